@@ -1,0 +1,124 @@
+"""The contract of an attention mechanism: one function, asked for in parallel, chunkwise or recurrent form.
+
+Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .masks import Rows, Visible
+from .registry import Option
+
+Form = Literal["auto", "parallel", "chunkwise", "recompute"]
+BLOCKS: tuple[str, ...] = ("encoder-self", "decoder-self", "decoder-cross")
+
+
+@dataclass
+class State:
+    """What a mechanism remembers of the keys and values it was given. Every tensor is batch first.
+
+    `update` may change a state in place; `fork` first when the old one is needed again.
+    """
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name, for saving; `type(state)(**tensors)` brings the state back."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def fork(self) -> State:
+        """An independent copy."""
+        return type(self)(**{name: tensor.clone() for name, tensor in self.tensors().items()})
+
+    def reorder(self, order: Tensor) -> State:
+        """The state whose row i is the old row order[i]; beam search repeats, drops and permutes rows."""
+        return type(self)(**{name: tensor.index_select(0, order) for name, tensor in self.tensors().items()})
+
+    def nbytes(self) -> int:
+        """Bytes held by the tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+
+
+class Mechanism(nn.Module):
+    """How queries read keys and values, apart from the projections around it.
+
+    A subclass answers in three forms that agree: `forward` (parallel or chunkwise, for training), and `update` and
+    `attend` (recurrent, for generation). Class attributes say what it can do; impossible plans fail when the model is
+    built.
+    """
+
+    name: ClassVar[str]
+    options: ClassVar[tuple[Option, ...]] = ()
+    blocks: ClassVar[tuple[str, ...]] = BLOCKS
+    #: `forward` may be asked for these forms besides "auto"
+    forms: ClassVar[tuple[str, ...]] = ("parallel",)
+    #: True when the output depends on the length of the whole sequence
+    needs_length: ClassVar[bool] = False
+    #: True when new keys may be appended to a state without changing what the old ones contributed
+    streaming: ClassVar[bool] = True
+
+    def __init__(self, head_dim: int, num_heads: int, *, dropout: float = 0.0, **options: Any) -> None:
+        super().__init__()
+        self.head_dim, self.num_heads, self.dropout = head_dim, num_heads, dropout
+
+    def refusal(self, block: str) -> str | None:
+        """Why this mechanism with its options cannot serve `block`, with the remedy; None when it can."""
+        if block in self.blocks:
+            return None
+        return f"it is not defined for this block; allowed: {', '.join(self.blocks)}"
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        query: Rows | None = None,
+        key: Rows | None = None,
+        visible: Visible | None = None,
+        form: Form = "auto",
+    ) -> Tensor:
+        """Attention output (B, H, T, E) of q (B, H, T, D), k (B, H, S, D), v (B, H, S, E).
+
+        `query` and `key` describe the rows (positions, true lengths, padding); None means no padding. `visible` limits
+        each query to a prefix of the keys (CAUSAL, wait-k) and None is bidirectional. Rows of padded queries are
+        undefined but finite.
+        """
+        raise NotImplementedError
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        query: Rows | None = None,
+        key: Rows | None = None,
+        visible: Visible | None = None,
+    ) -> Tensor:
+        """Normalised attention weights (B, H, T, S), quadratic: for alignments and pictures."""
+        raise NotImplementedError
+
+    def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:
+        """The state after reading more keys and values; may reuse the memory of `state`."""
+        raise NotImplementedError
+
+    def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
+        """Output (B, H, T, E) of queries that see everything in the state."""
+        raise NotImplementedError
+
+    def extend(self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, State]:
+        """Causal self-attention over T new rows after what the state holds: (output, new state).
+
+        One row is a decoding step, many are a prompt. This default goes row by row; a mechanism that can reads a
+        prompt in one pass.
+        """
+        outputs = []
+        for t in range(q.shape[2]):
+            row = rows.narrow(t, t + 1)
+            state = self.update(state, k[:, :, t : t + 1], v[:, :, t : t + 1], row)
+            outputs.append(self.attend(state, q[:, :, t : t + 1], row))
+        if state is None:
+            raise ValueError("extend needs at least one row")
+        return torch.cat(outputs, 2), state

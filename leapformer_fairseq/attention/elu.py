@@ -1,0 +1,19 @@
+"""Linear attention with the elu + 1 feature map."""
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from .linear import NORMALIZER_FLOOR, Features, LinearMechanism
+from .masks import Rows
+from .registry import register
+
+
+@register("elu", NORMALIZER_FLOOR)
+class ELULinear(LinearMechanism):
+    """ELU linear attention: phi(x) = elu(x) + 1, always positive (Katharopoulos et al., 2020, arXiv:2006.16236, eq. 7)."""
+
+    def map_queries(self, q: Tensor, rows: Rows) -> Features:
+        return Features(F.elu(q) + 1)
+
+    map_keys = map_queries

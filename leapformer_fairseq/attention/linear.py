@@ -1,0 +1,204 @@
+"""The base of every mechanism whose similarity is a dot product of feature maps (the kernel trick).
+
+A subclass says how queries and keys are mapped; the three forms, the state and the weights are the same for all.
+"""
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import forms, recompute
+from .base import Form, Mechanism, State
+from .masks import CAUSAL, Rows, Visible
+from .registry import Option
+
+NORMALIZER_FLOOR = Option(
+    "normalizer_floor",
+    1e-4,
+    "linear attention divides by its normalizer clamped from below by this value (0.1 reproduces the released LeaPformer)",
+)
+
+# Below this many query-key pairs per head the quadratic form is faster than cutting into chunks (docs/results).
+QUADRATIC_PAIRS = 24_000
+
+SumsForm = Callable[[Tensor, Tensor, Tensor, "Visible | None"], Tensor]
+
+
+class Features(NamedTuple):
+    """Mapped rows, (B, H, T, F). `norm` replaces `mix` in the normalizer where a mechanism needs that (RoPE)."""
+
+    mix: Tensor
+    norm: Tensor | None = None
+
+
+@dataclass
+class LinearState(State):
+    """K^T [V, 1], (B, H, F, E + 1): its last column is the sum of the keys, the normalizer's half."""
+
+    kv: Tensor
+
+
+@dataclass
+class SplitState(State):
+    """K^T V, (B, H, F, E), and the sum of differently mapped keys for the normalizer, (B, H, F', 1)."""
+
+    kv: Tensor
+    k_sum: Tensor
+
+
+class LinearMechanism(Mechanism):
+    """Maps rows to features, sums over visible keys in the asked form, divides by the normalizer.
+
+    All sums run in float32 (float64 for double inputs) whatever the inputs are, also under autocast: a state in half
+    precision stagnates after some hundred tokens. Attention dropout has no meaning here and is not applied.
+    """
+
+    forms = ("parallel", "chunkwise", "recompute")
+
+    def __init__(self, head_dim: int, num_heads: int, *, normalizer_floor: float = 1e-4, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.normalizer_floor = normalizer_floor
+
+    @abstractmethod
+    def map_queries(self, q: Tensor, rows: Rows) -> Features:
+        """Features of queries (B, H, T, D); row-wise."""
+
+    @abstractmethod
+    def map_keys(self, k: Tensor, rows: Rows) -> Features:
+        """Features of keys (B, H, S, D); row-wise. Padding is masked by the caller."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        query: Rows | None = None,
+        key: Rows | None = None,
+        visible: Visible | None = None,
+        form: Form = "auto",
+        chunk: int | None = None,
+    ) -> Tensor:
+        query = query or Rows.whole(q.shape[2], device=q.device)
+        key = key or Rows.whole(k.shape[2], device=k.device)
+        with torch.autocast(q.device.type, enabled=False):
+            dtype, (q, k, v) = v.dtype, (accumulated(x) for x in (q, k, v))
+            form = self._choose(q.shape[2], k.shape[2], visible) if form == "auto" else form
+            if form == "recompute":
+                return self._recompute(q, k, v, query, key, visible, chunk).to(dtype)
+            fq, fk = self.map_queries(q, query), self._kept_keys(k, key)
+            run = partial(_chunkwise, chunk=chunk) if form == "chunkwise" else forms.parallel
+            return forms.normalize(_sums(fq, fk, v, visible, run), self.normalizer_floor).to(dtype)
+
+    def _choose(self, queries: int, keys: int, visible: Visible | None) -> Form:
+        if visible is not None and queries * keys < QUADRATIC_PAIRS:
+            return "parallel"
+        short = max(queries, keys) <= recompute.STRETCH
+        if short or "recompute" not in self.forms or not torch.is_grad_enabled():
+            return "chunkwise"
+        return "recompute"
+
+    def _recompute(
+        self, q: Tensor, k: Tensor, v: Tensor, query: Rows, key: Rows, visible: Visible | None, chunk: int | None
+    ) -> Tensor:
+        plan = recompute.Plan(
+            map_query=lambda rows, start, stop: self.map_queries(rows, query.narrow(start, stop)).mix,
+            map_key=lambda rows, start, stop: self._kept_keys(rows, key.narrow(start, stop)).mix,
+            visible=visible,
+            floor=self.normalizer_floor,
+            chunk=chunk,
+        )
+        return recompute.linear_attention(q, k, v, tuple(self.parameters()), plan)
+
+    def _kept_keys(self, k: Tensor, rows: Rows) -> Features:
+        """Mapped keys with padding at zero: the features are masked, since phi(0) is not 0 for every map."""
+        features = self.map_keys(k, rows)
+        if rows.keep is None:
+            return features
+        keep = rows.keep[:, None, :, None].to(k.dtype)
+        return Features(*(None if x is None else x * keep for x in features))  # type: ignore[arg-type]
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        query: Rows | None = None,
+        key: Rows | None = None,
+        visible: Visible | None = None,
+    ) -> Tensor:
+        eye = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
+        return self(q, k, eye, query=query, key=key, visible=visible, form="parallel")
+
+    def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:
+        with torch.autocast(k.device.type, enabled=False):
+            k, v = accumulated(k), accumulated(v)
+            features = self._kept_keys(k, key)
+            if features.norm is None:
+                return _add(state, LinearState, kv=(features.mix, forms.append_ones(v)))
+            ones = torch.ones_like(v[..., :1])
+            return _add(state, SplitState, kv=(features.mix, v), k_sum=(features.norm, ones))
+
+    def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
+        with torch.autocast(q.device.type, enabled=False):
+            features = self.map_queries(accumulated(q), query)
+            return forms.normalize(_read(state, features), self.normalizer_floor).to(q.dtype)
+
+    def extend(self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, State]:
+        if q.shape[2] == 1:
+            state = self.update(state, k, v, rows)
+            return self.attend(state, q, rows), state
+        with torch.autocast(q.device.type, enabled=False):
+            fq, fk = self.map_queries(accumulated(q), rows), self._kept_keys(accumulated(k), rows)
+            sums = _sums(fq, fk, accumulated(v), CAUSAL, _chunkwise)
+            if state is not None:
+                sums = sums + _read(state, fq)
+            return forms.normalize(sums, self.normalizer_floor).to(q.dtype), self.update(state, k, v, rows)
+
+
+def accumulated(x: Tensor) -> Tensor:
+    """The tensor in the precision of the sums: at least float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _sums(fq: Features, fk: Features, v: Tensor, visible: Visible | None, run: SumsForm) -> Tensor:
+    """Sums of the values over visible keys with the normalizer in the last column, (B, H, T, E + 1)."""
+    if fq.norm is None or fk.norm is None:
+        return run(fq.mix, fk.mix, forms.append_ones(v), visible)
+    normalizer = run(fq.norm, fk.norm, torch.ones_like(v[..., :1]), visible)
+    return torch.cat([run(fq.mix, fk.mix, v, visible), normalizer], -1)
+
+
+def _chunkwise(q: Tensor, k: Tensor, v: Tensor, visible: Visible | None, chunk: int | None = None) -> Tensor:
+    flat = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+    return forms.chunkwise(*flat, visible, chunk=chunk).unflatten(0, q.shape[:2])
+
+
+def _read(state: State, features: Features) -> Tensor:
+    """Sums of queries over a state, the normalizer in the last column."""
+    if isinstance(state, SplitState) and features.norm is not None:
+        return torch.cat([features.mix @ state.kv, features.norm @ state.k_sum], -1)
+    if isinstance(state, LinearState):
+        return features.mix @ state.kv
+    raise TypeError(f"a {type(state).__name__} does not belong to this mechanism")
+
+
+def _add(state: State | None, kind: type[State], **pairs: tuple[Tensor, Tensor]) -> State:
+    """A state of `kind` with K^T V of each pair added. In place where no gradient is wanted: no new memory per token."""
+    if state is None:
+        return kind(**{name: forms.state_of(k, v) for name, (k, v) in pairs.items()})
+    for name, (k, v) in pairs.items():
+        old = getattr(state, name)
+        if torch.is_grad_enabled():
+            setattr(state, name, old + forms.state_of(k, v))
+        elif k.shape[-2] == 1:
+            old.addcmul_(k.transpose(-1, -2), v)
+        else:
+            old.add_(forms.state_of(k, v))
+    return state

@@ -1,0 +1,87 @@
+"""Who may see whom: visible prefixes of the keys, and which rows of a batch are real.
+
+Shapes: B batch, T queries, S keys. Keep masks are True where a row is real (fairseq's padding masks are the opposite).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import LeapformerError
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Query t (from 0) sees the first g(t) = min(S, ratio * (t + lagging)) keys.
+
+    One description for causal attention (`CAUSAL`: lagging 1, ratio 1) and for wait-k cross-attention with a fixed
+    pre-decision ratio (Ma et al., 2019, arXiv:1810.08398; Ma et al., 2020, arXiv:2011.02048), where `lagging` is k and
+    `ratio` counts encoder frames per decision. Bidirectional attention is `None` instead.
+    """
+
+    lagging: int = 1
+    ratio: int = 1
+
+    def __post_init__(self) -> None:
+        if self.lagging < 1:
+            raise LeapformerError(f"lagging k is {self.lagging}; a query must see something, choose k >= 1")
+        if self.ratio < 1:
+            raise LeapformerError(f"pre-decision ratio is {self.ratio}; choose at least 1 encoder frame per decision")
+
+    @property
+    def shared(self) -> int:
+        """Number of keys (before the limit S) that every query sees; query t sees `ratio * (t + 1)` more."""
+        return (self.lagging - 1) * self.ratio
+
+    def counts(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+        """g(t) for t = 0 .. queries - 1, shape (T,)."""
+        steps = torch.arange(queries, device=device) + self.lagging
+        return (steps * self.ratio).clamp_max(keys)
+
+    def mask(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+        """True where the query may see the key, shape (T, S)."""
+        return torch.arange(keys, device=device) < self.counts(queries, keys, device).unsqueeze(-1)
+
+
+CAUSAL = Visible()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One side of an attention: where each row of a (B, T) batch stands in its own sequence.
+
+    positions: (B or 1, T), from 1 for the first real row, so left padding does not shift a sequence.
+    lengths:   (B or 1,) true lengths, or None while the sequence is still being written.
+    keep:      (B, T), True for real rows, or None when all are.
+    """
+
+    positions: Tensor
+    lengths: Tensor | None = None
+    keep: Tensor | None = None
+
+    @classmethod
+    def whole(cls, count: int, keep: Tensor | None = None, device: torch.device | None = None) -> Rows:
+        """Rows of complete sequences of `count` columns, padded on either side where `keep` is False."""
+        if keep is None:
+            return cls(torch.arange(1, count + 1, device=device).unsqueeze(0), torch.tensor([count], device=device))
+        return cls(keep.long().cumsum(1), keep.sum(1), keep)
+
+    @classmethod
+    def following(cls, seen: Tensor, count: int, keep: Tensor | None = None) -> Rows:
+        """`count` more rows of sequences of unknown length of which `seen`, (B,), real rows came before."""
+        if keep is None:
+            steps = torch.arange(1, count + 1, device=seen.device).unsqueeze(0)
+        else:
+            steps = keep.long().cumsum(1)
+        return cls(seen.unsqueeze(1) + steps, None, keep)
+
+    def without_lengths(self) -> Rows:
+        """The same rows for a block that must not know how long the sequence will become."""
+        return Rows(self.positions, None, self.keep)
+
+    def narrow(self, start: int, stop: int) -> Rows:
+        """Rows `start` to `stop` (columns)."""
+        keep = None if self.keep is None else self.keep[:, start:stop]
+        return Rows(self.positions[:, start:stop], self.lengths, keep)

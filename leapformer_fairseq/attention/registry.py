@@ -1,0 +1,69 @@
+"""The register of attention mechanisms and of their options; command-line flags, tests and docs are read off it."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ..errors import LeapformerError
+
+if TYPE_CHECKING:
+    from .base import Mechanism
+
+MECHANISMS: dict[str, type[Mechanism]] = {}
+OPTIONS: dict[str, Option] = {}
+
+
+class Option(NamedTuple):
+    """One option of a mechanism: the Python name (`leap_factor` becomes the flag `--leap-factor`), default and help."""
+
+    name: str
+    default: bool | int | float | str
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+M = TypeVar("M", bound="type[Mechanism]")
+
+
+def register(name: str, *options: Option) -> Callable[[M], M]:
+    """Class decorator that makes a mechanism known under `name` with its `options`.
+
+    Two mechanisms may share an option only if they declare it identically. Raises LeapformerError when the name is
+    taken or an option is declared differently.
+    """
+
+    def add(cls: M) -> M:
+        if name in MECHANISMS:
+            raise LeapformerError(f"mechanism {name!r} is already registered by {MECHANISMS[name].__module__}; rename it")
+        for option in options:
+            if OPTIONS.setdefault(option.name, option) != option:
+                raise LeapformerError(
+                    f"option {option.name!r} of mechanism {name!r} differs from its first declaration "
+                    f"{OPTIONS[option.name]}; declare it identically or rename it"
+                )
+        cls.name, cls.options = name, tuple(options)
+        MECHANISMS[name] = cls
+        return cls
+
+    return add
+
+
+def find(name: str) -> type[Mechanism]:
+    """The class of a mechanism; an unknown name raises LeapformerError with the choices."""
+    if name not in MECHANISMS:
+        raise LeapformerError(f"unknown attention mechanism {name!r}; choose from: {', '.join(sorted(MECHANISMS))}")
+    return MECHANISMS[name]
+
+
+def build(name: str, head_dim: int, num_heads: int, *, dropout: float = 0.0, **options: Any) -> Mechanism:
+    """A mechanism by name. Options not given take their defaults; an unknown one raises LeapformerError."""
+    cls = find(name)
+    known = {option.name: option.default for option in cls.options}
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        allowed = ", ".join(known) or "none"
+        raise LeapformerError(f"mechanism {name!r} has no option {unknown[0]!r}; its options: {allowed}")
+    return cls(head_dim, num_heads, dropout=dropout, **{**known, **options})

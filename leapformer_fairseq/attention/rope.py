@@ -1,0 +1,50 @@
+"""Linear attention with rotary positions."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import LeapformerError
+from .linear import NORMALIZER_FLOOR, Features, LinearMechanism
+from .masks import Rows
+from .registry import Option, register
+
+
+@register(
+    "rope",
+    NORMALIZER_FLOOR,
+    Option("rope_theta", 10_000.0, "rope: base of the rotation frequencies"),
+    Option("rope_dims", 0, "rope: leading head dimensions that are rotated, even; 0 means half of them, as in LeaPformer's baseline"),
+)
+class RoPELinear(LinearMechanism):
+    """Rotary linear attention: rotate phi = elu + 1 in the numerator only, so the normalizer stays positive.
+
+    Su et al., 2021, arXiv:2104.09864, eq. 19. Pairs are neighbouring dimensions; the dimensions after `rope_dims` are
+    not rotated.
+    """
+
+    # Numerator and normalizer see different features, which the recomputing form does not handle.
+    forms = ("parallel", "chunkwise")
+
+    def __init__(self, head_dim: int, num_heads: int, *, rope_theta: float = 10_000.0, rope_dims: int = 0, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        dims = rope_dims or head_dim // 4 * 2
+        if dims % 2 or not 0 < dims <= head_dim:
+            raise LeapformerError(f"--rope-dims {dims} must be even and between 2 and the head dimension {head_dim}")
+        self.dims = dims
+        frequencies = rope_theta ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.frequencies: Tensor
+
+    def map_queries(self, q: Tensor, rows: Rows) -> Features:
+        x = F.elu(q) + 1
+        angle = (rows.positions.unsqueeze(-1) * self.frequencies).unsqueeze(1)  # (B or 1, 1, T, dims / 2)
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        even, odd = x[..., 0 : self.dims : 2], x[..., 1 : self.dims : 2]
+        rotated = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+        return Features(torch.cat([rotated, x[..., self.dims :]], -1), x)
+
+    map_keys = map_queries

@@ -1,0 +1,8 @@
+"""The one exception for what a user can mend: the command line prints it as a single line, without a traceback."""
+
+
+class LeapformerError(ValueError):
+    """A user's value, file or combination of options is wrong.
+
+    The message is one line that names the value, the reason and the remedy.
+    """

@@ -1,0 +1,1 @@
+"""Thin registered fairseq models; fairseq imports every file here. No scripts."""

@@ -1,0 +1,160 @@
+"""Speech to text, recognition and offline translation: a ConvTransformer with any attention plan.
+
+Two strided convolutions, then a transformer (ESPnet-ST, Inaguma et al., 2020, arXiv:2004.10234), as in the LeaPformer
+and MLA experiments.
+"""
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq.data.data_utils import lengths_to_padding_mask
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.speech_to_text.convtransformer import (
+    ConvTransformerEncoder,
+    ConvTransformerModel,
+    base_architecture,
+)
+from fairseq.models.transformer import TransformerDecoder
+from torch import Tensor, nn
+
+from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
+
+EncoderOut = dict[str, list[Any]]
+
+
+class S2TEncoder(ConvTransformerEncoder):
+    """fairseq's convolutional encoder with swapped attention, mended in three ways.
+
+    A sentence is encoded the same alone and in a batch (padding is zeroed between the convolutions and lengths follow
+    them exactly), the final layer norm of pre-norm models is applied, and `--ctc-weight` adds a recognition head.
+    """
+
+    def __init__(self, args: Namespace, vocabulary: int) -> None:
+        super().__init__(args)
+        self.ctc_proj = nn.Linear(args.encoder_embed_dim, vocabulary) if getattr(args, "ctc_weight", 0) > 0 else None
+        swap_attention(self, "encoder", args)
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor, **unused: Any) -> EncoderOut:
+        """Filterbanks (B, T, n_bins) to states (ceil(T / 4), B, C) with a padding mask (B, ceil(T / 4))."""
+        x, lengths = self.subsample(src_tokens, src_lengths)
+        padding = lengths_to_padding_mask(lengths)
+        # Padded to the longest sentence of the batch; the mask reads as tokens whose padding index is 1.
+        padding = F.pad(padding, (0, len(x) - padding.shape[1]), value=True)
+        x = self.embed_scale * x + self.embed_positions(padding).transpose(0, 1)
+        x = F.dropout(x, p=self.dropout, training=self.training)
+        for i in range(len(self.transformer_layers)):
+            x = self.transformer_layers[i](x, padding)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return {
+            "encoder_out": [x],
+            "encoder_padding_mask": [padding],
+            "encoder_embedding": [],
+            "encoder_states": [],
+            "src_tokens": [],
+            "src_lengths": [],
+        }
+
+    def subsample(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolve (B, T, n_bins) to (ceil(T / 4), B, C) and the lengths with it."""
+        x = frames.unsqueeze(1)
+        for layer in self.conv:
+            x = layer(x)
+            if isinstance(layer, nn.Conv2d):
+                lengths = (lengths + 1) // 2
+                real = torch.arange(x.shape[2], device=x.device) < lengths.unsqueeze(1)
+                x = x * real[:, None, :, None].to(x.dtype)
+        return self.out(x.permute(2, 0, 1, 3).flatten(2)), lengths
+
+
+class S2TDecoder(TransformerDecoder):
+    """fairseq's decoder with swapped attention; no (T, T) mask is ever built."""
+
+    def __init__(self, args: Namespace, dictionary: Any, embed_tokens: nn.Embedding) -> None:
+        super().__init__(args, dictionary, embed_tokens)
+        swap_attention(self, "decoder", args)
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """Nothing: every self-attention here is causal by construction."""
+        return tensor.new_empty(0)
+
+
+@register_model("leapformer_s2t")
+class LeapformerS2TModel(ConvTransformerModel):
+    """Speech recognition and offline speech translation with a mechanism per block and layer."""
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        ConvTransformerModel.add_args(parser)
+        add_attention_args(parser)
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any) -> LeapformerS2TModel:
+        # What a preset or an older checkpoint left open; the vocabulary sizes the CTC head.
+        leapformer_s2t(args)
+        args.vocabulary = len(task.target_dictionary)
+        return super().build_model(args, task)
+
+    @classmethod
+    def build_encoder(cls, args: Namespace) -> S2TEncoder:
+        encoder = S2TEncoder(args, args.vocabulary)
+        if getattr(args, "load_pretrained_encoder_from", None):
+            load_component(encoder, "encoder", args.load_pretrained_encoder_from)
+        return encoder
+
+    @classmethod
+    def build_decoder(cls, args: Namespace, task: Any, embed_tokens: nn.Embedding) -> S2TDecoder:
+        decoder = S2TDecoder(args, task.target_dictionary, embed_tokens)
+        if getattr(args, "load_pretrained_decoder_from", None):
+            load_component(decoder, "decoder", args.load_pretrained_decoder_from)
+        return decoder
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        encoder_out = self.encoder(src_tokens=src_tokens, src_lengths=src_lengths)
+        logits, extra = self.decoder(prev_output_tokens=prev_output_tokens, encoder_out=encoder_out)
+        extra["encoder_out"] = encoder_out  # for the CTC loss
+        return logits, extra
+
+    def get_ctc_output(self, net_output: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Log probabilities (S, B, V) of the recognition head, and lengths (B,)."""
+        encoder_out: EncoderOut = net_output[1]["encoder_out"]
+        logits = self.encoder.ctc_proj(encoder_out["encoder_out"][0])
+        return logits.float().log_softmax(-1), (~encoder_out["encoder_padding_mask"][0]).sum(1)
+
+    def get_ctc_target(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return sample["target"], sample["target_lengths"]
+
+
+@register_model_architecture("leapformer_s2t", "leapformer_s2t")
+def leapformer_s2t(args: Namespace) -> None:
+    """The LeaPformer paper's size: 12 encoder and 6 decoder layers, 256 wide, 8 heads, pre-norm."""
+    _set_sizes(args, encoder_layers=12, decoder_layers=6, width=256, ffn=1024, heads=8)
+
+
+@register_model_architecture("leapformer_s2t", "leapformer_s2t_mla")
+def leapformer_s2t_mla(args: Namespace) -> None:
+    """The Modular Linearized Attention paper's size: 6 and 6 layers."""
+    _set_sizes(args, encoder_layers=6, decoder_layers=6, width=256, ffn=1024, heads=8)
+
+
+@register_model_architecture("leapformer_s2t", "leapformer_s2t_tiny")
+def leapformer_s2t_tiny(args: Namespace) -> None:
+    """For two CPU cores: the quickstart and the tests."""
+    args.conv_out_channels = getattr(args, "conv_out_channels", 32)
+    _set_sizes(args, encoder_layers=4, decoder_layers=2, width=128, ffn=256, heads=4)
+
+
+def _set_sizes(args: Namespace, encoder_layers: int, decoder_layers: int, width: int, ffn: int, heads: int) -> None:
+    args.encoder_layers = getattr(args, "encoder_layers", encoder_layers)
+    args.decoder_layers = getattr(args, "decoder_layers", decoder_layers)
+    args.encoder_embed_dim = getattr(args, "encoder_embed_dim", width)
+    args.encoder_ffn_embed_dim = getattr(args, "encoder_ffn_embed_dim", ffn)
+    args.encoder_attention_heads = getattr(args, "encoder_attention_heads", heads)
+    args.decoder_attention_heads = getattr(args, "decoder_attention_heads", heads)
+    args.encoder_normalize_before = getattr(args, "encoder_normalize_before", True)
+    args.decoder_normalize_before = getattr(args, "decoder_normalize_before", True)
+    fill_attention_args(args)
+    base_architecture(args)

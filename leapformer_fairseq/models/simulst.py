@@ -1,0 +1,114 @@
+"""Simultaneous speech translation: the speech-to-text model with a wait-k cross-attention.
+
+Target token t attends to the encoder frames before g(t) = min(S, ratio * (t + k)) in training and in generation (Ma et
+al., 2019, arXiv:1810.08398; fixed pre-decision: Ma et al., 2020, arXiv:2011.02048). With linear attention the training
+form is linear in the source; nothing of size T x S x D or T x D x D is allocated.
+"""
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import torch
+from fairseq.models import register_model, register_model_architecture
+from torch import Tensor
+
+from ..attention import Visible
+from ..errors import LeapformerError
+from ..modules import attentions
+from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
+
+OFFLINE = "offline"
+
+
+def parse_lagging(text: str | int) -> tuple[int, int] | None:
+    """"5" is k = 5, "1-9" a range to sample from, "offline" (None) no limit. Raises LeapformerError for k < 1."""
+    if text == OFFLINE:
+        return None
+    low, dash, high = str(text).partition("-")
+    try:
+        bounds = int(low), int(high if dash else low)
+    except ValueError:
+        bounds = 0, 0
+    if not 1 <= bounds[0] <= bounds[1]:
+        raise LeapformerError(f"--waitk-lagging {text!r}: give k >= 1, a range such as 1-9, or {OFFLINE!r}")
+    return bounds
+
+
+@register_model("leapformer_simulst")
+class LeapformerSimulSTModel(LeapformerS2TModel):
+    """Wait-k translation of speech, with one k or with k sampled per batch (multi-path, Elbayad et al., 2020, arXiv:2005.08595).
+
+    A range of k serves every k of it at test time; in evaluation and generation its largest k holds unless
+    `set_lagging` says otherwise.
+    """
+
+    lagging: tuple[int, int] | None
+    pre_decision_ratio: int
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        LeapformerS2TModel.add_args(parser)
+        parser.add_argument(
+            "--waitk-lagging", metavar="K", help="k of wait-k; 1-9 samples k for every batch; offline sets no limit (default: 5)"
+        )
+        parser.add_argument(
+            "--fixed-pre-decision-ratio",
+            type=int,
+            metavar="N",
+            help="encoder frames (40 ms each) between two decisions (default: 9)",
+        )
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any) -> LeapformerSimulSTModel:
+        leapformer_simulst(args)
+        model = super().build_model(args, task)
+        model.lagging = parse_lagging(args.waitk_lagging)
+        model.pre_decision_ratio = args.fixed_pre_decision_ratio
+        model.set_lagging(None if model.lagging is None else model.lagging[1])
+        return model
+
+    def set_lagging(self, k: int | None) -> None:
+        """Let cross-attention follow wait-k with this k from now on; None shows it the whole source it is given."""
+        visible = None if k is None else Visible(k, self.pre_decision_ratio)
+        for attention in attentions(self.decoder):
+            if attention.encoder_decoder_attention:
+                attention.visible = visible
+
+    def train(self, mode: bool = True) -> LeapformerSimulSTModel:
+        # Training samples k per batch; whoever evaluates next must find a fixed one.
+        if self.training and not mode and getattr(self, "lagging", None) is not None:
+            self.set_lagging(self.lagging[1])
+        return super().train(mode)
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        if self.training and self.lagging is not None:
+            low, high = self.lagging
+            self.set_lagging(int(torch.randint(low, high + 1, ())))
+        return super().forward(src_tokens, src_lengths, prev_output_tokens)
+
+
+def _wait_k(args: Namespace) -> None:
+    args.waitk_lagging = getattr(args, "waitk_lagging", "5")
+    args.fixed_pre_decision_ratio = getattr(args, "fixed_pre_decision_ratio", 9)
+
+
+@register_model_architecture("leapformer_simulst", "leapformer_simulst")
+def leapformer_simulst(args: Namespace) -> None:
+    """The LeaPformer paper's size: 12 + 6 layers, k = 5, 360 ms per decision."""
+    _wait_k(args)
+    leapformer_s2t(args)
+
+
+@register_model_architecture("leapformer_simulst", "leapformer_simulst_mla")
+def leapformer_simulst_mla(args: Namespace) -> None:
+    """The Modular Linearized Attention paper's size: 6 + 6 layers."""
+    _wait_k(args)
+    leapformer_s2t_mla(args)
+
+
+@register_model_architecture("leapformer_simulst", "leapformer_simulst_tiny")
+def leapformer_simulst_tiny(args: Namespace) -> None:
+    """For two CPU cores: the quickstart and the tests."""
+    _wait_k(args)
+    leapformer_s2t_tiny(args)

@@ -1,0 +1,138 @@
+"""Build the stock model, then swap its attention for mechanisms: blocks, flags, the swap, and loading from others."""
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
+from torch import Tensor, nn
+
+from ..attention import CAUSAL, MECHANISMS, OPTIONS, Visible, build, find
+from ..errors import LeapformerError
+from .mechanism_attention import IncrementalState, MechanismAttention
+from .plan import expand_plan
+
+logger = logging.getLogger(__name__)
+
+
+class Block(NamedTuple):
+    """An attention block: its name, the model part and layer attribute it lives in, and what its queries may see."""
+
+    name: str
+    stack: str
+    attribute: str
+    visible: Visible | None
+
+    @property
+    def argument(self) -> str:
+        """`encoder-self` is planned by `--encoder-self-attention`, stored as `encoder_self_attention`."""
+        return self.name.replace("-", "_") + "_attention"
+
+
+BLOCKS = (
+    Block("encoder-self", "encoder", "self_attn", None),
+    Block("decoder-self", "decoder", "self_attn", CAUSAL),
+    Block("decoder-cross", "decoder", "encoder_attn", None),
+)
+
+
+def add_attention_args(parser: argparse.ArgumentParser, stacks: tuple[str, ...] = ("encoder", "decoder")) -> None:
+    """Declare the plan flags of the blocks in `stacks` and every mechanism's options.
+
+    No defaults here: fairseq's presets fill in what the user did not say (`fill_attention_args`).
+    """
+    choices = ", ".join(sorted(MECHANISMS))
+    for block in BLOCKS:
+        if block.stack in stacks:
+            parser.add_argument(
+                "--" + block.argument.replace("_", "-"),
+                metavar="PLAN",
+                help=f"mechanism for every layer, or one per layer as in softmax,leap*4,softmax; known: {choices}",
+            )
+    for option in OPTIONS.values():
+        kind: dict[str, Any] = {"type": type(option.default), "metavar": "X"}
+        if isinstance(option.default, bool):
+            kind = {"action": "store_true"}
+        parser.add_argument(option.flag, help=f"{option.help} (default: {option.default})", **kind)
+
+
+def fill_attention_args(args: argparse.Namespace, plan: str = "leap") -> None:
+    """Give every plan that is not set the value `plan`, every option its declared default."""
+    for name, default in [(block.argument, plan) for block in BLOCKS] + [(o.name, o.default) for o in OPTIONS.values()]:
+        if getattr(args, name, None) is None:
+            setattr(args, name, default)
+
+
+def swap_attention(stack: nn.Module, kind: str, args: argparse.Namespace) -> None:
+    """Replace the attention of every layer in an "encoder" or "decoder" by the mechanism its plan names.
+
+    Raises LeapformerError naming block, layer, mechanism, reason and remedy when a mechanism cannot serve a block.
+    """
+    layers = layers_of(stack)
+    for block in BLOCKS:
+        if block.stack != kind or getattr(layers[0], block.attribute, None) is None:
+            continue
+        for i, name in enumerate(expand_plan(getattr(args, block.argument), len(layers))):
+            stock = getattr(layers[i], block.attribute)
+            options = {option.name: getattr(args, option.name) for option in find(name).options}
+            dropout = stock.dropout_module.p
+            mechanism = build(name, stock.head_dim, stock.num_heads, dropout=dropout, **options)
+            refusal = mechanism.refusal(block.name)
+            if refusal:
+                raise LeapformerError(f"{block.name} attention, layer {i}: {name} cannot be used: {refusal}")
+            setattr(layers[i], block.attribute, MechanismAttention(stock, mechanism, block.visible))
+
+
+def layers_of(stack: nn.Module) -> nn.ModuleList:
+    """The layers of a fairseq encoder or decoder, whatever the model calls them. Index, never iterate: layer drop skips."""
+    return stack.layers if hasattr(stack, "layers") else stack.transformer_layers
+
+
+def attentions(module: nn.Module) -> Iterator[MechanismAttention]:
+    """Every swapped attention inside `module`."""
+    return (part for part in module.modules() if isinstance(part, MechanismAttention))
+
+
+def forget_source(decoder: nn.Module, incremental_state: IncrementalState) -> None:
+    """Drop what cross-attention read, because the encoder was run again: the next step reads the source anew."""
+    for attention in attentions(decoder):
+        if attention.encoder_decoder_attention and attention.slot in incremental_state:
+            memory = incremental_state[attention.slot]
+            memory.keys, memory.read = None, 0
+
+
+def fork_state(decoder: nn.Module, incremental_state: IncrementalState) -> IncrementalState:
+    """An independent copy of a decoder's state, to come back to after a trial step."""
+    copy = dict(incremental_state)
+    for attention in attentions(decoder):
+        if attention.slot in copy:
+            copy[attention.slot] = copy[attention.slot].fork()
+    return copy
+
+
+def load_component(component: nn.Module, kind: str, path: str) -> None:
+    """Warm start: load the "encoder" or "decoder" of a checkpoint, with whatever mechanisms it was trained.
+
+    Projections, feed-forward layers and embeddings must fit; a mechanism's own parameters are taken where names agree
+    and keep their initial value where not; a recogniser's CTC head is left out when this model has none.
+    """
+    if not PathManager.exists(path):
+        raise LeapformerError(f"--load-pretrained-{kind}-from {path}: no such checkpoint; train it first or mend the path")
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)["model"]
+    prefix = kind + "."
+    found: dict[str, Tensor] = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+    own = component.state_dict()
+    new = [name for name in own if name not in found]
+    extra = [name for name in found if name not in own]
+    wrong = [n for n in new if ".mechanism." not in n] + [n for n in extra if ".mechanism." not in n and "ctc_proj" not in n]
+    wrong += [n for n in found if n in own and found[n].shape != own[n].shape]
+    if wrong:
+        raise LeapformerError(
+            f"--load-pretrained-{kind}-from {path}: {wrong[0]} does not fit this model ({len(wrong)} tensors differ); "
+            "use the same layers and sizes as the checkpoint"
+        )
+    component.load_state_dict({**own, **{name: value for name, value in found.items() if name in own}})
+    logger.info("%s: loaded %d tensors from %s, %d new", kind, len(own) - len(new), path, len(new))
