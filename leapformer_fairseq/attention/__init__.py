@@ -2,6 +2,7 @@
 
 To add a mechanism, write its file and name it in the one import below.
 """
+
 from . import cosformer, elu, leap, relu, rope, softmax  # noqa: F401  (each import registers a mechanism)
 from .base import BLOCKS, Mechanism, State
 from .linear import Features, LinearMechanism, LinearState

@@ -2,6 +2,7 @@
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, fields

@@ -1,4 +1,5 @@
 """cosFormer: linear attention that prefers keys at the same relative position."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -16,7 +17,11 @@ from .reweighting import cos_reweight
 @register(
     "cosformer",
     NORMALIZER_FLOOR,
-    Option("cosformer_length", 0, "cosformer: length assumed for sequences still being written (decoder blocks); 0 means none"),
+    Option(
+        "cosformer_length",
+        0,
+        "cosformer: length assumed for sequences still being written (decoder blocks); 0 means none",
+    ),
 )
 class CosFormer(LinearMechanism):
     """cosFormer: relu(q_i) . relu(k_j) cos(pi/2 (i/N - j/M)), positions from 1 (Qin et al., 2022, arXiv:2202.08791, eq. 10).
@@ -32,7 +37,9 @@ class CosFormer(LinearMechanism):
     def __init__(self, head_dim: int, num_heads: int, *, cosformer_length: int = 0, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         if cosformer_length < 0:
-            raise LeapformerError(f"--cosformer-length {cosformer_length} is negative; give a length >= 1, or 0 for none")
+            raise LeapformerError(
+                f"--cosformer-length {cosformer_length} is negative; give a length >= 1, or 0 for none"
+            )
         self.assumed_length = cosformer_length
 
     def refusal(self, block: str) -> str | None:

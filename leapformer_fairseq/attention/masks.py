@@ -2,6 +2,7 @@
 
 Shapes: B batch, T queries, S keys. Keep masks are True where a row is real (fairseq's padding masks are the opposite).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass

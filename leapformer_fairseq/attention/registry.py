@@ -1,4 +1,5 @@
 """The register of attention mechanisms and of their options; command-line flags, tests and docs are read off it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -37,7 +38,9 @@ def register(name: str, *options: Option) -> Callable[[M], M]:
 
     def add(cls: M) -> M:
         if name in MECHANISMS:
-            raise LeapformerError(f"mechanism {name!r} is already registered by {MECHANISMS[name].__module__}; rename it")
+            raise LeapformerError(
+                f"mechanism {name!r} is already registered by {MECHANISMS[name].__module__}; rename it"
+            )
         for option in options:
             if OPTIONS.setdefault(option.name, option) != option:
                 raise LeapformerError(

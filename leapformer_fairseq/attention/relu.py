@@ -1,4 +1,5 @@
 """Linear attention with the ReLU feature map."""
+
 from __future__ import annotations
 
 import torch.nn.functional as F

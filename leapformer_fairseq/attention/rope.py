@@ -1,4 +1,5 @@
 """Linear attention with rotary positions."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,7 +18,11 @@ from .registry import Option, register
     "rope",
     NORMALIZER_FLOOR,
     Option("rope_theta", 10_000.0, "rope: base of the rotation frequencies"),
-    Option("rope_dims", 0, "rope: leading head dimensions that are rotated, even; 0 means half of them, as in LeaPformer's baseline"),
+    Option(
+        "rope_dims",
+        0,
+        "rope: leading head dimensions that are rotated, even; 0 means half of them, as in LeaPformer's baseline",
+    ),
 )
 class RoPELinear(LinearMechanism):
     """Rotary linear attention: rotate phi = elu + 1 in the numerator only, so the normalizer stays positive.
@@ -29,7 +34,9 @@ class RoPELinear(LinearMechanism):
     # Numerator and normalizer see different features, which the recomputing form does not handle.
     forms = ("parallel", "chunkwise")
 
-    def __init__(self, head_dim: int, num_heads: int, *, rope_theta: float = 10_000.0, rope_dims: int = 0, **options: Any) -> None:
+    def __init__(
+        self, head_dim: int, num_heads: int, *, rope_theta: float = 10_000.0, rope_dims: int = 0, **options: Any
+    ) -> None:
         super().__init__(head_dim, num_heads, **options)
         dims = rope_dims or head_dim // 4 * 2
         if dims % 2 or not 0 < dims <= head_dim:

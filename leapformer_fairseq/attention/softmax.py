@@ -1,4 +1,5 @@
 """Exact softmax attention with a preallocated key/value cache: the baseline of every comparison."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

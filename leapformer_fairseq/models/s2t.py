@@ -3,6 +3,7 @@
 Two strided convolutions, then a transformer (ESPnet-ST, Inaguma et al., 2020, arXiv:2004.10234), as in the LeaPformer
 and MLA experiments.
 """
+
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
@@ -20,7 +21,7 @@ from fairseq.models.speech_to_text.convtransformer import (
 from fairseq.models.transformer import TransformerDecoder
 from torch import Tensor, nn
 
-from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
+from ..modules.swap import add_attention_args, fill_attention_args, load_component, swap_attention
 
 EncoderOut = dict[str, list[Any]]
 
@@ -112,7 +113,9 @@ class LeapformerS2TModel(ConvTransformerModel):
             load_component(decoder, "decoder", args.load_pretrained_decoder_from)
         return decoder
 
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
         encoder_out = self.encoder(src_tokens=src_tokens, src_lengths=src_lengths)
         logits, extra = self.decoder(prev_output_tokens=prev_output_tokens, encoder_out=encoder_out)
         extra["encoder_out"] = encoder_out  # for the CTC loss
@@ -143,7 +146,7 @@ def leapformer_s2t_mla(args: Namespace) -> None:
 @register_model_architecture("leapformer_s2t", "leapformer_s2t_tiny")
 def leapformer_s2t_tiny(args: Namespace) -> None:
     """For two CPU cores: the quickstart and the tests."""
-    args.conv_out_channels = getattr(args, "conv_out_channels", 32)
+    args.conv_out_channels = getattr(args, "conv_out_channels", 16)
     _set_sizes(args, encoder_layers=4, decoder_layers=2, width=128, ffn=256, heads=4)
 
 

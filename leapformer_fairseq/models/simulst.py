@@ -4,6 +4,7 @@ Target token t attends to the encoder frames before g(t) = min(S, ratio * (t + k
 al., 2019, arXiv:1810.08398; fixed pre-decision: Ma et al., 2020, arXiv:2011.02048). With linear attention the training
 form is linear in the source; nothing of size T x S x D or T x D x D is allocated.
 """
+
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
@@ -15,14 +16,14 @@ from torch import Tensor
 
 from ..attention import Visible
 from ..errors import LeapformerError
-from ..modules import attentions
+from ..modules.swap import attentions
 from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
 
 OFFLINE = "offline"
 
 
 def parse_lagging(text: str | int) -> tuple[int, int] | None:
-    """"5" is k = 5, "1-9" a range to sample from, "offline" (None) no limit. Raises LeapformerError for k < 1."""
+    """ "5" is k = 5, "1-9" a range to sample from, "offline" (None) no limit. Raises LeapformerError for k < 1."""
     if text == OFFLINE:
         return None
     low, dash, high = str(text).partition("-")
@@ -50,7 +51,9 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
     def add_args(cls, parser: ArgumentParser) -> None:
         LeapformerS2TModel.add_args(parser)
         parser.add_argument(
-            "--waitk-lagging", metavar="K", help="k of wait-k; 1-9 samples k for every batch; offline sets no limit (default: 5)"
+            "--waitk-lagging",
+            metavar="K",
+            help="k of wait-k; 1-9 samples k for every batch; offline sets no limit (default: 5)",
         )
         parser.add_argument(
             "--fixed-pre-decision-ratio",
@@ -81,7 +84,9 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
             self.set_lagging(self.lagging[1])
         return super().train(mode)
 
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
         if self.training and self.lagging is not None:
             low, high = self.lagging
             self.set_lagging(int(torch.randint(low, high + 1, ())))

@@ -3,6 +3,7 @@
 Shapes as in fairseq: time first outside, (T, B, C); (B, H, T, D) inside. Padding masks are True at padding outside,
 keep masks True at real rows inside.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass

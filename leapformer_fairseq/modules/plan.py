@@ -2,6 +2,7 @@
 
 "leap" serves every layer; "softmax,leap*4,softmax" names one mechanism per layer, `*4` repeating.
 """
+
 from __future__ import annotations
 
 from ..attention import find
@@ -17,7 +18,9 @@ def expand_plan(plan: str, layers: int) -> list[str]:
     for part in plan.split(","):
         name, star, times = (piece.strip() for piece in part.partition("*"))
         if star and not (times.isdigit() and int(times) > 0):
-            raise LeapformerError(f"attention plan {plan!r}: {part.strip()!r} needs a positive number after '*', e.g. leap*4")
+            raise LeapformerError(
+                f"attention plan {plan!r}: {part.strip()!r} needs a positive number after '*', e.g. leap*4"
+            )
         find(name)
         names += [name] * (int(times) if star else 1)
     if len(names) == 1 and "*" not in plan:

@@ -1,4 +1,5 @@
 """Build the stock model, then swap its attention for mechanisms: blocks, flags, the swap, and loading from others."""
+
 from __future__ import annotations
 
 import argparse
@@ -120,14 +121,18 @@ def load_component(component: nn.Module, kind: str, path: str) -> None:
     and keep their initial value where not; a recogniser's CTC head is left out when this model has none.
     """
     if not PathManager.exists(path):
-        raise LeapformerError(f"--load-pretrained-{kind}-from {path}: no such checkpoint; train it first or mend the path")
+        raise LeapformerError(
+            f"--load-pretrained-{kind}-from {path}: no such checkpoint; train it first or mend the path"
+        )
     state = checkpoint_utils.load_checkpoint_to_cpu(path)["model"]
     prefix = kind + "."
     found: dict[str, Tensor] = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
     own = component.state_dict()
     new = [name for name in own if name not in found]
     extra = [name for name in found if name not in own]
-    wrong = [n for n in new if ".mechanism." not in n] + [n for n in extra if ".mechanism." not in n and "ctc_proj" not in n]
+    wrong = [n for n in new if ".mechanism." not in n] + [
+        n for n in extra if ".mechanism." not in n and "ctc_proj" not in n
+    ]
     wrong += [n for n in found if n in own and found[n].shape != own[n].shape]
     if wrong:
         raise LeapformerError(

@@ -1,0 +1,36 @@
+# LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046), simultaneous speech translation, for scripts/mustc.
+# Values are those of the paper; `script` marks where the authors' released training scripts differ or say more.
+#
+# A batch is max-tokens frames x update-freq x GPUs. The paper's 18,000 updates are about 40 epochs of MuST-C on 4 GPUs:
+# with fewer, raise the update-freq in the same proportion (--st-options "--update-freq 8" on one).
+
+vocab_size=10000 # unigram, one model per language
+
+asr_options=(
+    --arch leapformer_s2t # 12 encoder and 6 decoder layers, 256 wide, 1024 in the FFN (script: 2048), 8 heads, pre-norm
+    --share-decoder-input-output-embed                               # script
+    --attention-dropout 0.1 --activation-dropout 0.1                 # script
+    --criterion label_smoothed_cross_entropy --label-smoothing 0     # script: not given, which is 0
+    --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 10
+    --lr 2.5e-4 --lr-scheduler inverse_sqrt --warmup-updates 8000 --warmup-init-lr 1e-4
+    --max-tokens 30000 --update-freq 2 --max-update 200000 --max-epoch 40
+    --seed 1 --log-interval 50                                       # script
+)
+
+st_options=(
+    --arch leapformer_simulst --waitk-lagging 5 --fixed-pre-decision-ratio 9 # 360 ms a step
+    --leap-factor 4
+    --share-decoder-input-output-embed                               # script
+    --attention-dropout 0.1                                          # script: 0
+    --criterion label_smoothed_cross_entropy --label-smoothing 0     # script: not given, which is 0
+    --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 10
+    --lr 6e-4                                                        # script: 3.3e-4
+    --lr-scheduler inverse_sqrt --warmup-updates 6000 --warmup-init-lr 1e-4
+    --max-tokens 45000 --update-freq 2 --max-epoch 40                # script
+    --max-update 18000                                               # script: 100,000
+    --seed 2 --log-interval 50                                       # script
+)
+
+average=10 # last epochs; ours, as in fairseq's speech recipes. Script: the single best checkpoint
+k=3        # script: 5
+eval_options=()

@@ -1,0 +1,166 @@
+"""The SimulEval side: arguments, states and actions. All decisions are made in `stream`."""
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from simuleval.agents import AgentStates, SpeechToTextAgent
+from simuleval.agents.actions import Action, ReadAction, WriteAction
+from simuleval.data.segments import EmptySegment, Segment, SpeechSegment
+
+from ..audio import check_speech
+from ..errors import LeapformerError
+from ..scoring.runlog import COMPUTE_LOG
+from .loading import load_system
+from .stream import EARLY_EOS, DecodingOptions, TranslationStream
+from .text import EMITTERS
+
+MAX_AMPLITUDE = 8.0  # loud floats may pass 1 a little; 16-bit integers pass this at the first sound
+
+
+class StreamStates(AgentStates):
+    """The states of one utterance, all in one TranslationStream; `source` stays empty on purpose.
+
+    SimulEval's own update_source keeps every sample of the utterance in a Python list.
+    """
+
+    def __init__(self, new_stream: Callable[[], TranslationStream]) -> None:
+        self._new_stream = new_stream
+        super().__init__()
+
+    def reset(self) -> None:
+        """Forget the utterance."""
+        super().reset()
+        self.stream = self._new_stream()
+
+    def update_source(self, segment: Segment) -> None:
+        """Take in a segment. Raises LeapformerError unless it is 16 kHz mono speech in [-1, 1]."""
+        self.source_finished = segment.finished
+        if isinstance(segment, EmptySegment) or segment.is_empty:
+            return
+        samples = read_samples(segment)
+        self.source_sample_rate, self.tgt_lang = segment.sample_rate, segment.tgt_lang
+        self.stream.push(samples)
+
+
+def read_samples(segment: Segment) -> np.ndarray:
+    """The checked samples of a speech segment, (T,) float32 in [-1, 1]. Raises LeapformerError."""
+    if not isinstance(segment, SpeechSegment):
+        raise LeapformerError(f"the agent translates speech, got a {type(segment).__name__}; use a speech source")
+    samples = np.asarray(segment.content, dtype=np.float32)
+    check_speech(1 if samples.ndim == 1 else samples.shape[-1], segment.sample_rate, "the source")
+    if samples.size and not np.abs(samples).max() <= MAX_AMPLITUDE:  # also when it is not a number
+        raise LeapformerError(f"samples reach {np.abs(samples).max():g}; they must be floats in [-1, 1]")
+    return samples
+
+
+class LeapformerAgent(SpeechToTextAgent):
+    """Wait-k speech translation for SimulEval 1.1.4 with a `leapformer_simulst*` or `leapformer_s2t*` checkpoint.
+
+    `--agent-class leapformer_fairseq.agents.LeapformerAgent`. Stateless: whatever belongs to an utterance is in its
+    StreamStates, so one agent serves many at once. Each call writes all words that have become certain, at the end of
+    the source all the rest (SimulEval makes only one call after it), and only then says it has finished.
+    """
+
+    @staticmethod
+    def add_args(parser: ArgumentParser) -> None:
+        """Add the agent's options to SimulEval's."""
+        add = parser.add_argument
+        add("--checkpoint", required=True, help="fairseq checkpoint, leapformer_simulst* or leapformer_s2t*")
+        add("--data-root", required=True, help="folder of the config yaml, as given to training")
+        add("--config-yaml", default="config.yaml", help="data config in --data-root")
+        add("--waitk-lagging", type=int, help="k, in steps (default: the trained one; of a range the high end)")
+        add("--pre-decision-ratio", type=int, help="encoder states (40 ms each) of a step (default: the trained one)")
+        add("--max-len-a", type=float, default=0.0, help="at most A * frames (10 ms) + B tokens: A")
+        add("--max-len-b", type=int, default=200, help="at most A * frames (10 ms) + B tokens: B")
+        add("--unit", choices=tuple(EMITTERS), help="write words, or pieces at once (default: --eval-latency-unit)")
+        add("--early-eos", choices=EARLY_EOS, default="mask", help="end of sentence before that of the source: forbid"
+            " it, or take it back and wait for more source")  # fmt: skip
+        add("--num-threads", type=int, default=1, help="CPU threads of torch; fixed, so that timings can be compared")
+
+    def __init__(self, args: Namespace) -> None:
+        """Load the model and run it once, so that no utterance pays for the start. Raises LeapformerError."""
+        if args.num_threads < 1:
+            raise LeapformerError(f"--num-threads is {args.num_threads}; it must be at least 1")
+        torch.set_num_threads(args.num_threads)
+        self._options = DecodingOptions(args.max_len_a, args.max_len_b, args.early_eos, _output_unit(args))
+        self._system = load_system(
+            args.checkpoint, args.data_root, args.config_yaml, args.waitk_lagging, args.pre_decision_ratio
+        )
+        self._compute_log = _new_compute_log(args)
+        self._warm_up()
+        super().__init__(args)
+
+    def build_states(self) -> StreamStates:
+        """States for one more utterance at a time."""
+        return StreamStates(lambda: TranslationStream(self._system, self._options))
+
+    def policy(self, states: StreamStates | None = None) -> Action:
+        """Read, or write what has become certain; exactly one write per utterance says `finished`."""
+        states = self.states if states is None else states
+        finished = states.stream.advance(states.source_finished)
+        text = states.stream.flush(final=finished)
+        if finished:
+            self._log_compute(states.stream)
+        return WriteAction(text, finished=finished) if text or finished else ReadAction()
+
+    def to(self, device: str, *args: object, fp16: bool = False, **kwargs: object) -> None:
+        """Move the model to "cpu" or "cuda[:n]" and start the agent's own states anew; call it between utterances.
+
+        Raises LeapformerError for a device that is not there and for half precision on the CPU.
+        """
+        target = _available_device(device)
+        if fp16 and target.type == "cpu":
+            raise LeapformerError("fp16 needs a GPU; leave out --fp16 or give --device cuda")
+        self._system.model.to(device=target, dtype=torch.float16 if fp16 else torch.float32)
+        self.device = str(target)
+        self._warm_up()
+        self.reset()
+
+    def _warm_up(self) -> None:
+        """One READ and one WRITE on silence, outside of every clock."""
+        stream = TranslationStream(self._system, self._options)
+        stream.engine.feed(torch.zeros(self._system.step_frames, stream.features.n_bins))
+        stream.engine.step()
+
+    def _log_compute(self, stream: TranslationStream) -> None:
+        if self._compute_log is None:
+            return
+        self._compute_log.parent.mkdir(parents=True, exist_ok=True)
+        with self._compute_log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(stream.report()) + "\n")
+
+
+def _output_unit(args: Namespace) -> str:
+    """The unit of the writes: as asked for, else the one SimulEval counts in."""
+    counted = getattr(args, "eval_latency_unit", None) or "word"
+    if counted not in EMITTERS:
+        raise LeapformerError(f"--eval-latency-unit {counted} is not supported; choose from {', '.join(EMITTERS)}")
+    return args.unit or counted
+
+
+def _new_compute_log(args: Namespace) -> Path | None:
+    """Where to log computation; what an earlier run left there goes, as SimulEval does with instances.log."""
+    output = getattr(args, "output", None)
+    if not output:
+        return None
+    log = Path(output) / COMPUTE_LOG
+    if not getattr(args, "continue_unfinished", False):
+        log.unlink(missing_ok=True)
+    return log
+
+
+def _available_device(name: str) -> torch.device:
+    """The device of that name. Raises LeapformerError when this machine has none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise LeapformerError(f"--device {name} is no device; give cpu, cuda or cuda:0") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= count):
+        raise LeapformerError(f"--device {name} is not available here ({count} GPUs visible); give --device cpu")
+    return device

@@ -1,0 +1,28 @@
+"""`leapformer average`: one checkpoint from several of a training."""
+from __future__ import annotations
+
+import argparse
+
+from ..checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, save_checkpoint
+
+HELP = "average the parameters of a training's last or best checkpoints"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.add_argument("--inputs", required=True, metavar="DIR", help="the --save-dir of a training")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--last", type=int, metavar="N", help="the last N epochs, or else --save-interval-updates")
+    which.add_argument("--best", type=int, metavar="N", help="the best N of --keep-best-checkpoints")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the checkpoint to write")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Average and say what went in. Raises LeapformerError when there are too few checkpoints or they do not fit."""
+    if args.last is not None:
+        paths = last_checkpoints(args.inputs, args.last)
+    else:
+        paths = best_checkpoints(args.inputs, args.best)
+    save_checkpoint(average_checkpoints(paths), args.output)
+    print(f"{args.output}: average of {', '.join(path.name for path in paths)}")
+    return 0

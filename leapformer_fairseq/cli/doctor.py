@@ -1,0 +1,66 @@
+"""`leapformer doctor`: what is installed, what it runs on, and what was mended in fairseq."""
+from __future__ import annotations
+
+import argparse
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from .. import PLUGIN_DIR, __version__
+
+HELP = "versions, devices, and what was mended in fairseq"
+
+REQUIRED = ("torch", "numpy", "scipy", "sacrebleu", "sentencepiece", "soundfile", "kaldi-native-fbank")
+FAIRSEQ = "fairseq-fixed"
+OPTIONAL = ("simuleval", "torchaudio", "flash-linear-attention")  # none of them is needed to train or generate
+ABSENT = "not installed"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """No arguments."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; the status is 1 when something required is missing."""
+    print(f"leapformer-fairseq {__version__} in {PLUGIN_DIR}")
+    print(f"Python {platform.python_version()} on {platform.platform()}")
+    versions = {name: _version(name) for name in (*REQUIRED, FAIRSEQ, *OPTIONAL)}
+    for name, found in versions.items():
+        print(f"  {name:24}{found}{' (optional)' if name in OPTIONAL else ''}")
+    if versions["torch"] != ABSENT:
+        print(f"Device: {_device()}")
+    if find_spec("fairseq") is not None:
+        _print_patches()
+    missing = [name for name in (*REQUIRED, FAIRSEQ) if versions[name] == ABSENT]
+    if missing:
+        print(f"Missing: {', '.join(missing)}; run `bash scripts/setup.sh`")
+        return 1
+    print("Everything needed is installed.")
+    return 0
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ABSENT
+
+
+def _device() -> str:
+    import torch
+
+    threads = f"CPU with {torch.get_num_threads()} threads"
+    if not torch.cuda.is_available():
+        return f"{threads}; no CUDA device"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"{threads}; CUDA {torch.version.cuda}: {', '.join(names)}"
+
+
+def _print_patches() -> None:
+    from .. import compat
+
+    applied = {patch.name for patch in compat.apply()}
+    print("Patches of fairseq:")
+    for patch in compat.PATCHES:
+        print(f"  {patch.name:26}{'applied' if patch.name in applied else 'not needed'}; for {patch.applies_to}")
+        print(f"  {'':26}{patch.reason}")

@@ -1,0 +1,116 @@
+"""fairseq's own commands with the plugin loaded: `leapformer train ...` is `fairseq-train --user-dir <plugin> ...`.
+
+All arguments go to fairseq untouched. Only --help is ours: fairseq prints it before it knows the flags of the model,
+the task and the criterion.
+"""
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from .. import PLUGIN_DIR
+from ..errors import LeapformerError
+
+ARCH_PREFIX = "leapformer_"
+
+
+class FairseqCommand(NamedTuple):
+    """A module of `fairseq_cli`, the function of `fairseq.options` that makes its parser, and a line of help."""
+
+    module: str
+    parser: str
+    help: str
+
+
+COMMANDS = {
+    "train": FairseqCommand("train", "get_training_parser", "fairseq-train with our models"),
+    "generate": FairseqCommand("generate", "get_generation_parser", "fairseq-generate with our models"),
+    "interactive": FairseqCommand(
+        "interactive", "get_interactive_generation_parser", "fairseq-interactive with our models"
+    ),
+    "eval-lm": FairseqCommand("eval_lm", "get_eval_lm_parser", "fairseq-eval-lm with our models"),
+    "validate": FairseqCommand("validate", "get_validation_parser", "fairseq-validate with our models"),
+    "preprocess": FairseqCommand("preprocess", "get_preprocessing_parser", "fairseq-preprocess with our tasks"),
+}
+
+
+def run(name: str, arguments: list[str]) -> int:
+    """Run fairseq's command `name`, or print its help with all flags that `arguments` choose."""
+    import fairseq  # noqa: F401  (importing it registers the plugin)
+
+    command = COMMANDS[name]
+    wants_help = any(argument in ("-h", "--help") for argument in arguments)
+    if not any(argument.split("=")[0] == "--user-dir" for argument in arguments):
+        # Processes that fairseq starts, one per GPU, import the plugin by this flag.
+        arguments = ["--user-dir", str(PLUGIN_DIR), *arguments]
+    sys.argv = [f"leapformer {name}", *arguments]
+    if wants_help:
+        _print_help(command, [argument for argument in arguments if argument not in ("-h", "--help")])
+        return 0
+    if name == "train" and not any(argument.split("=")[0] in ("--arch", "-a") for argument in arguments):
+        raise LeapformerError("train needs --arch; `leapformer list` shows ours, e.g. --arch leapformer_lm")
+    importlib.import_module(f"fairseq_cli.{command.module}").cli_main()
+    return 0
+
+
+def _print_help(command: FairseqCommand, arguments: list[str]) -> None:
+    from fairseq import options
+
+    parser = getattr(options, command.parser)()
+    if command.module != "preprocess":
+        _add_chosen_flags(parser, arguments)
+    parser.print_help()
+
+
+class _Complete(Exception):
+    """Leaves fairseq's parsing as soon as the parser knows all flags."""
+
+
+def _add_chosen_flags(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Add the flags of the chosen model, task, criterion, optimizer, ...; without --arch those of all our models."""
+    from fairseq import options
+
+    choices = {action.dest: action for action in parser._actions if action.dest in ("arch", "task")}
+    for action in choices.values():
+        if action.default is None:  # fairseq looks up the flags even of None, and fails
+            action.default = argparse.SUPPRESS
+    if "arch" in choices and not hasattr(parser.parse_known_args(arguments)[0], "arch"):
+        title = f"Flags of our models (--arch {ARCH_PREFIX}...)"
+        group = parser.add_argument_group(title, conflict_handler="resolve")
+        for names, settings in _own_flags().items():
+            group.add_argument(*names, **settings)
+    calls = iter((False, True))  # fairseq lets us at the parser twice, before and after it adds the chosen flags
+
+    def stop_when_complete(_: argparse.ArgumentParser) -> None:
+        if next(calls):
+            raise _Complete
+
+    with suppress(_Complete):
+        options.parse_args_and_arch(parser, arguments, modify_parser=stop_when_complete)
+
+
+class _Flags(dict[tuple[str, ...], dict[str, Any]]):
+    """Stands in for a parser and remembers the flags it was given."""
+
+    def add_argument(self, *names: str, **settings: Any) -> None:
+        self[names] = settings
+
+    def add_argument_group(self, *_: Any, **__: Any) -> _Flags:
+        return self
+
+
+def _own_flags() -> _Flags:
+    """What our models accept beyond the stock models they extend."""
+    from fairseq.models import MODEL_REGISTRY
+
+    own = _Flags()
+    for name, model in MODEL_REGISTRY.items():
+        if name.startswith(ARCH_PREFIX):
+            ours, stock = _Flags(), _Flags()
+            model.add_args(ours)
+            next(base for base in model.__mro__ if base.__module__.startswith("fairseq.")).add_args(stock)
+            own.update((names, settings) for names, settings in ours.items() if names not in stock)
+    return own

@@ -1,0 +1,71 @@
+"""Entry point of `leapformer`: finds the sub-command, imports only its module, and prints errors as one line."""
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from .. import __version__
+from ..errors import LeapformerError
+from . import fairseq_commands
+
+# name -> (module in this package, help). The text stands here as well so that `leapformer --help` imports none of them.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "doctor": ("doctor", "versions, devices, and what was mended in fairseq"),
+    "user-dir": ("user_dir", "the path to give to fairseq's --user-dir"),
+    "list": ("list", "attention mechanisms with their options and blocks, and our model architectures"),
+    "corpus": ("corpus", "synthesise a small English-German speech translation corpus"),
+    "prepare": ("prepare", "prepare a speech translation data set: features, subwords, manifests, evaluation lists"),
+    "average": ("average", "average the parameters of a training's last or best checkpoints"),
+    "score": ("score", "score a SimulEval run: BLEU, chrF, latency and computation-aware latency"),
+    "bench": ("bench", "speed and memory of attention mechanisms by sequence length"),
+    "report": ("report", "compare the finished runs of a quickstart folder: table, JSON and curve"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one sub-command and return the exit status: 0, 2 for a user's error, 130 when interrupted."""
+    try:
+        return _dispatch(sys.argv[1:] if argv is None else argv)
+    except LeapformerError as error:
+        print(f"leapformer: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("leapformer: interrupted", file=sys.stderr)
+        return 130
+
+
+def _dispatch(argv: list[str]) -> int:
+    command = argv[0] if argv else None
+    if command in fairseq_commands.COMMANDS:
+        # Not through argparse, which would take options of ours and fairseq's for its own.
+        return fairseq_commands.run(command, argv[1:])
+    args = build_parser(command).parse_args(argv)
+    return args.run(args)
+
+
+def build_parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser of all sub-commands, of which only `command` has its own arguments."""
+    parser = argparse.ArgumentParser(
+        prog="leapformer", description="Linear attention for sequence generation with fairseq."
+    )
+    parser.add_argument("--version", action="version", version=f"leapformer {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (module_name, help_text) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=help_text, description=help_text)
+        if name == command:
+            module = importlib.import_module(f".{module_name}", __package__)
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+    for name, fairseq_command in fairseq_commands.COMMANDS.items():
+        subparsers.add_parser(name, help=fairseq_command.help)
+    return parser
+
+
+def _one_line(error: LeapformerError) -> str:
+    """The message alone: an error from a data loader's worker process comes with its traceback in front."""
+    return str(error).strip().splitlines()[-1].rpartition(f"{LeapformerError.__name__}: ")[2]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""`leapformer report`: quality and latency of the finished runs in a folder, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ..scoring.comparison import collect, draw, table
+from ..signature import signature
+
+HELP = "compare the finished runs of a quickstart folder: table, JSON and curve"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.add_argument("folder", metavar="DIR", help="the --out folder of scripts/quickstart.sh")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; write report.md, scores.json and curve.png into the folder."""
+    folder = Path(args.folder)
+    comparison = collect(folder)
+    comparison["signatures"]["leapformer_fairseq"] = signature()
+    (folder / "scores.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
+    draw(comparison, folder / "curve.png")
+    (folder / "report.md").write_text(_markdown(comparison), encoding="utf-8")
+    print(table(comparison))
+    return 0
+
+
+def _markdown(comparison: dict) -> str:
+    runs = [
+        f"* `{name}`: `bash scripts/quickstart.sh {system['options']}`"
+        for name, system in comparison["systems"].items()
+    ]
+    signatures = [f"* {name}: `{text}`" for name, text in comparison["signatures"].items()]
+    return "\n".join(
+        [
+            "# Simultaneous speech translation: quality and latency",
+            "",
+            table(comparison, "github"),
+            "",
+            "![BLEU against average lagging](curve.png)",
+            "",
+            "AL, LAAL, DAL, ATD in milliseconds, AP a ratio; `_CA` adds the time of computation; compute is seconds of "
+            "computation per second of audio, one thread. Offline: the whole source, beam 5.",
+            "",
+            "Runs:",
+            *runs,
+            "",
+            "Signatures:",
+            *signatures,
+            "",
+        ]
+    )

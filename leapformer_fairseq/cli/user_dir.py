@@ -1,0 +1,17 @@
+"""`leapformer user-dir`: one line for `fairseq-train --user-dir $(leapformer user-dir) ...`."""
+from __future__ import annotations
+
+import argparse
+
+from .. import PLUGIN_DIR
+
+HELP = "the path to give to fairseq's --user-dir"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """No arguments."""
+
+
+def run(args: argparse.Namespace) -> int:
+    print(PLUGIN_DIR)
+    return 0

@@ -1,0 +1,1 @@
+"""Making data that fairseq reads: speech corpora prepared for training, and a synthetic one (`data.corpus`)."""

@@ -1,0 +1,81 @@
+"""The files of a corpus besides the recordings: features, manifests, subword models, configurations, lists."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ...audio import fbank, read_speech
+from ..manifests import (
+    CMVN,
+    COLUMNS,
+    BinStatistics,
+    FeatureArchive,
+    Features,
+    train_subwords,
+    write_config,
+    write_lines,
+    write_manifest,
+)
+from .plan import SPLITS, Utterance
+
+ARCHIVE = "fbank80.zip"
+TASKS = ("asr", "st")
+# About a tenth of the bands twice and at most 0.2 s once: these utterances last seconds and have words of 0.3 s.
+SPECAUGMENT = {
+    "freq_mask_N": 2, "freq_mask_F": 12, "time_mask_N": 1, "time_mask_T": 20, "time_mask_p": 0.1,
+    "time_warp_W": 0, "mask_value": 0.0,
+}  # fmt: skip
+
+
+def of_split(utterances: Sequence[Utterance], split: str) -> list[Utterance]:
+    """The utterances of one split, in order."""
+    return [utterance for utterance in utterances if utterance.split == split]
+
+
+def target_text(utterance: Utterance, task: str) -> str:
+    """What a model writes: the transcript for `asr`, the translation for `st`."""
+    return utterance.english if task == "asr" else utterance.german
+
+
+def write_features(folder: Path, utterances: Sequence[Utterance]) -> dict[str, Features]:
+    """Filterbanks of all recordings into one archive, and the train set's statistics; returns the places by id."""
+    places, statistics = {}, BinStatistics()
+    with FeatureArchive(folder / ARCHIVE, ARCHIVE) as archive:
+        for utterance in tqdm(utterances, desc="features", unit="utt", mininterval=1.0):
+            features = fbank(read_speech(folder / utterance.wav))
+            places[utterance.id] = archive.add(utterance.id, features)
+            if utterance.split == "train":
+                statistics.add(features)
+    statistics.save(folder / CMVN)
+    return places
+
+
+def write_manifests(folder: Path, utterances: Sequence[Utterance], features: dict[str, Features]) -> None:
+    """`{split}_{asr,st}.tsv`, one row per utterance; the translation manifest also has the transcript, `src_text`."""
+    for split in SPLITS:
+        members = of_split(utterances, split)
+        for task in TASKS:
+            rows = [
+                (u.id, features[u.id].address, str(features[u.id].frames), target_text(u, task), u.voice, u.english)
+                for u in members
+            ]
+            columns = (*COLUMNS, "src_text") if task == "st" else COLUMNS
+            write_manifest(folder / f"{split}_{task}.tsv", [row[: len(columns)] for row in rows], columns)
+        write_lines(folder / f"{split}.target", [utterance.german for utterance in members])
+
+
+def write_subwords(folder: Path, utterances: Sequence[Utterance], vocab_size: int) -> None:
+    """A subword model of at most `vocab_size` pieces for each target language, from the train texts."""
+    for task in TASKS:
+        texts = [target_text(utterance, task) for utterance in of_split(utterances, "train")]
+        train_subwords(folder / f"spm_{task}", texts, vocab_size)
+
+
+def write_locations(folder: Path, root: Path, utterances: Sequence[Utterance]) -> None:
+    """The files that name absolute paths below `root`: the configurations and SimulEval's lists of recordings."""
+    for task in TASKS:
+        write_config(folder / f"config_{task}.yaml", root, f"spm_{task}", SPECAUGMENT)
+    for split in SPLITS:
+        write_lines(folder / f"{split}.source", [root / utterance.wav for utterance in of_split(utterances, split)])

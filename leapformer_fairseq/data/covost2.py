@@ -1,0 +1,64 @@
+"""CoVoST 2 French-English (Wang et al., 2021, arXiv:2007.10310): read sentences of Common Voice with translations.
+
+ROOT/validated.tsv (Common Voice: path, sentence, client_id), ROOT/covost_v2.fr_en.tsv (path, translation, split) and
+ROOT/clips/*.mp3, or the same clips as wav. Both tables are joined by path, as fairseq's prep_covost_data does.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import LeapformerError
+from .recordings import Recording, Unusable, read_clip, read_table
+from .speech import SpeechDataset
+from .text import without_quotes
+
+PAIR = "fr_en"
+SPLITS = ("train", "dev", "test")
+ALSO_IN = {"train_covost": "train"}  # CoVoST's extension of Common Voice's training set
+SILENCE_RMS = 1e-3  # -60 dB of full scale, below any intelligible recording; clips of digital silence do occur
+
+
+def read_split(root: Path, split: str) -> list[Recording]:
+    """All clips of a split in the order of Common Voice's table.
+
+    Raises LeapformerError naming the table, column or folder that is missing.
+    """
+    clips = root / "clips"
+    if not clips.is_dir():
+        tables = f"validated.tsv and covost_v2.{PAIR}.tsv"
+        raise LeapformerError(f"no folder {clips}; the CoVoST 2 root holds clips, {tables}")
+    translations = {
+        row["path"]: row["translation"]
+        for row in read_table(root / f"covost_v2.{PAIR}.tsv", ("path", "translation", "split"))
+        if ALSO_IN.get(row["split"], row["split"]) == split
+    }
+    return [
+        Recording(
+            id=Path(row["path"]).stem,
+            path=_clip(clips, row["path"]),
+            speaker=row["client_id"],
+            source=row["sentence"],
+            target=translations[row["path"]],
+        )
+        for row in read_table(root / "validated.tsv", ("path", "sentence", "client_id"))
+        if row["path"] in translations
+    ]
+
+
+def _clip(clips: Path, name: str) -> Path:
+    """The clip as the table names it, or as wav if only that is there."""
+    wav = (clips / name).with_suffix(".wav")
+    return wav if not (clips / name).is_file() and wav.is_file() else clips / name
+
+
+def read_audible(recording: Recording) -> np.ndarray:
+    """The samples of a clip at 16 kHz. Raises Unusable when it is broken or silent."""
+    samples = read_clip(recording)
+    if len(samples) and np.sqrt(np.mean(np.square(samples, dtype=np.float64))) < SILENCE_RMS:
+        raise Unusable("silent")
+    return samples
+
+
+DATASET = SpeechDataset("covost2", SPLITS, read_split, read_audible, without_quotes)

@@ -1,0 +1,166 @@
+"""What fairseq's speech_to_text task reads: feature archives, manifests, subword models, statistics, configurations.
+
+The formats are those of fairseq's `examples/speech_to_text`. They are written here because its helpers keep whole data
+sets in memory or in as many files, list them in the order of the file system, and need torchaudio.
+"""
+from __future__ import annotations
+
+import csv
+import io
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import yaml
+
+from ..errors import LeapformerError
+
+BINS = 80
+CMVN = "gcmvn.npz"
+COLUMNS = ("id", "audio", "n_frames", "tgt_text", "speaker")  # src_text may follow
+SPECIAL_PIECES = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}  # the ids of fairseq's dictionaries
+ZIP_HEADER = 30  # bytes before the name in a zip's local file header
+_MANIFEST_FORMAT: dict[str, Any] = {
+    "delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None, "lineterminator": "\n",
+}  # fmt: skip
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write instead of `path`; it becomes `path` only when the block ends well."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Where a filterbank of `frames` rows lies: `length` bytes from `offset` in the file `archive`."""
+
+    archive: str
+    frames: int
+    offset: int
+    length: int
+
+    @property
+    def address(self) -> str:
+        """As it stands in a manifest, relative to the configuration's `audio_root`."""
+        return f"{self.archive}:{self.offset}:{self.length}"
+
+
+class FeatureArchive:
+    """An uncompressed zip of .npy files; fairseq reads an entry by its place, without the zip's directory."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        """Create the archive at `path`; manifests will know it as `name`."""
+        self._name = name
+        self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_STORED)
+
+    def __enter__(self) -> FeatureArchive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._zip.close()
+
+    def add(self, utterance_id: str, features: np.ndarray) -> Features:
+        """Store the features (frames, bins) of an utterance and return their place."""
+        buffer = io.BytesIO()
+        np.save(buffer, features)
+        entry = zipfile.ZipInfo(f"{utterance_id}.npy")  # has a fixed date, so that the archive repeats byte by byte
+        self._zip.writestr(entry, buffer.getvalue())
+        offset = entry.header_offset + ZIP_HEADER + len(entry.filename.encode())
+        return Features(self._name, len(features), offset, buffer.getbuffer().nbytes)
+
+
+class BinStatistics:
+    """Mean and standard deviation of each filterbank bin over all frames added, summed in double precision."""
+
+    def __init__(self, bins: int = BINS) -> None:
+        self._frames = 0
+        self._total, self._squares = np.zeros(bins), np.zeros(bins)
+
+    def add(self, features: np.ndarray) -> None:
+        self._frames += len(features)
+        self._total += features.sum(axis=0, dtype=np.float64)
+        self._squares += np.square(features, dtype=np.float64).sum(axis=0)
+
+    def save(self, path: Path) -> None:
+        """Write fairseq's `global_cmvn` file. Raises LeapformerError when nothing was added."""
+        if not self._frames:
+            raise LeapformerError(f"no training audio for the statistics in {path.name}; check the training split")
+        mean = self._total / self._frames
+        deviation = np.sqrt(np.maximum(self._squares / self._frames - mean**2, 1e-8))
+        with replacing(path) as partial, open(partial, "wb") as file:
+            np.savez(file, mean=mean.astype(np.float32), std=deviation.astype(np.float32))
+
+
+def write_manifest(path: Path, rows: Iterable[Sequence[str]], columns: Sequence[str] = COLUMNS) -> None:
+    """A fairseq manifest; `rows` have the order of `columns`. Texts must hold no tab and no line break."""
+    with replacing(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, **_MANIFEST_FORMAT)
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def read_manifest(path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a manifest, one after the other."""
+    with open(path, encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file, **_MANIFEST_FORMAT)
+
+
+def train_subwords(prefix: Path, texts: Iterable[str], vocab_size: int) -> None:
+    """A sentencepiece unigram model of at most `vocab_size` pieces, PREFIX.model, and its dictionary, PREFIX.txt.
+
+    Raises LeapformerError when there is no text, or no room for its letters.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=model, model_type="unigram", vocab_size=vocab_size,
+            character_coverage=1.0, hard_vocab_limit=False, num_threads=1, minloglevel=2, **SPECIAL_PIECES,
+        )  # fmt: skip
+    except (RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise LeapformerError(
+            f"no subword model of {vocab_size} pieces ({reason}); give another --vocab-size"
+        ) from error
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = [processor.id_to_piece(i) for i in range(len(SPECIAL_PIECES), processor.get_piece_size())]
+    with replacing(prefix.with_name(f"{prefix.name}.txt")) as partial:  # the special pieces are in every dictionary
+        partial.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
+    with replacing(prefix.with_name(f"{prefix.name}.model")) as partial:
+        partial.write_bytes(model.getvalue())
+
+
+def write_config(path: Path, root: Path, subwords: str, specaugment: Mapping[str, float]) -> None:
+    """fairseq's data configuration for data in `root`, subword model `subwords`.model, and global CMVN.
+
+    The audio root and the statistics are absolute: fairseq looks them up from the working folder.
+    """
+    config = {
+        "audio_root": str(root),
+        "vocab_filename": f"{subwords}.txt",
+        "bpe_tokenizer": {"bpe": "sentencepiece", "sentencepiece_model": f"{subwords}.model"},
+        "input_channels": 1,
+        "input_feat_per_channel": BINS,
+        "global_cmvn": {"stats_npz_path": str(root / CMVN)},
+        "specaugment": dict(specaugment),
+        "feature_transforms": {"_train": ["global_cmvn", "specaugment"], "*": ["global_cmvn"]},
+    }
+    with replacing(path) as partial:
+        partial.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def write_lines(path: Path, lines: Iterable[object]) -> None:
+    """One item a line, as SimulEval's --source and --target are."""
+    with replacing(path) as partial:
+        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

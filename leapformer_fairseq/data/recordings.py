@@ -1,0 +1,105 @@
+"""One utterance of a data set, and reading its audio as the models want it: 16 kHz, mono, samples in [-1, 1]."""
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from ..audio import SAMPLE_RATE, check_speech
+from ..errors import LeapformerError
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Where an utterance's audio lies and what is said in it, in the source and in the target language.
+
+    `start` and `duration` (seconds) cut it from a longer recording; without a duration it is the whole file.
+    """
+
+    id: str
+    path: Path
+    speaker: str
+    source: str
+    target: str
+    start: float = 0.0
+    duration: float | None = None
+
+
+class Unusable(Exception):
+    """This recording has to be left out; the message is the reason in a word or two, which is counted."""
+
+
+def read_segment(recording: Recording) -> np.ndarray:
+    """The samples of a segment, (T,) float32; only its part of the file is read.
+
+    Raises LeapformerError when the file is missing, unreadable, not 16 kHz mono, or ends before the segment starts.
+    """
+    try:
+        with soundfile.SoundFile(str(recording.path)) as file:
+            check_speech(file.channels, file.samplerate, str(recording.path))
+            start = round(recording.start * SAMPLE_RATE)
+            if start >= file.frames:
+                raise LeapformerError(
+                    f"{recording.path} ends at {file.frames / SAMPLE_RATE:.2f} s, before segment {recording.id} starts "
+                    f"({recording.start:.2f} s); is the file truncated?"
+                )
+            file.seek(start)
+            wanted = -1 if recording.duration is None else round(recording.duration * SAMPLE_RATE)
+            return file.read(wanted, dtype="float32")
+    except soundfile.LibsndfileError as error:
+        raise LeapformerError(f"{recording.path} cannot be read as audio ({error}); is the file truncated?") from error
+
+
+def read_clip(recording: Recording) -> np.ndarray:
+    """The samples of a whole file of any format, rate and number of channels, (T,) float32 at 16 kHz mono.
+
+    Raises Unusable when it cannot be decoded.
+    """
+    try:
+        samples, rate = soundfile.read(str(recording.path), dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise Unusable("broken") from error
+    mono = samples.mean(axis=1)
+    return mono if rate == SAMPLE_RATE else resample(mono, rate)
+
+
+def resample(samples: np.ndarray, rate: int) -> np.ndarray:
+    """(T,) at `rate` Hz to 16 kHz, band-limited."""
+    from scipy.signal import resample_poly  # a slow import, not needed for data that is at 16 kHz already
+
+    shared = math.gcd(rate, SAMPLE_RATE)
+    return resample_poly(samples, SAMPLE_RATE // shared, rate // shared).astype(np.float32)
+
+
+def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a tab-separated table as Common Voice and CoVoST write it, reduced to `columns`.
+
+    Raises LeapformerError when the file or a column is missing.
+    """
+    need_file(path)
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
+        missing = [column for column in columns if column not in (reader.fieldnames or ())]
+        if missing:
+            raise LeapformerError(f"{path} has no column {missing[0]!r}; is it the table of the data set's release?")
+        return [{column: row[column] or "" for column in columns} for row in reader]
+
+
+def need_file(path: Path) -> None:
+    """Raise LeapformerError unless there is such a file."""
+    if not path.is_file():
+        raise LeapformerError(f"no file {path}; check the data root and that the download is complete")
+
+
+def need_recordings(recordings: Sequence[Recording], split: str) -> None:
+    """Raise LeapformerError naming the first missing audio file, or the split when it has no recordings."""
+    if not recordings:
+        raise LeapformerError(f"split {split} has no recordings; check the data root")
+    missing = sorted(path for path in {recording.path for recording in recordings} if not path.is_file())
+    if missing:
+        raise LeapformerError(f"{len(missing)} audio files of split {split} are missing, the first is {missing[0]}")

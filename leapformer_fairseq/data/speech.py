@@ -1,0 +1,255 @@
+"""From a released speech translation data set to a folder that training and evaluation read.
+
+A folder prepared here holds, for each split, `fbank80_SPLIT.zip` and `SPLIT_{asr,st}.tsv`, for all but the training
+split also `wav/SPLIT/ID.wav` and SimulEval's lists `SPLIT.{source,target}`; and once `gcmvn.npz`, `spm_{asr,st}*` and
+`config_{asr,st}.yaml`. `prepared.json` says which splits are complete, so an interrupted preparation goes on.
+"""
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from tqdm import tqdm
+
+from ..audio import FRAME_MS, SAMPLE_RATE, fbank
+from ..errors import LeapformerError
+from .manifests import (
+    BINS,
+    CMVN,
+    BinStatistics,
+    FeatureArchive,
+    read_manifest,
+    replacing,
+    train_subwords,
+    write_config,
+    write_lines,
+    write_manifest,
+)
+from .recordings import Recording, Unusable, need_recordings
+from .text import tidy
+
+TASKS = ("asr", "st")  # the targets are the transcripts, or the translations
+STATE = "prepared.json"
+VOCAB_SIZE = 10_000
+MIN_FRAMES, MAX_TRAINING_FRAMES = 5, 3000  # as in fairseq's recipes
+STATISTICS_FROM = 50_000  # utterances, spread evenly over the training split
+# The "LibriSpeech basic" policy of SpecAugment (Park et al., 2019, arXiv:1904.08779).
+SPECAUGMENT = {"freq_mask_N": 1, "freq_mask_F": 27, "time_mask_N": 1, "time_mask_T": 100, "time_mask_p": 1.0}
+
+
+@dataclass(frozen=True)
+class SpeechDataset:
+    """How to read a data set. `splits` begins with the training split; `clean_text` is for its texts only."""
+
+    name: str
+    splits: tuple[str, ...]
+    read_split: Callable[[Path, str], list[Recording]]
+    read_audio: Callable[[Recording], np.ndarray]
+    clean_text: Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """What became of a split; `dropped` counts the recordings that were left out, by reason."""
+
+    utterances: int
+    seconds: float
+    dropped: dict[str, int]
+
+    def reasons(self) -> str:
+        """What was left out in words, empty if nothing was."""
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
+
+
+def prepare(
+    dataset: SpeechDataset, root: str | Path, out: str | Path, vocab_size: int = VOCAB_SIZE, workers: int = 1
+) -> dict[str, SplitSummary]:
+    """Prepare the data set in `root` for training and evaluation in `out`; what is complete there is not done again.
+
+    Raises LeapformerError for impossible options, missing or unusable data, and an `out` with other data in it.
+    """
+    if workers < 1:
+        raise LeapformerError(f"--workers is {workers}; give at least 1")
+    root, out = Path(root).absolute(), Path(out).absolute()
+    done = _complete_splits(out, dataset, root, vocab_size)
+    pending = {split: _recordings(dataset, root, split) for split in dataset.splits if split not in done}
+    out.mkdir(parents=True, exist_ok=True)
+    _write_state(out, dataset, root, vocab_size, done)  # from now on the folder is known as ours
+    with _mapper(workers) as run:
+        for split, recordings in pending.items():
+            done[split] = _prepare_split(dataset, split, recordings, out, run)
+            _write_state(out, dataset, root, vocab_size, done)
+    for task in TASKS:
+        _write_subwords(out, task, dataset.splits[0], vocab_size)
+        write_config(out / f"config_{task}.yaml", out, f"spm_{task}", SPECAUGMENT)
+    for split in dataset.splits[1:]:
+        _write_evaluation_lists(out, split)
+    return done
+
+
+# ------------------------------------------------------------------------------------------------- what is complete
+def _complete_splits(out: Path, dataset: SpeechDataset, root: Path, vocab_size: int) -> dict[str, SplitSummary]:
+    """The splits that are complete in `out`, none for a new folder; other data is never mixed with ours."""
+    path = out / STATE
+    if not path.is_file():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise LeapformerError(f"{out} holds something else (no {STATE} in it); choose another --out")
+        return {}
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        splits = {split: SplitSummary(**summary) for split, summary in state["splits"].items()}
+        found = {name: state[name] for name in ("dataset", "root", "vocab_size")}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LeapformerError(f"{path} is damaged ({error}); remove {out} or choose another --out") from error
+    wanted = {"dataset": dataset.name, "root": str(root), "vocab_size": vocab_size}
+    if set(splits) == set(dataset.splits):
+        found["root"] = wanted["root"]  # which is not needed any more, and may have moved
+    for name in wanted:
+        if found[name] != wanted[name]:
+            was = f"{name} {found[name]}, not {wanted[name]}"
+            raise LeapformerError(f"{out} was prepared with {was}; choose another --out")
+    return splits
+
+
+def _write_state(
+    out: Path, dataset: SpeechDataset, root: Path, vocab_size: int, done: dict[str, SplitSummary]
+) -> None:
+    splits = {split: asdict(summary) for split, summary in done.items()}
+    state = {"dataset": dataset.name, "root": str(root), "vocab_size": vocab_size, "splits": splits}
+    with replacing(out / STATE) as part:
+        part.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------- one split
+def _recordings(dataset: SpeechDataset, root: Path, split: str) -> list[Recording]:
+    """All recordings of a split, none of them missing: better now than after hours of work."""
+    if not root.is_dir():
+        raise LeapformerError(f"{dataset.name} root {root} is not a folder; check the path")
+    recordings = dataset.read_split(root, split)
+    need_recordings(recordings, split)
+    return recordings
+
+
+@dataclass(frozen=True)
+class _Extraction:
+    """The work on one recording, in a form that can be sent to another process."""
+
+    read_audio: Callable[[Recording], np.ndarray]
+    clean_text: Callable[[str], str]
+    max_frames: int | None
+    wav_folder: Path | None  # keeps the audio for SimulEval
+
+    def __call__(self, recording: Recording) -> tuple[Recording, np.ndarray | str]:
+        """The recording with clean texts, and its features (frames, bins), or the reason to leave it out."""
+        try:
+            return self._extract(recording)
+        except Unusable as reason:
+            return recording, str(reason)
+
+    def _extract(self, recording: Recording) -> tuple[Recording, np.ndarray]:
+        source, target = (self.clean_text(tidy(text)) for text in (recording.source, recording.target))
+        if not source or not target:
+            raise Unusable("no text")
+        samples = self.read_audio(recording)
+        features = fbank(samples, SAMPLE_RATE, BINS)
+        if len(features) < MIN_FRAMES:
+            raise Unusable("too short")
+        if self.max_frames is not None and len(features) > self.max_frames:
+            raise Unusable("too long")
+        if self.wav_folder is not None:
+            soundfile.write(str(self.wav_folder / f"{recording.id}.wav"), samples, SAMPLE_RATE, subtype="PCM_16")
+        return replace(recording, source=source, target=target), features
+
+
+class _Split:
+    """What a split's archive, manifests and statistics get, filled recording by recording."""
+
+    def __init__(self, archive: FeatureArchive) -> None:
+        self.rows: dict[str, list[list[str]]] = {task: [] for task in TASKS}
+        self.statistics = BinStatistics()
+        self._archive, self._frames = archive, 0
+        self._dropped: Counter[str] = Counter()
+
+    def add(self, recording: Recording, features: np.ndarray | str, in_statistics: bool) -> None:
+        if isinstance(features, str):
+            self._dropped[features] += 1
+            return
+        place = self._archive.add(recording.id, features)
+        self._frames += place.frames
+        for task, text in zip(TASKS, (recording.source, recording.target), strict=True):
+            self.rows[task].append([recording.id, place.address, str(place.frames), text, recording.speaker])
+        if in_statistics:
+            self.statistics.add(features)
+
+    def summary(self) -> SplitSummary:
+        return SplitSummary(len(self.rows[TASKS[0]]), round(self._frames * FRAME_MS / 1000, 2), dict(self._dropped))
+
+
+def _prepare_split(
+    dataset: SpeechDataset, name: str, recordings: list[Recording], out: Path, run: Callable[..., Iterable[Any]]
+) -> SplitSummary:
+    """Write the features, audio and manifests of a split."""
+    training = name == dataset.splits[0]
+    extract = _Extraction(
+        dataset.read_audio,
+        clean_text=dataset.clean_text if training else tidy,
+        max_frames=MAX_TRAINING_FRAMES if training else None,
+        wav_folder=None if training else _new_wav_folder(out, name),
+    )
+    every = math.ceil(len(recordings) / STATISTICS_FROM)
+    path = out / f"fbank{BINS}_{name}.zip"
+    with replacing(path) as part, FeatureArchive(part, path.name) as archive:
+        split = _Split(archive)
+        results = run(extract, recordings)
+        progress = tqdm(results, total=len(recordings), desc=f"{dataset.name} {name}", unit="utt", mininterval=1.0)
+        for rank, (recording, features) in enumerate(progress):
+            split.add(recording, features, in_statistics=rank % every == 0)
+    summary = split.summary()
+    if not summary.utterances:
+        raise LeapformerError(f"all of split {name} was left out ({summary.reasons()}); check the audio files")
+    if training:
+        split.statistics.save(out / CMVN)
+    for task in TASKS:
+        write_manifest(out / f"{name}_{task}.tsv", split.rows[task])
+    return summary
+
+
+def _new_wav_folder(out: Path, split: str) -> Path:
+    folder = out / "wav" / split
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write_subwords(out: Path, task: str, training_split: str, vocab_size: int) -> None:
+    subwords = out / f"spm_{task}"
+    if not subwords.with_suffix(".model").is_file():
+        texts = (row["tgt_text"] for row in read_manifest(out / f"{training_split}_{task}.tsv"))
+        train_subwords(subwords, texts, vocab_size)
+
+
+def _write_evaluation_lists(out: Path, split: str) -> None:
+    """SimulEval's lists, with absolute paths; written anew by every run, in case the folder was moved."""
+    rows = list(read_manifest(out / f"{split}_st.tsv"))
+    write_lines(out / f"{split}.source", (out / "wav" / split / f"{row['id']}.wav" for row in rows))
+    write_lines(out / f"{split}.target", (row["tgt_text"] for row in rows))
+
+
+@contextmanager
+def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """`map`, in this process or in several; results come in order."""
+    if workers == 1:
+        yield map
+        return
+    # Fresh processes: forked ones would inherit the threads of torch, if it was imported.
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield partial(pool.imap, chunksize=16)

@@ -1,0 +1,42 @@
+"""Light clean-up of transcripts and translations.
+
+Only training text is cleaned. References keep every word and mark of the release (white space aside), so that BLEU can
+be compared with other work; the clean-up of the LeaPformer authors also changes their references.
+"""
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_NOTE = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")  # (Applause), [unclear]
+_MUSIC = re.compile(r"[♪♫]+")
+_QUOTES = re.compile('["“”„‟«»]')
+_SPACE_BEFORE_MARK = re.compile(r"\s+(?=[.,])")
+
+
+def tidy(text: str) -> str:
+    """One line with single spaces: every kind of white space and control character becomes a space.
+
+    >>> tidy("Danke\\u00a0 schön.\\t")
+    'Danke schön.'
+    """
+    spaced = "".join(" " if unicodedata.category(letter) in ("Cc", "Zl", "Zp", "Zs") else letter for letter in text)
+    return " ".join(spaced.split())
+
+
+def without_notes(text: str) -> str:
+    """Remove what a captioner noted and nobody said; a model that learns it writes "(Applause)" for noise.
+
+    >>> without_notes("Thank you. (Applause)")
+    'Thank you.'
+    """
+    return tidy(_SPACE_BEFORE_MARK.sub("", _MUSIC.sub(" ", _NOTE.sub(" ", text))))
+
+
+def without_quotes(text: str) -> str:
+    """Remove double quotation marks, which cannot be heard; apostrophes stay.
+
+    >>> without_quotes('Il dit : "C\\'est tout."')
+    "Il dit : C'est tout."
+    """
+    return tidy(_QUOTES.sub(" ", text))

@@ -1,0 +1,47 @@
+"""What fairseq-generate leaves in its results folder, scored on detokenised text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import LeapformerError
+from .quality import bleu, chrf
+
+
+def read_hypotheses(path: str | Path) -> dict[int, str]:
+    """Best detokenised hypothesis by sample number, from the D- lines of a generate-*.txt."""
+    path = Path(path)
+    if not path.is_file():
+        raise LeapformerError(
+            f"no generation output {path}; run `leapformer generate ... --results-path {path.parent}`"
+        )
+    hypotheses: dict[int, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("D-"):
+            name, _, text = line.split("\t", 2)
+            hypotheses.setdefault(int(name[2:]), text)
+    return hypotheses
+
+
+def score_generation(path: str | Path, references: str | Path, tokenize: str = "13a") -> dict[str, Any]:
+    """BLEU and chrF of generated text against one reference per line, with signatures.
+
+    Raises LeapformerError when a sentence is missing: fairseq silently drops the last batch unless it was told
+    `--required-batch-size-multiple 1`.
+    """
+    hypotheses = read_hypotheses(path)
+    lines = Path(references).read_text(encoding="utf-8").splitlines()
+    missing = sorted(set(range(len(lines))) - set(hypotheses))
+    if missing:
+        raise LeapformerError(
+            f"{path} lacks {len(missing)} of {len(lines)} sentences, first number {missing[0]}; "
+            "generate all of them with --required-batch-size-multiple 1"
+        )
+    predictions = [hypotheses[i] for i in range(len(lines))]
+    scores = (bleu(predictions, lines, tokenize), chrf(predictions, lines))
+    return {
+        "scores": {score.name: score.value for score in scores},
+        "signatures": {score.name: score.signature for score in scores},
+        "n_instances": len(lines),
+    }

@@ -1,0 +1,125 @@
+"""Latency of simultaneous speech-to-text translation.
+
+Notation: D[i] in milliseconds is how much source had been heard when unit i (from 1, of n) was written; S is the
+duration of the source in milliseconds, R the number of units of the reference. Given `elapsed` times instead of delays
+(source heard plus computation until then), the same functions are the computation-aware scores AL_CA, LAAL_CA, ...
+Values equal those of SimulEval 1.1.4's scorer classes. An utterance without output has no latency.
+"""
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from .runlog import Instance, count_units
+
+SOURCE_TOKEN_MS = 300.0  # the length of a source word that Average Token Delay assumes for speech
+
+
+def average_lagging(times: Sequence[float], source_length: float, reference_units: int) -> float:
+    """AL, milliseconds: mean lag behind a translator that writes R units evenly over the source.
+
+    AL = 1/tau * sum_{i=1..tau} (D[i] - (i - 1) * S / R); tau is the first i with D[i] >= S. Ma et al. 2019 (arXiv
+    1810.08398), for speech Ma et al. 2020 (arXiv 2011.02048). Longer output than the reference lowers it; see LAAL.
+    """
+    return _lagging(times, source_length, reference_units)
+
+
+def length_adaptive_average_lagging(times: Sequence[float], source_length: float, reference_units: int) -> float:
+    """LAAL, milliseconds: AL with max(R, n) in place of R, so that writing too much is not rewarded.
+
+    Polák et al. 2022 (arXiv 2204.06028), Papi et al. 2022 (arXiv 2206.05807).
+    """
+    return _lagging(times, source_length, max(reference_units, len(times)))
+
+
+def average_proportion(times: Sequence[float], source_length: float, reference_units: int) -> float:
+    """AP, a ratio: mean share of the source heard per unit, sum_i D[i] / (S * R). Cho and Esipova 2016 (1606.02012)."""
+    return sum(times) / (source_length * reference_units)
+
+
+def differentiable_average_lagging(times: Sequence[float], source_length: float) -> float:
+    """DAL, milliseconds: AL over all n units, each at least S / n after the one before it.
+
+    DAL = 1/n * sum_i (D'[i] - (i - 1) * S / n), D'[1] = D[1], D'[i] = max(D[i], D'[i - 1] + S / n). Arivazhagan et al.
+    2019 (arXiv 1906.05218).
+    """
+    pace = source_length / len(times)
+    total, spaced = 0.0, -math.inf
+    for rank, moment in enumerate(times):
+        spaced = max(moment, spaced + pace)
+        total += spaced - rank * pace
+    return total / len(times)
+
+
+def average_token_delay(delays: Sequence[float], elapsed: Sequence[float] | None = None) -> float:
+    """ATD, milliseconds: mean time from the end of a source token to the end of the target token that answers it.
+
+    The source heard between two writes is cut into tokens of 300 ms (the last one shorter); text takes no time to show.
+    Target token t answers source token t, moved back by the tokens that the writes before were ahead of their source,
+    and at most the last one heard. With `elapsed`, each token ends after its computation, one after the other: the
+    computation-aware form. Kano et al. 2023 (arXiv 2211.13173).
+    """
+    heard = sorted(set(delays))  # the source position of each write
+    source_ends, tokens_heard = _source_tokens(heard)
+    compute = _compute_shares(delays, elapsed)
+    total, end = 0.0, 0.0
+    for rank, (delay, cost) in enumerate(zip(delays, compute, strict=True), 1):
+        write = bisect_left(heard, delay)
+        source_before = tokens_heard[write - 1] if write else 0
+        written_before = bisect_left(delays, delay)
+        answered = rank - max(0, written_before - source_before)
+        end = max(delay, end) + cost
+        total += end - source_ends[min(answered, tokens_heard[write])]
+    return total / len(delays)
+
+
+def latency_scores(instance: Instance, unit: str = "word") -> dict[str, float] | None:
+    """All scores of one utterance, plain and computation-aware (`_CA`); None when nothing was written."""
+    if not instance.delays:
+        return None
+    reference_units = max(1, count_units(instance.reference, unit))
+    scores: dict[str, float] = {}
+    for suffix, times in (("", instance.delays), ("_CA", instance.elapsed)):
+        for name, score in _REFERENCE_SCORES.items():
+            scores[name + suffix] = score(times, instance.source_length, reference_units)
+        scores["DAL" + suffix] = differentiable_average_lagging(times, instance.source_length)
+        scores["ATD" + suffix] = average_token_delay(instance.delays, instance.elapsed if suffix else None)
+    return scores
+
+
+_REFERENCE_SCORES: dict[str, Callable[[Sequence[float], float, int], float]] = {
+    "AL": average_lagging,
+    "LAAL": length_adaptive_average_lagging,
+    "AP": average_proportion,
+}
+
+
+def _lagging(times: Sequence[float], source_length: float, target_units: int) -> float:
+    """Mean lag of the units up to the first one that was written with the whole source heard."""
+    if times[0] > source_length:
+        return times[0]
+    heard_all = next((rank for rank, moment in enumerate(times) if moment >= source_length), len(times) - 1)
+    pace = source_length / target_units
+    return sum(moment - rank * pace for rank, moment in enumerate(times[: heard_all + 1])) / (heard_all + 1)
+
+
+def _source_tokens(heard: Sequence[float]) -> tuple[list[float], list[int]]:
+    """End times of the source tokens, with 0.0 before the first, and how many there are up to each write."""
+    ends, counts = [0.0], []
+    for start, stop in pairwise((0.0, *heard)):
+        whole, rest = divmod(stop - start, SOURCE_TOKEN_MS)
+        lengths = [SOURCE_TOKEN_MS] * int(whole) + ([rest] if rest else [])
+        for length in lengths:
+            ends.append(ends[-1] + length)
+        counts.append(len(ends) - 1)
+    return ends, counts
+
+
+def _compute_shares(delays: Sequence[float], elapsed: Sequence[float] | None) -> list[float]:
+    """Milliseconds of computation between a token and the one before it; zeros without `elapsed`."""
+    if elapsed is None:
+        return [0.0] * len(delays)
+    spent = [moment - delay for moment, delay in zip(elapsed, delays, strict=True)]
+    return [after - before for before, after in pairwise((0.0, *spent))]

@@ -1,0 +1,52 @@
+"""Translation quality with sacreBLEU, each score with the signature that makes it comparable."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sacrebleu.metrics import BLEU, CHRF
+
+from ..errors import LeapformerError
+
+
+@dataclass(frozen=True)
+class QualityScore:
+    """A corpus score from 0 to 100, sacreBLEU's signature of it, and the same score for each sentence."""
+
+    name: str
+    value: float
+    signature: str
+    per_sentence: tuple[float, ...]
+
+
+def bleu(predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> QualityScore:
+    """Corpus BLEU (Papineni et al. 2002; Post 2018, arXiv 1804.08771) of detokenised text, one reference each.
+
+    `tokenize`: 13a for languages with spaces, zh for Chinese, ja-mecab for Japanese. Sentence scores use the effective
+    order (n-grams longer than the sentence do not count). Raises LeapformerError for a tokenizer that is unknown or not
+    installed.
+    """
+    if tokenize not in BLEU.TOKENIZERS:
+        choices = ", ".join(sorted(BLEU.TOKENIZERS))
+        raise LeapformerError(f"sacreBLEU has no tokenizer {tokenize!r}; choose from {choices}")
+    try:
+        corpus, sentence = BLEU(tokenize=tokenize), BLEU(tokenize=tokenize, effective_order=True)
+    except (ImportError, RuntimeError) as error:
+        raise LeapformerError(f"tokenizer {tokenize!r} cannot be used: {' '.join(str(error).split())}") from error
+    return _score("BLEU", corpus, sentence, predictions, references)
+
+
+def chrf(predictions: Sequence[str], references: Sequence[str]) -> QualityScore:
+    """Corpus chrF2 (Popović 2015, W15-3049): F-score of character n-grams, independent of any tokenizer."""
+    return _score("chrF", CHRF(), CHRF(), predictions, references)
+
+
+def _score(
+    name: str, corpus: BLEU | CHRF, sentence: BLEU | CHRF, predictions: Sequence[str], references: Sequence[str]
+) -> QualityScore:
+    if len(predictions) != len(references) or not references:
+        raise LeapformerError(f"{len(predictions)} predictions for {len(references)} references; give one for each")
+    value = corpus.corpus_score(list(predictions), [list(references)]).score
+    pairs = zip(predictions, references, strict=True)
+    per_sentence = tuple(sentence.sentence_score(prediction, [reference]).score for prediction, reference in pairs)
+    return QualityScore(name, value, str(corpus.get_signature()), per_sentence)

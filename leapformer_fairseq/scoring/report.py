@@ -1,0 +1,43 @@
+"""All scores of a run in one structure, ready for JSON."""
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from .latency import latency_scores
+from .quality import bleu, chrf
+from .runlog import read_compute, read_instances
+
+
+def score_run(output: str | Path, tokenize: str = "13a", unit: str = "word") -> dict[str, Any]:
+    """Score the run in folder `output` (SimulEval's --output).
+
+    Keys: `scores` (corpus values: BLEU, chrF from 0 to 100; AL, LAAL, DAL, ATD in ms, AP a ratio, each also `_CA`; a
+    latency is the mean over utterances with output), `signatures`, `compute` (seconds, and seconds per second of audio;
+    None if not logged), `n_instances`, `n_empty` (utterances without output: they have no latency, so many of them
+    flatter it), `unit`, and `instances` with the scores of each utterance. Raises LeapformerError.
+    """
+    instances = read_instances(output, unit)
+    predictions, references = ([getattr(one, side) for one in instances] for side in ("prediction", "reference"))
+    quality = (bleu(predictions, references, tokenize), chrf(predictions, references))
+    latencies = [latency_scores(one, unit) for one in instances]
+    measured = [scores for scores in latencies if scores is not None]
+    names = list(measured[0]) if measured else []
+    compute = read_compute(output)
+    return {
+        "scores": {
+            **{score.name: score.value for score in quality},
+            **{name: fmean(scores[name] for scores in measured) for name in names},
+        },
+        "signatures": {score.name: score.signature for score in quality},
+        "compute": None if compute is None else {**asdict(compute), "seconds_per_second": compute.seconds_per_second},
+        "n_instances": len(instances),
+        "n_empty": len(instances) - len(measured),
+        "unit": unit,
+        "instances": [
+            {"index": one.index} | {score.name: score.per_sentence[rank] for score in quality} | (latencies[rank] or {})
+            for rank, one in enumerate(instances)
+        ],
+    }

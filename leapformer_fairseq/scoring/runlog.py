@@ -1,0 +1,131 @@
+"""What a SimulEval run leaves in its output folder: `instances.log` and the agent's `compute.jsonl`."""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import LeapformerError
+
+INSTANCES_LOG = "instances.log"
+COMPUTE_LOG = "compute.jsonl"
+UNITS = ("word", "char")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One utterance of a run. All times are milliseconds from its first sample.
+
+    `delays[i]`: source heard when unit i (word or character) was written. `elapsed[i]`: the same plus the computation
+    until then. `source_length`: duration of the source.
+    """
+
+    index: int
+    prediction: str
+    reference: str
+    delays: tuple[float, ...]
+    elapsed: tuple[float, ...]
+    source_length: float
+
+
+@dataclass(frozen=True)
+class ComputeTotals:
+    """Seconds of computation by part and seconds of audio, summed over the utterances of a run."""
+
+    features_s: float
+    encoder_s: float
+    decoder_s: float
+    audio_s: float
+
+    @property
+    def seconds_per_second(self) -> float | None:
+        """Seconds of computation for a second of audio; None without audio."""
+        return (self.features_s + self.encoder_s + self.decoder_s) / self.audio_s if self.audio_s else None
+
+
+def read_instances(output: str | Path, unit: str = "word") -> list[Instance]:
+    """All utterances of the run in folder `output`, checked to be counted in `unit`.
+
+    Raises LeapformerError when there is no log, a line of it is damaged, or its delays do not fit the unit.
+    """
+    if unit not in UNITS:
+        raise LeapformerError(f"unit {unit!r} is not supported; choose from {', '.join(UNITS)}")
+    instances = [_instance(entry, place) for place, entry in _read_lines(Path(output) / INSTANCES_LOG)]
+    if not instances:
+        raise LeapformerError(f"{Path(output) / INSTANCES_LOG} holds no utterance; run simuleval first")
+    for instance in instances:
+        n_units = count_units(instance.prediction, unit)
+        if len(instance.delays) != n_units:
+            raise LeapformerError(
+                f"utterance {instance.index} has {len(instance.delays)} delays for {n_units} units of kind {unit!r}; "
+                "give the unit of the run (its --eval-latency-unit)"
+            )
+    return instances
+
+
+def read_compute(output: str | Path) -> ComputeTotals | None:
+    """The agent's computation in the run, None when it was not logged. Raises LeapformerError for a damaged log."""
+    path = Path(output) / COMPUTE_LOG
+    if not path.is_file():
+        return None
+    totals = dict.fromkeys(ComputeTotals.__dataclass_fields__, 0.0)
+    for place, entry in _read_lines(path):
+        for key in totals:
+            totals[key] += _field(entry, key, float, place)
+    return ComputeTotals(**totals)
+
+
+def count_units(text: str, unit: str) -> int:
+    """Words, or characters without spaces: SimulEval removes the spaces of a prediction counted in characters.
+
+    It does count those of the reference; here both sides are counted alike.
+    """
+    return len(text.split()) if unit == "word" else len(text.replace(" ", ""))
+
+
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """(place for messages, JSON object) for each line that is not blank."""
+    if not path.is_file():
+        raise LeapformerError(f"no {path.name} in {path.parent}; give the --output folder of a simuleval run")
+    entries = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise LeapformerError(f"{place} is not JSON ({error}); was the run interrupted?") from error
+        if not isinstance(entry, dict):
+            raise LeapformerError(f"{place} is not a JSON object")
+        entries.append((place, entry))
+    return entries
+
+
+def _instance(entry: dict[str, Any], place: str) -> Instance:
+    instance = Instance(
+        index=_field(entry, "index", int, place),
+        prediction=_field(entry, "prediction", str, place),
+        reference=_field(entry, "reference", str, place),
+        delays=_field(entry, "delays", _floats, place),
+        elapsed=_field(entry, "elapsed", _floats, place),
+        source_length=_field(entry, "source_length", float, place),
+    )
+    if len(instance.delays) != len(instance.elapsed):
+        counts = f"{len(instance.delays)} delays but {len(instance.elapsed)} elapsed times"
+        raise LeapformerError(f"{place} has {counts}; run simuleval again")
+    return instance
+
+
+def _field(entry: dict[str, Any], key: str, convert: Callable[[Any], T], place: str) -> T:
+    try:
+        return convert(entry[key])
+    except (KeyError, TypeError, ValueError) as error:
+        raise LeapformerError(f"{place} has no usable {key!r}; is it a log of speech-to-text translation?") from error
+
+
+def _floats(values: Iterable[Any]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

@@ -1,0 +1,101 @@
+# Steps that the quickstart and the recipes share. Source it from a script: . "$(dirname "$0")/common.sh"
+#
+# A step that is finished leaves a file DIR/done and is skipped when the script runs again; a training that was
+# interrupted goes on from its last checkpoint.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
+
+fail() {
+    echo "$(basename "$0"): $*" >&2
+    exit 1
+}
+
+say() {
+    echo "== [$((SECONDS / 60))m$((SECONDS % 60))s] $*"
+}
+
+# activate: create or reuse .venv and put its commands first; LEAPFORMER_VENV names another environment to use as it is.
+activate() {
+    if [[ -n ${LEAPFORMER_VENV:-} ]]; then
+        export PATH="$LEAPFORMER_VENV/bin:$PATH"
+        return
+    fi
+    bash "$ROOT/scripts/setup.sh" || fail "setting up .venv failed (see the messages above)"
+    export PATH="$ROOT/.venv/bin:$PATH"
+}
+
+# need_dir NAME PATH: stop with a clear message unless PATH is a folder.
+need_dir() {
+    [[ -n ${2:-} ]] || fail "no $1 given; see --help"
+    [[ -d $2 ]] || fail "$1 $2 is not a folder; check the path"
+}
+
+# once DIR COMMAND...: run COMMAND unless it finished before; its output goes to DIR/log, too.
+once() {
+    local dir=$1
+    shift
+    if [[ -f $dir/done ]]; then
+        say "$dir is finished, skipped"
+        return
+    fi
+    mkdir -p "$dir"
+    "$@" 2>&1 | tee -a "$dir/log" || fail "failed: $dir (the whole output is in $dir/log)"
+    touch "$dir/done"
+}
+
+# The three attention plans behind PLAN, which is one mechanism or plan for all blocks, or ENCODER/DECODER/CROSS.
+plan_flags() {
+    local encoder decoder cross
+    IFS=/ read -r encoder decoder cross <<<"$1"
+    decoder=${decoder:-$encoder}
+    cross=${cross:-$decoder}
+    echo "--encoder-self-attention $encoder --decoder-self-attention $decoder --decoder-cross-attention $cross"
+}
+
+# train_speech DATA CONFIG SUBSET SAVE OPTIONS...: train on {train,dev}_SUBSET of a speech manifest folder.
+train_speech() {
+    local data=$1 config=$2 subset=$3 save=$4
+    shift 4
+    leapformer train "$data" --task speech_to_text --config-yaml "$config" \
+        --train-subset "train_$subset" --valid-subset "dev_$subset" --save-dir "$save" \
+        --num-workers 1 --required-batch-size-multiple 1 --skip-invalid-size-inputs-valid-test \
+        --log-format simple --no-progress-bar --report-accuracy "$@"
+}
+
+# simul_eval DATA CONFIG SET CHECKPOINT K OUT OPTIONS...: SimulEval with the wait-k agent on SET.source, then our scores.
+simul_eval() {
+    local data=$1 config=$2 set=$3 checkpoint=$4 k=$5 out=$6
+    shift 6
+    OMP_NUM_THREADS=1 simuleval --agent-class leapformer_fairseq.agents.LeapformerAgent \
+        --checkpoint "$checkpoint" --data-root "$data" --config-yaml "$config" --waitk-lagging "$k" \
+        --source "$data/$set.source" --target "$data/$set.target" --output "$out" \
+        --source-segment-size 40 --quality-metrics BLEU --latency-metrics AL LAAL AP DAL ATD "$@"
+    leapformer score "$out" --json "$out/scores.json"
+}
+
+# offline_eval DATA CONFIG SET CHECKPOINT OUT OPTIONS...: fairseq-generate on the whole source.
+offline_eval() {
+    local data=$1 config=$2 set=$3 checkpoint=$4 out=$5
+    shift 5
+    leapformer generate "$data" --task speech_to_text --config-yaml "$config" --gen-subset "$set" \
+        --path "$checkpoint" --model-overrides "{'waitk_lagging': 'offline'}" --max-tokens 20000 \
+        --num-workers 1 --required-batch-size-multiple 1 --scoring sacrebleu --results-path "$out" "$@"
+    tail -1 "$out/generate-$set.txt"
+}
+
+# claim DIR OPTIONS...: make DIR the folder of a run with these options, or find it so; never mix two runs.
+claim() {
+    local dir=$1 options
+    shift
+    options=$*
+    if [[ -f $dir/options ]]; then
+        [[ $(<"$dir/options") == "$options" ]] ||
+            fail "$dir holds the results of another run ($(<"$dir/options")); choose another --out or delete it"
+    elif [[ -d $dir && -n $(ls -A "$dir") ]]; then
+        fail "$dir is not empty and not a run of this script; choose another --out"
+    else
+        mkdir -p "$dir"
+        echo "$options" >"$dir/options"
+    fi
+}

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Speech translation while it is being spoken, from nothing: builds a corpus, trains, evaluates, reports. See --help.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+
+usage() {
+    cat <<'HELP'
+usage: bash scripts/quickstart.sh [OPTIONS]
+
+Sets up .venv, makes a small English-German speech corpus, pre-trains an encoder on recognition, trains a wait-k
+translation model, evaluates it with SimulEval for several k and offline, and writes report.md, scores.json, curve.png.
+Run it again to go on where it stopped; run it with another attention into the same --out to compare.
+
+  --attention PLAN  mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
+  --softmax         the baseline: the same as --attention softmax
+  --k LIST          k of wait-k to evaluate, in quotes (default: "1 3 5 9")
+  --seed N          seed of the corpus and of training (default: 1)
+  --out DIR         results (default: results/quickstart)
+  --fast            a minute instead of seven: tiny corpus, few updates, scores mean nothing
+  --help            this text
+HELP
+}
+
+attention=leap ks="1 3 5 9" seed=1 out=results/quickstart fast=
+while (($#)); do
+    case $1 in
+        --attention) attention=${2:?--attention needs a PLAN} && shift ;;
+        --softmax) attention=softmax ;;
+        --k) ks=${2:?--k needs a list of numbers} && shift ;;
+        --seed) seed=${2:?--seed needs a number} && shift ;;
+        --out) out=${2:?--out needs a folder} && shift ;;
+        --fast) fast=1 ;;
+        --help | -h) usage && exit ;;
+        *) fail "unknown option $1; see --help" ;;
+    esac
+    shift
+done
+for k in $ks; do
+    [[ $k =~ ^[1-9][0-9]*$ ]] || fail "--k $k: k is a number of steps, at least 1"
+done
+[[ $seed =~ ^[0-9]+$ ]] || fail "--seed $seed: give a whole number"
+
+sizes="--train 2500 --dev 100 --test 200" asr_updates=450 st_updates=600 simul=100
+if [[ $fast ]]; then
+    sizes="--train 60 --dev 8 --test 8 --vocab-size 120" asr_updates=12 st_updates=12 simul=3
+fi
+
+activate
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+data=$out/corpus
+run=$out/$(tr '/,*' '+__' <<<"$attention")
+claim "$run" "--attention $attention --seed $seed${fast:+ --fast}"
+model="$(plan_flags "$attention") --seed $seed --optimizer adam --adam-betas (0.9,0.98) --clip-norm 10 --lr-scheduler inverse_sqrt --warmup-init-lr 1e-4 --max-tokens 12000 --log-interval 25 --save-interval-updates 100 --keep-interval-updates 1 --no-epoch-checkpoints"
+
+say "speech corpus in $data"
+leapformer corpus --out "$data" --seed "$seed" $sizes
+
+say "pre-training the encoder on speech recognition ($asr_updates updates)"
+once "$run/asr" train_speech "$data" config_asr.yaml asr "$run/asr" $model --arch leapformer_s2t_tiny \
+    --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 0.5 --label-smoothing 0.1 \
+    --lr 3e-3 --warmup-updates 100 --max-update "$asr_updates"
+
+say "training wait-k translation ($st_updates updates)"
+once "$run/st" train_speech "$data" config_st.yaml st "$run/st" $model --arch leapformer_simulst_tiny \
+    --load-pretrained-encoder-from "$run/asr/checkpoint_last.pt" --waitk-lagging 1-9 --fixed-pre-decision-ratio 7 \
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
+    --lr 3e-3 --warmup-updates 100 --max-update "$st_updates"
+
+for k in $ks; do
+    say "simultaneous translation with k = $k"
+    once "$run/k$k" simul_eval "$data" config_st.yaml test "$run/st/checkpoint_last.pt" "$k" "$run/k$k" --end-index "$simul"
+done
+say "offline translation, beam 5"
+once "$run/offline" offline_eval "$data" config_st.yaml test_st "$run/st/checkpoint_last.pt" "$run/offline" --beam 5
+
+say "report"
+leapformer report "$out"
+say "done: $out/report.md, $out/scores.json, $out/curve.png"

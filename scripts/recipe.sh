@@ -1,0 +1,121 @@
+# The steps of the recipes scripts/mustc and scripts/covost2. A script names its data set and sources this:
+#
+#   dataset=mustc root_holds="en-de/data" sets="tst-COMMON tst-HE"
+#   . "$(dirname "$0")/../recipe.sh"
+#   recipe prepare train evaluate "$@"
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+    cat <<HELP
+usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
+
+  --root DIR          the downloaded data, the folder that holds $root_holds (only to prepare)
+  --out DIR           prepared data and runs; the same command again goes on where it stopped
+  --paper NAME        hyperparameters: $(cd "$ROOT/configs/$dataset" && echo *.sh | sed 's/\.sh//g') (default: leapformer)
+  --attention PLAN    mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
+  --k LIST            k of wait-k to evaluate, in quotes (default: the paper's)
+  --sets LIST         test sets to evaluate, in quotes (default: ${sets%% *}; there are $sets)
+  --vocab-size N      subwords per language (default: the paper's)
+  --workers N         processes that prepare the data (default: 1)
+  --average N         translate with the average of the last N epochs (default: 10)
+  --asr-options TEXT  more options for recognition pre-training, e.g. "--max-update 1000 --fp16"
+  --st-options TEXT   more options for translation training
+  --eval-options TEXT more options for SimulEval, e.g. "--end-index 100"
+  --help              this text
+
+Of an option given twice the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
+HELP
+}
+
+# recipe STEP... OPTIONS...: read the options, set up the environment, and run the steps: prepare, train, evaluate.
+recipe() {
+    local steps=()
+    while (($#)) && [[ $1 != -* ]]; do
+        steps+=("$1")
+        shift
+    done
+    read_options "$@"
+    [[ ${steps[0]} != prepare ]] || need_dir "--root (the folder that holds $root_holds)" "$root"
+    activate
+    mkdir -p "$out"
+    out=$(cd "$out" && pwd)
+    data=$out/data
+    asr=$out/asr-$(file_name "${attention%%/*}")
+    run=$out/$(file_name "$attention")
+    for step in "${steps[@]}"; do
+        "step_$step"
+    done
+}
+
+read_options() {
+    local more paper=leapformer arguments=("$@")
+    while (($#)); do
+        [[ $1 != --help && $1 != -h ]] || { usage && exit; }
+        [[ $1 != --paper ]] || paper=${2:?--paper needs a name}
+        shift
+    done
+    [[ -f $ROOT/configs/$dataset/$paper.sh ]] || fail "--paper $paper: there is no configs/$dataset/$paper.sh"
+    . "$ROOT/configs/$dataset/$paper.sh"
+    root='' out='' attention=leap workers=1 sets=${sets%% *}
+    set -- "${arguments[@]}"
+    while (($#)); do
+        (($# > 1)) || fail "$1 needs a value; see --help"
+        case $1 in
+            --paper) ;;
+            --root | --out | --attention | --k | --sets | --vocab-size | --workers | --average)
+                more=${1#--}
+                printf -v "${more//-/_}" %s "$2"
+                ;;
+            --asr-options) read -ra more <<<"$2" && asr_options+=("${more[@]}") ;;
+            --st-options) read -ra more <<<"$2" && st_options+=("${more[@]}") ;;
+            --eval-options) read -ra more <<<"$2" && eval_options+=("${more[@]}") ;;
+            *) fail "unknown option $1; see --help" ;;
+        esac
+        shift 2
+    done
+    [[ $out ]] || fail "no --out given; see --help"
+}
+
+file_name() {
+    tr '/,*' '+__' <<<"$1"
+}
+
+step_prepare() {
+    say "preparing $dataset in $data"
+    leapformer prepare "$dataset" "$root" --out "$data" --vocab-size "$vocab_size" --workers "$workers"
+}
+
+step_train() {
+    need_dir "prepared data" "$data"
+    # Only the encoder is used afterwards; so its mechanism is that of the translation model, and plans that share it
+    # share the pre-training. The decoder is softmax, as in the released scripts.
+    say "pre-training the encoder on speech recognition in $asr"
+    local plan
+    plan=$(plan_flags "${attention%%/*}/softmax")
+    claim "$asr" "$plan ${asr_options[*]}"
+    once "$asr/model" train_speech "$data" config_asr.yaml asr "$asr/model" $plan --keep-last-epochs 1 "${asr_options[@]}"
+
+    say "training translation in $run"
+    plan=$(plan_flags "$attention")
+    claim "$run" "$plan ${st_options[*]}"
+    once "$run/model" train_speech "$data" config_st.yaml st "$run/model" $plan --keep-last-epochs "$average" \
+        --load-pretrained-encoder-from "$asr/model/checkpoint_best.pt" "${st_options[@]}"
+}
+
+step_evaluate() {
+    need_dir "trained model" "$run/model"
+    local checkpoint=$run/model/average$average.pt set results lagging
+    [[ -f $checkpoint ]] || leapformer average --inputs "$run/model" --last "$average" --output "$checkpoint"
+    for set in $sets; do
+        results=$run/$set
+        claim "$results" "--average $average ${eval_options[*]}"
+        for lagging in $k; do
+            say "$set: simultaneous translation with k = $lagging"
+            once "$results/k$lagging" simul_eval "$data" config_st.yaml "$set" "$checkpoint" "$lagging" \
+                "$results/k$lagging" "${eval_options[@]}"
+        done
+        say "$set: offline translation, beam 5"
+        once "$results/offline" offline_eval "$data" config_st.yaml "${set}_st" "$checkpoint" "$results/offline" --beam 5
+    done
+    say "done: scores.json in each folder $run/SET/kN, and offline/generate-SET_st.txt"
+}

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Sets everything up, then runs lint, type check and all tests. Arguments go to pytest: bash scripts/test.sh -k compat
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if ! bash scripts/setup.sh; then
+    echo "FAILED: setup"
+    exit 1
+fi
+
+failed=()
+check() {
+    local name=$1
+    shift
+    echo "== $name"
+    "$@" || failed+=("$name")
+}
+
+check ruff .venv/bin/ruff check .
+check mypy .venv/bin/mypy
+check pytest .venv/bin/python -m pytest -n 2 "$@"
+
+if ((${#failed[@]})); then
+    echo "FAILED: ${failed[*]}"
+    exit 1
+fi
+echo "PASSED: ruff, mypy and pytest"

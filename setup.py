@@ -1,0 +1,48 @@
+"""Metadata of the package; tool settings are in pyproject.toml, known-good versions in requirements/constraints.txt."""
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+
+
+def read_version() -> str:
+    """The version as written in the package: importing it here would need its dependencies."""
+    text = (HERE / "leapformer_fairseq" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE).group(1)
+
+
+setup(
+    name="leapformer-fairseq",
+    version=read_version(),
+    description="Linear attention for sequence generation: a plugin for fairseq",
+    long_description=README.read_text(encoding="utf-8") if README.is_file() else "",
+    long_description_content_type="text/markdown",
+    author="The leapformer_fairseq authors",
+    license="MIT",
+    packages=find_packages(include=["leapformer_fairseq", "leapformer_fairseq.*"]),
+    package_data={"leapformer_fairseq": ["py.typed"]},
+    python_requires=">=3.11",
+    install_requires=[
+        "torch>=2.6",  # the first that loads checkpoints with weights_only=True unless told otherwise
+        "fairseq-fixed==0.12.3.1",  # imported as `fairseq`; the original 0.12.2 does not run on Python 3.11
+        "simuleval==1.1.4",
+        "kaldi-native-fbank>=1.20",
+        "matplotlib",
+        "numpy>=1.26",
+        "sacrebleu>=2.3",
+        "scikit-learn",
+        "scipy",
+        "sentencepiece",
+        "soundfile",
+        "tabulate",
+        "tqdm",
+    ],
+    extras_require={
+        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "demo": ["espeakng-loader"],  # speaks the sentences of the quickstart
+    },
+    entry_points={"console_scripts": ["leapformer = leapformer_fairseq.cli.main:main"]},
+)

@@ -1,0 +1,191 @@
+"""Checkpoints of tiny untrained models, from the file to the text."""
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
+
+from leapformer_fairseq.agents.engine import RecomputeEngine
+from leapformer_fairseq.agents.loading import load_system, resolve_policy
+from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
+from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.modules import attentions
+
+PLAN = ["--encoder-self-attention", "leap", "--decoder-self-attention", "leap", "--decoder-cross-attention", "leap"]
+
+
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory: pytest.TempPathFactory, spm_model: Path, symbols: list[str]) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    shutil.copy(spm_model, root / "spm.model")
+    (root / "dict.txt").write_text("".join(f"{symbol} 1\n" for symbol in symbols[4:]), encoding="utf-8")
+    np.savez(root / "gcmvn.npz", mean=np.full(80, 8.0), std=np.full(80, 3.0))
+    write_config(root)
+    return root
+
+
+def write_config(root: Path, name: str = "config.yaml", **changes: Any) -> str:
+    config = {
+        "vocab_filename": "dict.txt",
+        "bpe_tokenizer": {"bpe": "sentencepiece", "sentencepiece_model": "spm.model"},
+        "global_cmvn": {"stats_npz_path": "gcmvn.npz"},
+        "transforms": {"*": ["global_cmvn"], "_train": ["global_cmvn", "specaugment"]},
+    }
+    (root / name).write_text(yaml.safe_dump({**config, **changes}))
+    return name
+
+
+def save_checkpoint(path: Path, root: Path, arch: str, *flags: str) -> Path:
+    """What fairseq's trainer writes, for an untrained model."""
+    parser = options.get_training_parser(default_task="speech_to_text")
+    args = options.parse_args_and_arch(parser, [str(root), "--arch", arch, *flags])
+    torch.manual_seed(3)
+    config = convert_namespace_to_omegaconf(args)
+    model = tasks.setup_task(config.task).build_model(config.model)
+    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
+    content = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    extra = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}}
+    state = {"args": None, "cfg": content, "model": model.state_dict(), "optimizer_history": history}
+    torch.save({**state, "extra_state": extra, "last_optimizer_state": None}, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def simulst(tmp_path_factory: pytest.TempPathFactory, data_root: Path) -> Path:
+    path = tmp_path_factory.mktemp("simulst") / "checkpoint.pt"
+    flags = ["--waitk-lagging", "2-4", "--fixed-pre-decision-ratio", "5"]
+    return save_checkpoint(path, data_root, "leapformer_simulst_tiny", *PLAN, *flags)
+
+
+@pytest.fixture(scope="session")
+def s2t(tmp_path_factory: pytest.TempPathFactory, data_root: Path) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("s2t") / "checkpoint.pt", data_root, "leapformer_s2t_tiny", *PLAN)
+
+
+def translate(system: TranslationSystem, samples: np.ndarray, size: int, **options_: Any) -> list[int]:
+    translation = TranslationStream(system, DecodingOptions(max_len_b=25, **options_))
+    for start in range(0, len(samples), size):
+        translation.push(samples[start : start + size])
+        translation.advance(source_finished=start + size >= len(samples))
+    return translation.emitter._tokens
+
+
+def test_trained_values_are_the_default(simulst: Path, data_root: Path) -> None:
+    system = load_system(simulst, data_root)
+    assert (system.lagging, system.step_frames, system.eos) == (4, 20, 2)
+    assert not system.model.training
+    np.testing.assert_array_equal(system.cmvn.mean, np.full(80, 8.0))
+
+
+def test_values_of_the_command_line_win(simulst: Path, data_root: Path) -> None:
+    system = load_system(simulst, data_root, lagging=7, pre_decision_ratio=2)
+    assert (system.lagging, system.step_frames) == (7, 8)
+    # The trained lagging must not hide source that the policy has handed out.
+    assert all(one.visible is None for one in attentions(system.model.decoder) if one.encoder_decoder_attention)
+
+
+@pytest.mark.parametrize("early_eos", ["mask", "wait"])
+def test_real_model_writes_the_same_at_any_segment_size(simulst, data_root, speech, early_eos: str) -> None:
+    system = load_system(simulst, data_root)
+    results = [translate(system, speech(1.7), size * 16, early_eos=early_eos) for size in (20, 280, 100_000)]
+    assert results[0] == results[1] == results[2] != []
+
+
+def test_offline_model_with_test_time_wait_k(s2t: Path, data_root: Path, speech) -> None:
+    with pytest.raises(LeapformerError, match="--waitk-lagging and --pre-decision-ratio"):
+        load_system(s2t, data_root)
+    assert translate(load_system(s2t, data_root, lagging=2, pre_decision_ratio=7), speech(1.0), 640)
+
+
+def test_streaming_states_give_the_parallel_forward(simulst: Path, data_root: Path) -> None:
+    """Token by token with kept states, or all at once as in training: the same logits of the same source."""
+    system = load_system(simulst, data_root, lagging=3, pre_decision_ratio=5)
+    frames, tokens = torch.randn(140, 80), [2, 10, 11, 12, 13, 14]
+    engine = RecomputeEngine(system.model, tokens[0])
+    engine.feed(frames)
+    streamed = [engine.step()]
+    for token in tokens[1:]:
+        engine.commit(token)
+        streamed.append(engine.step())
+    with torch.no_grad():
+        whole, _ = system.model(frames[None], torch.tensor([140]), torch.tensor([tokens]))
+    torch.testing.assert_close(torch.stack(streamed), whole[0], rtol=1e-4, atol=1e-4)
+
+
+def test_source_is_rebuilt_after_new_frames(simulst: Path, data_root: Path) -> None:
+    """Feeding in two parts, with a token in between, leaves nothing of the older encoder output behind."""
+    system = load_system(simulst, data_root)
+    frames = torch.randn(80, 80)
+    engine = RecomputeEngine(system.model, 2)
+    engine.feed(frames[:40])
+    engine.step()
+    snapshot = engine.snapshot()
+    engine.commit(9)
+    engine.feed(frames[40:])
+    late = engine.step()
+    engine.restore(snapshot)
+    engine.commit(9)
+    torch.testing.assert_close(engine.step(), late)
+
+
+def test_missing_files_are_named(simulst: Path, data_root: Path, tmp_path: Path) -> None:
+    with pytest.raises(LeapformerError, match="--checkpoint"):
+        load_system(tmp_path / "none.pt", data_root)
+    with pytest.raises(LeapformerError, match="--config-yaml"):
+        load_system(simulst, data_root, "none.yaml")
+
+
+def test_other_architectures_are_named(tmp_path: Path, data_root: Path) -> None:
+    path = save_checkpoint(tmp_path / "c.pt", data_root, "s2t_transformer_xs")
+    with pytest.raises(LeapformerError, match="'s2t_transformer_xs'.*leapformer_simulst"):
+        load_system(path, data_root)
+
+
+def test_file_that_is_no_checkpoint(tmp_path: Path, data_root: Path) -> None:
+    (tmp_path / "c.pt").write_bytes(b"nonsense")
+    with pytest.raises(LeapformerError, match="cannot be read as a fairseq checkpoint") as error:
+        load_system(tmp_path / "c.pt", data_root)
+    assert "\n" not in str(error.value)
+    torch.save({"weights": 1}, tmp_path / "c.pt")
+    with pytest.raises(LeapformerError):
+        load_system(tmp_path / "c.pt", data_root)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transforms": {"*": ["utterance_cmvn"]}}, "utterance_cmvn"),
+        ({"global_cmvn": {"stats_npz_path": "none.npz"}}, "no CMVN statistics"),
+        ({"global_cmvn": {"stats_npz_path": "dict.txt"}}, "no npz file"),
+        ({"bpe_tokenizer": {"bpe": "gpt2"}}, "'gpt2'"),
+        ({"bpe_tokenizer": {"bpe": "sentencepiece", "sentencepiece_model": "none"}}, "no sentencepiece model"),
+        ({"prepend_tgt_lang_tag": True}, "prepend_tgt_lang_tag"),
+    ],
+)
+def test_data_configs_that_cannot_be_streamed(simulst, data_root, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(LeapformerError, match=message):
+        load_system(simulst, data_root, write_config(data_root, "other.yaml", **changes))
+
+
+def test_no_cmvn_when_training_had_none(simulst: Path, data_root: Path) -> None:
+    assert load_system(simulst, data_root, write_config(data_root, "plain.yaml", transforms={})).cmvn is None
+
+
+@pytest.mark.parametrize(("lagging", "ratio"), [(0, 7), (-3, 7), (3, 0)])
+def test_values_below_one(lagging: int, ratio: int) -> None:
+    with pytest.raises(LeapformerError, match="at least 1"):
+        resolve_policy(SimpleNamespace(lagging=3, pre_decision_ratio=7), lagging, ratio)
+
+
+@pytest.mark.parametrize(("trained", "expected"), [(5, 5), ((1, 9), 9)])
+def test_trained_range_takes_its_high_end(trained: Any, expected: int) -> None:
+    assert resolve_policy(SimpleNamespace(lagging=trained, pre_decision_ratio=7), None, None) == (expected, 7)

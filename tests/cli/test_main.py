@@ -1,0 +1,194 @@
+"""The `leapformer` command: finding sub-commands, their output, and errors as one line."""
+import importlib
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+
+from leapformer_fairseq import PLUGIN_DIR, __version__
+from leapformer_fairseq.attention import MECHANISMS
+from leapformer_fairseq.cli import fairseq_commands
+from leapformer_fairseq.cli import main as cli
+from leapformer_fairseq.errors import LeapformerError
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Registers a sub-command `fake` whose `run` can be set."""
+    module = types.ModuleType("leapformer_fairseq.cli.fake")
+    module.add_arguments = lambda parser: parser.add_argument("--value", type=int)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(cli.COMMANDS, "fake", ("fake", "help of fake"))
+    return module
+
+
+def failing(error: BaseException):
+    def run(args):
+        raise error
+
+    return run
+
+
+class TestDispatch:
+    def test_arguments_and_status_pass_through(self, command):
+        command.run = lambda args: args.value
+        assert cli.main(["fake", "--value", "7"]) == 7
+
+    def test_error_is_one_line(self, command, capsys):
+        command.run = failing(LeapformerError("no such plan"))
+        assert cli.main(["fake"]) == 2
+        assert capsys.readouterr() == ("", "leapformer: error: no such plan\n")
+
+    def test_error_of_a_worker_process_loses_its_traceback(self, command, capsys):
+        text = "Caught LeapformerError in DataLoader worker.\nTraceback:\nx.errors.LeapformerError: no file: a.wav"
+        command.run = failing(LeapformerError(text))
+        assert cli.main(["fake"]) == 2
+        assert capsys.readouterr().err == "leapformer: error: no file: a.wav\n"
+
+    def test_interrupt(self, command, capsys):
+        command.run = failing(KeyboardInterrupt())
+        assert cli.main(["fake"]) == 130
+        assert capsys.readouterr().err == "leapformer: interrupted\n"
+
+    def test_defects_are_not_hidden(self, command):
+        command.run = failing(ZeroDivisionError())
+        with pytest.raises(ZeroDivisionError):
+            cli.main(["fake"])
+
+    @pytest.mark.parametrize("argv", [[], ["unknown"], ["user-dir", "extra"]])
+    def test_wrong_usage(self, argv, capsys):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(argv)
+        assert exit_info.value.code == 2
+        assert capsys.readouterr().err
+
+    def test_help_names_every_command(self, capsys):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(["--help"])
+        assert exit_info.value.code == 0
+        out = capsys.readouterr().out
+        assert all(name in out for name in (*cli.COMMANDS, *fairseq_commands.COMMANDS))
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_table_agrees_with_the_modules(name):
+    module_name, help_text = cli.COMMANDS[name]
+    module = importlib.import_module(f"leapformer_fairseq.cli.{module_name}")
+    assert help_text == module.HELP
+    assert callable(module.add_arguments)
+    assert callable(module.run)
+
+
+def test_user_dir_is_one_line_and_imports_neither_torch_nor_fairseq():
+    code = (
+        "import sys; from leapformer_fairseq.cli.main import main; main(['user-dir'])\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'fairseq')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{PLUGIN_DIR}\n", "")
+
+
+class TestList:
+    def test_json(self, capsys):
+        assert cli.main(["list", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert {mechanism["name"] for mechanism in found["mechanisms"]} == set(MECHANISMS)
+        for mechanism in found["mechanisms"]:
+            assert mechanism["summary"]
+            assert len(mechanism["options"]) == len(MECHANISMS[mechanism["name"]].options)
+
+    def test_text_names_everything(self, capsys):
+        assert cli.main(["list"]) == 0
+        out = capsys.readouterr().out
+        assert all(f"  {name}: " in out for name in MECHANISMS)
+        assert all(option.flag in out for mechanism in MECHANISMS.values() for option in mechanism.options)
+
+
+class TestDoctor:
+    def test_report(self, capsys):
+        pytest.importorskip("fairseq")
+        assert cli.main(["doctor"]) == 0
+        out = capsys.readouterr().out
+        assert f"leapformer-fairseq {__version__}" in out
+        assert "checkpoint-types          applied" in out
+
+    def test_missing_requirement(self, capsys, monkeypatch):
+        from leapformer_fairseq.cli import doctor
+
+        monkeypatch.setattr(doctor, "REQUIRED", ("torch", "no-such-package"))
+        assert cli.main(["doctor"]) == 1
+        assert "Missing: no-such-package" in capsys.readouterr().out
+
+
+class TestFairseqCommands:
+    @pytest.fixture
+    def calls(self, monkeypatch):
+        """Command lines that would have reached fairseq."""
+        import fairseq_cli.generate
+        import fairseq_cli.train
+
+        seen = []
+        monkeypatch.setattr(sys, "argv", ["pytest"])
+        for module in (fairseq_cli.train, fairseq_cli.generate):
+            monkeypatch.setattr(module, "cli_main", lambda: seen.append(sys.argv))
+        return seen
+
+    def test_arguments_are_untouched(self, calls):
+        arguments = ["data", "--arch", "leapformer_lm", "--lr", "-1e-3", "--", "x"]
+        assert cli.main(["train", *arguments]) == 0
+        assert calls == [["leapformer train", "--user-dir", str(PLUGIN_DIR), *arguments]]
+
+    @pytest.mark.parametrize("given", [["--user-dir", str(PLUGIN_DIR)], [f"--user-dir={PLUGIN_DIR}"]])
+    def test_user_dir_of_the_user_stays(self, calls, given):
+        assert cli.main(["generate", *given, "data"]) == 0
+        assert calls == [["leapformer generate", *given, "data"]]
+
+    def test_missing_arch_is_explained(self, calls, capsys):
+        assert cli.main(["train", "data"]) == 2
+        assert "train needs --arch" in capsys.readouterr().err
+        assert calls == []
+
+    @pytest.mark.parametrize("name", fairseq_commands.COMMANDS)
+    def test_help(self, name, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["pytest"])
+        assert cli.main([name, "--help"]) == 0
+        assert f"usage: leapformer {name}" in capsys.readouterr().out
+
+    def test_help_knows_model_task_and_criterion(self, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["pytest"])
+        chosen = "--arch transformer_lm --task language_modeling --criterion label_smoothed_cross_entropy"
+        assert cli.main(["train", *chosen.split(), "--help"]) == 0
+        out = capsys.readouterr().out
+        assert all(flag in out for flag in ("--adaptive-softmax-cutoff", "--tokens-per-sample", "--label-smoothing"))
+
+    @pytest.fixture
+    def probe_model(self, monkeypatch):
+        """A registered model with one flag beyond its stock parent's."""
+        from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+        from fairseq.models.transformer import TransformerModel
+
+        class Probe(TransformerModel):
+            @classmethod
+            def add_args(cls, parser):
+                super().add_args(parser)
+                parser.add_argument("--probe-flag", help="a flag of ours")
+
+        monkeypatch.setitem(MODEL_REGISTRY, "leapformer_probe", Probe)
+        monkeypatch.setitem(ARCH_MODEL_REGISTRY, "leapformer_probe", Probe)
+        monkeypatch.setattr(sys, "argv", ["pytest"])
+
+    @pytest.mark.usefixtures("probe_model")
+    def test_help_without_arch_shows_our_flags_only(self, capsys):
+        assert cli.main(["train", "--help"]) == 0
+        out = capsys.readouterr().out
+        assert "--probe-flag" in out
+        assert "--encoder-ffn-embed-dim" not in out
+
+    @pytest.mark.usefixtures("probe_model")
+    def test_help_with_arch_shows_all_its_flags(self, capsys):
+        assert cli.main(["train", "--arch", "leapformer_probe", "--help"]) == 0
+        out = capsys.readouterr().out
+        assert "--probe-flag" in out
+        assert "--encoder-ffn-embed-dim" in out

@@ -1,0 +1,12 @@
+"""Few threads, so that parallel test workers do not compete, and a fixed seed for every test."""
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)

@@ -1,0 +1,64 @@
+"""Small models with random weights and small batches of random filterbanks, for tests of every model."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from torch import Tensor
+
+import leapformer_fairseq  # noqa: F401  (registers the models)
+from leapformer_fairseq.attention import MECHANISMS
+
+PLANS = sorted(MECHANISMS)
+SIZES = dict(
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_embed_dim=16,
+    encoder_ffn_embed_dim=24,
+    encoder_attention_heads=2,
+    decoder_attention_heads=2,
+    conv_out_channels=4,
+    input_feat_per_channel=8,
+    input_channels=1,
+    cosformer_length=40,
+    dropout=0.1,
+)
+
+
+def dictionary(symbols: int = 30) -> Dictionary:
+    words = Dictionary()
+    for i in range(symbols):
+        words.add_symbol(f"w{i}")
+    return words
+
+
+def make_model(arch: str, plan: str = "leap", seed: int = 0, **options: Any) -> Any:
+    """A float64 model in eval mode, every block with the same plan unless `options` name one."""
+    args = Namespace(arch=arch, **SIZES)
+    for block in ("encoder_self", "decoder_self", "decoder_cross"):
+        setattr(args, f"{block}_attention", plan)
+    vars(args).update(options)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    words = dictionary()
+    torch.manual_seed(seed)
+    task = SimpleNamespace(target_dictionary=words, source_dictionary=None)
+    return ARCH_MODEL_REGISTRY[arch].build_model(args, task).double().eval()
+
+
+def speech_batch(lengths: tuple[int, ...] = (61, 50, 33), bins: int = 8) -> dict[str, Tensor]:
+    """Filterbanks, zero behind each sentence's length."""
+    frames = torch.randn(len(lengths), max(lengths), bins, dtype=torch.double)
+    for i, length in enumerate(lengths):
+        frames[i, length:] = 0
+    return {"src_tokens": frames, "src_lengths": torch.tensor(lengths)}
+
+
+def target_prefix(batch: int, length: int, eos: int = 2, symbols: int = 30) -> Tensor:
+    tokens = torch.randint(4, 4 + symbols, (batch, length))
+    tokens[:, 0] = eos
+    return tokens

@@ -1,0 +1,164 @@
+"""The adapter against fairseq's own attention, and its states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fairseq.modules import MultiheadAttention
+
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Visible, build
+from leapformer_fairseq.modules import MechanismAttention, fork_state
+
+T, B, C, H = 7, 3, 16, 2
+PLANS = sorted(MECHANISMS)
+
+
+def adapter(name="softmax", visible=None, cross=False, **options):
+    torch.manual_seed(0)
+    stock = MultiheadAttention(C, H, self_attention=not cross, encoder_decoder_attention=cross)
+    options = {"cosformer_length": 20, **options} if name == "cosformer" else options
+    return stock.double().eval(), MechanismAttention(stock, build(name, C // H, H, **options), visible).double().eval()
+
+
+def padding(lengths, left=False, columns=T):
+    columns = torch.arange(columns)
+    lengths = torch.tensor(lengths).unsqueeze(1)
+    return columns < T - lengths if left else columns >= lengths
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_softmax_equals_the_stock_module(left):
+    stock, ours = adapter()
+    x, mask = torch.randn(T, B, C).double(), padding([7, 5, 2], left)
+    expected, weights = stock(x, x, x, key_padding_mask=mask, need_weights=True)
+    out, ours_weights = ours(x, x, x, key_padding_mask=mask, need_weights=True)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(ours_weights, weights.double(), rtol=0, atol=1e-6)
+    by_head = ours(x, x, x, key_padding_mask=mask, need_head_weights=True)[1]
+    assert by_head.shape == (H, B, T, T)
+    torch.testing.assert_close(by_head.mean(0), ours_weights)
+
+
+def test_causal_softmax_equals_the_stock_module_with_a_future_mask():
+    stock, ours = adapter(visible=CAUSAL)
+    x = torch.randn(T, B, C).double()
+    future = torch.triu(torch.full((T, T), float("-inf")), 1).double()
+    expected, _ = stock(x, x, x, attn_mask=future)
+    torch.testing.assert_close(ours(x, x, x, attn_mask=future)[0], expected)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_self_attention_steps_and_prompts_equal_the_whole(name):
+    _, attention = adapter(name, CAUSAL)
+    x = torch.randn(T, B, C).double()
+    with torch.no_grad():
+        whole, _ = attention(x, x, x)
+        for cuts in ([1] * T, [4, 1, 2], [T]):
+            state, parts, start = {}, [], 0
+            for n in cuts:
+                part = x[start : start + n]
+                parts.append(attention(part, part, part, incremental_state=state)[0])
+                start += n
+            torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_padded_steps_leave_no_trace(name):
+    """A finished hypothesis is fed padding; what it and others say next must not change."""
+    _, attention = adapter(name, CAUSAL)
+    x = torch.randn(4, B, C).double()
+    pad = torch.tensor([[False], [True], [False]])
+    with torch.no_grad():
+        plain, padded = {}, {}
+        for state in (plain, padded):
+            attention(x[:1], x[:1], x[:1], incremental_state=state)
+        attention(x[1:2], x[1:2], x[1:2], key_padding_mask=pad, incremental_state=padded)
+        expected = attention(x[3:], x[3:], x[3:], incremental_state=plain)[0]
+        out = attention(x[3:], x[3:], x[3:], incremental_state=padded)[0]
+    torch.testing.assert_close(out[:, 1], expected[:, 1])
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("visible", [None, Visible(2, 3)])
+@pytest.mark.parametrize("name", PLANS)
+def test_cross_attention_steps_equal_the_whole(name, visible):
+    _, attention = adapter(name, visible, cross=True)
+    source, target, mask = (
+        torch.randn(20, B, C).double(),
+        torch.randn(T, B, C).double(),
+        padding([20, 15, 9], columns=20),
+    )
+    with torch.no_grad():
+        whole, weights = attention(
+            target, source, source, key_padding_mask=mask, static_kv=True, need_head_weights=True
+        )
+        state, parts, maps = {}, [], []
+        for part in target.split([1, 1, 3, 2]):
+            out, step_weights = attention(
+                part,
+                source,
+                source,
+                key_padding_mask=mask,
+                static_kv=True,
+                incremental_state=state,
+                need_head_weights=True,
+            )
+            parts.append(out)
+            maps.append(step_weights)
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.cat(maps, 2), weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_states_follow_reordering_to_a_smaller_batch(name):
+    _, attention = adapter(name, CAUSAL)
+    x, order = torch.randn(5, B, C).double(), torch.tensor([2, 0])
+    with torch.no_grad():
+        state, expected = {}, {}
+        for t in range(4):
+            attention(x[t : t + 1], x[t : t + 1], x[t : t + 1], incremental_state=state)
+        attention.reorder_incremental_state(state, order)
+        out, _ = attention(x[4:, :2], x[4:, :2], x[4:, :2], incremental_state=state)
+        mixed = torch.cat([x[:4, order], x[4:, :2]])
+        expected, _ = attention(mixed, mixed, mixed)
+    torch.testing.assert_close(out[0], expected[-1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_fork_is_independent(name):
+    _, attention = adapter(name, CAUSAL)
+    x = torch.randn(3, B, C).double()
+
+    def step(t, state):
+        return attention(x[t : t + 1], x[t : t + 1], x[t : t + 1], incremental_state=state)[0]
+
+    with torch.no_grad():
+        state = {}
+        step(0, state)
+        fork = fork_state(attention, state)
+        expected = step(1, state)
+        step(2, state)
+        torch.testing.assert_close(step(1, fork), expected)
+
+
+@pytest.mark.parametrize("name", [n for n in PLANS if n != "softmax"])
+def test_linear_states_do_not_grow(name):
+    _, attention = adapter(name, CAUSAL)
+    state, sizes = {}, []
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(1, B, C).double()
+            attention(x, x, x, incremental_state=state)
+            sizes.append(state[attention.slot].keys.nbytes())
+    assert len(set(sizes)) == 1
+
+
+def test_half_precision_keeps_its_sums_in_float32():
+    _, attention = adapter("leap", CAUSAL)
+    attention = attention.bfloat16()
+    state = {}
+    with torch.no_grad():
+        x = torch.randn(1, B, C).bfloat16()
+        out, _ = attention(x, x, x, incremental_state=state)
+    assert out.dtype == torch.bfloat16
+    assert state[attention.slot].keys.kv.dtype == torch.float32

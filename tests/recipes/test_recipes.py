@@ -1,0 +1,146 @@
+"""The MuST-C and CoVoST 2 recipes, from the layout of the releases to the scores, with tiny models and real speech."""
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from leapformer_fairseq import PLUGIN_DIR
+from leapformer_fairseq.audio import read_speech
+from leapformer_fairseq.checkpoints import load_checkpoint
+from leapformer_fairseq.data.corpus.build import build
+from leapformer_fairseq.data.manifests import read_manifest
+
+from ..data.trees import Spoken, covost2_tree, mustc_tree
+
+SCRIPTS = PLUGIN_DIR.parent / "scripts"
+TRAIN, EVALUATED = 12, 3
+TINY = "--max-epoch 2 --max-tokens 2500 --update-freq 1 --warmup-updates 2 --log-interval 1"
+
+pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the installed package has no scripts beside it")
+
+
+@pytest.fixture(scope="session")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Spoken]]:
+    """Synthetic utterances by split: train, dev, test."""
+    folder = tmp_path_factory.mktemp("speech")
+    corpus = build(folder / "corpus", {"train": TRAIN, "dev": EVALUATED, "test": EVALUATED}, vocab_size=60).folder
+    spoken = {}
+    for split in ("train", "dev", "test"):
+        wavs = (corpus / f"{split}.source").read_text(encoding="utf-8").split()
+        rows = read_manifest(corpus / f"{split}_st.tsv")
+        spoken[split] = [
+            Spoken(read_speech(wav), row["src_text"], row["tgt_text"], row["speaker"])
+            for wav, row in zip(wavs, rows, strict=True)
+        ]
+    return spoken
+
+
+@pytest.fixture
+def one_at_a_time(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Two trainings at once on a small machine are slower than one after the other; workers share the parent folder."""
+    with open(tmp_path_factory.getbasetemp().parent / "recipes.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def recipe(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a recipe in the environment of the tests."""
+    environment = {**os.environ, "LEAPFORMER_VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
+    command = ["bash", str(SCRIPTS / script), *options]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def tiny(root: Path, out: Path) -> list[str]:
+    """Options for a run of seconds."""
+    return [
+        "--root", str(root), "--out", str(out), "--vocab-size", "60", "--average", "2", "--k", "1 3",
+        "--asr-options", f"--arch leapformer_s2t_tiny {TINY}",
+        "--st-options", f"--arch leapformer_simulst_tiny {TINY}",
+        "--eval-options", "--max-len-b 20",
+    ]  # fmt: skip
+
+
+def check_results(out: Path, test_set: str) -> None:
+    """Both models were trained, the average is of two epochs, and every k has scores of all test utterances."""
+    assert (out / "asr-leap/model/checkpoint_best.pt").is_file()
+    average = load_checkpoint(out / "leap/model/average2.pt")
+    assert average["averaged"] == ["checkpoint1.pt", "checkpoint2.pt"]
+    for k in (1, 3):
+        scores = json.loads((out / f"leap/{test_set}/k{k}/scores.json").read_text(encoding="utf-8"))
+        assert scores["n_instances"] == EVALUATED
+        assert {"BLEU", "AL", "LAAL", "AL_CA"} <= scores["scores"].keys()
+    generated = (out / f"leap/{test_set}/offline/generate-{test_set}_st.txt").read_text(encoding="utf-8")
+    assert "BLEU" in generated.splitlines()[-1]
+    assert generated.count("\nD-") == EVALUATED
+
+
+def test_mustc(speech, tmp_path, one_at_a_time):
+    splits = {"train": speech["train"], "dev": speech["dev"], "tst-COMMON": speech["test"], "tst-HE": speech["dev"]}
+    options = tiny(mustc_tree(tmp_path / "data", splits), tmp_path / "out")
+    done = recipe("mustc/run.sh", *options)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    check_results(tmp_path / "out", "tst-COMMON")
+    again = recipe("mustc/run.sh", *options)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("is finished, skipped") == 5
+    other = recipe("mustc/train.sh", *options, "--st-options", "--lr 1")
+    assert other.returncode == 1
+    assert "holds the results of another run" in other.stderr
+
+
+@pytest.mark.skipif("MP3" not in soundfile.available_formats(), reason="libsndfile without mp3")
+def test_covost2_step_by_step(speech, tmp_path, one_at_a_time):
+    root = covost2_tree(tmp_path / "data", speech)
+    options = tiny(root, tmp_path / "out")
+    for step in ("prepare", "train", "evaluate"):
+        done = recipe(f"covost2/{step}.sh", *options)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    check_results(tmp_path / "out", "test")
+
+
+@pytest.mark.parametrize("dataset", ["mustc", "covost2"])
+class TestErrors:
+    def test_missing_root_is_named(self, dataset, tmp_path):
+        done = recipe(f"{dataset}/run.sh", "--root", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out"))
+        assert done.returncode == 1
+        assert str(tmp_path / "nowhere") in done.stderr
+        assert not (tmp_path / "out").exists()
+
+    def test_empty_root_is_named(self, dataset, tmp_path):
+        done = recipe(f"{dataset}/prepare.sh", "--root", str(tmp_path), "--out", str(tmp_path / "out"))
+        assert done.returncode == 2
+        assert done.stderr.startswith("leapformer: error: ")
+        assert str(tmp_path) in done.stderr
+
+    @pytest.mark.parametrize(
+        ("options", "named"),
+        [
+            ([], "--out"),
+            (["--out"], "--out needs a value"),
+            (["--speed", "3"], "--speed"),
+            (["--paper", "nature", "--out", "x"], "nature"),
+        ],
+    )
+    def test_wrong_option_is_named(self, dataset, options, named):
+        done = recipe(f"{dataset}/train.sh", *options)
+        assert done.returncode == 1
+        assert named in done.stderr
+
+    def test_steps_need_the_one_before(self, dataset, tmp_path):
+        done = recipe(f"{dataset}/train.sh", "--out", str(tmp_path / "out"))
+        assert done.returncode == 1
+        assert "prepared data" in done.stderr
+
+    def test_help(self, dataset):
+        done = recipe(f"{dataset}/evaluate.sh", "--help")
+        assert done.returncode == 0
+        assert f"scripts/{dataset}/evaluate.sh" in done.stdout
+        assert "leapformer" in done.stdout
