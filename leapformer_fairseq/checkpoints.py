@@ -28,7 +28,7 @@ def last_checkpoints(folder: str | Path, count: int) -> list[Path]:
     Raises LeapformerError when there are fewer.
     """
     numbered = _numbered(folder, _EPOCH) or _numbered(folder, _UPDATE)
-    return _take(numbered, count, folder, "--last", "training keeps them with --keep-last-epochs")
+    return _take(numbered, count, folder, "--last", "--keep-last-epochs")
 
 
 def best_checkpoints(folder: str | Path, count: int) -> list[Path]:
@@ -36,7 +36,7 @@ def best_checkpoints(folder: str | Path, count: int) -> list[Path]:
     numbered = _numbered(folder, _BEST)
     if len(numbered) > count > 0 and not _larger_is_better(numbered[0]):
         numbered.reverse()
-    return _take(numbered, count, folder, "--best", "training keeps them with --keep-best-checkpoints")
+    return _take(numbered, count, folder, "--best", "--keep-best-checkpoints")
 
 
 def average_checkpoints(paths: Sequence[Path]) -> dict[str, Any]:
@@ -106,10 +106,11 @@ def _numbered(folder: str | Path, pattern: re.Pattern[str]) -> list[Path]:
     return [path for _, path in sorted(matches, key=lambda pair: (float(pair[0].group(1)), pair[1].name))]
 
 
-def _take(numbered: list[Path], count: int, folder: str | Path, option: str, remedy: str) -> list[Path]:
+def _take(numbered: list[Path], count: int, folder: str | Path, option: str, keeps: str) -> list[Path]:
     if count < 1:
         raise LeapformerError(f"{option} is {count}; give at least 1")
     if len(numbered) < count:
+        remedy = f"train more, keeping them with {keeps}" + (f", or give {option} {len(numbered)}" if numbered else "")
         raise LeapformerError(f"{folder} holds {len(numbered)} such checkpoints, {option} asks for {count}; {remedy}")
     return numbered[-count:]
 

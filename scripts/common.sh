@@ -5,6 +5,8 @@
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
+# Threads that wait must sleep: spinning ones make training several times slower as soon as anything else runs.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
 fail() {
     echo "$(basename "$0"): $*" >&2

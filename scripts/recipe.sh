@@ -6,12 +6,14 @@
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
+    local papers
+    papers=$(cd "$ROOT/configs/$dataset" && echo *.sh)
     cat <<HELP
 usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
 
   --root DIR          the downloaded data, the folder that holds $root_holds (only to prepare)
   --out DIR           prepared data and runs; the same command again goes on where it stopped
-  --paper NAME        hyperparameters: $(cd "$ROOT/configs/$dataset" && echo *.sh | sed 's/\.sh//g') (default: leapformer)
+  --paper NAME        hyperparameters: ${papers//.sh/} (default: leapformer)
   --attention PLAN    mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
   --k LIST            k of wait-k to evaluate, in quotes (default: the paper's)
   --sets LIST         test sets to evaluate, in quotes (default: ${sets%% *}; there are $sets)
@@ -76,6 +78,7 @@ read_options() {
     [[ $out ]] || fail "no --out given; see --help"
 }
 
+# file_name PLAN: a name for the folder of a run with this plan.
 file_name() {
     tr '/,*' '+__' <<<"$1"
 }
@@ -86,14 +89,15 @@ step_prepare() {
 }
 
 step_train() {
-    need_dir "prepared data" "$data"
+    [[ -f $data/config_st.yaml ]] || fail "$data holds no prepared data; run scripts/$dataset/prepare.sh first"
     # Only the encoder is used afterwards; so its mechanism is that of the translation model, and plans that share it
     # share the pre-training. The decoder is softmax, as in the released scripts.
     say "pre-training the encoder on speech recognition in $asr"
     local plan
     plan=$(plan_flags "${attention%%/*}/softmax")
     claim "$asr" "$plan ${asr_options[*]}"
-    once "$asr/model" train_speech "$data" config_asr.yaml asr "$asr/model" $plan --keep-last-epochs 1 "${asr_options[@]}"
+    once "$asr/model" train_speech "$data" config_asr.yaml asr "$asr/model" $plan --keep-last-epochs 1 \
+        "${asr_options[@]}"
 
     say "training translation in $run"
     plan=$(plan_flags "$attention")
@@ -103,7 +107,7 @@ step_train() {
 }
 
 step_evaluate() {
-    need_dir "trained model" "$run/model"
+    [[ -f $run/model/done ]] || fail "$run/model holds no finished training; run scripts/$dataset/train.sh first"
     local checkpoint=$run/model/average$average.pt set results lagging
     [[ -f $checkpoint ]] || leapformer average --inputs "$run/model" --last "$average" --output "$checkpoint"
     for set in $sets; do
@@ -115,7 +119,8 @@ step_evaluate() {
                 "$results/k$lagging" "${eval_options[@]}"
         done
         say "$set: offline translation, beam 5"
-        once "$results/offline" offline_eval "$data" config_st.yaml "${set}_st" "$checkpoint" "$results/offline" --beam 5
+        once "$results/offline" offline_eval "$data" config_st.yaml "${set}_st" "$checkpoint" "$results/offline" \
+            --beam 5
     done
     say "done: scores.json in each folder $run/SET/kN, and offline/generate-SET_st.txt"
 }

@@ -105,7 +105,7 @@ class TestChoice:
 
     def test_too_few(self, tmp_path):
         write(tmp_path / "checkpoint1.pt")
-        with pytest.raises(LeapformerError, match="holds 1 such checkpoints, --last asks for 2"):
+        with pytest.raises(LeapformerError, match="holds 1 such checkpoints, --last asks for 2; .*or give --last 1"):
             last_checkpoints(tmp_path, 2)
         with pytest.raises(LeapformerError, match="--best is 0"):
             best_checkpoints(tmp_path, 0)

@@ -1,2 +1,2 @@
-# LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046) on CoVoST 2 fr-en: the paper trains it like MuST-C.
+# LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046) on CoVoST 2 fr-en: no other values are given than for MuST-C.
 . "$(dirname "${BASH_SOURCE[0]}")/../mustc/leapformer.sh"

@@ -1,13 +1,15 @@
 # LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046), simultaneous speech translation, for scripts/mustc.
 # Values are those of the paper; `script` marks where the authors' released training scripts differ or say more.
 #
-# A batch is max-tokens frames x update-freq x GPUs. The paper's 18,000 updates are about 40 epochs of MuST-C on 4 GPUs:
-# with fewer, raise the update-freq in the same proportion (--st-options "--update-freq 8" on one).
+# A batch is max-tokens frames x update-freq x GPUs. On 4 GPUs, an epoch of MuST-C's 400 h is about 400 translation
+# batches and 18,000 updates are about 40 epochs, which is what we take the paper to mean; with fewer GPUs raise the
+# update-freq in proportion (--st-options "--update-freq 8" on one).
 
 vocab_size=10000 # unigram, one model per language
 
 asr_options=(
-    --arch leapformer_s2t # 12 encoder and 6 decoder layers, 256 wide, 1024 in the FFN (script: 2048), 8 heads, pre-norm
+    --arch leapformer_s2t # 12 encoder and 6 decoder layers, 256 wide, 8 heads, pre-norm, FFN 1024 (script: 2048)
+    --leap-factor 4
     --share-decoder-input-output-embed                               # script
     --attention-dropout 0.1 --activation-dropout 0.1                 # script
     --criterion label_smoothed_cross_entropy --label-smoothing 0     # script: not given, which is 0

@@ -1,4 +1,4 @@
-# Modular Linearized Attention (Agostinelli and Chen, 2023), simultaneous speech translation, for scripts/mustc.
+# Modular Linearized Attention (Agostinelli et al., 2023), simultaneous speech translation, for scripts/mustc.
 # What the paper leaves open (batch size, dropout, recognition pre-training) is that of the LeaPformer configuration.
 . "$(dirname "${BASH_SOURCE[0]}")/leapformer.sh"
 

@@ -15,6 +15,7 @@ from simuleval.data.segments import EmptySegment, Segment, SpeechSegment
 from ..audio import check_speech
 from ..errors import LeapformerError
 from ..scoring.runlog import COMPUTE_LOG
+from . import dataloader  # noqa: F401  (SimulEval then loads speech with it)
 from .loading import load_system
 from .stream import EARLY_EOS, DecodingOptions, TranslationStream
 from .text import EMITTERS

@@ -49,8 +49,8 @@ class CosFormer(LinearMechanism):
 
     _remedy = "give --cosformer-length N (say, the longest target), or choose a mechanism without lengths, e.g. leap"
 
-    def map_queries(self, q: Tensor, rows: Rows) -> Features:
-        return Features(cos_reweight(F.relu(q), self._proportions(rows).to(q.dtype)))
+    def map_queries(self, x: Tensor, rows: Rows) -> Features:
+        return Features(cos_reweight(F.relu(x), self._proportions(rows).to(x.dtype)))
 
     map_keys = map_queries
 

@@ -14,7 +14,7 @@ from .registry import register
 class ELULinear(LinearMechanism):
     """ELU linear attention: phi(x) = elu(x) + 1, always positive (Katharopoulos et al., 2020, arXiv:2006.16236, eq. 7)."""
 
-    def map_queries(self, q: Tensor, rows: Rows) -> Features:
-        return Features(F.elu(q) + 1)
+    def map_queries(self, x: Tensor, rows: Rows) -> Features:
+        return Features(F.elu(x) + 1)
 
     map_keys = map_queries

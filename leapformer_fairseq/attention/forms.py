@@ -16,7 +16,7 @@ from .masks import Visible
 
 def append_ones(v: Tensor) -> Tensor:
     """Values with one more column of ones, (.., S, E + 1): its sum is the normalizer."""
-    return F.pad(v, (0, 1), value=1.0)
+    return torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1)
 
 
 def normalize(sums: Tensor, floor: float) -> Tensor:
@@ -42,6 +42,12 @@ def default_chunk(visible: Visible) -> int:
     return 64 if visible.ratio == 1 else max(8, 128 // visible.ratio)
 
 
+def gaining(visible: Visible, queries: int, keys: int) -> int:
+    """How many queries see more keys than the query before them; those that follow see all keys."""
+    left = max(0, keys - visible.shared)
+    return min(queries, -(-left // visible.ratio))
+
+
 def chunkwise(
     q: Tensor, k: Tensor, v: Tensor, visible: Visible | None, state: Tensor | None = None, chunk: int | None = None
 ) -> Tensor:
@@ -50,89 +56,86 @@ def chunkwise(
     `state`, (G, F, M), stands for keys that came before and that every query sees.
     """
     if visible is None:
-        return q @ _plus(state_of(k, v), state)
-    shared = min(visible.shared, k.shape[1])
-    first = _plus(state_of(k[:, :shared], v[:, :shared]), state)
-    chunks = Chunks(q, k[:, shared:], v[:, shared:], first, visible.ratio, chunk or default_chunk(visible))
-    return chunks.sums()
+        return q @ plus(state_of(k, v), state)
+    queries, keys = q.shape[1], k.shape[1]
+    n = gaining(visible, queries, keys)
+    shared = min(visible.shared, keys)
+    first = k.new_zeros(len(k), k.shape[2], v.shape[2]) if state is None else state
+    # split, since each slice of a tensor costs a tensor of zeros as large as the whole one in the backward pass
+    if shared:
+        (k_shared, k), (v_shared, v) = (x.split((shared, keys - shared), 1) for x in (k, v))
+        first = first + state_of(k_shared, v_shared)
+    q, late = q.split((n, queries - n), 1) if n < queries else (q, None)
+    gained = n * visible.ratio
+    chunks = Chunks(q, k[:, :gained], v[:, :gained], first, visible.ratio, chunk or default_chunk(visible)) 
+    return chunks.sums() if late is None else torch.cat([chunks.sums(), late @ chunks.after], 1)
 
 
-def _plus(new: Tensor, old: Tensor | None) -> Tensor:
+def plus(new: Tensor, old: Tensor | None) -> Tensor:
+    """The sum of a new part of a state and the old one, if any."""
     return new if old is None else old + new
 
 
 class Chunks:
-    """Queries and keys of one stretch cut into aligned chunks, with the state before each chunk.
+    """Queries and the keys they gain, cut into n aligned chunks, with the state before each chunk.
 
-    Query t of the stretch sees the state `first` and the first ratio * (t + 1) keys. Queries beyond the last key see
-    everything; they form a tail without a quadratic part.
+    Query t sees the state `first` and the first ratio * (t + 1) keys; every query gains at least one.
+    Scores are masked and sums completed in place: autograd needs none of the values that this overwrites.
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int) -> None:
-        queries, keys = q.shape[1], k.shape[1]
-        chunk = min(chunk, max(1, queries))
-        reach = -(-keys // ratio)  # queries that still gain keys
-        self.n = -(-min(queries, reach) // chunk)
-        self.body = min(queries, self.n * chunk)
-        self.chunk, self.ratio, self.keys = chunk, ratio, min(keys, self.n * chunk * ratio)
-        self.q = self._cut(q[:, : self.body], chunk)
-        self.k = self._cut(k[:, : self.keys], chunk * ratio)
-        self.v = self._cut(v[:, : self.keys], chunk * ratio)
-        self.tail = q[:, self.body :]
-        own = state_of(self.k, self.v).unflatten(0, (-1, self.n)) if self.n else first.new_empty(len(first), 0, *first.shape[1:])
-        #: (G, n + 1, F, M): the state before each chunk, and after the last one
-        self.states = torch.cat([first.unsqueeze(1), own], 1).cumsum(1)
+        self.queries, self.keys, self.ratio = q.shape[1], k.shape[1], ratio
+        self.chunk = max(1, min(chunk, self.queries))
+        self.n = max(1, -(-self.queries // self.chunk))
+        self.q, self.k, self.v = self._cut(q), self._cut(k, ratio), self._cut(v, ratio)
+        own = state_of(self.k, self.v).unflatten(0, (-1, self.n))
+        before = torch.cat([first.unsqueeze(1), own[:, :-1]], 1).cumsum(1)
+        #: the states before each chunk, (G * n, F, M), and after all keys, (G, F, M)
+        self.before, self.after = before.flatten(0, 1), before[:, -1] + own[:, -1]
 
-    def _cut(self, rows: Tensor, size: int) -> Tensor:
-        """(G, R, X) to (G * n, size, X), zero rows filling the last chunk."""
+    def _cut(self, rows: Tensor, ratio: int = 1) -> Tensor:
+        """(G, R, X) to (G * n, C * ratio, X), zero rows filling the last chunk."""
+        size = self.chunk * ratio
         missing = self.n * size - rows.shape[1]
         if missing:
             rows = F.pad(rows, (0, 0, 0, missing))
-        return rows.reshape(len(rows) * self.n, size, rows.shape[-1])
+        return rows.reshape(len(rows) * self.n, size, rows.shape[2])
 
-    def join(self, rows: Tensor, count: int) -> Tensor:
+    def _join(self, rows: Tensor, count: int) -> Tensor:
         """(G * n, size, X) back to (G, count, X)."""
-        return rows.reshape(-1, self.n * rows.shape[1], rows.shape[2])[:, :count]
+        return rows.view(-1, self.n * rows.shape[1], rows.shape[2])[:, :count]
 
-    def before(self) -> Tensor:
-        """The state before each chunk, (G * n, F, M)."""
-        return self.states[:, :-1].flatten(0, 1)
-
-    def after(self) -> Tensor:
-        """The state after all keys, (G, F, M)."""
-        return self.states[:, -1]
-
-    def hide_future(self, scores: Tensor) -> Tensor:
+    def _hide_future(self, scores: Tensor) -> Tensor:
         """Zero the scores, (G * n, C, C * ratio), of keys behind a query's visible prefix."""
         if self.ratio == 1:
-            return scores.tril()
-        return scores * Visible(1, self.ratio).mask(*scores.shape[1:], scores.device)
+            return scores.tril_()
+        return scores.mul_(Visible(1, self.ratio).mask(*scores.shape[1:], scores.device).to(scores.dtype))
+
+    def _scores(self) -> Tensor:
+        return self._hide_future(self.q @ self.k.transpose(1, 2))
 
     def sums(self) -> Tensor:
-        """Output of the stretch, (G, T, M)."""
-        if not self.n:
-            return self.tail @ self.after()
-        scores = self.hide_future(self.q @ self.k.transpose(1, 2))
-        body = self.join(torch.baddbmm(self.q @ self.before(), scores, self.v), self.body)
-        return body if not self.tail.shape[1] else torch.cat([body, self.tail @ self.after()], 1)
+        """Sums of all queries, (G, T, M)."""
+        return self._join((self.q @ self.before).baddbmm_(self._scores(), self.v), self.queries)
 
     def gradients(self, grad: Tensor, grad_after: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of q, k, v and `first` given those of the sums, (G, T, M), and of the state after, (G, F, M)."""
-        grad_after = torch.baddbmm(grad_after, self.tail.transpose(1, 2), grad[:, self.body :])
-        dq_tail = grad[:, self.body :] @ self.after().transpose(1, 2)
-        if not self.n:
-            empty = grad.new_empty
-            g, m, f = len(grad), grad.shape[2], self.tail.shape[2]
-            return dq_tail, empty(g, 0, f), empty(g, 0, m), grad_after
-        go = self._cut(grad[:, : self.body], self.chunk)
-        # what each chunk's queries send to the state before them, summed from the end: row c is what chunk c's keys get
-        to_state = torch.cat([state_of(self.q, go).unflatten(0, (-1, self.n)), grad_after.unsqueeze(1)], 1)
-        to_state = to_state.flip(1).cumsum(1).flip(1)
-        later = to_state[:, 1:].flatten(0, 1)
-        dscores = self.hide_future(go @ self.v.transpose(1, 2))
-        scores = self.hide_future(self.q @ self.k.transpose(1, 2))
-        dq = torch.baddbmm(dscores @ self.k, go, self.before().transpose(1, 2))
-        dk = torch.baddbmm(dscores.transpose(1, 2) @ self.q, self.v, later.transpose(1, 2))
-        dv = torch.baddbmm(scores.transpose(1, 2) @ go, self.k, later)
-        dq = torch.cat([self.join(dq, self.body), dq_tail], 1) if dq_tail.shape[1] else self.join(dq, self.body)
-        return dq, self.join(dk, self.keys), self.join(dv, self.keys), to_state[:, 0]
+        grad = self._cut(grad)
+        later, grad_first = _sums_of_later(state_of(self.q, grad).unflatten(0, (-1, self.n)), grad_after)
+        grad_scores = self._hide_future(grad @ self.v.transpose(1, 2))
+        dq = (grad_scores @ self.k).baddbmm_(grad, self.before.transpose(1, 2))
+        dk = (grad_scores.transpose(1, 2) @ self.q).baddbmm_(self.v, later.transpose(1, 2))
+        dv = (self._scores().transpose(1, 2) @ grad).baddbmm_(self.k, later)
+        return self._join(dq, self.queries), self._join(dk, self.keys), self._join(dv, self.keys), grad_first
+
+
+def _sums_of_later(own: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """For each chunk the sum of `own`, (G, n, F, M), over the chunks after it and of `last`; and the sum of all.
+
+    It is what queries send back to the keys before them. Summed from the end, so nothing is ever subtracted.
+    """
+    later = torch.empty_like(own)
+    later[:, -1] = last
+    for c in range(own.shape[1] - 1, 0, -1):
+        torch.add(later[:, c], own[:, c], out=later[:, c - 1])
+    return later.flatten(0, 1), later[:, 0] + own[:, 0]

@@ -26,6 +26,8 @@ NORMALIZER_FLOOR = Option(
 
 # Below this many query-key pairs per head the quadratic form is faster than cutting into chunks (docs/results).
 QUADRATIC_PAIRS = 24_000
+# Above this many rows (queries and keys, over heads and batch) mapping them twice is cheaper than keeping their features.
+RECOMPUTED_ROWS = 4 * recompute.ROWS
 
 SumsForm = Callable[[Tensor, Tensor, Tensor, "Visible | None"], Tensor]
 
@@ -89,20 +91,18 @@ class LinearMechanism(Mechanism):
         key = key or Rows.whole(k.shape[2], device=k.device)
         with torch.autocast(q.device.type, enabled=False):
             dtype, (q, k, v) = v.dtype, (accumulated(x) for x in (q, k, v))
-            form = self._choose(q.shape[2], k.shape[2], visible) if form == "auto" else form
+            form = self._choose(q, k, visible) if form == "auto" else form
             if form == "recompute":
                 return self._recompute(q, k, v, query, key, visible, chunk).to(dtype)
             fq, fk = self.map_queries(q, query), self._kept_keys(k, key)
             run = partial(_chunkwise, chunk=chunk) if form == "chunkwise" else forms.parallel
             return forms.normalize(_sums(fq, fk, v, visible, run), self.normalizer_floor).to(dtype)
 
-    def _choose(self, queries: int, keys: int, visible: Visible | None) -> Form:
-        if visible is not None and queries * keys < QUADRATIC_PAIRS:
+    def _choose(self, q: Tensor, k: Tensor, visible: Visible | None) -> Form:
+        if visible is not None and q.shape[2] * k.shape[2] < QUADRATIC_PAIRS:
             return "parallel"
-        short = max(queries, keys) <= recompute.STRETCH
-        if short or "recompute" not in self.forms or not torch.is_grad_enabled():
-            return "chunkwise"
-        return "recompute"
+        rows = q.shape[0] * q.shape[1] * (q.shape[2] + k.shape[2])
+        return "recompute" if rows > RECOMPUTED_ROWS and "recompute" in self.forms else "chunkwise"
 
     def _recompute(
         self, q: Tensor, k: Tensor, v: Tensor, query: Rows, key: Rows, visible: Visible | None, chunk: int | None
@@ -114,7 +114,7 @@ class LinearMechanism(Mechanism):
             floor=self.normalizer_floor,
             chunk=chunk,
         )
-        return recompute.linear_attention(q, k, v, tuple(self.parameters()), plan)
+        return recompute.linear_attention(q, k, v, tuple(p for p in self.parameters() if p.requires_grad), plan)
 
     def _kept_keys(self, k: Tensor, rows: Rows) -> Features:
         """Mapped keys with padding at zero: the features are masked, since phi(0) is not 0 for every map."""

@@ -1,23 +1,27 @@
 """Chunkwise linear attention that keeps almost nothing for the backward pass.
 
 Plain autograd saves the mapped features of every row, several times the size of q and k. This Function walks the
-sequence in stretches of a few hundred rows, keeps one state per stretch, and maps the rows anew in the backward pass.
+sequence in stretches of some hundred rows, keeps one state per stretch, and maps the rows anew in the backward pass.
 Peak memory stays near that of fused softmax attention while the time is linear. Any row-wise feature map works,
 with its parameters; the formulas of a stretch are those of `forms.Chunks`.
+
+The gradient cannot itself be differentiated; the chunkwise form can.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
-from .forms import Chunks, append_ones, default_chunk, normalize, state_of
+from .forms import Chunks, append_ones, default_chunk, gaining, normalize, state_of
 from .masks import Visible
 
-STRETCH = 512  # keys (or queries of a tail) mapped at once; enough rows for fast matrix products, few enough for the cache
+# Rows mapped at once, of queries and keys together, over all heads and the batch: enough for fast matrix products, few
+# enough for the cache (measured: 4,000 to 16,000 do equally well).
+ROWS = 8192
 
 
 class RowMap(Protocol):
@@ -35,9 +39,19 @@ class Plan(NamedTuple):
     floor: float
     chunk: int | None
 
+    def chunking(self) -> tuple[int, int]:
+        """Keys per query, and queries per chunk."""
+        visible = self.visible or Visible()
+        return visible.ratio, self.chunk or default_chunk(visible)
+
+    def stretches(self, q: Tensor, k: Tensor) -> list[Stretch]:
+        """The work in order, cut to the size of the batch."""
+        rows = max(1, ROWS // (q.shape[0] * q.shape[1]))
+        return list(stretches(q.shape[2], k.shape[2], self.visible, self.chunking()[1], rows))
+
 
 class Stretch(NamedTuple):
-    """Queries [t0, t1) that see every key before s0 and a growing prefix of [s0, s1)."""
+    """Queries [t0, t1) that see every key before s0 and, growing, those of [s0, s1). Either side may be empty."""
 
     t0: int
     t1: int
@@ -45,52 +59,56 @@ class Stretch(NamedTuple):
     s1: int
 
 
-def stretches(queries: int, keys: int, visible: Visible | None, chunk: int) -> Iterator[Stretch]:
+def stretches(queries: int, keys: int, visible: Visible | None, chunk: int, rows: int) -> Iterator[Stretch]:
     """Cut the work: keys that every query sees, then queries with the keys they gain, then queries that gain none."""
-    shared = keys if visible is None else min(visible.shared, keys)
-    for s in range(0, shared, STRETCH):
-        yield Stretch(0, 0, s, min(s + STRETCH, shared))
-    t, s = 0, shared
+    shared, growing, ratio = keys, 0, 1
     if visible is not None:
-        step = max(1, STRETCH // (chunk * visible.ratio)) * chunk
-        while t < queries and s < keys:
-            t1, s1 = min(t + step, queries), min(s + step * visible.ratio, keys)
-            yield Stretch(t, t1, s, s1)
-            t, s = t1, s1
-    for start in range(t, queries, STRETCH):
-        yield Stretch(start, min(start + STRETCH, queries), s, s)
+        shared, growing, ratio = min(visible.shared, keys), gaining(visible, queries, keys), visible.ratio
+    for s in range(0, shared, rows):
+        yield Stretch(0, 0, s, min(s + rows, shared))
+    step = max(1, rows // (chunk * (ratio + 1))) * chunk
+    for t in range(0, growing, step):
+        t1 = min(t + step, growing)
+        yield Stretch(t, t1, shared + t * ratio, min(shared + t1 * ratio, keys))
+    for t in range(growing, queries, rows):
+        yield Stretch(t, min(t + rows, queries), keys, keys)
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, parameters: tuple[Tensor, ...], plan: Plan) -> Tensor:
-    """Normalised linear attention (B, H, T, E) of raw q, k (mapped by the plan) and v."""
+    """Normalised linear attention (B, H, T, E) of raw q, k (mapped by the plan) and v.
+
+    `parameters` are those of the maps that want a gradient.
+    """
     return _Recompute.apply(plan, q, k, v, *parameters)
 
 
 class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Tensor:
-        ratio, chunk = _ratio_and_chunk(plan)
         out = v.new_empty(*q.shape[:3], v.shape[3])
         norm = v.new_empty(*q.shape[:3], 1)
-        before: list[Tensor] = []  # the state before each stretch that has queries
-        state: Tensor | None = None
-        for t0, t1, s0, s1 in stretches(q.shape[2], k.shape[2], plan.visible, chunk):
+        states: list[Tensor] = []  # before each stretch that has queries
+        state = None
+        for t0, t1, s0, s1 in plan.stretches(q, k):
             fk = plan.map_key(k[:, :, s0:s1], s0, s1).flatten(0, 1)
             v1 = append_ones(v[:, :, s0:s1]).flatten(0, 1)
             if state is None:
-                state = fk.new_zeros(fk.shape[0], fk.shape[2], v1.shape[2])
+                state = v.new_zeros(len(fk), fk.shape[2], v1.shape[2])
             if t0 == t1:
                 state = state + state_of(fk, v1)
                 continue
-            before.append(state)
+            states.append(state)
             fq = plan.map_query(q[:, :, t0:t1], t0, t1).flatten(0, 1)
-            chunks = Chunks(fq, fk, v1, state, ratio, chunk)
-            sums = chunks.sums().unflatten(0, q.shape[:2])
-            state = chunks.after()
+            if s0 == s1:
+                sums = fq @ state
+            else:
+                chunks = Chunks(fq, fk, v1, state, *plan.chunking())
+                sums, state = chunks.sums(), chunks.after
+            sums = sums.unflatten(0, q.shape[:2])
             out[:, :, t0:t1] = normalize(sums, plan.floor)
             norm[:, :, t0:t1] = sums[..., -1:]
-        ctx.plan, ctx.counts = plan, (len(before), len(parameters))
-        ctx.save_for_backward(q, k, v, out, norm, *before, *parameters)
+        ctx.plan, ctx.count = plan, len(parameters)
+        ctx.save_for_backward(q, k, v, out, norm, *parameters, *states)
         return out
 
     @staticmethod
@@ -98,40 +116,29 @@ class _Recompute(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         q, k, v, out, norm, *rest = ctx.saved_tensors
-        before, parameters = rest[: ctx.counts[0]], tuple(rest[ctx.counts[0] :])
-        ratio, chunk = _ratio_and_chunk(plan)
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        sums = _ParameterGradients(parameters)
-        dstate: Tensor | None = None
-        for t0, t1, s0, s1 in reversed(list(stretches(q.shape[2], k.shape[2], plan.visible, chunk))):
-            key = _Mapped(plan.map_key, k, s0, s1)
-            v1 = append_ones(v[:, :, s0:s1]).flatten(0, 1)
+        parameters, states = rest[: ctx.count], rest[ctx.count :]
+        queries, keys = _Side(plan.map_query, q, parameters), _Side(plan.map_key, k, parameters)
+        dv = torch.zeros_like(v)
+        dstate = torch.zeros_like(states[-1])
+        for t0, t1, s0, s1 in reversed(plan.stretches(q, k)):
             if t0 < t1:
-                query = _Mapped(plan.map_query, q, t0, t1)
-                chunks = Chunks(query.features, key.features, v1, before.pop(), ratio, chunk)
+                fq, send_to_queries = queries.map(t0, t1)
                 grad = _grad_of_sums(grad_out[:, :, t0:t1], out[:, :, t0:t1], norm[:, :, t0:t1], plan.floor)
-                if dstate is None:
-                    dstate = torch.zeros_like(chunks.after())
-                dfq, dfk, dv1, dstate = chunks.gradients(grad, dstate)
-                dq[:, :, t0:t1] = sums.add(query.backward(dfq, parameters))
-            elif dstate is not None:
-                dfk, dv1 = v1 @ dstate.transpose(1, 2), key.features @ dstate
-            if s0 < s1:
-                # a stretch may hold more keys than its last query sees; those have no gradient here
-                seen = s0 + dfk.shape[1]
-                dk[:, :, s0:s1] = sums.add(key.backward(_fill(dfk, s1 - s0), parameters))
-                dv[:, :, s0:seen] = dv1[..., :-1].unflatten(0, v.shape[:2])
-        return None, dq, dk, dv, *sums.totals
-
-
-def _ratio_and_chunk(plan: Plan) -> tuple[int, int]:
-    visible = plan.visible or Visible()
-    return visible.ratio, plan.chunk or default_chunk(visible)
-
-
-def _fill(rows: Tensor, count: int) -> Tensor:
-    missing = count - rows.shape[1]
-    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+                state = states.pop()
+            if s0 == s1:
+                send_to_queries(grad @ state.transpose(1, 2))
+                dstate = dstate + state_of(fq, grad)
+                continue
+            fk, send_to_keys = keys.map(s0, s1)
+            v1 = append_ones(v[:, :, s0:s1]).flatten(0, 1)
+            if t0 == t1:
+                dfk, dv1 = v1 @ dstate.transpose(1, 2), fk @ dstate
+            else:
+                dfq, dfk, dv1, dstate = Chunks(fq, fk, v1, state, *plan.chunking()).gradients(grad, dstate)
+                send_to_queries(dfq)
+            send_to_keys(dfk)
+            dv[:, :, s0:s1] = dv1[..., :-1].unflatten(0, v.shape[:2])
+        return None, queries.grad, keys.grad, dv, *map(_total, queries.parameter_grads, keys.parameter_grads)
 
 
 def _grad_of_sums(grad: Tensor, out: Tensor, norm: Tensor, floor: float) -> Tensor:
@@ -141,34 +148,31 @@ def _grad_of_sums(grad: Tensor, out: Tensor, norm: Tensor, floor: float) -> Tens
     return torch.cat([numerator, normalizer], -1).flatten(0, 1)
 
 
-class _Mapped:
-    """Rows mapped to features once more, with their graph, so that a gradient can be sent back to the raw rows."""
+class _Side:
+    """Raw queries or keys, mapped to features once more, stretch by stretch; gathers the gradients sent back to them."""
 
-    def __init__(self, row_map: RowMap, rows: Tensor, start: int, stop: int) -> None:
+    def __init__(self, row_map: RowMap, rows: Tensor, parameters: list[Tensor]) -> None:
+        self.row_map, self.rows, self.parameters = row_map, rows, parameters
+        self.grad = torch.zeros_like(rows)
+        self.parameter_grads: list[Tensor | None] = [None] * len(parameters)
+
+    def map(self, start: int, stop: int) -> tuple[Tensor, Callable[[Tensor], None]]:
+        """Features of the rows `start` to `stop`, (G, R, F), and the function that takes their gradient."""
         with torch.enable_grad():
-            self.rows = rows[:, :, start:stop].detach().requires_grad_()
-            self._mapped = row_map(self.rows, start, stop)
-        self.features = self._mapped.detach().flatten(0, 1)
+            rows = self.rows[:, :, start:stop].detach().requires_grad_()
+            mapped = self.row_map(rows, start, stop)
 
-    def backward(self, grad: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Gradients of the raw rows (first) and of the parameters."""
-        return torch.autograd.grad(
-            self._mapped, (self.rows, *parameters), grad.view_as(self._mapped), allow_unused=True
-        )
+        def send_back(grad: Tensor) -> None:
+            inputs = (rows, *self.parameters)
+            grads = torch.autograd.grad(mapped, inputs, grad.unflatten(0, mapped.shape[:2]), allow_unused=True)
+            self.grad[:, :, start:stop] = grads[0]
+            self.parameter_grads = list(map(_total, self.parameter_grads, grads[1:]))
+
+        return mapped.detach().flatten(0, 1), send_back
 
 
-class _ParameterGradients:
-    """Sums of the parameters' gradients over stretches; None for a parameter that never had one."""
-
-    def __init__(self, parameters: tuple[Tensor, ...]) -> None:
-        self.totals: list[Tensor | None] = [None] * len(parameters)
-
-    def add(self, grads: tuple[Tensor | None, ...]) -> Tensor:
-        rows, *others = grads
-        for i, grad in enumerate(others):
-            if grad is not None:
-                total = self.totals[i]
-                self.totals[i] = grad if total is None else total + grad
-        if rows is None:
-            raise RuntimeError("a feature map must depend on its rows")
-        return rows
+def _total(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """The sum of two gradients; None where a parameter had none."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second

@@ -14,7 +14,7 @@ from .registry import register
 class ReLULinear(LinearMechanism):
     """ReLU linear attention: similarity relu(q) . relu(k) (the basis of cosFormer, arXiv:2202.08791, eq. 8)."""
 
-    def map_queries(self, q: Tensor, rows: Rows) -> Features:
-        return Features(F.relu(q))
+    def map_queries(self, x: Tensor, rows: Rows) -> Features:
+        return Features(F.relu(x))
 
     map_keys = map_queries

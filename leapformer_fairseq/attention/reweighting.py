@@ -6,6 +6,7 @@ cos(a - b) = cos a cos b + sin a sin b, so mapped rows are [x cos(pi p / 2), x s
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,5 +14,36 @@ from torch import Tensor
 
 def cos_reweight(x: Tensor, proportion: Tensor) -> Tensor:
     """x (B, H, T, D) >= 0 with a proportion in [0, 1] per row, broadcastable to (B, H, T, 1): (B, H, T, 2 D)."""
+    return _CosReweight.apply(x, proportion)
+
+
+class _CosReweight(torch.autograd.Function):
+    """Both halves written straight into one tensor: joining them afterwards costs as much as computing them.
+
+    The backward pass starts from the inputs again, so it can itself be differentiated.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, proportion: Tensor) -> Tensor:
+        ctx.save_for_backward(x, proportion)
+        cos, sin = _cos_sin(proportion)
+        out = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
+        torch.mul(x, cos, out=out[..., : x.shape[-1]])
+        torch.mul(x, sin, out=out[..., x.shape[-1] :])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, proportion = ctx.saved_tensors
+        cos, sin = _cos_sin(proportion)
+        grad_cos, grad_sin = grad.chunk(2, -1)
+        grad_x = (grad_cos * cos).addcmul_(grad_sin, sin)
+        if not ctx.needs_input_grad[1]:
+            return grad_x, None
+        grad_angle = ((grad_sin * cos).addcmul_(grad_cos, sin, value=-1) * x).sum(-1, keepdim=True)
+        return grad_x, (grad_angle * (math.pi / 2)).sum_to_size(proportion.shape)
+
+
+def _cos_sin(proportion: Tensor) -> tuple[Tensor, Tensor]:
     angle = proportion * (math.pi / 2)
-    return torch.cat([x * angle.cos(), x * angle.sin()], -1)
+    return angle.cos(), angle.sin()

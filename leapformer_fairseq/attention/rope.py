@@ -46,8 +46,8 @@ class RoPELinear(LinearMechanism):
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.frequencies: Tensor
 
-    def map_queries(self, q: Tensor, rows: Rows) -> Features:
-        x = F.elu(q) + 1
+    def map_queries(self, x: Tensor, rows: Rows) -> Features:
+        x = F.elu(x) + 1
         angle = (rows.positions.unsqueeze(-1) * self.frequencies).unsqueeze(1)  # (B or 1, 1, T, dims / 2)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         even, odd = x[..., 0 : self.dims : 2], x[..., 1 : self.dims : 2]

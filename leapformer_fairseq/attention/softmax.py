@@ -47,8 +47,8 @@ class KVCache(State):
         self.used += k.shape[2]
 
     def reorder(self, order: Tensor) -> KVCache:
-        picked = (x.index_select(0, order) for x in (self.k, self.v, self.keep))
-        return KVCache(*picked, self.used.index_select(0, order.to(self.used.device)))
+        k, v, keep = (x.index_select(0, order) for x in (self.k, self.v, self.keep))
+        return KVCache(k, v, keep, self.used.index_select(0, order.to(self.used.device)))
 
 
 @register("softmax")

@@ -89,6 +89,7 @@ class BinStatistics:
         self._total, self._squares = np.zeros(bins), np.zeros(bins)
 
     def add(self, features: np.ndarray) -> None:
+        """Count all frames of an utterance, (frames, bins)."""
         self._frames += len(features)
         self._total += features.sum(axis=0, dtype=np.float64)
         self._squares += np.square(features, dtype=np.float64).sum(axis=0)

@@ -93,7 +93,7 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 def need_file(path: Path) -> None:
     """Raise LeapformerError unless there is such a file."""
     if not path.is_file():
-        raise LeapformerError(f"no file {path}; check the data root and that the download is complete")
+        raise LeapformerError(f"no file {path}; check the data root, and that everything is downloaded and unpacked")
 
 
 def need_recordings(recordings: Sequence[Recording], split: str) -> None:

@@ -181,6 +181,7 @@ class _Split:
         self._dropped: Counter[str] = Counter()
 
     def add(self, recording: Recording, features: np.ndarray | str, in_statistics: bool) -> None:
+        """Store a recording, or count the reason to leave it out."""
         if isinstance(features, str):
             self._dropped[features] += 1
             return
@@ -192,6 +193,7 @@ class _Split:
             self.statistics.add(features)
 
     def summary(self) -> SplitSummary:
+        """What was stored and what was not."""
         return SplitSummary(len(self.rows[TASKS[0]]), round(self._frames * FRAME_MS / 1000, 2), dict(self._dropped))
 
 

@@ -21,7 +21,7 @@ from fairseq.models.speech_to_text.convtransformer import (
 from fairseq.models.transformer import TransformerDecoder
 from torch import Tensor, nn
 
-from ..modules.swap import add_attention_args, fill_attention_args, load_component, swap_attention
+from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
 
 EncoderOut = dict[str, list[Any]]
 

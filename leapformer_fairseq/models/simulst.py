@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..attention import Visible
 from ..errors import LeapformerError
-from ..modules.swap import attentions
+from ..modules import attentions
 from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
 
 OFFLINE = "offline"

@@ -1,8 +1,5 @@
 """fairseq adapters: an attention module that asks a mechanism, the plan grammar and the swap."""
 
-# First, because importing fairseq registers our models (leapformer_fairseq/__init__.py), which need the modules below.
-import fairseq  # noqa: F401  # isort: skip
-
 from .mechanism_attention import MechanismAttention, Memory
 from .plan import expand_plan
 from .swap import (

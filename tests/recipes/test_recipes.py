@@ -15,13 +15,12 @@ import soundfile
 from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.audio import read_speech
 from leapformer_fairseq.checkpoints import load_checkpoint
-from leapformer_fairseq.data.corpus.build import build
 from leapformer_fairseq.data.manifests import read_manifest
 
+from ..data.tiny_corpus import TINY_SIZES, build_tiny
 from ..data.trees import Spoken, covost2_tree, mustc_tree
 
 SCRIPTS = PLUGIN_DIR.parent / "scripts"
-TRAIN, EVALUATED = 12, 3
 TINY = "--max-epoch 2 --max-tokens 2500 --update-freq 1 --warmup-updates 2 --log-interval 1"
 
 pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the installed package has no scripts beside it")
@@ -30,8 +29,7 @@ pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the installed pack
 @pytest.fixture(scope="session")
 def speech(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Spoken]]:
     """Synthetic utterances by split: train, dev, test."""
-    folder = tmp_path_factory.mktemp("speech")
-    corpus = build(folder / "corpus", {"train": TRAIN, "dev": EVALUATED, "test": EVALUATED}, vocab_size=60).folder
+    corpus = build_tiny(tmp_path_factory.mktemp("speech") / "corpus").folder
     spoken = {}
     for split in ("train", "dev", "test"):
         wavs = (corpus / f"{split}.source").read_text(encoding="utf-8").split()
@@ -58,36 +56,36 @@ def recipe(script: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
 
 
-def tiny(root: Path, out: Path) -> list[str]:
+def tiny(root: Path, out: Path, k: str) -> list[str]:
     """Options for a run of seconds."""
     return [
-        "--root", str(root), "--out", str(out), "--vocab-size", "60", "--average", "2", "--k", "1 3",
+        "--root", str(root), "--out", str(out), "--vocab-size", "60", "--average", "2", "--k", k,
         "--asr-options", f"--arch leapformer_s2t_tiny {TINY}",
         "--st-options", f"--arch leapformer_simulst_tiny {TINY}",
         "--eval-options", "--max-len-b 20",
     ]  # fmt: skip
 
 
-def check_results(out: Path, test_set: str) -> None:
+def check_results(out: Path, test_set: str, ks: str) -> None:
     """Both models were trained, the average is of two epochs, and every k has scores of all test utterances."""
     assert (out / "asr-leap/model/checkpoint_best.pt").is_file()
     average = load_checkpoint(out / "leap/model/average2.pt")
     assert average["averaged"] == ["checkpoint1.pt", "checkpoint2.pt"]
-    for k in (1, 3):
+    for k in ks.split():
         scores = json.loads((out / f"leap/{test_set}/k{k}/scores.json").read_text(encoding="utf-8"))
-        assert scores["n_instances"] == EVALUATED
+        assert scores["n_instances"] == TINY_SIZES["test"]
         assert {"BLEU", "AL", "LAAL", "AL_CA"} <= scores["scores"].keys()
     generated = (out / f"leap/{test_set}/offline/generate-{test_set}_st.txt").read_text(encoding="utf-8")
     assert "BLEU" in generated.splitlines()[-1]
-    assert generated.count("\nD-") == EVALUATED
+    assert generated.count("\nD-") == TINY_SIZES["test"]
 
 
 def test_mustc(speech, tmp_path, one_at_a_time):
     splits = {"train": speech["train"], "dev": speech["dev"], "tst-COMMON": speech["test"], "tst-HE": speech["dev"]}
-    options = tiny(mustc_tree(tmp_path / "data", splits), tmp_path / "out")
+    options = tiny(mustc_tree(tmp_path / "data", splits), tmp_path / "out", "1 3")
     done = recipe("mustc/run.sh", *options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    check_results(tmp_path / "out", "tst-COMMON")
+    check_results(tmp_path / "out", "tst-COMMON", "1 3")
     again = recipe("mustc/run.sh", *options)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("is finished, skipped") == 5
@@ -99,11 +97,11 @@ def test_mustc(speech, tmp_path, one_at_a_time):
 @pytest.mark.skipif("MP3" not in soundfile.available_formats(), reason="libsndfile without mp3")
 def test_covost2_step_by_step(speech, tmp_path, one_at_a_time):
     root = covost2_tree(tmp_path / "data", speech)
-    options = tiny(root, tmp_path / "out")
+    options = tiny(root, tmp_path / "out", "3")
     for step in ("prepare", "train", "evaluate"):
         done = recipe(f"covost2/{step}.sh", *options)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    check_results(tmp_path / "out", "test")
+    check_results(tmp_path / "out", "test", "3")
 
 
 @pytest.mark.parametrize("dataset", ["mustc", "covost2"])
@@ -134,10 +132,11 @@ class TestErrors:
         assert done.returncode == 1
         assert named in done.stderr
 
-    def test_steps_need_the_one_before(self, dataset, tmp_path):
-        done = recipe(f"{dataset}/train.sh", "--out", str(tmp_path / "out"))
+    @pytest.mark.parametrize(("step", "before"), [("train", "prepare"), ("evaluate", "train")])
+    def test_steps_need_the_one_before(self, dataset, tmp_path, step, before):
+        done = recipe(f"{dataset}/{step}.sh", "--out", str(tmp_path / "out"))
         assert done.returncode == 1
-        assert "prepared data" in done.stderr
+        assert f"run scripts/{dataset}/{before}.sh first" in done.stderr
 
     def test_help(self, dataset):
         done = recipe(f"{dataset}/evaluate.sh", "--help")
