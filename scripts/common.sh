@@ -1,4 +1,4 @@
-# Steps that the quickstart and the recipes share. Source it from a script: . "$(dirname "$0")/common.sh"
+# Steps that the quickstart and the recipes share. Source it from a script that has said `set -euo pipefail`.
 #
 # A step that is finished leaves a file DIR/done and is skipped when the script runs again; a training that was
 # interrupted goes on from its last checkpoint.
@@ -42,7 +42,7 @@ once() {
         return
     fi
     mkdir -p "$dir"
-    "$@" 2>&1 | tee -a "$dir/log" || fail "failed: $dir (the whole output is in $dir/log)"
+    "$@" 2>&1 | tee -a "$dir/log" || fail "failed: $dir (the output is in $dir/*log)"
     touch "$dir/done"
 }
 
@@ -55,14 +55,23 @@ plan_flags() {
     echo "--encoder-self-attention $encoder --decoder-self-attention $decoder --decoder-cross-attention $cross"
 }
 
-# train_speech DATA CONFIG SUBSET SAVE OPTIONS...: train on {train,dev}_SUBSET of a speech manifest folder.
+# brief: of fairseq's log only the losses and errors, a short line each.
+brief() {
+    sed -unE \
+        -e 's/.*train_inner:.* loss=([0-9.]+),.* num_updates=([0-9]+),.*/  update \2: loss \1/p' \
+        -e 's/.*valid on .*\| loss ([0-9.]+) .*accuracy ([0-9.]+) .*num_updates ([0-9]+).*/  update \3: valid loss \1, accuracy \2 %/p' \
+        -e '/^leapformer: |^[A-Za-z.]*(Error|Interrupt)\b/p'
+}
+
+# train_speech DATA CONFIG SUBSET SAVE OPTIONS...: train on {train,dev}_SUBSET of a speech manifest folder; the whole
+# output goes to SAVE/train.log.
 train_speech() {
     local data=$1 config=$2 subset=$3 save=$4
     shift 4
     leapformer train "$data" --task speech_to_text --config-yaml "$config" \
         --train-subset "train_$subset" --valid-subset "dev_$subset" --save-dir "$save" \
         --num-workers 1 --required-batch-size-multiple 1 --skip-invalid-size-inputs-valid-test \
-        --log-format simple --no-progress-bar --report-accuracy "$@"
+        --log-format simple --no-progress-bar --report-accuracy "$@" 2>&1 | tee -a "$save/train.log" | brief
 }
 
 # simul_eval DATA CONFIG SET CHECKPOINT K OUT OPTIONS...: SimulEval with the wait-k agent on SET.source, then our scores.
@@ -76,14 +85,14 @@ simul_eval() {
     leapformer score "$out" --json "$out/scores.json"
 }
 
-# offline_eval DATA CONFIG SET CHECKPOINT OUT OPTIONS...: fairseq-generate on the whole source.
+# offline_eval DATA CONFIG SET CHECKPOINT OUT OPTIONS...: fairseq-generate on the whole source of SET_st, then our scores.
 offline_eval() {
     local data=$1 config=$2 set=$3 checkpoint=$4 out=$5
     shift 5
-    leapformer generate "$data" --task speech_to_text --config-yaml "$config" --gen-subset "$set" \
+    leapformer generate "$data" --task speech_to_text --config-yaml "$config" --gen-subset "${set}_st" \
         --path "$checkpoint" --model-overrides "{'waitk_lagging': 'offline'}" --max-tokens 20000 \
-        --num-workers 1 --required-batch-size-multiple 1 --scoring sacrebleu --results-path "$out" "$@"
-    tail -1 "$out/generate-$set.txt"
+        --num-workers 1 --required-batch-size-multiple 1 --results-path "$out" "$@"
+    leapformer score "$out/generate-${set}_st.txt" --references "$data/$set.target" --json "$out/scores.json"
 }
 
 # claim DIR OPTIONS...: make DIR the folder of a run with these options, or find it so; never mix two runs.

@@ -40,7 +40,7 @@ for k in $ks; do
 done
 [[ $seed =~ ^[0-9]+$ ]] || fail "--seed $seed: give a whole number"
 
-sizes="--train 2500 --dev 100 --test 200" asr_updates=450 st_updates=600 simul=100
+sizes="--train 2500 --dev 100 --test 200" asr_updates=1500 st_updates=1500 simul=100
 if [[ $fast ]]; then
     sizes="--train 60 --dev 8 --test 8 --vocab-size 120" asr_updates=12 st_updates=12 simul=3
 fi
@@ -51,28 +51,35 @@ out=$(cd "$out" && pwd)
 data=$out/corpus
 run=$out/$(tr '/,*' '+__' <<<"$attention")
 claim "$run" "--attention $attention --seed $seed${fast:+ --fast}"
-model="$(plan_flags "$attention") --seed $seed --optimizer adam --adam-betas (0.9,0.98) --clip-norm 10 --lr-scheduler inverse_sqrt --warmup-init-lr 1e-4 --max-tokens 12000 --log-interval 25 --save-interval-updates 100 --keep-interval-updates 1 --no-epoch-checkpoints"
+
+# train TASK UPDATES OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.
+train() {
+    local task=$1 updates=$2
+    shift 2
+    once "$run/$task" train_speech "$data" "config_$task.yaml" "$task" "$run/$task" $(plan_flags "$attention") \
+        --cosformer-length 40 --seed "$seed" --max-tokens 4000 --label-smoothing 0.1 \
+        --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 10 --lr 3e-3 --lr-scheduler polynomial_decay \
+        --warmup-updates 100 --total-num-update "$updates" --max-update "$updates" --log-interval 50 \
+        --no-epoch-checkpoints --save-interval-updates 250 --keep-interval-updates 1 "$@"
+}
 
 say "speech corpus in $data"
 leapformer corpus --out "$data" --seed "$seed" $sizes
 
 say "pre-training the encoder on speech recognition ($asr_updates updates)"
-once "$run/asr" train_speech "$data" config_asr.yaml asr "$run/asr" $model --arch leapformer_s2t_tiny \
-    --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 0.5 --label-smoothing 0.1 \
-    --lr 3e-3 --warmup-updates 100 --max-update "$asr_updates"
+train asr "$asr_updates" --arch leapformer_s2t_tiny \
+    --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 1
 
 say "training wait-k translation ($st_updates updates)"
-once "$run/st" train_speech "$data" config_st.yaml st "$run/st" $model --arch leapformer_simulst_tiny \
-    --load-pretrained-encoder-from "$run/asr/checkpoint_last.pt" --waitk-lagging 1-9 --fixed-pre-decision-ratio 7 \
-    --criterion label_smoothed_cross_entropy --label-smoothing 0.1 \
-    --lr 3e-3 --warmup-updates 100 --max-update "$st_updates"
+train st "$st_updates" --arch leapformer_simulst_tiny --waitk-lagging 1-9 --fixed-pre-decision-ratio 7 \
+    --load-pretrained-encoder-from "$run/asr/checkpoint_last.pt" --criterion label_smoothed_cross_entropy
 
 for k in $ks; do
     say "simultaneous translation with k = $k"
     once "$run/k$k" simul_eval "$data" config_st.yaml test "$run/st/checkpoint_last.pt" "$k" "$run/k$k" --end-index "$simul"
 done
 say "offline translation, beam 5"
-once "$run/offline" offline_eval "$data" config_st.yaml test_st "$run/st/checkpoint_last.pt" "$run/offline" --beam 5
+once "$run/offline" offline_eval "$data" config_st.yaml test "$run/st/checkpoint_last.pt" "$run/offline" --beam 5
 
 say "report"
 leapformer report "$out"

@@ -119,8 +119,10 @@ step_evaluate() {
                 "$results/k$lagging" "${eval_options[@]}"
         done
         say "$set: offline translation, beam 5"
-        once "$results/offline" offline_eval "$data" config_st.yaml "${set}_st" "$checkpoint" "$results/offline" \
+        once "$results/offline" offline_eval "$data" config_st.yaml "$set" "$checkpoint" "$results/offline" \
             --beam 5
     done
-    say "done: scores.json in each folder $run/SET/kN, and offline/generate-SET_st.txt"
+    say "report"
+    leapformer report "$out"
+    say "done: $out/report.md, $out/scores.json, $out/curve.png; details in $run/SET/"
 }

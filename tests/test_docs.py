@@ -40,6 +40,14 @@ def test_the_example_mechanism_agrees_in_every_form(squared):
         torch.testing.assert_close(gradients[form], gradients["parallel"])
 
 
+def test_the_library_example_of_the_readme_runs():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    torch.testing.assert_close(names["step"], names["out"][:, :, 9:10])
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_name_commands_and_files_that_exist(page):
     text = page.read_text(encoding="utf-8")

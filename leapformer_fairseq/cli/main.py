@@ -17,9 +17,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "corpus": ("corpus", "synthesise a small English-German speech translation corpus"),
     "prepare": ("prepare", "prepare a speech translation data set: features, subwords, manifests, evaluation lists"),
     "average": ("average", "average the parameters of a training's last or best checkpoints"),
-    "score": ("score", "score a SimulEval run: BLEU, chrF, latency and computation-aware latency"),
+    "score": ("score", "score a SimulEval run (BLEU, chrF, latency) or the output of fairseq-generate (BLEU, chrF)"),
     "bench": ("bench", "speed and memory of attention mechanisms by sequence length"),
-    "report": ("report", "compare the finished runs of a quickstart folder: table, JSON and curve"),
+    "report": ("report", "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"),
 }
 
 

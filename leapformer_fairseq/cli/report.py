@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from ..scoring.comparison import collect, draw, table
 from ..signature import signature
 
-HELP = "compare the finished runs of a quickstart folder: table, JSON and curve"
+HELP = "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
-    parser.add_argument("folder", metavar="DIR", help="the --out folder of scripts/quickstart.sh")
+    parser.add_argument("folder", metavar="DIR", help="the --out folder of scripts/quickstart.sh or of a recipe")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _markdown(comparison: dict) -> str:
+def _markdown(comparison: dict[str, Any]) -> str:
     runs = [
         f"* `{name}`: `bash scripts/quickstart.sh {system['options']}`"
         for name, system in comparison["systems"].items()
@@ -46,7 +47,7 @@ def _markdown(comparison: dict) -> str:
             "AL, LAAL, DAL, ATD in milliseconds, AP a ratio; `_CA` adds the time of computation; compute is seconds of "
             "computation per second of audio, one thread. Offline: the whole source, beam 5.",
             "",
-            "Runs:",
+            "Options of the runs:",
             *runs,
             "",
             "Signatures:",

@@ -1,4 +1,4 @@
-"""`leapformer score`: quality and latency of a SimulEval run."""
+"""`leapformer score`: quality and latency of a SimulEval run, quality of fairseq-generate output."""
 from __future__ import annotations
 
 import argparse
@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
+from ..scoring.generation import score_generation
 from ..scoring.report import score_run
 from ..scoring.runlog import UNITS
 
-HELP = "score a SimulEval run: BLEU, chrF, latency and computation-aware latency"
+HELP = "score a SimulEval run (BLEU, chrF, latency) or the output of fairseq-generate (BLEU, chrF)"
 _UNITS_OF_SCORES = {"BLEU": "", "chrF": "", "AP": ""}  # all others are milliseconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
-    parser.add_argument("output", metavar="OUTPUT_DIR", help="the --output folder of simuleval")
+    parser.add_argument("output", metavar="OUTPUT", help="the --output folder of simuleval, or a generate-*.txt")
+    parser.add_argument("--references", metavar="FILE", help="for a generate-*.txt: one detokenised reference per line")
     parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
     parser.add_argument("--unit", choices=UNITS, default="word", help="the run's --eval-latency-unit (default: word)")
     parser.add_argument("--json", metavar="FILE", help="also write all scores, with those of each utterance, to FILE")
@@ -24,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the scores as a table. Raises LeapformerError for a folder or option that cannot be scored."""
-    report = score_run(args.output, args.tokenize, args.unit)
+    if args.references:
+        report = score_generation(args.output, args.references, args.tokenize)
+    else:
+        report = score_run(args.output, args.tokenize, args.unit)
     if args.json:
         try:
             Path(args.json).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Several systems side by side: collects the runs under a folder, as a table, as data and as a picture.
+"""Several systems side by side: collects the scores under a folder, as a table, as data and as a picture.
 
-Layout, as scripts/quickstart.sh leaves it: FOLDER/SYSTEM/options, FOLDER/SYSTEM/k<K>/ (SimulEval output) and
-FOLDER/SYSTEM/offline/generate-*.txt with its references in FOLDER/corpus/test.target.
+`leapformer score --json` leaves them as FOLDER/SYSTEM/k<K>/scores.json and FOLDER/SYSTEM/offline/scores.json; SYSTEM may be
+several folders deep, e.g. leap/tst-COMMON. The options of a run are in the nearest file `options` above.
 """
-
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,6 @@ from typing import Any
 from tabulate import tabulate
 
 from ..errors import LeapformerError
-from .generation import score_generation
-from .report import score_run
 
 # column of the table -> where the value is in a row
 COLUMNS = {
@@ -31,40 +29,39 @@ COLUMNS = {
 
 
 def collect(folder: str | Path) -> dict[str, Any]:
-    """{"systems": {name: {"options", "rows"}}, "signatures"}; a row is one k or offline with its scores."""
+    """{"systems": {name: {"options", "rows"}}, "signatures"}; a row is one k, or offline, with its scores.
+
+    Raises LeapformerError when nothing under the folder was scored.
+    """
     folder = Path(folder)
     systems: dict[str, Any] = {}
     signatures: dict[str, str] = {}
-    for options in sorted(folder.glob("*/options")):
-        run = options.parent
-        rows = [_simultaneous_row(path, signatures) for path in sorted(run.glob("k*/instances.log"), key=_lagging)]
-        rows += [
-            _offline_row(path, folder / "corpus/test.target", signatures) for path in run.glob("offline/generate-*.txt")
-        ]
-        if rows:
-            systems[run.name] = {"options": options.read_text(encoding="utf-8").strip(), "rows": rows}
+    for path in sorted(folder.glob("*/**/scores.json"), key=_order):
+        run = path.parent.parent
+        scores = json.loads(path.read_text(encoding="utf-8"))
+        system = systems.setdefault(str(run.relative_to(folder)), {"options": _options(run, folder), "rows": []})
+        system["rows"].append(_row(path.parent.name, scores))
+        signatures.update(scores["signatures"])
     if not systems:
-        raise LeapformerError(f"{folder} holds no finished run; give the --out folder of scripts/quickstart.sh")
+        raise LeapformerError(f"{folder} holds no scores; give the --out folder of a finished quickstart or recipe")
     return {"systems": systems, "signatures": signatures}
 
 
-def _lagging(log: Path) -> int:
-    digits = re.sub(r"\D", "", log.parent.name)
-    return int(digits or 0)
+def _order(path: Path) -> tuple[str, float]:
+    """By system, then by k; offline comes last."""
+    lagging = re.fullmatch(r"k(\d+)", path.parent.name)
+    return str(path.parent.parent), float(lagging[1]) if lagging else float("inf")
 
 
-def _simultaneous_row(log: Path, signatures: dict[str, str]) -> dict[str, Any]:
-    scores = score_run(log.parent)
-    signatures.update(scores["signatures"])
+def _options(run: Path, folder: Path) -> str:
+    places = [place / "options" for place in (run, *run.parents) if place.is_relative_to(folder)]
+    return next((place.read_text(encoding="utf-8").strip() for place in places if place.is_file()), "")
+
+
+def _row(name: str, scores: dict[str, Any]) -> dict[str, Any]:
     compute = scores["compute"] or {}
-    row = {"k": _lagging(log), "sentences": scores["n_instances"], **scores["scores"]}
-    return row | {"compute": compute.get("seconds_per_second")}
-
-
-def _offline_row(path: Path, references: Path, signatures: dict[str, str]) -> dict[str, Any]:
-    scores = score_generation(path, references)
-    signatures.update(scores["signatures"])
-    return {"k": "offline", "sentences": scores["n_instances"], **scores["scores"]}
+    row = {"k": int(name[1:]) if re.fullmatch(r"k\d+", name) else name, "sentences": scores["n_instances"]}
+    return row | scores["scores"] | {"compute": compute.get("seconds_per_second")}
 
 
 def table(comparison: dict[str, Any], style: str = "simple") -> str:

@@ -43,5 +43,7 @@ def score_generation(path: str | Path, references: str | Path, tokenize: str = "
     return {
         "scores": {score.name: score.value for score in scores},
         "signatures": {score.name: score.signature for score in scores},
+        "compute": None,
         "n_instances": len(lines),
+        "n_empty": sum(not text for text in predictions),
     }

@@ -75,9 +75,10 @@ def check_results(out: Path, test_set: str, ks: str) -> None:
         scores = json.loads((out / f"leap/{test_set}/k{k}/scores.json").read_text(encoding="utf-8"))
         assert scores["n_instances"] == TINY_SIZES["test"]
         assert {"BLEU", "AL", "LAAL", "AL_CA"} <= scores["scores"].keys()
-    generated = (out / f"leap/{test_set}/offline/generate-{test_set}_st.txt").read_text(encoding="utf-8")
-    assert "BLEU" in generated.splitlines()[-1]
-    assert generated.count("\nD-") == TINY_SIZES["test"]
+    offline = json.loads((out / f"leap/{test_set}/offline/scores.json").read_text(encoding="utf-8"))
+    assert offline["n_instances"] == TINY_SIZES["test"]
+    report = json.loads((out / "scores.json").read_text(encoding="utf-8"))
+    assert len(report["systems"][f"leap/{test_set}"]["rows"]) == len(ks.split()) + 1
 
 
 def test_mustc(speech, tmp_path, one_at_a_time):

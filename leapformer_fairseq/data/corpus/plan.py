@@ -21,11 +21,9 @@ MAX_UTTERANCES = 1_000_000  # far below the number of sentences, so drawing new 
 CANDIDATES = 4
 
 # Variants with `breath` in their definition (f2, f3, f5, ...) are left out: espeak-ng's breath differs from run to run.
-VOICES = (
-    "en-us", "en-us+m3", "en-us+m7", "en-us+f1", "en-us+f4", "en-gb-x-rp", "en-gb-x-rp+m1", "en-gb-x-rp+f1",
-)  # fmt: skip
-RATES = (135, 185)  # words per minute, as espeak-ng counts them
-PITCHES = (30, 70)  # 0 to 99
+VOICES = ("en-us", "en-us+m3", "en-us+f1", "en-us+f4")
+RATES = (150, 190)  # words per minute, as espeak-ng counts them
+PITCHES = (40, 60)  # 0 to 99
 NOISE_COLOURS = (0.0, 1.0, 2.0)  # power falls as 1 / frequency ** colour: white, pink, brown
 
 

@@ -1,0 +1,79 @@
+"""The quickstart with its real commands on a tiny corpus: once, again, another attention beside it, and bad options."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def quickstart(*options: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "LEAPFORMER_VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
+    command = ["bash", str(ROOT / "scripts/quickstart.sh"), *options]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("quickstart") / "out"
+    run = quickstart("--fast", "--k", "1 3", "--out", str(out))
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return out
+
+
+def test_the_report_is_complete(finished):
+    scores = json.loads((finished / "scores.json").read_text(encoding="utf-8"))
+    rows = scores["systems"]["leap"]["rows"]
+    assert [row["k"] for row in rows] == [1, 3, "offline"]
+    for row in rows[:2]:
+        assert {"BLEU", "chrF", "AL", "LAAL", "AP", "DAL", "ATD", "AL_CA", "compute"} <= set(row)
+        assert row["AL_CA"] > row["AL"] and row["compute"] > 0
+    assert "BLEU" in scores["signatures"] and "commit" in scores["signatures"]["leapformer_fairseq"]
+    report = (finished / "report.md").read_text(encoding="utf-8")
+    assert "| leap" in report and "--attention leap --seed 1 --fast" in report
+    assert (finished / "curve.png").stat().st_size > 5000
+
+
+def test_a_second_run_repeats_nothing(finished):
+    before = (finished / "leap/st/log").read_text(encoding="utf-8")
+    run = quickstart("--fast", "--k", "1 3", "--out", str(finished))
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.count("is finished, skipped") == 5
+    assert (finished / "leap/st/log").read_text(encoding="utf-8") == before
+
+
+def test_another_runs_results_are_refused(finished):
+    run = quickstart("--fast", "--seed", "2", "--out", str(finished))
+    assert run.returncode != 0
+    assert "holds the results of another run (--attention leap --seed 1 --fast)" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--k", "0"), "--k 0: k is a number of steps, at least 1"),
+        (("--seed", "x"), "--seed x: give a whole number"),
+        (("--speed",), "unknown option --speed; see --help"),
+    ],
+)
+def test_bad_options_end_with_one_line(options, message):
+    run = quickstart(*options)
+    assert run.returncode != 0
+    assert run.stderr.strip().splitlines() == [f"quickstart.sh: {message}"]
+
+
+def test_a_bad_plan_is_refused_before_training(tmp_path):
+    run = quickstart("--fast", "--attention", "leep", "--out", str(tmp_path / "out"))
+    assert run.returncode != 0
+    assert "unknown attention mechanism 'leep'" in run.stdout + run.stderr
+
+
+def test_help_explains_every_option():
+    text = quickstart("--help").stdout
+    for option in ("--attention", "--softmax", "--k", "--seed", "--out", "--fast"):
+        assert option in text
