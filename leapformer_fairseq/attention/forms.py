@@ -5,11 +5,15 @@ column of o the normalizer, which `normalize` divides by (Katharopoulos et al., 
 
 Shapes: G batch times heads, T queries, S keys, F features, M value columns, n chunks of C queries and C * ratio keys.
 """
+
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .masks import Visible
 
@@ -48,71 +52,49 @@ def gaining(visible: Visible, queries: int, keys: int) -> int:
     return min(queries, -(-left // visible.ratio))
 
 
-def chunkwise(
-    q: Tensor, k: Tensor, v: Tensor, visible: Visible | None, state: Tensor | None = None, chunk: int | None = None
-) -> Tensor:
-    """The same sums in linear time: states cross chunks, the quadratic part stays inside one. (G, T, M).
-
-    `state`, (G, F, M), stands for keys that came before and that every query sees.
-    """
+def chunkwise(q: Tensor, k: Tensor, v: Tensor, visible: Visible | None, chunk: int | None = None) -> Tensor:
+    """The same sums in linear time, (G, T, M): states cross chunks, the quadratic part stays inside one."""
     if visible is None:
-        return q @ plus(state_of(k, v), state)
+        return q @ _StateOf.apply(k, v)
     queries, keys = q.shape[1], k.shape[1]
-    n = gaining(visible, queries, keys)
-    shared = min(visible.shared, keys)
-    first = k.new_zeros(len(k), k.shape[2], v.shape[2]) if state is None else state
+    first = k.new_zeros(len(k), k.shape[2], v.shape[2])
     # split, since each slice of a tensor costs a tensor of zeros as large as the whole one in the backward pass
-    if shared:
+    if shared := min(visible.shared, keys):
         (k_shared, k), (v_shared, v) = (x.split((shared, keys - shared), 1) for x in (k, v))
-        first = first + state_of(k_shared, v_shared)
+        first = _StateOf.apply(k_shared, v_shared)
+    n = gaining(visible, queries, keys)
+    if not n:
+        return q @ first
     q, late = q.split((n, queries - n), 1) if n < queries else (q, None)
     gained = n * visible.ratio
-    chunks = Chunks(q, k[:, :gained], v[:, :gained], first, visible.ratio, chunk or default_chunk(visible)) 
-    return chunks.sums() if late is None else torch.cat([chunks.sums(), late @ chunks.after], 1)
+    chunk = chunk or default_chunk(visible)
+    sums, after = _ChunkSums.apply(q, k[:, :gained], v[:, :gained], first, visible.ratio, chunk)
+    return sums if late is None else torch.cat([sums, late @ after], 1)
 
 
-def plus(new: Tensor, old: Tensor | None) -> Tensor:
-    """The sum of a new part of a state and the old one, if any."""
-    return new if old is None else old + new
-
-
-class Chunks:
+class Chunks(NamedTuple):
     """Queries and the keys they gain, cut into n aligned chunks, with the state before each chunk.
 
-    Query t sees the state `first` and the first ratio * (t + 1) keys; every query gains at least one.
-    Scores are masked and sums completed in place: autograd needs none of the values that this overwrites.
+    Query t sees the state before the first chunk and the first ratio * (t + 1) keys; every query gains at least one.
     """
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int) -> None:
-        self.queries, self.keys, self.ratio = q.shape[1], k.shape[1], ratio
-        self.chunk = max(1, min(chunk, self.queries))
-        self.n = max(1, -(-self.queries // self.chunk))
-        self.q, self.k, self.v = self._cut(q), self._cut(k, ratio), self._cut(v, ratio)
-        own = state_of(self.k, self.v).unflatten(0, (-1, self.n))
+    q: Tensor  # (G * n, C, F)
+    k: Tensor  # (G * n, C * ratio, F)
+    v: Tensor  # (G * n, C * ratio, M)
+    before: Tensor  # (G * n, F, M), the state before each chunk
+    after: Tensor  # (G, F, M), the state after all keys
+    queries: int  # without the rows that fill the last chunk
+    keys: int
+
+    @classmethod
+    def cut(cls, q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int) -> Chunks:
+        """Chunks of q (G, T, F), k (G, S, F), v (G, S, M) behind the state `first` (G, F, M)."""
+        queries, keys = q.shape[1], k.shape[1]
+        chunk = max(1, min(chunk, queries))
+        q, k, v = _cut(q, chunk), _cut(k, chunk * ratio), _cut(v, chunk * ratio)
+        own = state_of(k, v).unflatten(0, (len(first), -1))
         before = torch.cat([first.unsqueeze(1), own[:, :-1]], 1).cumsum(1)
-        #: the states before each chunk, (G * n, F, M), and after all keys, (G, F, M)
-        self.before, self.after = before.flatten(0, 1), before[:, -1] + own[:, -1]
-
-    def _cut(self, rows: Tensor, ratio: int = 1) -> Tensor:
-        """(G, R, X) to (G * n, C * ratio, X), zero rows filling the last chunk."""
-        size = self.chunk * ratio
-        missing = self.n * size - rows.shape[1]
-        if missing:
-            rows = F.pad(rows, (0, 0, 0, missing))
-        return rows.reshape(len(rows) * self.n, size, rows.shape[2])
-
-    def _join(self, rows: Tensor, count: int) -> Tensor:
-        """(G * n, size, X) back to (G, count, X)."""
-        return rows.view(-1, self.n * rows.shape[1], rows.shape[2])[:, :count]
-
-    def _hide_future(self, scores: Tensor) -> Tensor:
-        """Zero the scores, (G * n, C, C * ratio), of keys behind a query's visible prefix."""
-        if self.ratio == 1:
-            return scores.tril_()
-        return scores.mul_(Visible(1, self.ratio).mask(*scores.shape[1:], scores.device).to(scores.dtype))
-
-    def _scores(self) -> Tensor:
-        return self._hide_future(self.q @ self.k.transpose(1, 2))
+        return cls(q, k, v, before.flatten(0, 1), before[:, -1] + own[:, -1], queries, keys)
 
     def sums(self) -> Tensor:
         """Sums of all queries, (G, T, M)."""
@@ -120,13 +102,65 @@ class Chunks:
 
     def gradients(self, grad: Tensor, grad_after: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of q, k, v and `first` given those of the sums, (G, T, M), and of the state after, (G, F, M)."""
-        grad = self._cut(grad)
-        later, grad_first = _sums_of_later(state_of(self.q, grad).unflatten(0, (-1, self.n)), grad_after)
+        grad = _cut(grad, self.q.shape[1])
+        later, grad_first = _sums_of_later(state_of(self.q, grad).unflatten(0, (len(grad_after), -1)), grad_after)
+        dv = (self._scores().transpose(1, 2) @ grad).baddbmm_(self.k, later)
         grad_scores = self._hide_future(grad @ self.v.transpose(1, 2))
         dq = (grad_scores @ self.k).baddbmm_(grad, self.before.transpose(1, 2))
         dk = (grad_scores.transpose(1, 2) @ self.q).baddbmm_(self.v, later.transpose(1, 2))
-        dv = (self._scores().transpose(1, 2) @ grad).baddbmm_(self.k, later)
         return self._join(dq, self.queries), self._join(dk, self.keys), self._join(dv, self.keys), grad_first
+
+    def _scores(self) -> Tensor:
+        return self._hide_future(self.q @ self.k.transpose(1, 2))
+
+    def _hide_future(self, scores: Tensor) -> Tensor:
+        """Zero, in place, the scores (G * n, C, C * ratio) of keys behind a query's visible prefix."""
+        chunk, keys = scores.shape[1:]
+        if chunk == keys:
+            return scores.tril_()
+        return scores.mul_(Visible(1, keys // chunk).mask(chunk, keys, scores.device).to(scores.dtype))
+
+    def _join(self, rows: Tensor, count: int) -> Tensor:
+        """(G * n, size, X) back to (G, count, X)."""
+        return rows.view(len(self.after), -1, rows.shape[2])[:, :count]
+
+
+class _ChunkSums(torch.autograd.Function):
+    """Sums and the state after; autograd left to itself would copy every gradient twice."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor, *sizes: int) -> tuple[Tensor, Tensor]:
+        *tensors, queries, keys = chunks = Chunks.cut(q, k, v, first, *sizes)
+        ctx.save_for_backward(*tensors)
+        ctx.counts = queries, keys
+        return chunks.sums(), chunks.after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor | None, ...]:
+        return *Chunks(*ctx.saved_tensors, *ctx.counts).gradients(grad, grad_after), None, None
+
+
+class _StateOf(torch.autograd.Function):
+    """`state_of`, whose gradients lie in memory as k and v do and not transposed."""
+
+    @staticmethod
+    def forward(ctx: Any, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(k, v)
+        return state_of(k, v)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = ctx.saved_tensors
+        return v @ grad.transpose(1, 2), k @ grad
+
+
+def _cut(rows: Tensor, size: int) -> Tensor:
+    """(G, R, X) to (G * n, size, X), zero rows filling the last chunk."""
+    missing = -rows.shape[1] % size
+    if missing:
+        rows = F.pad(rows, (0, 0, 0, missing))
+    return rows.reshape(-1, size, rows.shape[2])
 
 
 def _sums_of_later(own: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:

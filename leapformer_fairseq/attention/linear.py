@@ -2,13 +2,14 @@
 
 A subclass says how queries and keys are mapped; the three forms, the state and the weights are the same for all.
 """
+
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +22,13 @@ from .registry import Option
 NORMALIZER_FLOOR = Option(
     "normalizer_floor",
     1e-4,
-    "linear attention divides by its normalizer clamped from below by this value (0.1 reproduces the released LeaPformer)",
+    "linear attention divides by its normalizer clamped from below by this (0.1 reproduces the released LeaPformer)",
 )
 
 # Below this many query-key pairs per head the quadratic form is faster than cutting into chunks (docs/results).
 QUADRATIC_PAIRS = 24_000
-# Above this many rows (queries and keys, over heads and batch) mapping them twice is cheaper than keeping their features.
-RECOMPUTED_ROWS = 4 * recompute.ROWS
+# Above this many rows (queries and keys, over heads and batch) mapping them twice is cheaper than keeping features.
+RECOMPUTED_ROWS = 40_000
 
 SumsForm = Callable[[Tensor, Tensor, Tensor, "Visible | None"], Tensor]
 
@@ -61,18 +62,18 @@ class LinearMechanism(Mechanism):
     precision stagnates after some hundred tokens. Attention dropout has no meaning here and is not applied.
     """
 
-    forms = ("parallel", "chunkwise", "recompute")
+    forms: ClassVar[tuple[str, ...]] = ("parallel", "chunkwise", "recompute")
 
     def __init__(self, head_dim: int, num_heads: int, *, normalizer_floor: float = 1e-4, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.normalizer_floor = normalizer_floor
 
     @abstractmethod
-    def map_queries(self, q: Tensor, rows: Rows) -> Features:
+    def map_queries(self, x: Tensor, rows: Rows) -> Features:
         """Features of queries (B, H, T, D); row-wise."""
 
     @abstractmethod
-    def map_keys(self, k: Tensor, rows: Rows) -> Features:
+    def map_keys(self, x: Tensor, rows: Rows) -> Features:
         """Features of keys (B, H, S, D); row-wise. Padding is masked by the caller."""
 
     def forward(
@@ -176,8 +177,8 @@ def _sums(fq: Features, fk: Features, v: Tensor, visible: Visible | None, run: S
 
 
 def _chunkwise(q: Tensor, k: Tensor, v: Tensor, visible: Visible | None, chunk: int | None = None) -> Tensor:
-    flat = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
-    return forms.chunkwise(*flat, visible, chunk=chunk).unflatten(0, q.shape[:2])
+    fq, fk, fv = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+    return forms.chunkwise(fq, fk, fv, visible, chunk).unflatten(0, q.shape[:2])
 
 
 def _read(state: State, features: Features) -> Tensor:
@@ -190,7 +191,7 @@ def _read(state: State, features: Features) -> Tensor:
 
 
 def _add(state: State | None, kind: type[State], **pairs: tuple[Tensor, Tensor]) -> State:
-    """A state of `kind` with K^T V of each pair added. In place where no gradient is wanted: no new memory per token."""
+    """A state of `kind` with K^T V of each pair added; in place where no gradient is wanted, without new memory."""
     if state is None:
         return kind(**{name: forms.state_of(k, v) for name, (k, v) in pairs.items()})
     for name, (k, v) in pairs.items():

@@ -5,8 +5,9 @@ sequence in stretches of some hundred rows, keeps one state per stretch, and map
 Peak memory stays near that of fused softmax attention while the time is linear. Any row-wise feature map works,
 with its parameters; the formulas of a stretch are those of `forms.Chunks`.
 
-The gradient cannot itself be differentiated; the chunkwise form can.
+Of the forms, only the parallel one has a gradient that can itself be differentiated.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -102,7 +103,7 @@ class _Recompute(torch.autograd.Function):
             if s0 == s1:
                 sums = fq @ state
             else:
-                chunks = Chunks(fq, fk, v1, state, *plan.chunking())
+                chunks = Chunks.cut(fq, fk, v1, state, *plan.chunking())
                 sums, state = chunks.sums(), chunks.after
             sums = sums.unflatten(0, q.shape[:2])
             out[:, :, t0:t1] = normalize(sums, plan.floor)
@@ -118,9 +119,12 @@ class _Recompute(torch.autograd.Function):
         q, k, v, out, norm, *rest = ctx.saved_tensors
         parameters, states = rest[: ctx.count], rest[ctx.count :]
         queries, keys = _Side(plan.map_query, q, parameters), _Side(plan.map_key, k, parameters)
-        dv = torch.zeros_like(v)
+        dv = torch.empty_like(v)
         dstate = torch.zeros_like(states[-1])
-        for t0, t1, s0, s1 in reversed(plan.stretches(q, k)):
+        work = plan.stretches(q, k)
+        for unseen in (keys.grad[:, :, work[-1].s1 :], dv[:, :, work[-1].s1 :]):
+            unseen.zero_()
+        for t0, t1, s0, s1 in reversed(work):
             if t0 < t1:
                 fq, send_to_queries = queries.map(t0, t1)
                 grad = _grad_of_sums(grad_out[:, :, t0:t1], out[:, :, t0:t1], norm[:, :, t0:t1], plan.floor)
@@ -134,7 +138,8 @@ class _Recompute(torch.autograd.Function):
             if t0 == t1:
                 dfk, dv1 = v1 @ dstate.transpose(1, 2), fk @ dstate
             else:
-                dfq, dfk, dv1, dstate = Chunks(fq, fk, v1, state, *plan.chunking()).gradients(grad, dstate)
+                chunks = Chunks.cut(fq, fk, v1, state, *plan.chunking())
+                dfq, dfk, dv1, dstate = chunks.gradients(grad, dstate)
                 send_to_queries(dfq)
             send_to_keys(dfk)
             dv[:, :, s0:s1] = dv1[..., :-1].unflatten(0, v.shape[:2])
@@ -143,17 +148,18 @@ class _Recompute(torch.autograd.Function):
 
 def _grad_of_sums(grad: Tensor, out: Tensor, norm: Tensor, floor: float) -> Tensor:
     """Gradient of the sums (numerator and normalizer) behind `normalize`, (G, T, E + 1)."""
-    numerator = grad / norm.clamp_min(floor)
-    normalizer = -(numerator * out).sum(-1, keepdim=True) * (norm >= floor)
-    return torch.cat([numerator, normalizer], -1).flatten(0, 1)
+    sums = grad.new_empty(*grad.shape[:-1], grad.shape[-1] + 1)
+    numerator = torch.div(grad, norm.clamp_min(floor), out=sums[..., :-1])
+    sums[..., -1:] = (numerator * out).sum(-1, keepdim=True) * -(norm >= floor).to(norm.dtype)
+    return sums.flatten(0, 1)
 
 
 class _Side:
-    """Raw queries or keys, mapped to features once more, stretch by stretch; gathers the gradients sent back to them."""
+    """Raw queries or keys, mapped once more stretch by stretch, and the gradients sent back to them."""
 
     def __init__(self, row_map: RowMap, rows: Tensor, parameters: list[Tensor]) -> None:
         self.row_map, self.rows, self.parameters = row_map, rows, parameters
-        self.grad = torch.zeros_like(rows)
+        self.grad = torch.empty_like(rows)
         self.parameter_grads: list[Tensor | None] = [None] * len(parameters)
 
     def map(self, start: int, stop: int) -> tuple[Tensor, Callable[[Tensor], None]]:

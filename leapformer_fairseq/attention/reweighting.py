@@ -1,8 +1,9 @@
 """The cosine re-weighting that cosFormer and LeaPformer share: the weight cos(pi/2 (p - r)) as a dot product.
 
-cos(a - b) = cos a cos b + sin a sin b, so mapped rows are [x cos(pi p / 2), x sin(pi p / 2)], twice as wide (Qin et al.,
-2022, arXiv:2202.08791, eq. 10-13; Agostinelli et al., 2024, arXiv:2405.13046, eq. 6-8).
+cos(a - b) = cos a cos b + sin a sin b, so mapped rows are [x cos(pi p / 2), x sin(pi p / 2)], twice as wide (Qin et
+al., 2022, arXiv:2202.08791, eq. 10-13; Agostinelli et al., 2024, arXiv:2405.13046, eq. 6-8).
 """
+
 from __future__ import annotations
 
 import math
