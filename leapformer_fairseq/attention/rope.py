@@ -41,14 +41,13 @@ class RoPELinear(LinearMechanism):
         dims = rope_dims or head_dim // 4 * 2
         if dims % 2 or not 0 < dims <= head_dim:
             raise LeapformerError(f"--rope-dims {dims} must be even and between 2 and the head dimension {head_dim}")
-        self.dims = dims
-        frequencies = rope_theta ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self.frequencies: Tensor
+        self.dims, self.theta = dims, rope_theta
 
     def map_queries(self, x: Tensor, rows: Rows) -> Features:
         x = F.elu(x) + 1
-        angle = (rows.positions.unsqueeze(-1) * self.frequencies).unsqueeze(1)  # (B or 1, 1, T, dims / 2)
+        # Anew in float64: kept as a buffer, a model in half precision would round the frequencies.
+        exponents = torch.arange(0, self.dims, 2, dtype=torch.float64, device=x.device) / self.dims
+        angle = (rows.positions.unsqueeze(-1) * self.theta**-exponents).unsqueeze(1)  # (B or 1, 1, T, dims / 2)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         even, odd = x[..., 0 : self.dims : 2], x[..., 1 : self.dims : 2]
         rotated = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)

@@ -22,7 +22,7 @@ from .plan import SPLITS, Utterance, fingerprint, plan
 SIZES: Mapping[str, int] = {"train": 2500, "dev": 150, "test": 200}
 SEED = 1
 VOCAB_SIZE = 500
-SNR_DB = (20.0, 40.0)
+SNR_DB = (25.0, 40.0)
 INFO = "corpus.json"
 LIBRARIES = ("espeakng-loader", "numpy", "scipy", "sentencepiece", "soundfile", "kaldi-native-fbank")
 

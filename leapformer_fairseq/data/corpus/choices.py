@@ -1,8 +1,8 @@
 """Finite sets of possibilities that know their size, can be sampled and can be listed.
 
 A grammar built from these three nodes is counted exactly by its own structure: a leaf counts its items, `AnyOf` adds,
-`Combine` multiplies. Sampling walks the same structure and is even over the items of a leaf, so a small branch (seven
-weekdays) is not drowned by a large one (366 dates), and word frequencies stay flat.
+`Combine` multiplies. Sampling walks the same structure, so a small branch (seven weekdays) is not drowned by a large one
+(366 dates), and follows Zipf's law over the items of a leaf, as words do in real text.
 """
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ class Choices(Protocol):
 
 
 class OneOf:
-    """One of the given items, each equally likely."""
+    """One of the given items; item number r (from 1) is drawn in proportion to 1 / r."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = tuple(items)
+        self._upper = _upper_bounds(1 / np.arange(1, len(self.items) + 1))
 
     @property
     def size(self) -> int:
         return len(self.items)
 
     def sample(self, rng: np.random.Generator) -> Any:
-        return self.items[int(rng.integers(len(self.items)))]
+        return self.items[_draw(self._upper, rng)]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.items)
@@ -47,16 +48,14 @@ class AnyOf:
 
     def __init__(self, *weighted: tuple[float, Choices]) -> None:
         self.branches = tuple(branch for _, branch in weighted)
-        weights = np.array([weight for weight, _ in weighted], dtype=np.float64)
-        self._upper = np.cumsum(weights / weights.sum())
+        self._upper = _upper_bounds(np.array([weight for weight, _ in weighted], dtype=np.float64))
 
     @property
     def size(self) -> int:
         return sum(branch.size for branch in self.branches)
 
     def sample(self, rng: np.random.Generator) -> Any:
-        index = int(np.searchsorted(self._upper, rng.random(), side="right"))
-        return self.branches[min(index, len(self.branches) - 1)].sample(rng)
+        return self.branches[_draw(self._upper, rng)].sample(rng)
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(self.branches)
@@ -77,3 +76,13 @@ class Combine:
 
     def __iter__(self) -> Iterator[Any]:
         return (self.make(*values) for values in itertools.product(*self.parts))
+
+
+def _upper_bounds(weights: np.ndarray) -> np.ndarray:
+    """Where in [0, 1) the share of each weight ends."""
+    return np.cumsum(weights / weights.sum())
+
+
+def _draw(upper: np.ndarray, rng: np.random.Generator) -> int:
+    """The number of a share, drawn in proportion to its size."""
+    return min(int(np.searchsorted(upper, rng.random(), side="right")), len(upper) - 1)

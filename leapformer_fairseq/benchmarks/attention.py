@@ -1,0 +1,288 @@
+"""Speed and memory of every form of every attention mechanism against torch's softmax attention (SDPA).
+
+Method: 8 heads of 32 dimensions, float32, batch = max(1, 2048 / N) for the longer side N; one thread. A measurement is
+one forward pass and one backward pass with the gradients of q, k, v and all parameters of the mechanism. On a CPU it is
+the CPU time of the thread, on a GPU wall time. All forms of all mechanisms and SDPA take turns in one process; reported
+is the median. Ratio = time of SDPA / time of ours. SDPA gets `is_causal` where that is all, else a boolean mask. "auto"
+is the form that a mechanism chooses itself.
+
+The "step" is one more token of causal self-attention when N are in the state, against a preallocated KV cache (batch
+1). Memory is the peak above the inputs of one forward and backward pass in a fresh process: growth of the resident set
+on a CPU, of allocated memory on a GPU; ratio = memory of ours / memory of SDPA.
+
+Nothing is reported of a mechanism one of whose forms differs from its parallel form in float64, gradients included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from ..attention import CAUSAL, MECHANISMS, Mechanism, Rows, Visible, build
+from ..errors import LeapformerError
+from . import measure
+
+HEADS, HEAD_DIM = 8, 32
+SDPA = "sdpa"
+# what a mechanism needs to be built at all
+OPTIONS: dict[str, dict[str, Any]] = {"cosformer": {"cosformer_length": 4096}}
+# the quadratic form is left out above this many pairs of query and key per head
+PARALLEL_PAIRS = 2048 * 2048
+PARITY = 1e-10  # largest relative difference between forms in float64
+SECONDS = 20.0  # per case
+
+
+class Case(NamedTuple):
+    """One size of one kind of attention: "causal", "bidirectional" or "wait-k"."""
+
+    kind: str
+    queries: int
+    keys: int
+
+    @property
+    def visible(self) -> Visible | None:
+        return {"causal": CAUSAL, "bidirectional": None, "wait-k": Visible(lagging=3, ratio=8)}[self.kind]
+
+    @property
+    def batch(self) -> int:
+        return max(1, 2048 // max(self.queries, self.keys))
+
+    def __str__(self) -> str:
+        size = f"{self.queries:,}" if self.queries == self.keys else f"{self.queries:,}/{self.keys:,}"
+        return f"{self.kind} {size}"
+
+
+def _square(kind: str, *lengths: int) -> list[Case]:
+    return [Case(kind, length, length) for length in lengths]
+
+
+CASES = [
+    *_square("causal", 128, 512, 2048, 8192, 16384),
+    *_square("bidirectional", 128, 512, 2048, 8192),
+    *(Case("wait-k", *sizes) for sizes in ((256, 2000), (512, 4000), (1024, 8000))),
+]
+QUICK_CASES = [*_square("causal", 128, 512), *_square("bidirectional", 128, 512), Case("wait-k", 64, 500)]
+MEMORY_CASE, QUICK_MEMORY_CASE = Case("causal", 16384, 16384), Case("causal", 2048, 2048)
+# What leap in the form it chooses itself must reach: SDPA's time over its own, forward and backward, on one CPU thread
+AIMS_MECHANISM = "leap"
+AIMS = {
+    Case("causal", 512, 512): 1.6,
+    Case("causal", 2048, 2048): 3.5,
+    Case("causal", 16384, 16384): 25.0,
+    Case("bidirectional", 512, 512): 3.0,
+    Case("bidirectional", 2048, 2048): 12.0,
+    Case("bidirectional", 8192, 8192): 35.0,
+    Case("wait-k", 256, 2000): 2.0,
+    Case("wait-k", 512, 4000): 3.5,
+    Case("wait-k", 1024, 8000): 7.0,
+}
+MEMORY_AIM = 1.2  # peak memory of leap over that of SDPA, at most
+
+
+def run(names: list[str], devices: list[str], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Rows of results: `times`, `steps` and `memory`. The mechanisms must have passed `disagreement`."""
+    found: dict[str, list[dict[str, Any]]] = {"times": [], "steps": [], "memory": []}
+    cases = QUICK_CASES if quick else CASES
+    seconds = SECONDS / 10 if quick else SECONDS
+    memory_case = QUICK_MEMORY_CASE if quick else MEMORY_CASE
+    with measure.one_thread(), tqdm(total=len(devices) * (len(cases) + 1), unit="case") as progress:
+        for device in map(torch.device, devices):
+            for case in cases:
+                progress.set_description(f"{device}: {case}")
+                torch.manual_seed(seed)
+                found["times"] += times(case, names, device, seconds)
+                if case.kind == "causal":
+                    found["steps"] += steps(case.keys, names, device, seconds / 10)
+                progress.update()
+            progress.set_description(f"{device}: memory of {memory_case}")
+            found["memory"] += memory(memory_case, names, device)
+            progress.update()
+    return found
+
+
+def make(name: str, device: torch.device | str = "cpu") -> Mechanism:
+    """A mechanism of the size that is measured here."""
+    return build(name, HEAD_DIM, HEADS, **OPTIONS.get(name, {})).to(device)
+
+
+def disagreement(name: str) -> str | None:
+    """Which form of the mechanism is not the same function as its parallel form, and by how much; None if all are."""
+    mechanism = make(name).double()
+    for case in (Case("causal", 150, 150), Case("bidirectional", 33, 47), Case("wait-k", 40, 300)):
+        q, k, v = _inputs(case, torch.device("cpu"), torch.float64, batch=1)
+        expected = _results(mechanism, q, k, v, case, "parallel")
+        for form in (*mechanism.forms[1:], "auto"):
+            error = _largest_error(_results(mechanism, q, k, v, case, form), expected)
+            if not error < PARITY:
+                return f"its {form} form differs from the parallel one by {error:.1e} ({case})"
+    q, k, v = _inputs(Case("causal", 20, 20), torch.device("cpu"), torch.float64, batch=1)
+    rows = Rows.whole(20).without_lengths()
+    with torch.no_grad():
+        expected = [mechanism(q, k, v, query=rows, key=rows, visible=CAUSAL, form="parallel")]
+        error = _largest_error([Mechanism.extend(mechanism, None, q, k, v, rows)[0]], expected)
+    return None if error < PARITY else f"its recurrent form differs from the parallel one by {error:.1e}"
+
+
+def times(case: Case, names: list[str], device: torch.device, seconds: float) -> list[dict[str, Any]]:
+    """Milliseconds of every form of the mechanisms, and of SDPA in the first row."""
+    inputs = _inputs(case, device, torch.float32)
+    grad = torch.randn(case.batch, HEADS, case.queries, HEAD_DIM, device=device)
+    calls = {(SDPA, SDPA): partial(_time, _sdpa(case, device), inputs, [], grad)}
+    for name in names:
+        mechanism = make(name, device)
+        for form in ("auto", *mechanism.forms):
+            if form != "parallel" or case.queries * case.keys <= PARALLEL_PAIRS:
+                attend = partial(mechanism, visible=case.visible, form=form)
+                calls[name, form] = partial(_time, attend, inputs, list(mechanism.parameters()), grad)
+    found = measure.medians(calls, seconds)
+    base_forward, base = found[SDPA, SDPA]
+    return [
+        {
+            **_labels(case, device, name, form),
+            "forward_ms": forward * 1e3,
+            "forward_backward_ms": both * 1e3,
+            "ratio_forward": base_forward / forward,
+            "ratio": base / both,
+            "aim": AIMS.get(case) if _has_aim(name, form, device) else None,
+        }
+        for (name, form), (forward, both) in found.items()
+    ]
+
+
+@torch.no_grad()
+def steps(length: int, names: list[str], device: torch.device, seconds: float) -> list[dict[str, Any]]:
+    """Microseconds of one more token when `length` are in the state; the KV cache of softmax is in the first row."""
+    case = Case("causal", length, length)
+    q, k, v = (x.detach() for x in _inputs(case, device, torch.float32, batch=1))
+    past, row = Rows.whole(length, device=device).without_lengths(), Rows(torch.tensor([[length + 1]], device=device))
+    calls = {}
+    for name in ("softmax", *(name for name in names if name != "softmax")):
+        mechanism = make(name, device)
+        state = mechanism.update(None, k, v, past)
+        token = (x[:, :, :1] for x in (q, k, v))
+        calls[name] = partial(_step, partial(mechanism.extend, state, *token, row), device)
+    found = measure.medians(calls, seconds)
+    return [
+        {**_labels(case, device, name, "step"), "us": step * 1e6, "ratio": found["softmax"][0] / step}
+        for name, (step,) in found.items()
+    ]
+
+
+def memory(case: Case, names: list[str], device: torch.device) -> list[dict[str, Any]]:
+    """Peak MiB above the inputs, SDPA in the first row; no rows where that is not known or too little to be seen."""
+    found = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(device)) for name in (SDPA, *names)}
+    base = found[SDPA]
+    return [
+        {
+            **_labels(case, device, name, SDPA if name == SDPA else "auto"),
+            "peak_mib": peak / measure.MIB,
+            "ratio": peak / base,
+            "aim": MEMORY_AIM if case == MEMORY_CASE and _has_aim(name, "auto", device) else None,
+        }
+        for name, peak in found.items()
+        if base and peak is not None
+    ]
+
+
+def peak_above_inputs(name: str, case: Case, device_name: str) -> int | None:
+    """Bytes; for a process of its own."""
+    torch.set_num_threads(1)
+    device = torch.device(device_name)
+    peak = None
+    for size in (*_square("causal", 64), case):  # the first loads what torch loads late
+        attend = _sdpa(size, device) if name == SDPA else partial(make(name, device), visible=size.visible)
+        inputs = _inputs(size, device, torch.float32)
+        grad = torch.randn(size.batch, HEADS, size.queries, HEAD_DIM, device=device)
+        with measure.peak_growth(device) as growth:
+            attend(*inputs).backward(grad)
+        peak = growth()
+    return peak
+
+
+def check_names(names: list[str] | None) -> list[str]:
+    """The mechanisms to measure, by default all but softmax, which SDPA stands for. An unknown name is an error."""
+    chosen = sorted(set(MECHANISMS) - {"softmax"}) if names is None else names
+    unknown = [name for name in chosen if name not in MECHANISMS]
+    if unknown:
+        raise LeapformerError(
+            f"unknown attention mechanism {unknown[0]!r}; choose from: {', '.join(sorted(MECHANISMS))}"
+        )
+    return chosen
+
+
+def check_devices(names: list[str] | None) -> list[str]:
+    """The devices to measure on, by default the CPU and, where there is one, the GPU."""
+    has_gpu = torch.cuda.is_available()
+    if names is None:
+        return ["cpu", "cuda"] if has_gpu else ["cpu"]
+    for name in names:
+        if name != "cpu" and not (name.startswith("cuda") and has_gpu):
+            raise LeapformerError(f"--device {name} is not here; choose from: {', '.join(check_devices(None))}")
+    return names
+
+
+def _has_aim(name: str, form: str, device: torch.device) -> bool:
+    return name == AIMS_MECHANISM and form == "auto" and device.type == "cpu"
+
+
+def _labels(case: Case, device: torch.device, mechanism: str, form: str) -> dict[str, Any]:
+    return {
+        "device": str(device),
+        "case": str(case),
+        **case._asdict(),
+        "batch": 1 if form == "step" else case.batch,
+        "mechanism": mechanism,
+        "form": form,
+    }
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, batch: int | None = None) -> tuple[Tensor, ...]:
+    """q, k and v that want gradients."""
+    shapes = ((batch or case.batch, HEADS, count, HEAD_DIM) for count in (case.queries, case.keys, case.keys))
+    return tuple(torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
+
+
+def _sdpa(case: Case, device: torch.device) -> Callable[..., Tensor]:
+    if case.kind == "wait-k" and case.visible:
+        mask = case.visible.mask(case.queries, case.keys, device)
+        return partial(F.scaled_dot_product_attention, attn_mask=mask)
+    return partial(F.scaled_dot_product_attention, is_causal=case.kind == "causal")
+
+
+def _time(
+    attend: Callable[..., Tensor], inputs: tuple[Tensor, ...], parameters: list[Tensor], grad: Tensor
+) -> measure.Seconds:
+    """Seconds of the forward pass, and of forward and backward pass."""
+    for tensor in (*inputs, *parameters):
+        tensor.grad = None
+    start = measure.clock(grad.device)
+    out = attend(*inputs)
+    middle = measure.clock(grad.device)
+    out.backward(grad)
+    return middle - start, measure.clock(grad.device) - start
+
+
+def _step(extend: Callable[[], object], device: torch.device) -> measure.Seconds:
+    start = measure.clock(device)
+    with torch.no_grad():
+        extend()
+    return (measure.clock(device) - start,)
+
+
+def _results(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, case: Case, form: Any) -> list[Tensor]:
+    """Output and all gradients of its square."""
+    inputs = (q, k, v, *mechanism.parameters())
+    out = mechanism(q, k, v, visible=case.visible, form=form)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
+
+
+def _largest_error(got: list[Tensor], expected: list[Tensor]) -> float:
+    """Relative to the largest number of each tensor, but at least to 1; a NaN stays one."""
+    errors = ((a - b).abs().max() / b.abs().max().clamp_min(1) for a, b in zip(got, expected, strict=True))
+    return float(torch.stack(list(errors)).max())

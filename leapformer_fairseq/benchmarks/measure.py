@@ -1,0 +1,95 @@
+"""How to measure: time of what runs side by side in one process, and peak memory in a process of its own."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+MIN_ROUNDS, MAX_ROUNDS = 3, 31
+MIB = 2**20
+
+T = TypeVar("T")
+# what a measured call returns: the seconds of its parts
+Seconds = tuple[float, ...]
+
+
+def clock(device: torch.device) -> float:
+    """Seconds: on a CPU those that this thread computed, so that other programs do not count; on a GPU wall time."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.thread_time()
+
+
+def medians(calls: Mapping[str, Callable[[], Seconds]], seconds: float) -> dict[str, Seconds]:
+    """The median of each part of each call. Calls take turns, so that all meet the same state of the machine.
+
+    After a round to warm up there are as many rounds as fit into about `seconds`, but 3 to 31.
+    """
+    start = time.perf_counter()
+    for call in calls.values():
+        call()
+    rounds = round(seconds / (time.perf_counter() - start))
+    samples: dict[str, list[Seconds]] = {name: [] for name in calls}
+    for _ in range(min(MAX_ROUNDS, max(MIN_ROUNDS, rounds))):
+        for name, call in calls.items():
+            samples[name].append(call())
+    return {name: tuple(map(statistics.median, zip(*found, strict=True))) for name, found in samples.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread, and an allocator as in a long-running process.
+
+    glibc hands freed memory back to the system above a limit that rises with the largest block ever freed, up to
+    32 MiB. A young process would pay for getting it again, call after call, what a training process pays once.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.empty(31 * MIB, dtype=torch.uint8).fill_(0)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
+    """The result of a module-level function in a new interpreter."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+@contextmanager
+def peak_growth(device: torch.device) -> Iterator[Callable[[], int | None]]:
+    """Gives a function that says by how many bytes the peak of memory rose in the block; None where nobody knows.
+
+    On a CPU it is the resident set of this process as Linux accounts it; on a GPU what torch has allocated.
+    """
+    before = _peak_bytes(device, reset=True)
+    after: int | None = None
+    yield lambda: None if before is None or after is None else after - before
+    after = _peak_bytes(device, reset=False)
+
+
+def _peak_bytes(device: torch.device, reset: bool) -> int | None:
+    if device.type == "cuda":
+        if reset:
+            torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.max_memory_allocated(device)
+    process = Path("/proc/self")
+    try:
+        if reset:
+            (process / "clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is held now
+        lines = (process / "status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    # not getrusage: its peak is that of the process that started this one, if that was larger
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

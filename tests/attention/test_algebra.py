@@ -1,0 +1,162 @@
+"""Identities between mechanisms, and every mechanism against its formula written out."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leapformer_fairseq.attention import CAUSAL, Rows, Visible
+
+from .cases import LINEAR, NAMES, difference, inputs, make, run
+
+FEW = settings(deadline=None, max_examples=30)
+
+
+def written_out(similarity, v, floor=1e-4):
+    """o_t = sum_s sim(t, s) v_s / max(sum_s sim(t, s), floor)."""
+    return similarity @ v / similarity.sum(-1, keepdim=True).clamp_min(floor)
+
+
+@pytest.mark.parametrize("name, phi", [("relu", F.relu), ("elu", lambda x: F.elu(x) + 1)])
+def test_feature_map_formula(name, phi):
+    q, k, v = inputs(20, 20)
+    similarity = (phi(q) @ phi(k).mT).tril()
+    assert difference(run(make(name), (q, k, v), visible=CAUSAL), [written_out(similarity, v)]) < 1e-12
+
+
+def test_leap_formula():
+    mechanism, (q, k, v) = make("leap"), inputs(20, 30)
+    q_proportion, k_proportion = mechanism.query_proportion(q.relu()), mechanism.key_proportion(k.relu())
+    similarity = (q.relu() @ k.relu().mT) * torch.cos(math.pi / 2 * (q_proportion - k_proportion.mT))
+    assert difference(run(mechanism, (q, k, v)), [written_out(similarity, v)]) < 1e-12
+
+
+def test_proportion_network_is_linear_relu_linear_sigmoid():
+    for per_head in (False, True):
+        network, x = make("leap", leap_per_head=per_head).query_proportion, inputs(6, 6)[0]
+        (w1, w2), (b1, b2) = network.weights, network.biases
+        proportion = (F.relu(x @ w1 + b1) @ w2 + b2).sigmoid()
+        assert proportion.shape == (2, 2, 6, 1)
+        assert difference([network(x)], [proportion]) < 1e-12
+
+
+def test_cosformer_formula():
+    q, k, v = inputs(20, 30)
+    i, j = torch.arange(1, 21).unsqueeze(1) / 20, torch.arange(1, 31) / 30
+    similarity = (q.relu() @ k.relu().mT) * torch.cos(math.pi / 2 * (i - j))
+    assert difference(run(make("cosformer"), (q, k, v)), [written_out(similarity, v)]) < 1e-6  # proportions in float32
+
+
+def test_softmax_formula_and_torch():
+    q, k, v = inputs(20, 30)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    causal = scores[..., :20].masked_fill(torch.ones(20, 20, dtype=torch.bool).triu(1), -math.inf).softmax(-1)
+    mechanism = make("softmax")
+    assert difference(run(mechanism, (q, k, v)), [scores.softmax(-1) @ v]) < 1e-12
+    assert difference(run(mechanism, (q, k, v)), [F.scaled_dot_product_attention(q, k, v)]) < 1e-12
+    first = (q, k[:, :, :20], v[:, :, :20])
+    assert difference(run(mechanism, first, visible=CAUSAL), [causal @ first[2]]) < 1e-12
+
+
+@pytest.mark.parametrize("visible", [CAUSAL, None, Visible(2, 3)])
+def test_leap_with_constant_proportions_is_relu(visible):
+    leap, qkv = make("leap"), inputs(20, 20)
+    with torch.no_grad():
+        for parameter in leap.parameters():
+            parameter.zero_()
+    assert difference(run(leap, qkv, visible=visible), run(make("relu"), qkv, visible=visible)) < 1e-12
+
+
+def test_cosformer_with_a_huge_length_is_relu():
+    cosformer, qkv = make("cosformer", cosformer_length=10**12), inputs(20, 20)
+    rows = Rows.whole(20).without_lengths()
+    got = run(cosformer, qkv, query=rows, key=rows, visible=CAUSAL)
+    assert difference(got, run(make("relu"), qkv, visible=CAUSAL)) < 1e-10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masking_a_key_is_removing_it(name):
+    q, k, v = inputs(9, 12)
+    keep = torch.ones(2, 12, dtype=torch.bool)
+    keep[:, [0, 5, 11]] = False
+    k[~keep[:, None].expand(2, 2, 12)] = 1e3  # what stands in a masked row must not matter
+    removed = tuple(x[:, :, keep[0]] for x in (k, v))
+    mechanism = make(name)
+    masked = run(mechanism, (q, k, v), key=Rows.whole(12, keep))
+    assert difference(masked, run(mechanism, (q, *removed), key=Rows.whole(9))) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_on_either_side_changes_nothing(name):
+    mechanism, (q, k, v) = make(name), inputs(15, 15)
+    alone = run(mechanism, (q[:, :, :10], k[:, :, :10], v[:, :, :10]), visible=CAUSAL)
+    for before, after in ((0, 5), (5, 0), (2, 3)):
+        wide = tuple(F.pad(x[:, :, :10], (0, 0, before, after), value=7.0) for x in (q, k, v))
+        keep = torch.zeros(2, 15, dtype=torch.bool)
+        keep[:, before : before + 10] = True
+        rows = Rows.whole(15, keep)
+        padded = run(mechanism, wide, query=rows, key=rows, visible=CAUSAL)[0]
+        assert difference([padded[:, :, before : before + 10]], alone) < 1e-12
+
+
+@FEW
+@given(shift=st.integers(0, 5000), visible=st.sampled_from([CAUSAL, None]))
+def test_rope_sees_differences_of_positions_only(shift, visible):
+    mechanism, qkv = make("rope"), inputs(12, 12)
+    rows = Rows.whole(12)
+    shifted = Rows(rows.positions + shift, rows.lengths)
+    expected = run(mechanism, qkv, query=rows, key=rows, visible=visible)
+    assert difference(run(mechanism, qkv, query=shifted, key=shifted, visible=visible), expected) < 1e-9
+
+
+@pytest.mark.parametrize("visible", [CAUSAL, None, Visible(2, 2)])
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_times_values_is_the_output(name, visible):
+    mechanism, (q, k, v) = make(name), inputs(14, 14)
+    weights = mechanism.weights(q, k, visible=visible)
+    assert difference([weights @ v], run(mechanism, (q, k, v), visible=visible)) < 1e-12
+    if visible is not None:
+        assert not weights[:, :, ~visible.mask(14, 14)].any()
+
+
+# rope rotates the numerator only, so its weights need not sum to 1
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "rope"])
+def test_weights_of_a_query_sum_to_one_above_the_floor(name):
+    q, k, _ = inputs(14, 14)
+    q[:, :, 3] = -1.0  # a dead query for ReLU maps
+    floor = 0.5
+    mechanism = make(name, normalizer_floor=floor) if name in LINEAR else make(name)
+    sums = mechanism.weights(q, k, visible=CAUSAL).sum(-1)
+    if name in LINEAR:
+        low = make(name, normalizer_floor=1e-30)
+        low.load_state_dict(mechanism.state_dict())
+        one = torch.ones(2, 2, 14, 1, dtype=torch.float64)
+        fq, fk = low.map_queries(q, Rows.whole(14)).mix, low.map_keys(k, Rows.whole(14)).mix
+        normalizer = ((fq @ fk.mT).tril() @ one).squeeze(-1)
+        expected = normalizer / normalizer.clamp_min(floor)
+    else:
+        expected = torch.ones_like(sums)
+    assert difference([sums], [expected]) < 1e-12
+    assert (sums[expected >= 1] - 1).abs().max() < 1e-12
+
+
+@FEW
+@given(lagging=st.integers(1, 30), ratio=st.integers(1, 20), queries=st.integers(1, 40), keys=st.integers(0, 300))
+def test_visible_counts_by_brute_force(lagging, ratio, queries, keys):
+    visible = Visible(lagging, ratio)
+    counts = [min(keys, ratio * (t + lagging)) for t in range(queries)]
+    assert visible.counts(queries, keys).tolist() == counts
+    assert visible.mask(queries, keys).sum(1).tolist() == counts
+    assert all(row.tolist() == sorted(row.tolist(), reverse=True) for row in visible.mask(queries, keys).int())
+
+
+@FEW
+@given(name=st.sampled_from(NAMES), lagging=st.integers(1, 12), ratio=st.integers(1, 5), queries=st.integers(1, 9))
+def test_wait_k_that_waits_for_everything_is_bidirectional(name, lagging, ratio, queries):
+    mechanism, qkv = make(name), inputs(queries, lagging * ratio)
+    expected = run(mechanism, qkv)
+    for form in mechanism.forms:
+        assert difference(run(mechanism, qkv, visible=Visible(lagging, ratio), form=form), expected) < 1e-12

@@ -1,0 +1,243 @@
+"""Every form of every mechanism is the same function: parallel, chunkwise, recompute, and recurrent."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leapformer_fairseq.attention import CAUSAL, Rows, Visible, build, recompute
+from leapformer_fairseq.attention.reweighting import cos_reweight
+
+from .cases import (
+    CASES,
+    DIM,
+    HEADS,
+    LINEAR,
+    NAMES,
+    RECOMPUTING,
+    SIDES,
+    VALUE_DIM,
+    Case,
+    difference,
+    inputs,
+    make,
+    padding,
+    run,
+    steps,
+)
+
+MANY_FORMS = [name for name in NAMES if len(make(name).forms) > 1]
+CHUNKS = (None, 1, 16, 64)
+
+
+@pytest.fixture(params=[recompute.ROWS, 64], ids=["one-stretch", "stretches"])
+def stretch_rows(request, monkeypatch):
+    """Short sequences in one stretch, and cut into stretches of 16 rows (64 over batch and heads)."""
+    monkeypatch.setattr(recompute, "ROWS", request.param)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("name", MANY_FORMS)
+def test_training_forms_agree(name, case, side, stretch_rows):
+    mechanism, qkv = make(name), inputs(case.queries, case.keys)
+    call = {"key": Rows.whole(case.keys, padding(case.keys, side)), "visible": case.visible}
+    grad = torch.randn(2, HEADS, case.queries, VALUE_DIM, dtype=torch.float64)
+    expected = run(mechanism, qkv, grad, form="parallel", **call)
+    assert all(torch.isfinite(x).all() for x in expected)
+    for form in ("auto", *mechanism.forms[1:]):
+        for chunk in CHUNKS:
+            got = run(mechanism, qkv, grad, form=form, chunk=chunk, **call)
+            assert difference(got, expected) < 1e-12, (form, chunk)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    name=st.sampled_from(RECOMPUTING),
+    queries=st.integers(1, 40),
+    keys=st.integers(1, 90),
+    lagging=st.integers(1, 12),
+    ratio=st.integers(1, 9),
+    chunk=st.integers(1, 20),
+)
+def test_training_forms_agree_for_any_wait_k(name, queries, keys, lagging, ratio, chunk):
+    mechanism, qkv = make(name), inputs(queries, keys)
+    grad = torch.randn(2, HEADS, queries, VALUE_DIM, dtype=torch.float64)
+    visible = Visible(lagging, ratio)
+    expected = run(mechanism, qkv, grad, form="parallel", visible=visible)
+    for form in ("chunkwise", "recompute"):
+        assert difference(run(mechanism, qkv, grad, form=form, visible=visible, chunk=chunk), expected) < 1e-12
+
+
+@pytest.mark.parametrize("options", [{"leap_per_head": True}, {"leap_factor": 8}, {"leap_factor": 1}])
+def test_variants_of_the_proportion_network_agree(options):
+    mechanism, qkv = make("leap", **options), inputs(70, 70)
+    grad = torch.randn(2, HEADS, 70, VALUE_DIM, dtype=torch.float64)
+    expected = run(mechanism, qkv, grad, form="parallel", visible=CAUSAL)
+    for form in ("chunkwise", "recompute"):
+        assert difference(run(mechanism, qkv, grad, form=form, visible=CAUSAL), expected) < 1e-12
+
+
+def test_layout_of_the_rows_does_not_matter():
+    """The projections of a model come as (T, B, H, D) in memory."""
+    mechanism, qkv = make("leap"), inputs(70, 70)
+    permuted = tuple(x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for x in qkv)
+    for form in mechanism.forms:
+        grad = torch.randn(2, HEADS, 70, VALUE_DIM, dtype=torch.float64)
+        got = run(mechanism, permuted, grad, form=form, visible=CAUSAL)
+        assert difference(got, run(mechanism, qkv, grad, form=form, visible=CAUSAL)) < 1e-12
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_float32_is_close_to_float64(name):
+    mechanism, qkv = make(name), inputs(400, 400)
+    grad = torch.randn(2, HEADS, 400, VALUE_DIM, dtype=torch.float64)
+    expected = run(mechanism, qkv, grad, form="parallel", visible=CAUSAL)
+    single = mechanism.float()
+    for form in single.forms:
+        got = run(single, tuple(x.float() for x in qkv), grad.float(), form=form, visible=CAUSAL)
+        assert difference([x.double() for x in got], expected) < 1e-5, form
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LINEAR)
+def test_half_precision_rounds_inputs_and_output_only(name, dtype):
+    mechanism, qkv = make(name).to(dtype), inputs(300, 300, dtype=dtype)
+    rounding = torch.finfo(dtype).eps
+    outputs = {form: run(mechanism, qkv, form=form, visible=CAUSAL)[0] for form in mechanism.forms}
+    exact = run(mechanism.double(), tuple(x.double() for x in qkv), form="parallel", visible=CAUSAL)
+    for form, out in outputs.items():
+        assert out.dtype == dtype
+        assert difference([out.double()], exact) < 2 * rounding, form
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_autocast_does_not_reach_the_sums(name):
+    mechanism, qkv = make(name).float(), inputs(70, 70, dtype=torch.float32)
+    for form in mechanism.forms:
+        plain = run(mechanism, qkv, form=form, visible=CAUSAL)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert difference(run(mechanism, qkv, form=form, visible=CAUSAL), plain) == 0
+
+
+@pytest.mark.parametrize("fill", [0.0, -1.0], ids=["zeros", "below-relu"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_dead_rows_give_numbers(name, fill, stretch_rows):
+    """Rows that match no key give 0 or an average, but never NaN; neither does their gradient."""
+    mechanism, qkv = make(name), tuple(torch.full_like(x, fill) for x in inputs(40, 40))
+    nothing_to_see = Rows.whole(40, torch.zeros(2, 40, dtype=torch.bool))
+    for form in mechanism.forms:
+        for key in (None, nothing_to_see):
+            got = run(mechanism, qkv, torch.ones(2, HEADS, 40, VALUE_DIM), form=form, visible=CAUSAL, key=key)
+            assert all(torch.isfinite(x).all() for x in got)
+
+
+@pytest.mark.parametrize("case", [Case(9, 9, CAUSAL), Case(5, 7, None), Case(6, 19, Visible(2, 3))], ids=str)
+def test_gradcheck_of_the_custom_functions(case, monkeypatch):
+    monkeypatch.setattr(recompute, "ROWS", 8)
+    mechanism = build("leap", 4, 1).double()
+    counts = (case.queries, case.keys, case.keys)
+    q, k, v = (torch.randn(1, 1, count, 4, dtype=torch.float64, requires_grad=True) for count in counts)
+    for form in ("chunkwise", "recompute"):
+
+        def call(q, k, v, *parameters, form=form):
+            return mechanism(q, k, v, visible=case.visible, form=form, chunk=2)
+
+        assert torch.autograd.gradcheck(call, (q, k, v, *mechanism.parameters()))
+
+
+def test_gradcheck_of_cos_reweight():
+    x = torch.rand(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    for shape in ((2, 2, 3, 1), (1, 1, 3, 1)):
+        proportion = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(cos_reweight, (x, proportion))
+        assert torch.autograd.gradgradcheck(cos_reweight, (x, proportion))
+
+
+def test_frozen_parameters_get_no_gradient():
+    mechanism = make("leap").requires_grad_(False)
+    q, k, v = (x.requires_grad_() for x in inputs(20, 20))
+    mechanism(q, k, v, visible=CAUSAL, form="recompute").sum().backward()
+    assert q.grad is not None and all(p.grad is None for p in mechanism.parameters())
+
+
+def test_gradients_refuse_to_be_differentiated():
+    for form in ("chunkwise", "recompute"):
+        q, k, v = (x.requires_grad_() for x in inputs(20, 20))
+        out = make("leap")(q, k, v, visible=CAUSAL, form=form)
+        (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward()
+
+
+@pytest.mark.parametrize("side", [None, "left"])
+@pytest.mark.parametrize("prompt", [0, 1, 9, 23])
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_generation_equals_training(name, prompt, side):
+    """Step by step, and a prompt followed by steps; padded queries may be anything."""
+    mechanism, qkv, keep = make(name), inputs(23, 23), padding(23, side)
+    rows = Rows.whole(23, keep).without_lengths()
+    expected = mechanism(*qkv, query=rows, key=rows, visible=CAUSAL, form="parallel")
+    got, _ = steps(mechanism, qkv, rows, prompt)
+    real = 1.0 if keep is None else keep[:, None, :, None]
+    assert difference([got * real], [expected * real]) < 1e-12
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_a_state_of_all_keys_equals_bidirectional(name, side):
+    mechanism, qkv = make(name), inputs(7, 30)
+    q, k, v = qkv
+    query, key = Rows.whole(7).without_lengths(), Rows.whole(30, padding(30, side))
+    expected = mechanism(*qkv, query=query, key=key, form="parallel")
+    assert difference([mechanism.attend(mechanism.update(None, k, v, key), q, query)], [expected]) < 1e-12
+    if not mechanism.streaming:
+        return
+    state = None
+    for start, stop in ((0, 11), (11, 12), (12, 30)):
+        state = mechanism.update(state, k[:, :, start:stop], v[:, :, start:stop], key.narrow(start, stop))
+    assert difference([mechanism.attend(state, q, query)], [expected]) < 1e-12
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@torch.no_grad()
+def test_state_of_linear_attention_has_constant_size_and_is_float32(name):
+    mechanism, qkv = make(name).bfloat16(), inputs(40, 40, dtype=torch.bfloat16)
+    rows = Rows.whole(40).without_lengths()
+    sizes = set()
+    for count in (1, 5, 40):
+        _, state = steps(mechanism, tuple(x[:, :, :count] for x in qkv), rows.narrow(0, count))
+        sizes.add(state.nbytes())
+        assert all(tensor.dtype == torch.float32 for tensor in state.tensors().values())
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_states_reorder_fork_and_rebuild(name):
+    """A beam search repeats and drops rows; what it goes on with must be as if it had been so from the start."""
+    mechanism, qkv, order = make(name), inputs(12, 12, batch=3), torch.tensor([2, 0, 2])
+    rows = Rows.whole(12).without_lengths()
+    _, state = steps(mechanism, tuple(x[:, :, :8] for x in qkv), rows.narrow(0, 8))
+    saved = type(state)(**{key: tensor.clone() for key, tensor in state.tensors().items()})
+    last = tuple(x[order, :, 8:] for x in qkv)
+    reordered = tuple(torch.cat([x[order, :, :8], x[order, :, 8:]], 2) for x in qkv)
+    expected, _ = steps(mechanism, reordered, rows)
+    forked = state.fork()
+    for start in (state.reorder(order), saved.reorder(order), forked.reorder(order)):
+        got, _ = mechanism.extend(start, *last, rows.narrow(8, 12))
+        assert difference([got], [expected[:, :, 8:]]) < 1e-12
+    mechanism.extend(forked, *(x[:, :, 8:] for x in qkv), rows.narrow(8, 12))
+    for key, tensor in saved.tensors().items():
+        assert torch.equal(state.tensors()[key], tensor), "a fork shares memory with its origin"
+
+
+@torch.no_grad()
+def test_kv_cache_grows_in_steps_and_holds_what_it_was_given():
+    mechanism, (q, k, v) = make("softmax"), inputs(20, 20)
+    rows = Rows.whole(20).without_lengths()
+    _, cache = steps(mechanism, (q, k, v), rows)
+    assert cache.count == 20 and cache.k.shape[2] < 40 and cache.k.shape[3] == DIM
+    assert torch.equal(cache.k[:, :, :20], k) and torch.equal(cache.v[:, :, :20], v)

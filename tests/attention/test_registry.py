@@ -1,0 +1,128 @@
+"""The register, and every error a user's choice can cause: it names the value, what is allowed, and the remedy."""
+
+import pytest
+import torch
+
+from leapformer_fairseq.attention import (
+    BLOCKS,
+    CAUSAL,
+    MECHANISMS,
+    OPTIONS,
+    Mechanism,
+    Option,
+    Rows,
+    Visible,
+    build,
+    find,
+    register,
+    registry,
+)
+from leapformer_fairseq.errors import LeapformerError
+
+from .cases import NAMES, inputs, make
+
+
+@pytest.fixture
+def own_register(monkeypatch):
+    """Registrations of a test that no other test sees."""
+    monkeypatch.setattr(registry, "MECHANISMS", dict(MECHANISMS))
+    monkeypatch.setattr(registry, "OPTIONS", dict(OPTIONS))
+    return registry
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mechanism_describes_itself(name):
+    mechanism = find(name)
+    assert mechanism.name == name and mechanism.__doc__
+    assert "parallel" in mechanism.forms and set(mechanism.blocks) <= set(BLOCKS)
+    for option in mechanism.options:
+        assert OPTIONS[option.name] == option
+        assert option.flag == "--" + option.name.replace("_", "-")
+        assert ":" in option.help or option.name == "normalizer_floor", "the help names the mechanism"
+
+
+def test_a_new_mechanism_is_found_by_name(own_register):
+    @register("mean", Option("mean_width", 3, "mean: a number"))
+    class Mean(Mechanism):
+        """The average."""
+
+        def __init__(self, head_dim, num_heads, *, mean_width, **options):
+            super().__init__(head_dim, num_heads, **options)
+            self.width = mean_width
+
+    assert find("mean") is Mean
+    assert build("mean", 8, 2).width == 3 and build("mean", 8, 2, mean_width=5).width == 5
+
+
+def test_a_taken_name_is_refused(own_register):
+    with pytest.raises(LeapformerError, match=r"'relu' is already registered by .*attention\.relu; rename"):
+        register("relu")(type("Other", (Mechanism,), {}))
+    assert find("relu") is MECHANISMS["relu"]
+
+
+def test_an_option_declared_differently_is_refused(own_register):
+    with pytest.raises(LeapformerError, match=r"'leap_factor' of mechanism 'other' .*declare it identically or rename"):
+        register("other", Option("leap_factor", 8, "another meaning"))(type("Other", (Mechanism,), {}))
+    assert "other" not in own_register.MECHANISMS
+
+
+def test_an_option_may_be_shared(own_register):
+    shared = OPTIONS["normalizer_floor"]
+    register("other", shared)(type("Other", (Mechanism,), {}))
+    assert own_register.OPTIONS["normalizer_floor"] == shared
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: build("sofmax", 8, 2), "unknown attention mechanism 'sofmax'; choose from: .*leap.*softmax"),
+        (lambda: find(""), "unknown attention mechanism ''; choose from: "),
+        (lambda: build("leap", 8, 2, leap_facter=2), "'leap' has no option 'leap_facter'; its options: .*leap_factor"),
+        (lambda: build("softmax", 8, 2, leap_factor=2), "'softmax' has no option 'leap_factor'; its options: none"),
+        (lambda: build("leap", 8, 2, leap_factor=3), r"--leap-factor 3 .*head dimension 8; choose from \[1, 2, 4, 8\]"),
+        (lambda: build("leap", 8, 2, leap_factor=0), r"--leap-factor 0 .*choose from"),
+        (lambda: build("rope", 8, 2, rope_dims=3), "--rope-dims 3 must be even and between 2 and the head dimension 8"),
+        (lambda: build("rope", 8, 2, rope_dims=10), "--rope-dims 10 must be even"),
+        (lambda: build("cosformer", 8, 2, cosformer_length=-1), "--cosformer-length -1 is negative; give a length"),
+        (lambda: Visible(0), "lagging k is 0; .*choose k >= 1"),
+        (lambda: Visible(1, 0), "pre-decision ratio is 0; choose at least 1"),
+    ],
+)
+def test_errors_name_value_choices_and_remedy(call, message):
+    with pytest.raises(LeapformerError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_cosformer_needs_a_length_in_the_decoder():
+    without, with_length = build("cosformer", 8, 2), build("cosformer", 8, 2, cosformer_length=9)
+    assert without.refusal("encoder-self") is None
+    for block in ("decoder-self", "decoder-cross"):
+        assert with_length.refusal(block) is None
+        assert "--cosformer-length N" in (without.refusal(block) or "")
+    rows = Rows.whole(4).without_lengths()
+    with pytest.raises(LeapformerError, match="rows of unknown length; give --cosformer-length"):
+        without(*(x.float() for x in inputs(4, 4)), query=rows, key=rows)
+
+
+def test_a_block_that_a_mechanism_is_not_defined_for_is_refused():
+    class EncoderOnly(Mechanism):
+        blocks = ("encoder-self",)
+
+    assert EncoderOnly(8, 2).refusal("encoder-self") is None
+    assert "allowed: encoder-self" in (EncoderOnly(8, 2).refusal("decoder-self") or "")
+
+
+def test_states_of_other_mechanisms_are_refused():
+    (q, k, v), rows = inputs(1, 1), Rows.whole(1)
+    states = {name: make(name).update(None, k, v, rows) for name in ("softmax", "relu", "rope")}
+    for name, other in (("softmax", "relu"), ("relu", "softmax"), ("rope", "softmax")):
+        with pytest.raises(TypeError, match="does not belong"):
+            make(name).attend(states[other], q, rows)
+
+
+def test_extend_needs_a_row():
+    empty = tuple(x[:, :, :0] for x in inputs(1, 1))
+    with pytest.raises(ValueError, match="at least one row"):
+        Mechanism.extend(make("relu"), None, *empty, Rows.whole(0))
+    assert torch.equal(CAUSAL.counts(3, 3), torch.tensor([1, 2, 3]))
