@@ -47,6 +47,26 @@ once() {
     touch "$dir/done"
 }
 
+# together COMMAND ARGUMENT...: COMMAND with each ARGUMENT, all at the same time; stops all when one fails or on Ctrl-C.
+together() {
+    local command=$1 argument jobs=() job
+    shift
+    set -m # each job in a process group of its own, so that it can be stopped with everything it started
+    for argument in "$@"; do
+        "$command" "$argument" &
+        jobs+=($!)
+    done
+    set +m
+    trap 'kill -- "${jobs[@]/#/-}" 2>/dev/null; fail "interrupted; the same command goes on from here"' INT TERM
+    for job in "${jobs[@]}"; do
+        wait -n || {
+            kill -- "${jobs[@]/#/-}" 2>/dev/null
+            exit 1
+        }
+    done
+    trap - INT TERM
+}
+
 # The three attention plans behind PLAN, which is one mechanism or plan for all blocks, or ENCODER/DECODER/CROSS.
 plan_flags() {
     local encoder decoder cross

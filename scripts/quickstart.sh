@@ -9,23 +9,23 @@ usage: bash scripts/quickstart.sh [OPTIONS]
 
 Sets up .venv, makes a small English-German speech corpus, pre-trains an encoder on recognition, trains a wait-k
 translation model, evaluates it with SimulEval for several k and offline, and writes report.md, scores.json, curve.png.
-Run it again to go on where it stopped; run it with another attention into the same --out to compare.
+Run it again to go on where it stopped, or with another attention and the same --out to compare.
 
   --attention PLAN  mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
-  --softmax         the baseline: the same as --attention softmax
+  --softmax         train the same model with softmax, too, at the same time on another core
   --k LIST          k of wait-k to evaluate, in quotes (default: "1 3 5 9")
   --seed N          seed of the corpus and of training (default: 1)
   --out DIR         results (default: results/quickstart)
-  --fast            a minute instead of seven: tiny corpus, few updates, scores mean nothing
+  --fast            about two minutes: a tiny corpus and few updates; the scores mean nothing
   --help            this text
 HELP
 }
 
-attention=leap ks="1 3 5 9" seed=1 out=results/quickstart fast=
+attention=leap baseline= ks="1 3 5 9" seed=1 out=results/quickstart fast=
 while (($#)); do
     case $1 in
         --attention) attention=${2:?--attention needs a PLAN} && shift ;;
-        --softmax) attention=softmax ;;
+        --softmax) baseline=softmax ;;
         --k) ks=${2:?--k needs a list of numbers} && shift ;;
         --seed) seed=${2:?--seed needs a number} && shift ;;
         --out) out=${2:?--out needs a folder} && shift ;;
@@ -40,46 +40,69 @@ for k in $ks; do
 done
 [[ $seed =~ ^[0-9]+$ ]] || fail "--seed $seed: give a whole number"
 
-sizes="--train 2500 --dev 100 --test 200" asr_updates=1500 st_updates=1500 simul=100
+sizes="--train 4000 --dev 100 --test 200" updates=2000 sentences=100
 if [[ $fast ]]; then
-    sizes="--train 60 --dev 8 --test 8 --vocab-size 120" asr_updates=12 st_updates=12 simul=3
+    sizes="--train 60 --dev 8 --test 8 --vocab-size 120" updates=12 sentences=3
 fi
+systems=("$attention")
+[[ -z $baseline || $attention == "$baseline" ]] || systems+=("$baseline")
+# A thread for each training: these models are too small for two to be worth it.
+export OMP_NUM_THREADS=1
+
+# folder PLAN: where the runs with this plan are.
+folder() {
+    echo "$out/$(tr '/,*' '+__' <<<"$1")"
+}
+
+# train TASK PLAN OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.
+train() {
+    local task=$1 run
+    run=$(folder "$2")
+    once "$run/$task" train_speech "$data" "config_$task.yaml" "$task" "$run/$task" $(plan_flags "$2") \
+        --cosformer-length 40 --seed "$seed" --max-tokens 4000 --label-smoothing 0.1 \
+        --share-decoder-input-output-embed --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 10 --lr 3e-3 \
+        --lr-scheduler polynomial_decay --warmup-updates 100 --total-num-update "$updates" --max-update "$updates" \
+        --no-epoch-checkpoints --save-interval-updates 250 --keep-interval-updates 1 --log-interval 50 "${@:3}"
+}
+
+# train_system PLAN: recognition, then translation that starts from its encoder.
+train_system() {
+    say "$1: pre-training the encoder on speech recognition ($updates updates)"
+    train asr "$1" --arch leapformer_s2t_tiny --decoder-layers 1 \
+        --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 1
+    say "$1: training wait-k translation ($updates updates)"
+    train st "$1" --arch leapformer_simulst_tiny --waitk-lagging 1-9 --fixed-pre-decision-ratio 7 \
+        --load-pretrained-encoder-from "$(folder "$1")/asr/checkpoint_last.pt" --criterion label_smoothed_cross_entropy
+}
+
+# evaluate_system PLAN: one after the other, since time is measured.
+evaluate_system() {
+    local run k
+    run=$(folder "$1")
+    for k in $ks; do
+        say "$1: simultaneous translation with k = $k"
+        once "$run/k$k" simul_eval "$data" config_st.yaml test "$run/st/checkpoint_last.pt" "$k" "$run/k$k" \
+            --end-index "$sentences"
+    done
+    say "$1: offline translation, beam 5"
+    once "$run/offline" offline_eval "$data" config_st.yaml test "$run/st/checkpoint_last.pt" "$run/offline" --beam 5
+}
 
 activate
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 data=$out/corpus
-run=$out/$(tr '/,*' '+__' <<<"$attention")
-claim "$run" "--attention $attention --seed $seed${fast:+ --fast}"
-
-# train TASK UPDATES OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.
-train() {
-    local task=$1 updates=$2
-    shift 2
-    once "$run/$task" train_speech "$data" "config_$task.yaml" "$task" "$run/$task" $(plan_flags "$attention") \
-        --cosformer-length 40 --seed "$seed" --max-tokens 4000 --label-smoothing 0.1 \
-        --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 10 --lr 3e-3 --lr-scheduler polynomial_decay \
-        --warmup-updates 100 --total-num-update "$updates" --max-update "$updates" --log-interval 50 \
-        --no-epoch-checkpoints --save-interval-updates 250 --keep-interval-updates 1 "$@"
-}
+for system in "${systems[@]}"; do
+    claim "$(folder "$system")" "--attention $system --seed $seed${fast:+ --fast}"
+done
 
 say "speech corpus in $data"
 leapformer corpus --out "$data" --seed "$seed" $sizes
 
-say "pre-training the encoder on speech recognition ($asr_updates updates)"
-train asr "$asr_updates" --arch leapformer_s2t_tiny \
-    --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 1
-
-say "training wait-k translation ($st_updates updates)"
-train st "$st_updates" --arch leapformer_simulst_tiny --waitk-lagging 1-9 --fixed-pre-decision-ratio 7 \
-    --load-pretrained-encoder-from "$run/asr/checkpoint_last.pt" --criterion label_smoothed_cross_entropy
-
-for k in $ks; do
-    say "simultaneous translation with k = $k"
-    once "$run/k$k" simul_eval "$data" config_st.yaml test "$run/st/checkpoint_last.pt" "$k" "$run/k$k" --end-index "$simul"
+together train_system "${systems[@]}"
+for system in "${systems[@]}"; do
+    evaluate_system "$system"
 done
-say "offline translation, beam 5"
-once "$run/offline" offline_eval "$data" config_st.yaml test "$run/st/checkpoint_last.pt" "$run/offline" --beam 5
 
 say "report"
 leapformer report "$out"

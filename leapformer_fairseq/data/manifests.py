@@ -142,21 +142,24 @@ def train_subwords(prefix: Path, texts: Iterable[str], vocab_size: int) -> None:
         partial.write_bytes(model.getvalue())
 
 
-def write_config(path: Path, root: Path, subwords: str, specaugment: Mapping[str, float]) -> None:
+def write_config(path: Path, root: Path, subwords: str, specaugment: Mapping[str, float] | None = None) -> None:
     """fairseq's data configuration for data in `root`, subword model `subwords`.model, and global CMVN.
 
-    The audio root and the statistics are absolute: fairseq looks them up from the working folder.
+    Training data is augmented if `specaugment` says how. The audio root and the statistics are absolute: fairseq looks
+    them up from the working folder.
     """
-    config = {
+    config: dict[str, Any] = {
         "audio_root": str(root),
         "vocab_filename": f"{subwords}.txt",
         "bpe_tokenizer": {"bpe": "sentencepiece", "sentencepiece_model": f"{subwords}.model"},
         "input_channels": 1,
         "input_feat_per_channel": BINS,
         "global_cmvn": {"stats_npz_path": str(root / CMVN)},
-        "specaugment": dict(specaugment),
-        "feature_transforms": {"_train": ["global_cmvn", "specaugment"], "*": ["global_cmvn"]},
+        "feature_transforms": {"*": ["global_cmvn"]},
     }
+    if specaugment:
+        config["specaugment"] = dict(specaugment)
+        config["feature_transforms"]["_train"] = ["global_cmvn", "specaugment"]
     with replacing(path) as partial:
         partial.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
 

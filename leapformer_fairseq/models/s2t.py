@@ -147,7 +147,7 @@ def leapformer_s2t_mla(args: Namespace) -> None:
 def leapformer_s2t_tiny(args: Namespace) -> None:
     """For two CPU cores: the quickstart and the tests."""
     args.conv_out_channels = getattr(args, "conv_out_channels", 16)
-    _set_sizes(args, encoder_layers=4, decoder_layers=2, width=128, ffn=256, heads=4)
+    _set_sizes(args, encoder_layers=4, decoder_layers=2, width=128, ffn=256, heads=2)
 
 
 def _set_sizes(args: Namespace, encoder_layers: int, decoder_layers: int, width: int, ffn: int, heads: int) -> None:

@@ -22,11 +22,6 @@ from .plan import SPLITS, Utterance
 
 ARCHIVE = "fbank80.zip"
 TASKS = ("asr", "st")
-# About a tenth of the bands twice and at most 0.2 s once: these utterances last seconds and have words of 0.3 s.
-SPECAUGMENT = {
-    "freq_mask_N": 2, "freq_mask_F": 12, "time_mask_N": 1, "time_mask_T": 20, "time_mask_p": 0.1,
-    "time_warp_W": 0, "mask_value": 0.0,
-}  # fmt: skip
 
 
 def of_split(utterances: Sequence[Utterance], split: str) -> list[Utterance]:
@@ -76,6 +71,6 @@ def write_subwords(folder: Path, utterances: Sequence[Utterance], vocab_size: in
 def write_locations(folder: Path, root: Path, utterances: Sequence[Utterance]) -> None:
     """The files that name absolute paths below `root`: the configurations and SimulEval's lists of recordings."""
     for task in TASKS:
-        write_config(folder / f"config_{task}.yaml", root, f"spm_{task}", SPECAUGMENT)
+        write_config(folder / f"config_{task}.yaml", root, f"spm_{task}")
     for split in SPLITS:
         write_lines(folder / f"{split}.source", [root / utterance.wav for utterance in of_split(utterances, split)])
