@@ -40,9 +40,9 @@ for k in $ks; do
 done
 [[ $seed =~ ^[0-9]+$ ]] || fail "--seed $seed: give a whole number"
 
-sizes="--train 4000 --dev 100 --test 200" updates=2000 sentences=100
+sizes="--train 4000 --dev 100 --test 200" asr_updates=1600 st_updates=3000 sentences=100
 if [[ $fast ]]; then
-    sizes="--train 60 --dev 8 --test 8 --vocab-size 120" updates=12 sentences=3
+    sizes="--train 60 --dev 8 --test 8 --vocab-size 120" asr_updates=12 st_updates=12 sentences=3
 fi
 systems=("$attention")
 [[ -z $baseline || $attention == "$baseline" ]] || systems+=("$baseline")
@@ -54,24 +54,25 @@ folder() {
     echo "$out/$(tr '/,*' '+__' <<<"$1")"
 }
 
-# train TASK PLAN OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.
+# train TASK PLAN UPDATES OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.
 train() {
-    local task=$1 run
+    local task=$1 updates=$3 run
     run=$(folder "$2")
     once "$run/$task" train_speech "$data" "config_$task.yaml" "$task" "$run/$task" $(plan_flags "$2") \
-        --cosformer-length 40 --seed "$seed" --max-tokens 4000 --label-smoothing 0.1 \
-        --share-decoder-input-output-embed --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 10 --lr 3e-3 \
-        --lr-scheduler polynomial_decay --warmup-updates 100 --total-num-update "$updates" --max-update "$updates" \
-        --no-epoch-checkpoints --save-interval-updates 250 --keep-interval-updates 1 --log-interval 50 "${@:3}"
+        --cosformer-length 40 --seed "$seed" --max-tokens 4000 --dropout 0.05 --label-smoothing 0.1 \
+        --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 10 --lr-scheduler polynomial_decay \
+        --warmup-updates 100 --total-num-update "$updates" --max-update "$updates" \
+        --no-epoch-checkpoints --save-interval-updates 250 --keep-interval-updates 1 --log-interval 50 "${@:4}"
 }
 
 # train_system PLAN: recognition, then translation that starts from its encoder.
 train_system() {
-    say "$1: pre-training the encoder on speech recognition ($updates updates)"
-    train asr "$1" --arch leapformer_s2t_tiny --decoder-layers 1 \
+    say "$1: pre-training the encoder on speech recognition ($asr_updates updates)"
+    train asr "$1" "$asr_updates" --arch leapformer_s2t_tiny --decoder-layers 1 --lr 3e-3 \
         --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 1
-    say "$1: training wait-k translation ($updates updates)"
-    train st "$1" --arch leapformer_simulst_tiny --waitk-lagging 1-9 --fixed-pre-decision-ratio 7 \
+    say "$1: training wait-k translation ($st_updates updates)"
+    train st "$1" "$st_updates" --arch leapformer_simulst_tiny --lr 2e-3 \
+        --waitk-lagging 1-9 --fixed-pre-decision-ratio 7 \
         --load-pretrained-encoder-from "$(folder "$1")/asr/checkpoint_last.pt" --criterion label_smoothed_cross_entropy
 }
 
