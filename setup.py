@@ -1,4 +1,5 @@
 """Metadata of the package; tool settings are in pyproject.toml, known-good versions in requirements/constraints.txt."""
+
 import re
 from pathlib import Path
 

@@ -4,6 +4,7 @@ Importing this package costs nothing by itself. As soon as fairseq is imported t
 mended for today's Python, PyTorch and numpy (`compat`) and knows our tasks, models and criterions.
 `leapformer_fairseq.attention` is pure PyTorch and needs no fairseq at all.
 """
+
 from __future__ import annotations
 
 import importlib

@@ -4,6 +4,7 @@ Everything here follows Kaldi's filterbank as fairseq uses it (25 ms windows eve
 0.97, no dither, samples at 16-bit integer scale). `kaldi-native-fbank` computes both the offline and the online form,
 so a model sees while streaming what it saw in training. No import of fairseq or torchaudio.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -41,10 +42,13 @@ def read_speech(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
 def check_speech(channels: int, rate: int, name: str, sample_rate: int = SAMPLE_RATE) -> None:
     """Refuse audio that the features were not made for; a wrong rate or channel would give useless output silently."""
     if channels != 1:
-        raise LeapformerError(f"{name} has {channels} channels, mono is needed; mix it down, e.g. `sox in.wav -c 1 out.wav`")
+        raise LeapformerError(
+            f"{name} has {channels} channels, mono is needed; mix it down, e.g. `sox in.wav -c 1 out.wav`"
+        )
     if rate != sample_rate:
         raise LeapformerError(
-            f"{name} is sampled at {rate} Hz, {sample_rate} Hz is needed; resample it, e.g. `sox in.wav -r {sample_rate} out.wav`"
+            f"{name} is sampled at {rate} Hz, {sample_rate} Hz is needed; "
+            f"resample it, e.g. `sox in.wav -r {sample_rate} out.wav`"
         )
 
 

@@ -3,6 +3,7 @@
 Files are loaded with PyTorch's protection on (`weights_only`), and the optimizer state, two thirds of
 them, is left out.
 """
+
 from __future__ import annotations
 
 import os

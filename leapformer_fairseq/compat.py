@@ -4,6 +4,7 @@
 found; `leapformer doctor` lists what was done. No patch weakens a protection: checkpoints are still loaded with
 `weights_only=True`, only the few harmless types that fairseq stores are allowed in addition.
 """
+
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,5 @@
 """Few threads, so that parallel test workers do not compete, and a fixed seed for every test."""
+
 import numpy as np
 import pytest
 import torch

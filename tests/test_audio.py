@@ -1,4 +1,5 @@
 """Filterbanks against an independent implementation, streaming against offline, and every refusal of a recording."""
+
 import numpy as np
 import pytest
 import soundfile

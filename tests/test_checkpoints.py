@@ -1,4 +1,5 @@
 """Averaging checkpoints: the right files, the right mean, and clear errors."""
+
 from __future__ import annotations
 
 from argparse import Namespace

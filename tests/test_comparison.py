@@ -1,4 +1,5 @@
 """Scores of fairseq-generate, and systems side by side."""
+
 from __future__ import annotations
 
 import json
@@ -39,7 +40,9 @@ def test_generation_is_scored_in_the_order_of_the_references(tmp_path):
 
 def test_a_dropped_sentence_is_noticed(tmp_path):
     path = generated(tmp_path, "D-0\t-0.1\tein Satz")
-    with pytest.raises(LeapformerError, match=r"lacks 1 of 2 sentences, first number 1.*--required-batch-size-multiple"):
+    with pytest.raises(
+        LeapformerError, match=r"lacks 1 of 2 sentences, first number 1.*--required-batch-size-multiple"
+    ):
         score_generation(path, references(tmp_path, "ein Satz", "noch einer"))
 
 

@@ -1,4 +1,5 @@
 """Every patch of fairseq, from the outside: what failed without it works, and nothing is less protected than before."""
+
 import argparse
 import os
 import pickle

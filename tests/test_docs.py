@@ -1,4 +1,5 @@
 """The documentation's code runs, and its commands exist."""
+
 from __future__ import annotations
 
 import re

@@ -1,4 +1,5 @@
 """The layers of the package, read off its import statements, and what must work without fairseq."""
+
 import ast
 import subprocess
 import sys
@@ -11,7 +12,13 @@ from leapformer_fairseq import _USING_FAIRSEQ, PLUGIN_DIR, __version__
 PACKAGE = PLUGIN_DIR.name
 # below every layer but attention, which may use errors only
 BASE = {"errors", "audio", "compat", "scoring", "checkpoints", "signature"}
-LAYERS = [{"attention"}, {"modules"}, {"models"}, {"tasks", "criterions", "data", "benchmarks"}, {"agents", "cli"}]  # lowest first
+LAYERS = [
+    {"attention"},
+    {"modules"},
+    {"models"},
+    {"tasks", "criterions", "data", "benchmarks"},
+    {"agents", "cli"},
+]  # lowest first
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names} | dict.fromkeys(BASE, -1)
 SOURCES = sorted(PLUGIN_DIR.rglob("*.py"))
 

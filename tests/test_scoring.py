@@ -1,4 +1,5 @@
 """Latency against values by hand and SimulEval's own scorers, constructed correctly; quality; the logs; the table."""
+
 from __future__ import annotations
 
 import argparse

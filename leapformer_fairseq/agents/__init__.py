@@ -5,6 +5,7 @@ feed / step / commit), `policy` (when to read, when to write), `text` (tokens to
 one utterance), `loading` (checkpoint to model) and `agent`, the only one that needs SimulEval: the others are
 importable and tested without it.
 """
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

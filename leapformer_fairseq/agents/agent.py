@@ -1,4 +1,5 @@
 """The SimulEval side: arguments, states and actions. All decisions are made in `stream`."""
+
 from __future__ import annotations
 
 import json

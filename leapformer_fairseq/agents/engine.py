@@ -2,6 +2,7 @@
 
 Shapes: T fbank frames (10 ms) of one utterance, V symbols.
 """
+
 from __future__ import annotations
 
 import time

@@ -1,4 +1,5 @@
 """Model input from arriving audio: normalised filterbank frames, cut into pre-decision steps."""
+
 from __future__ import annotations
 
 import zipfile

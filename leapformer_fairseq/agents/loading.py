@@ -1,4 +1,5 @@
 """From a checkpoint and its data folder to all that a simultaneous translation needs."""
+
 from __future__ import annotations
 
 from pathlib import Path

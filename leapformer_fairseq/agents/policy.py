@@ -1,4 +1,5 @@
 """When to read more source and when to write: pure decisions, no model and no audio."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

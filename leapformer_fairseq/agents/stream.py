@@ -1,4 +1,5 @@
 """Simultaneous translation of one utterance: audio in, text out, everything it remembers in one object."""
+
 from __future__ import annotations
 
 import math

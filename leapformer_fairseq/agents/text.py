@@ -3,6 +3,7 @@
 SimulEval joins the writes of word units with spaces, so half a word would become a word ("Ha" + "llo" -> "Ha llo"). The
 emitters therefore always decode all tokens from the first on and hand out the new suffix, never piece by piece.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

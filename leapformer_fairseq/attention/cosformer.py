@@ -20,7 +20,7 @@ from .reweighting import cos_reweight
     Option(
         "cosformer_length",
         0,
-        "cosformer: length assumed for sequences still being written (decoder blocks); 0 means none",
+        "cosformer: length assumed for a sequence still being written (decoders); 0 means none",
     ),
 )
 class CosFormer(LinearMechanism):

@@ -12,7 +12,7 @@ from .registry import register
 
 @register("elu", NORMALIZER_FLOOR)
 class ELULinear(LinearMechanism):
-    """ELU linear attention: phi(x) = elu(x) + 1, always positive (Katharopoulos et al., 2020, arXiv:2006.16236, eq. 7)."""
+    """ELU linear attention: phi(x) = elu(x) + 1 > 0 (Katharopoulos et al., 2020, arXiv:2006.16236, eq. 7)."""
 
     def map_queries(self, x: Tensor, rows: Rows) -> Features:
         return Features(F.elu(x) + 1)

@@ -35,8 +35,8 @@ class ProportionNetwork(nn.Module):
         self.shared = heads is None
 
     def forward(self, x: Tensor) -> Tensor:
-        # Rows become columns: with so few outputs a matrix product is more than twice as fast this way round, and with a
-        # contiguous weight so is that of its gradient.
+        # Rows become columns: with so few outputs a matrix product is more than twice as fast this way round, and with
+        # a contiguous weight so is that of its gradient.
         columns = x.flatten(0, 2).t() if self.shared else x.mT
         last = len(self.weights) - 1
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):

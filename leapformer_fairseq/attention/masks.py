@@ -72,10 +72,8 @@ class Rows:
     @classmethod
     def following(cls, seen: Tensor, count: int, keep: Tensor | None = None) -> Rows:
         """`count` more rows of sequences of unknown length of which `seen`, (B,), real rows came before."""
-        if keep is None:
-            steps = torch.arange(1, count + 1, device=seen.device).unsqueeze(0)
-        else:
-            steps = keep.long().cumsum(1)
+        columns = torch.ones(1, count, dtype=torch.long, device=seen.device) if keep is None else keep.long()
+        steps = columns.cumsum(1)
         return cls(seen.unsqueeze(1) + steps, None, keep)
 
     def without_lengths(self) -> Rows:

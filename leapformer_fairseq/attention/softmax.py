@@ -15,7 +15,7 @@ from .registry import register
 
 @dataclass
 class KVCache(State):
-    """Keys (B, H, capacity, D), values (B, H, capacity, E) and which are real (B, capacity); `used`, (B,), columns count.
+    """Keys (B, H, capacity, D), values (B, H, capacity, E), which are real (B, capacity), columns in `used`, (B,).
 
     The capacity doubles when it is full, so a step copies nothing but its own row.
     """

@@ -1,4 +1,5 @@
 """`leapformer average`: one checkpoint from several of a training."""
+
 from __future__ import annotations
 
 import argparse

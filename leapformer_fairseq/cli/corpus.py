@@ -1,4 +1,5 @@
 """`leapformer corpus`: build the small English-German speech translation corpus of the quickstart."""
+
 from __future__ import annotations
 
 import argparse

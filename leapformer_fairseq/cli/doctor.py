@@ -1,4 +1,5 @@
 """`leapformer doctor`: what is installed, what it runs on, and what was mended in fairseq."""
+
 from __future__ import annotations
 
 import argparse

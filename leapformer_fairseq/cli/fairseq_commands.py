@@ -3,6 +3,7 @@
 All arguments go to fairseq untouched. Only --help is ours: fairseq prints it before it knows the flags of the model,
 the task and the criterion.
 """
+
 from __future__ import annotations
 
 import argparse

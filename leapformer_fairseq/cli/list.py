@@ -1,4 +1,5 @@
 """`leapformer list`: everything that can be chosen, read off the registries."""
+
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,5 @@
 """Entry point of `leapformer`: finds the sub-command, imports only its module, and prints errors as one line."""
+
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,5 @@
 """`leapformer prepare`: from a downloaded data set to a folder for training and evaluation."""
+
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,5 @@
 """`leapformer score`: quality and latency of a SimulEval run, quality of fairseq-generate output."""
+
 from __future__ import annotations
 
 import argparse

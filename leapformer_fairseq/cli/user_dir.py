@@ -1,4 +1,5 @@
 """`leapformer user-dir`: one line for `fairseq-train --user-dir $(leapformer user-dir) ...`."""
+
 from __future__ import annotations
 
 import argparse

@@ -3,6 +3,7 @@
 ROOT/validated.tsv (Common Voice: path, sentence, client_id), ROOT/covost_v2.fr_en.tsv (path, translation, split) and
 ROOT/clips/*.mp3, or the same clips as wav. Both tables are joined by path, as fairseq's prep_covost_data does.
 """
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -3,6 +3,7 @@
 The formats are those of fairseq's `examples/speech_to_text`. They are written here because its helpers keep whole data
 sets in memory or in as many files, list them in the order of the file system, and need torchaudio.
 """
+
 from __future__ import annotations
 
 import csv

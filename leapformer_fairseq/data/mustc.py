@@ -3,6 +3,7 @@
 ROOT/en-de/data/{train,dev,tst-COMMON,tst-HE}/{wav/*.wav, txt/SPLIT.{yaml,en,de}}: the yaml lists the segments (wav,
 offset, duration, speaker_id) in the order of the lines of the two texts.
 """
+
 from __future__ import annotations
 
 from collections import Counter

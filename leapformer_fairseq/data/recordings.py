@@ -1,4 +1,5 @@
 """One utterance of a data set, and reading its audio as the models want it: 16 kHz, mono, samples in [-1, 1]."""
+
 from __future__ import annotations
 
 import csv

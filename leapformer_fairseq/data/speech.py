@@ -4,6 +4,7 @@ A folder prepared here holds, for each split, `fbank80_SPLIT.zip` and `SPLIT_{as
 split also `wav/SPLIT/ID.wav` and SimulEval's lists `SPLIT.{source,target}`; and once `gcmvn.npz`, `spm_{asr,st}*` and
 `config_{asr,st}.yaml`. `prepared.json` says which splits are complete, so an interrupted preparation goes on.
 """
+
 from __future__ import annotations
 
 import json
@@ -121,9 +122,7 @@ def _complete_splits(out: Path, dataset: SpeechDataset, root: Path, vocab_size: 
     return splits
 
 
-def _write_state(
-    out: Path, dataset: SpeechDataset, root: Path, vocab_size: int, done: dict[str, SplitSummary]
-) -> None:
+def _write_state(out: Path, dataset: SpeechDataset, root: Path, vocab_size: int, done: dict[str, SplitSummary]) -> None:
     splits = {split: asdict(summary) for split, summary in done.items()}
     state = {"dataset": dataset.name, "root": str(root), "vocab_size": vocab_size, "splits": splits}
     with replacing(out / STATE) as part:

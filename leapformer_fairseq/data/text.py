@@ -3,6 +3,7 @@
 Only training text is cleaned. References keep every word and mark of the release (white space aside), so that BLEU can
 be compared with other work; the clean-up of the LeaPformer authors also changes their references.
 """
+
 from __future__ import annotations
 
 import re

@@ -38,10 +38,10 @@ def parse_lagging(text: str | int) -> tuple[int, int] | None:
 
 @register_model("leapformer_simulst")
 class LeapformerSimulSTModel(LeapformerS2TModel):
-    """Wait-k translation of speech, with one k or with k sampled per batch (multi-path, Elbayad et al., 2020, arXiv:2005.08595).
+    """Wait-k translation of speech, with one k or with k sampled per batch.
 
-    A range of k serves every k of it at test time; in evaluation and generation its largest k holds unless
-    `set_lagging` says otherwise.
+    A range of k (multi-path wait-k, Elbayad et al., 2020, arXiv:2005.08595) serves every k of it at test time; in
+    evaluation and generation its largest k holds unless `set_lagging` says otherwise.
     """
 
     lagging: tuple[int, int] | None

@@ -162,7 +162,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.compose_weights = need_attn
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Warm start: a checkpoint of another mechanism loads, the mechanism's own parameters keep their initial value."""
+        """Warm start: a checkpoint of another mechanism loads; this one's own parameters keep their initial value."""
         prefix = f"{name}.mechanism."
         own = {prefix + key: value for key, value in self.mechanism.state_dict().items()}
         for key in [key for key in state_dict if key.startswith(prefix) and key not in own]:

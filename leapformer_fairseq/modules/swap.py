@@ -88,7 +88,7 @@ def swap_attention(stack: nn.Module, kind: str, args: argparse.Namespace) -> Non
 
 
 def layers_of(stack: nn.Module) -> nn.ModuleList:
-    """The layers of a fairseq encoder or decoder, whatever the model calls them. Index, never iterate: layer drop skips."""
+    """The layers of a fairseq encoder or decoder, by either name. Index, never iterate: layer drop skips some."""
     return stack.layers if hasattr(stack, "layers") else stack.transformer_layers
 
 

@@ -4,4 +4,5 @@ SimulEval 1.1.4 computes its plain latencies from the computation-aware times as
 and turns every error of the BLEU tokenizer into BLEU 0; here both are right. `runlog` reads the logs, `latency` and
 `quality` are pure functions, `report` puts them together.
 """
+
 from __future__ import annotations

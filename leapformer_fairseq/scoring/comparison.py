@@ -1,8 +1,9 @@
 """Several systems side by side: collects the scores under a folder, as a table, as data and as a picture.
 
-`leapformer score --json` leaves them as FOLDER/SYSTEM/k<K>/scores.json and FOLDER/SYSTEM/offline/scores.json; SYSTEM may be
-several folders deep, e.g. leap/tst-COMMON. The options of a run are in the nearest file `options` above.
+`leapformer score --json` leaves them as FOLDER/SYSTEM/k<K>/scores.json and FOLDER/SYSTEM/offline/scores.json; SYSTEM
+may be several folders deep, e.g. leap/tst-COMMON. The options of a run are in the nearest file `options` above.
 """
+
 from __future__ import annotations
 
 import json

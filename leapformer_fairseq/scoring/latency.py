@@ -5,6 +5,7 @@ duration of the source in milliseconds, R the number of units of the reference. 
 (source heard plus computation until then), the same functions are the computation-aware scores AL_CA, LAAL_CA, ...
 Values equal those of SimulEval 1.1.4's scorer classes. An utterance without output has no latency.
 """
+
 from __future__ import annotations
 
 import math

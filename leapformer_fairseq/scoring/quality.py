@@ -1,4 +1,5 @@
 """Translation quality with sacreBLEU, each score with the signature that makes it comparable."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

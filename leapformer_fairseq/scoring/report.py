@@ -1,4 +1,5 @@
 """All scores of a run in one structure, ready for JSON."""
+
 from __future__ import annotations
 
 from dataclasses import asdict

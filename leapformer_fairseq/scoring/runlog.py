@@ -1,4 +1,5 @@
 """What a SimulEval run leaves in its output folder: `instances.log` and the agent's `compute.jsonl`."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,5 @@
 """A small model with the interface of ours, and what is needed to run the agent on it."""
+
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,5 @@
 """The agent as SimulEval drives it, on a fake model; nothing here needs a checkpoint."""
+
 from __future__ import annotations
 
 import json
@@ -426,5 +427,3 @@ def test_simuleval_characters(simuleval, speech, tmp_path: Path) -> None:
 def test_simuleval_units_that_are_not_supported(simuleval, speech, tmp_path: Path) -> None:
     with pytest.raises(LeapformerError, match="--eval-latency-unit spm"):
         simuleval([*write_corpus(tmp_path, [speech(1.0)]), "--eval-latency-unit", "spm"])
-
-

@@ -1,4 +1,5 @@
 """What SimulEval is given to read."""
+
 from __future__ import annotations
 
 from argparse import Namespace

@@ -1,4 +1,5 @@
 """Checkpoints of tiny untrained models, from the file to the text."""
+
 from __future__ import annotations
 
 import shutil

@@ -1,4 +1,5 @@
-"""What training allocates: counted, not timed. The released implementations form T x S or T x D x D tensors per head."""
+"""What training allocates, counted and not timed: nothing of size T x S or S x D x D per head."""
+
 from __future__ import annotations
 
 import pytest

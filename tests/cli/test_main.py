@@ -1,4 +1,5 @@
 """The `leapformer` command: finding sub-commands, their output, and errors as one line."""
+
 import importlib
 import json
 import subprocess

@@ -1,4 +1,5 @@
 """The corpus on disk: what fairseq reads of it, that it repeats, and what is refused."""
+
 import argparse
 import hashlib
 import json

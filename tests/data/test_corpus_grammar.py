@@ -1,4 +1,5 @@
 """The grammar: its German against sentences written by hand, its size and vocabulary against enumeration."""
+
 import numpy as np
 import pytest
 

@@ -1,4 +1,5 @@
 """Preparing CoVoST 2: the two tables are joined, mp3 at 48 kHz becomes 16 kHz, unusable clips are left out."""
+
 from __future__ import annotations
 
 from pathlib import Path

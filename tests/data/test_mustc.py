@@ -1,4 +1,5 @@
 """Preparing MuST-C: segments are cut as the yaml says, references stay, and whatever is missing is named."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,5 @@
 """Clean-up of training texts."""
+
 import doctest
 
 import pytest

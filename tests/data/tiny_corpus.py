@@ -1,4 +1,5 @@
 """A corpus of a few utterances for tests: synthesised in about two seconds, complete in every file."""
+
 from pathlib import Path
 
 from leapformer_fairseq.data.corpus.build import Corpus, build

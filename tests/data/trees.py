@@ -1,4 +1,5 @@
 """Tiny data sets in the layout of the releases: MuST-C (talks and yaml) and CoVoST 2 (tables and mp3 clips)."""
+
 from __future__ import annotations
 
 import csv

@@ -1,4 +1,5 @@
 """The quickstart with its real commands on a tiny corpus: once, again, another attention beside it, and bad options."""
+
 from __future__ import annotations
 
 import json

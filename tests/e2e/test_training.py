@@ -1,4 +1,5 @@
 """Real training runs of a tiny model: through fairseq's own command, interrupted and resumed, and bad manifests."""
+
 from __future__ import annotations
 
 import json
@@ -26,7 +27,9 @@ def corpus(tmp_path_factory) -> Path:
 
 
 def arguments(corpus: Path, save: Path, *more: str) -> list[str]:
-    sizes = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --conv-out-channels 2"
+    sizes = (
+        "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --conv-out-channels 2"
+    )
     fixed = (
         "--task speech_to_text --config-yaml config_st.yaml --train-subset train_st --valid-subset dev_st "
         "--arch leapformer_simulst_tiny --waitk-lagging 1-3 --fixed-pre-decision-ratio 3 --optimizer adam --lr 1e-3 "

@@ -1,4 +1,5 @@
 """The MuST-C and CoVoST 2 recipes, from the layout of the releases to the scores, with tiny models and real speech."""
+
 from __future__ import annotations
 
 import fcntl

@@ -1,4 +1,5 @@
 """Building the corpus on disk: all or nothing, the same bytes for the same options, and never over other results."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,9 +1,10 @@
 """Finite sets of possibilities that know their size, can be sampled and can be listed.
 
 A grammar built from these three nodes is counted exactly by its own structure: a leaf counts its items, `AnyOf` adds,
-`Combine` multiplies. Sampling walks the same structure, so a small branch (seven weekdays) is not drowned by a large one
-(366 dates), and follows Zipf's law over the items of a leaf, as words do in real text.
+`Combine` multiplies. Sampling walks the same structure, so a small branch (seven weekdays) is not drowned by a large
+one (366 dates), and follows Zipf's law over the items of a leaf, as words do in real text.
 """
+
 from __future__ import annotations
 
 import itertools

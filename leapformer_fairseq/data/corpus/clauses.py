@@ -3,6 +3,7 @@
 German keeps the finite verb second in a statement, first in a question and last in a subordinate clause; particles,
 participles and infinitives close the clause. In between stand, in this order: pronouns, time, objects, the rest.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
 """The little English inflection that the corpus needs: articles, plurals, verb forms, number words."""
+
 from __future__ import annotations
 
 UNITS = (

@@ -4,6 +4,7 @@ espeak-ng carries state from call to call: the same text twice gives slightly di
 sequence of calls in a fresh process repeats bit by bit. `synthesize` therefore runs in a process of its own. Variants
 with breath do not repeat at all (see `plan.VOICES`).
 """
+
 from __future__ import annotations
 
 import ctypes

@@ -1,4 +1,5 @@
 """The files of a corpus besides the recordings: features, manifests, subword models, configurations, lists."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -3,6 +3,7 @@
 Cases are indices into triples (nominative, accusative, dative). Genders are "m", "f", "n", and "p" for every plural.
 Persons are named by their pronoun: "ich", "du", "er" (also she, it and all singular nouns), "wir", "sie" (plural).
 """
+
 from __future__ import annotations
 
 from typing import Literal

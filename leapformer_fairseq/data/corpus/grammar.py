@@ -4,6 +4,7 @@
 the English words. English is lower-case without punctuation, as a transcript; German has its capitals and the commas
 before subordinate clauses, and no final punctuation.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -177,6 +178,7 @@ STATES = Combine(being, OneOf(lexicon.STATES))
 
 def clauses(subjects: Choices, predicates: Choices, timing: Choices) -> Choices:
     """All clauses of these subjects, predicates and times."""
+
     def make(subject: NounPhrase, predicate: Predicate, tense_and_adverb: TimedTense) -> Clause:
         return Clause(subject, predicate, *tense_and_adverb)
 

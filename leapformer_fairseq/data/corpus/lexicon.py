@@ -3,6 +3,7 @@
 Adding a word means adding a line. Two rules keep every English sentence at one translation: no verb whose past equals
 its base form (put, cut, read), and no English word twice in one class.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
 """Noun phrases, times and places: the parts of a sentence, each in English and in German."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -197,11 +198,7 @@ DATES = OneOf(
 )
 WEEKDAYS = OneOf([Bilingual(f"on {en}", f"am {de}") for en, de in verbs.WEEKDAYS])
 WEEKDAY_PARTS = OneOf(
-    [
-        Bilingual(f"on {day} {part}", f"am {tag}{teil}")
-        for day, tag in verbs.WEEKDAYS
-        for part, teil in verbs.DAY_PARTS
-    ]
+    [Bilingual(f"on {day} {part}", f"am {tag}{teil}") for day, tag in verbs.WEEKDAYS for part, teil in verbs.DAY_PARTS]
 )
 LONG_TIMES = AnyOf((1, WEEKDAY_PARTS), (2, CLOCK_TIMES), (4, DATES))
 PRESENT_DAYS, PAST_DAYS = pairs(verbs.PRESENT_DAYS), pairs(verbs.PAST_DAYS)

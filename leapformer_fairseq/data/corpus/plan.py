@@ -2,6 +2,7 @@
 
 Everything random is decided here, so a corpus is known by its plan: the worker that speaks it only carries it out.
 """
+
 from __future__ import annotations
 
 import hashlib

@@ -3,6 +3,7 @@
 It is a program of its own because espeak-ng repeats itself only in a fresh process (see `espeak`). PLAN holds one JSON
 utterance a line; the recordings go below FOLDER as 16-bit wav. Progress goes to stderr.
 """
+
 from __future__ import annotations
 
 import json

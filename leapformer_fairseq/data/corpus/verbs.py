@@ -1,4 +1,5 @@
 """Verbs by the company they keep, modal verbs, and the adverbs that say how and how often."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

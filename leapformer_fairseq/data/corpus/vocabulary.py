@@ -1,4 +1,5 @@
 """Every English word that the grammar can say, collected from the lexicon."""
+
 from __future__ import annotations
 
 from . import english, lexicon, verbs
