@@ -17,6 +17,7 @@ check() {
 }
 
 check ruff .venv/bin/ruff check .
+check format .venv/bin/ruff format --check --quiet .
 check mypy .venv/bin/mypy
 check pytest .venv/bin/python -m pytest -n 2 "$@"
 
@@ -24,4 +25,4 @@ if ((${#failed[@]})); then
     echo "FAILED: ${failed[*]}"
     exit 1
 fi
-echo "PASSED: ruff, mypy and pytest"
+echo "PASSED: ruff, format, mypy and pytest"
