@@ -26,9 +26,10 @@ from .reweighting import cos_reweight
 class CosFormer(LinearMechanism):
     """cosFormer: relu(q_i) . relu(k_j) cos(pi/2 (i/N - j/M)), positions from 1.
 
-    Qin et al., 2022, arXiv:2202.08791, eq. 10. N and M are the true lengths of the two sides (Agostinelli et al., 2023, Modular Linearized Attention, eq. 8). A
-    target that is still being written has none: `cosformer_length` stands in, in training too, so that training does
-    not see a length that generation will not know. Beyond it the proportion stays at 1 and weights stay positive.
+    Qin et al., 2022, arXiv:2202.08791, eq. 10. N and M are the true lengths of the two sides (Agostinelli et al., 2023,
+    Modular Linearized Attention, eq. 8). A target that is still being written has none: `cosformer_length` stands in,
+    in training too, so that training does not see a length that generation will not know. Beyond it the proportion
+    stays at 1 and weights stay positive.
     """
 
     needs_length = True
