@@ -47,13 +47,14 @@ once() {
     touch "$dir/done"
 }
 
-# together COMMAND ARGUMENT...: COMMAND with each ARGUMENT, all at the same time; stops all when one fails or on Ctrl-C.
+# together COMMAND ARGUMENT...: COMMAND with each ARGUMENT, all at the same time, each line of output behind its ARGUMENT;
+# stops all when one fails or on Ctrl-C.
 together() {
     local command=$1 argument jobs=() job
     shift
     set -m # each job in a process group of its own, so that it can be stopped with everything it started
     for argument in "$@"; do
-        "$command" "$argument" &
+        { "$command" "$argument" 2>&1 | sed -u "s|^|$argument |"; } &
         jobs+=($!)
     done
     set +m

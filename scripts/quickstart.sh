@@ -67,10 +67,10 @@ train() {
 
 # train_system PLAN: recognition, then translation that starts from its encoder.
 train_system() {
-    say "$1: pre-training the encoder on speech recognition ($asr_updates updates)"
+    say "pre-training the encoder on speech recognition ($asr_updates updates)"
     train asr "$1" "$asr_updates" --arch leapformer_s2t_tiny --decoder-layers 1 --lr 3e-3 \
         --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 1
-    say "$1: training wait-k translation ($st_updates updates)"
+    say "training wait-k translation ($st_updates updates)"
     train st "$1" "$st_updates" --arch leapformer_simulst_tiny --lr 2e-3 \
         --waitk-lagging 1-9 --fixed-pre-decision-ratio 7 \
         --load-pretrained-encoder-from "$(folder "$1")/asr/checkpoint_last.pt" --criterion label_smoothed_cross_entropy
