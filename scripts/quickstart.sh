@@ -40,9 +40,9 @@ for k in $ks; do
 done
 [[ $seed =~ ^[0-9]+$ ]] || fail "--seed $seed: give a whole number"
 
-sizes="--train 8000 --dev 100 --test 200" asr_updates=1400 st_updates=2500 sentences=100
+sizes= asr_updates=1400 st_updates=2700 sentences=100
 if [[ $fast ]]; then
-    sizes="--train 60 --dev 8 --test 8 --vocab-size 120" asr_updates=12 st_updates=12 sentences=3
+    sizes="--train 60 --dev 8 --test 8 --vocab-size 120" asr_updates=80 st_updates=80 sentences=3
 fi
 systems=("$attention")
 [[ -z $baseline || $attention == "$baseline" ]] || systems+=("$baseline")
@@ -59,7 +59,7 @@ train() {
     local task=$1 updates=$3 run
     run=$(folder "$2")
     once "$run/$task" train_speech "$data" "config_$task.yaml" "$task" "$run/$task" $(plan_flags "$2") \
-        --cosformer-length 40 --seed "$seed" --max-tokens 4000 --dropout 0.1 --label-smoothing 0.1 \
+        --cosformer-length 40 --seed "$seed" --max-tokens 4000 --dropout 0.05 --label-smoothing 0.1 \
         --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 10 --lr-scheduler polynomial_decay \
         --warmup-updates 100 --total-num-update "$updates" --max-update "$updates" \
         --no-epoch-checkpoints --save-interval-updates 250 --keep-interval-updates 1 --log-interval 50 "${@:4}"

@@ -162,7 +162,9 @@ def write_config(path: Path, root: Path, subwords: str, specaugment: Mapping[str
         config["specaugment"] = dict(specaugment)
         config["feature_transforms"]["_train"] = ["global_cmvn", "specaugment"]
     with replacing(path) as partial:
-        partial.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        # One line for each value: a path with a blank in it is not folded.
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=float("inf"))
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_lines(path: Path, lines: Iterable[object]) -> None:
