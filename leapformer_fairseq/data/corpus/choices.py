@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# Item number r of a list is drawn in proportion to 1 / r ** EXPONENT, somewhat steeper than in running text (about 1): a
-# model can then learn most of what it will be asked from a few thousand utterances, in minutes.
+# Item number r of a list is drawn in proportion to 1 / r ** EXPONENT. That is steeper than in running text (about 1),
+# so that a model can learn most of what it will be asked from a few thousand utterances, in minutes.
 EXPONENT = 1.3
 
 
