@@ -60,7 +60,7 @@ def losses(output: str) -> dict[int, str]:
 
 
 def test_interrupted_training_ends_at_the_same_loss(corpus, tmp_path):
-    limit = ("--max-update", "8", "--save-interval-updates", "2", "--keep-interval-updates", "1")
+    limit = ("--max-update", "120", "--save-interval-updates", "10", "--keep-interval-updates", "1")
     whole = run(leapformer("train", *arguments(corpus, tmp_path / "whole", *limit)))
     assert whole.returncode == 0, whole.stderr[-2000:]
 
@@ -83,8 +83,8 @@ def test_interrupted_training_ends_at_the_same_loss(corpus, tmp_path):
     resumed = run(leapformer("train", *arguments(corpus, tmp_path / "cut", *limit)))
     assert resumed.returncode == 0, resumed.stderr[-2000:]
     expected, again = losses(whole.stderr + whole.stdout), losses(resumed.stderr + resumed.stdout)
-    assert max(expected) == max(again) == 8
-    assert again[8] == expected[8]
+    assert max(expected) == max(again) == 120
+    assert again[120] == expected[120]
     assert 1 not in again, "training started anew instead of resuming"
 
 
