@@ -16,7 +16,7 @@ import numpy as np
 
 # Item number r of a list is drawn in proportion to 1 / r ** EXPONENT. That is steeper than in running text (about 1),
 # so that a model can learn most of what it will be asked from a few thousand utterances, in minutes.
-EXPONENT = 1.3
+EXPONENT = 1.6
 
 
 class Choices(Protocol):
