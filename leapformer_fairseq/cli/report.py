@@ -31,10 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _markdown(comparison: dict[str, Any]) -> str:
-    runs = [
-        f"* `{name}`: `bash scripts/quickstart.sh {system['options']}`"
-        for name, system in comparison["systems"].items()
-    ]
+    runs = [f"* `{name}`: `{system['options']}`" for name, system in comparison["systems"].items()]
     signatures = [f"* {name}: `{text}`" for name, text in comparison["signatures"].items()]
     return "\n".join(
         [
