@@ -46,6 +46,8 @@ if [[ $fast ]]; then
 fi
 systems=("$attention")
 [[ -z $baseline || $attention == "$baseline" ]] || systems+=("$baseline")
+# At most 10 tokens for a second of audio, and 10 more: a model in a loop must stop.
+length=(--max-len-a 0.1 --max-len-b 10)
 # A thread for each training: these models are too small for two to be worth it.
 export OMP_NUM_THREADS=1
 
@@ -83,10 +85,11 @@ evaluate_system() {
     for k in $ks; do
         say "$1: simultaneous translation with k = $k"
         once "$run/k$k" simul_eval "$data" config_st.yaml test "$run/st/checkpoint_last.pt" "$k" "$run/k$k" \
-            --end-index "$sentences"
+            --end-index "$sentences" "${length[@]}"
     done
     say "$1: offline translation, beam 5"
-    once "$run/offline" offline_eval "$data" config_st.yaml test "$run/st/checkpoint_last.pt" "$run/offline" --beam 5
+    once "$run/offline" offline_eval "$data" config_st.yaml test "$run/st/checkpoint_last.pt" "$run/offline" \
+        --beam 5 "${length[@]}"
 }
 
 activate
