@@ -70,6 +70,7 @@ class OnlineFbank:
         self._done = 0
 
     def push(self, samples: np.ndarray) -> np.ndarray:
+        """Take in samples, (T,), and return the frames they completed, (n, n_bins)."""
         if len(samples):
             scaled = np.asarray(samples, dtype=np.float32) * np.float32(INT16_SCALE)
             self._fbank.accept_waveform(float(self.sample_rate), scaled.tolist())
