@@ -85,6 +85,11 @@ brief() {
         -e '/^leapformer: |^[A-Za-z.]*(Error|Interrupt)\b/p'
 }
 
+# file_name PLAN: a name for the folder of a run with this plan.
+file_name() {
+    tr '/,*' '+__' <<<"$1"
+}
+
 # train_speech DATA CONFIG SUBSET SAVE OPTIONS...: train on {train,dev}_SUBSET of a speech manifest folder; the whole
 # output goes to SAVE/train.log.
 train_speech() {

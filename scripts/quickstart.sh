@@ -53,7 +53,7 @@ export OMP_NUM_THREADS=1
 
 # folder PLAN: where the runs with this plan are.
 folder() {
-    echo "$out/$(tr '/,*' '+__' <<<"$1")"
+    echo "$out/$(file_name "$1")"
 }
 
 # train TASK PLAN UPDATES OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.

@@ -78,11 +78,6 @@ read_options() {
     [[ $out ]] || fail "no --out given; see --help"
 }
 
-# file_name PLAN: a name for the folder of a run with this plan.
-file_name() {
-    tr '/,*' '+__' <<<"$1"
-}
-
 step_prepare() {
     say "preparing $dataset in $data"
     leapformer prepare "$dataset" "$root" --out "$data" --vocab-size "$vocab_size" --workers "$workers"
