@@ -40,7 +40,7 @@ for k in $ks; do
 done
 [[ $seed =~ ^[0-9]+$ ]] || fail "--seed $seed: give a whole number"
 
-sizes= asr_updates=1500 st_updates=3000 sentences=100
+sizes= asr_updates=1500 st_updates=3200 sentences=100
 if [[ $fast ]]; then
     sizes="--train 60 --dev 8 --test 8 --vocab-size 120" asr_updates=80 st_updates=80 sentences=3
 fi

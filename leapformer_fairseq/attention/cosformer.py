@@ -11,7 +11,7 @@ from ..errors import LeapformerError
 from .linear import NORMALIZER_FLOOR, Features, LinearMechanism
 from .masks import Rows
 from .registry import Option, register
-from .reweighting import cos_reweight
+from .reweighting import CosReweighted
 
 
 @register(
@@ -32,6 +32,7 @@ class CosFormer(LinearMechanism):
     stays at 1 and weights stay positive.
     """
 
+    features_per_dim = 2
     needs_length = True
     streaming = False  # a longer source changes j/M of every old key
 
@@ -51,7 +52,7 @@ class CosFormer(LinearMechanism):
     _remedy = "give --cosformer-length N (say, the longest target), or choose a mechanism without lengths, e.g. leap"
 
     def map_queries(self, x: Tensor, rows: Rows) -> Features:
-        return Features(cos_reweight(F.relu(x), self._proportions(rows).to(x.dtype)))
+        return CosReweighted(F.relu(x), proportion=self._proportions(rows).to(x.dtype))
 
     map_keys = map_queries
 

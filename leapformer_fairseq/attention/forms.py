@@ -1,4 +1,4 @@
-"""Linear attention as sums over visible keys: o_t = sum_{s < g(t)} (q_t . k_s) v_s, in three forms that agree.
+"""Linear attention in linear time: sums over visible keys, o_t = sum_{s < g(t)} (q_t . k_s) v_s.
 
 q and k are *mapped* features, so nothing here knows about a mechanism. A column of ones appended to v makes the last
 column of o the normalizer, which `normalize` divides by (Katharopoulos et al., 2020, arXiv:2006.16236, eq. 4-12).
@@ -28,12 +28,9 @@ def normalize(sums: Tensor, floor: float) -> Tensor:
     return sums[..., :-1] / sums[..., -1:].clamp_min(floor)
 
 
-def parallel(q: Tensor, k: Tensor, v: Tensor, visible: Visible | None) -> Tensor:
-    """The quadratic reference, (.., T, M)."""
-    scores = q @ k.transpose(-1, -2)
-    if visible is not None:
-        scores = scores * visible.mask(q.shape[-2], k.shape[-2], q.device)
-    return scores @ v
+def scores_of(q: Tensor, k: Tensor) -> Tensor:
+    """Similarities of all pairs, q k^T, (.., T, S); quadratic."""
+    return _ScoresOf.apply(q, k)
 
 
 def state_of(k: Tensor, v: Tensor) -> Tensor:
@@ -153,6 +150,20 @@ class _StateOf(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         k, v = ctx.saved_tensors
         return v @ grad.transpose(1, 2), k @ grad
+
+
+class _ScoresOf(torch.autograd.Function):
+    """q k^T, whose gradients lie in memory as q and k do and not transposed."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k)
+        return q @ k.mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = ctx.saved_tensors
+        return grad @ k, grad.mT @ q
 
 
 def _cut(rows: Tensor, size: int) -> Tensor:

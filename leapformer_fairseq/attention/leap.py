@@ -13,7 +13,7 @@ from ..errors import LeapformerError
 from .linear import NORMALIZER_FLOOR, Features, LinearMechanism
 from .masks import Rows
 from .registry import Option, register
-from .reweighting import cos_reweight
+from .reweighting import CosReweighted
 
 
 class ProportionNetwork(nn.Module):
@@ -64,6 +64,8 @@ class LeaP(LinearMechanism):
     (Agostinelli et al., 2024, arXiv:2405.13046, eq. 6.)
     """
 
+    features_per_dim = 2
+
     def __init__(
         self, head_dim: int, num_heads: int, *, leap_factor: int = 4, leap_per_head: bool = False, **options: Any
     ) -> None:
@@ -79,8 +81,8 @@ class LeaP(LinearMechanism):
 
     def map_queries(self, x: Tensor, rows: Rows) -> Features:
         x = F.relu(x)
-        return Features(cos_reweight(x, self.query_proportion(x)))
+        return CosReweighted(x, proportion=self.query_proportion(x))
 
     def map_keys(self, x: Tensor, rows: Rows) -> Features:
         x = F.relu(x)
-        return Features(cos_reweight(x, self.key_proportion(x)))
+        return CosReweighted(x, proportion=self.key_proportion(x))

@@ -6,10 +6,8 @@ A subclass says how queries and keys are mapped; the three forms, the state and 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,19 +23,36 @@ NORMALIZER_FLOOR = Option(
     "linear attention divides by its normalizer clamped from below by this (0.1 reproduces the released LeaPformer)",
 )
 
-# Below this many query-key pairs per head the quadratic form is faster than cutting into chunks (docs/results).
-QUADRATIC_PAIRS = 24_000
+# Up to this many query-key pairs per feature the quadratic form is faster than cutting into chunks,
+QUADRATIC_PAIRS = 200
+# and, bidirectional, up to this many pairs per row and feature faster than one state (measured at widths 32 to 128).
+QUADRATIC_PAIRS_PER_ROW = 0.35
 # Above this many rows (queries and keys, over heads and batch) mapping them twice is cheaper than keeping features.
 RECOMPUTED_ROWS = 40_000
 
-SumsForm = Callable[[Tensor, Tensor, Tensor, "Visible | None"], Tensor]
 
+@dataclass(frozen=True)
+class Features:
+    """Mapped rows of one side, `x` (B, H, T, F): the similarity of a query and a key is their dot product.
 
-class Features(NamedTuple):
-    """Mapped rows, (B, H, T, F). `norm` replaces `mix` in the normalizer where a mechanism needs that (RoPE)."""
+    `norm` replaces it in the normalizer where a mechanism needs that (RoPE).
+    """
 
-    mix: Tensor
+    x: Tensor
     norm: Tensor | None = None
+
+    def rows(self) -> Tensor:
+        """The mapped rows, (B, H, T, F)."""
+        return self.x
+
+    def scores(self, keys: Self) -> Tensor:
+        """Similarities of these queries and all keys, (B, H, T, S)."""
+        return forms.scores_of(self.x, keys.x)
+
+    def kept(self, keep: Tensor) -> Features:
+        """The same with rows at zero where `keep`, (B, T), is False."""
+        mask = keep[:, None, :, None].to(self.x.dtype)
+        return replace(self, x=self.x * mask, norm=None if self.norm is None else self.norm * mask)
 
 
 @dataclass
@@ -63,6 +78,8 @@ class LinearMechanism(Mechanism):
     """
 
     forms: ClassVar[tuple[str, ...]] = ("parallel", "chunkwise", "recompute")
+    #: width of mapped rows over the head dimension
+    features_per_dim: ClassVar[int] = 1
 
     def __init__(self, head_dim: int, num_heads: int, *, normalizer_floor: float = 1e-4, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
@@ -96,21 +113,24 @@ class LinearMechanism(Mechanism):
             if form == "recompute":
                 return self._recompute(q, k, v, query, key, visible, chunk).to(dtype)
             fq, fk = self.map_queries(q, query), self._kept_keys(k, key)
-            run = partial(_chunkwise, chunk=chunk) if form == "chunkwise" else forms.parallel
-            return forms.normalize(_sums(fq, fk, v, visible, run), self.normalizer_floor).to(dtype)
+            if form == "parallel":
+                return (self._weights(fq, fk, visible) @ v).to(dtype)
+            return forms.normalize(_sums(fq, fk, v, visible, chunk), self.normalizer_floor).to(dtype)
 
     def _choose(self, q: Tensor, k: Tensor, visible: Visible | None) -> Form:
-        if visible is not None and q.shape[2] * k.shape[2] < QUADRATIC_PAIRS:
+        rows, width = q.shape[2] + k.shape[2], self.head_dim * self.features_per_dim
+        quadratic = QUADRATIC_PAIRS_PER_ROW * rows if visible is None else QUADRATIC_PAIRS
+        if q.shape[2] * k.shape[2] < quadratic * width:
             return "parallel"
-        rows = q.shape[0] * q.shape[1] * (q.shape[2] + k.shape[2])
-        return "recompute" if rows > RECOMPUTED_ROWS and "recompute" in self.forms else "chunkwise"
+        many = q.shape[0] * q.shape[1] * rows > RECOMPUTED_ROWS
+        return "recompute" if many and "recompute" in self.forms else "chunkwise"
 
     def _recompute(
         self, q: Tensor, k: Tensor, v: Tensor, query: Rows, key: Rows, visible: Visible | None, chunk: int | None
     ) -> Tensor:
         plan = recompute.Plan(
-            map_query=lambda rows, start, stop: self.map_queries(rows, query.narrow(start, stop)).mix,
-            map_key=lambda rows, start, stop: self._kept_keys(rows, key.narrow(start, stop)).mix,
+            map_query=lambda rows, start, stop: self.map_queries(rows, query.narrow(start, stop)).rows(),
+            map_key=lambda rows, start, stop: self._kept_keys(rows, key.narrow(start, stop)).rows(),
             visible=visible,
             floor=self.normalizer_floor,
             chunk=chunk,
@@ -120,10 +140,7 @@ class LinearMechanism(Mechanism):
     def _kept_keys(self, k: Tensor, rows: Rows) -> Features:
         """Mapped keys with padding at zero: the features are masked, since phi(0) is not 0 for every map."""
         features = self.map_keys(k, rows)
-        if rows.keep is None:
-            return features
-        keep = rows.keep[:, None, :, None].to(k.dtype)
-        return Features(*(None if x is None else x * keep for x in features))  # type: ignore[arg-type]
+        return features if rows.keep is None else features.kept(rows.keep)
 
     def weights(
         self,
@@ -134,17 +151,26 @@ class LinearMechanism(Mechanism):
         key: Rows | None = None,
         visible: Visible | None = None,
     ) -> Tensor:
-        eye = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
-        return self(q, k, eye, query=query, key=key, visible=visible, form="parallel")
+        query = query or Rows.whole(q.shape[2], device=q.device)
+        key = key or Rows.whole(k.shape[2], device=k.device)
+        with torch.autocast(q.device.type, enabled=False):
+            fq, fk = self.map_queries(accumulated(q), query), self._kept_keys(accumulated(k), key)
+            return self._weights(fq, fk, visible).to(q.dtype)
+
+    def _weights(self, fq: Features, fk: Features, visible: Visible | None) -> Tensor:
+        """The quadratic reference of every other form."""
+        scores = _hide(fq.scores(fk), visible)
+        total = scores if fq.norm is None or fk.norm is None else _hide(forms.scores_of(fq.norm, fk.norm), visible)
+        return scores / total.sum(-1, keepdim=True).clamp_min(self.normalizer_floor)
 
     def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:
         with torch.autocast(k.device.type, enabled=False):
             k, v = accumulated(k), accumulated(v)
             features = self._kept_keys(k, key)
             if features.norm is None:
-                return _add(state, LinearState, kv=(features.mix, forms.append_ones(v)))
+                return _add(state, LinearState, kv=(features.rows(), forms.append_ones(v)))
             ones = torch.ones_like(v[..., :1])
-            return _add(state, SplitState, kv=(features.mix, v), k_sum=(features.norm, ones))
+            return _add(state, SplitState, kv=(features.rows(), v), k_sum=(features.norm, ones))
 
     def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
@@ -157,7 +183,7 @@ class LinearMechanism(Mechanism):
             return self.attend(state, q, rows), state
         with torch.autocast(q.device.type, enabled=False):
             fq, fk = self.map_queries(accumulated(q), rows), self._kept_keys(accumulated(k), rows)
-            sums = _sums(fq, fk, accumulated(v), CAUSAL, _chunkwise)
+            sums = _sums(fq, fk, accumulated(v), CAUSAL)
             if state is not None:
                 sums = sums + _read(state, fq)
             return forms.normalize(sums, self.normalizer_floor).to(q.dtype), self.update(state, k, v, rows)
@@ -168,25 +194,29 @@ def accumulated(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _sums(fq: Features, fk: Features, v: Tensor, visible: Visible | None, run: SumsForm) -> Tensor:
+def _hide(scores: Tensor, visible: Visible | None) -> Tensor:
+    """Scores (B, H, T, S) at zero where the query may not see the key."""
+    return scores if visible is None else scores * visible.mask(scores.shape[2], scores.shape[3], scores.device)
+
+
+def _sums(fq: Features, fk: Features, v: Tensor, visible: Visible | None, chunk: int | None = None) -> Tensor:
     """Sums of the values over visible keys with the normalizer in the last column, (B, H, T, E + 1)."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+        return forms.chunkwise(q, k, v, visible, chunk).unflatten(0, fq.x.shape[:2])
+
     if fq.norm is None or fk.norm is None:
-        return run(fq.mix, fk.mix, forms.append_ones(v), visible)
-    normalizer = run(fq.norm, fk.norm, torch.ones_like(v[..., :1]), visible)
-    return torch.cat([run(fq.mix, fk.mix, v, visible), normalizer], -1)
-
-
-def _chunkwise(q: Tensor, k: Tensor, v: Tensor, visible: Visible | None, chunk: int | None = None) -> Tensor:
-    fq, fk, fv = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
-    return forms.chunkwise(fq, fk, fv, visible, chunk).unflatten(0, q.shape[:2])
+        return run(fq.rows(), fk.rows(), forms.append_ones(v))
+    return torch.cat([run(fq.rows(), fk.rows(), v), run(fq.norm, fk.norm, torch.ones_like(v[..., :1]))], -1)
 
 
 def _read(state: State, features: Features) -> Tensor:
     """Sums of queries over a state, the normalizer in the last column."""
     if isinstance(state, SplitState) and features.norm is not None:
-        return torch.cat([features.mix @ state.kv, features.norm @ state.k_sum], -1)
+        return torch.cat([features.rows() @ state.kv, features.norm @ state.k_sum], -1)
     if isinstance(state, LinearState):
-        return features.mix @ state.kv
+        return features.rows() @ state.kv
     raise TypeError(f"a {type(state).__name__} does not belong to this mechanism")
 
 

@@ -1,21 +1,34 @@
-"""The cosine re-weighting that cosFormer and LeaPformer share: the weight cos(pi/2 (p - r)) as a dot product.
+"""The cosine re-weighting that cosFormer and LeaPformer share: similarities times cos(pi/2 (p - r)).
 
-cos(a - b) = cos a cos b + sin a sin b, so mapped rows are [x cos(pi p / 2), x sin(pi p / 2)], twice as wide (Qin et
-al., 2022, arXiv:2202.08791, eq. 10-13; Agostinelli et al., 2024, arXiv:2405.13046, eq. 6-8).
+p and r are proportions in [0, 1], one per query and key. Between few pairs the product is taken as it stands. Since
+cos(a - b) = cos a cos b + sin a sin b, it is also a dot product of rows [x cos(pi p / 2), x sin(pi p / 2)], twice as
+wide (Qin et al., 2022, arXiv:2202.08791, eq. 10-13; Agostinelli et al., 2024, arXiv:2405.13046, eq. 6-8).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from .linear import Features
 
-def cos_reweight(x: Tensor, proportion: Tensor) -> Tensor:
-    """x (B, H, T, D) >= 0 with a proportion in [0, 1] per row, broadcastable to (B, H, T, 1): (B, H, T, 2 D)."""
-    return _CosReweight.apply(x, proportion)
+
+@dataclass(frozen=True)
+class CosReweighted(Features):
+    """Rows x (B, H, T, D) >= 0 with a proportion each, broadcastable to (B, H, T, 1)."""
+
+    proportion: Tensor = field(kw_only=True)
+
+    def rows(self) -> Tensor:
+        return _CosReweight.apply(self.x, self.proportion)
+
+    def scores(self, keys: Self) -> Tensor:
+        angle = (self.proportion - keys.proportion.mT) * (math.pi / 2)
+        return super().scores(keys) * angle.cos()
 
 
 class _CosReweight(torch.autograd.Function):

@@ -133,9 +133,8 @@ def test_weights_of_a_query_sum_to_one_above_the_floor(name):
     if name in LINEAR:
         low = make(name, normalizer_floor=1e-30)
         low.load_state_dict(mechanism.state_dict())
-        one = torch.ones(2, 2, 14, 1, dtype=torch.float64)
-        fq, fk = low.map_queries(q, Rows.whole(14)).mix, low.map_keys(k, Rows.whole(14)).mix
-        normalizer = ((fq @ fk.mT).tril() @ one).squeeze(-1)
+        fq, fk = low.map_queries(q, Rows.whole(14)).rows(), low.map_keys(k, Rows.whole(14)).rows()
+        normalizer = (fq @ fk.mT).tril().sum(-1)
         expected = normalizer / normalizer.clamp_min(floor)
     else:
         expected = torch.ones_like(sums)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leapformer_fairseq.attention import CAUSAL, Rows, Visible, build, recompute
-from leapformer_fairseq.attention.reweighting import cos_reweight
+from leapformer_fairseq.attention.reweighting import CosReweighted
 
 from .cases import (
     CASES,
@@ -146,12 +146,15 @@ def test_gradcheck_of_the_custom_functions(case, monkeypatch):
         assert torch.autograd.gradcheck(call, (q, k, v, *mechanism.parameters()))
 
 
-def test_gradcheck_of_cos_reweight():
+def test_gradcheck_of_reweighted_rows():
+    def rows(x, proportion):
+        return CosReweighted(x, proportion=proportion).rows()
+
     x = torch.rand(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
     for shape in ((2, 2, 3, 1), (1, 1, 3, 1)):
         proportion = torch.rand(shape, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(cos_reweight, (x, proportion))
-        assert torch.autograd.gradgradcheck(cos_reweight, (x, proportion))
+        assert torch.autograd.gradcheck(rows, (x, proportion))
+        assert torch.autograd.gradgradcheck(rows, (x, proportion))
 
 
 def test_frozen_parameters_get_no_gradient():

@@ -20,7 +20,7 @@ from ...errors import LeapformerError
 from . import espeak, files
 from .plan import SPLITS, Utterance, fingerprint, plan
 
-SIZES: Mapping[str, int] = {"train": 6000, "dev": 100, "test": 200}
+SIZES: Mapping[str, int] = {"train": 6000, "dev": 100, "test": 400}
 SEED = 1
 VOCAB_SIZE = 500
 SNR_DB = (25.0, 40.0)
