@@ -16,7 +16,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,6 +188,53 @@ def _stop(consumers: list[Any], patience_s: float = 30.0) -> None:
                 consumer._queue.get(timeout=0.05)  # makes room: the thread may wait in put()
 
 
+# ----------------------------------------------------------------------------------------------- language modelling
+def _read_prompts_at_once() -> None:
+    """Let decoders that can read many tokens in one pass do so with what all prompts of a batch have in length."""
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+
+    step = LanguageModelingTask.inference_step
+
+    @functools.wraps(step)
+    def inference_step(
+        self: Any, generator: Any, models: Any, sample: Any, prefix_tokens: Any = None, **more: Any
+    ) -> Any:
+        dictionary = self.source_dictionary
+        first = dictionary.bos() if getattr(self.args, "add_bos_token", False) else dictionary.eos()
+        prompt = sample["net_input"]["src_tokens"] if prefix_tokens is None else prefix_tokens
+        # As the task does it: only what lacks the first token gets it, and a given prefix never has it.
+        if prompt.numel() and (prefix_tokens is not None or not prompt[:, 0].eq(first).all()):
+            prompt = torch.cat([prompt.new_full((len(prompt), 1), first), prompt], 1)
+        shortest = int(prompt.ne(dictionary.pad()).sum(1).min()) if prompt.numel() else 0
+        with ExitStack() as stack:
+            for model in models:
+                if shortest > 1 and hasattr(getattr(model, "decoder", None), "prompted"):
+                    stack.enter_context(model.decoder.prompted(prompt[:, :shortest]))
+            return step(self, generator, models, sample, prefix_tokens, **more)
+
+    LanguageModelingTask.inference_step = inference_step
+
+
+def _refuse_to_skip_blocks() -> None:
+    """Stop before an evaluation that would leave out blocks of text, or all of them."""
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+
+    load = LanguageModelingTask.eval_lm_dataloader
+
+    @functools.wraps(load)
+    def eval_lm_dataloader(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        limit, window = kwargs.get("max_positions"), kwargs.get("context_window", 0)
+        longest = int(max(dataset.sizes, default=0)) + window
+        if limit is not None and longest > limit:
+            raise LeapformerError(
+                f"blocks of up to {longest} tokens do not fit the model's {limit} positions and would be left out; "
+                f"give --tokens-per-sample {limit} or less (a --context-window counts)"
+            )
+        return load(self, dataset, *args, **kwargs)
+
+    LanguageModelingTask.eval_lm_dataloader = eval_lm_dataloader
+
+
 # ------------------------------------------------------------------------------------------------------- user-dir
 def _recognise_own_user_dir() -> None:
     """Accept any path to this package as --user-dir once it is imported, and explain a second copy."""
@@ -252,6 +299,20 @@ PATCHES = (
         "fairseq 0.12 with --num-workers 0",
         _consumer_is_daemon,
         _stop_consumers_at_exit,
+    ),
+    Patch(
+        "prompts",
+        "a language model reads its prompt token by token; our decoders read it in one pass",
+        "fairseq 0.12",
+        _always,
+        _read_prompts_at_once,
+    ),
+    Patch(
+        "eval-lm-blocks",
+        "fairseq-eval-lm leaves out blocks longer than the model's positions and reports perplexity 1 for none at all",
+        "fairseq 0.12",
+        _always,
+        _refuse_to_skip_blocks,
     ),
     Patch(
         "user-dir",

@@ -8,6 +8,7 @@ from .base import BLOCKS, Mechanism, State
 from .linear import Features, LinearMechanism, LinearState
 from .masks import CAUSAL, Rows, Visible
 from .registry import MECHANISMS, OPTIONS, Option, build, find, register
+from .step import Step, StepMap
 
 __all__ = [
     "BLOCKS",
@@ -21,6 +22,8 @@ __all__ = [
     "Option",
     "Rows",
     "State",
+    "Step",
+    "StepMap",
     "Visible",
     "build",
     "find",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .masks import Rows, Visible
 from .registry import Option
+from .step import Step
 
 Form = Literal["auto", "parallel", "chunkwise", "recompute"]
 BLOCKS: tuple[str, ...] = ("encoder-self", "decoder-self", "decoder-cross")
@@ -37,6 +38,10 @@ class State:
         """The state whose row i is the old row order[i]; beam search repeats, drops and permutes rows."""
         return type(self)(**{name: tensor.index_select(0, order) for name, tensor in self.tensors().items()})
 
+    def rows(self) -> int:
+        """How many sequences it holds."""
+        return len(next(iter(self.tensors().values())))
+
     def nbytes(self) -> int:
         """Bytes held by the tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
@@ -57,6 +62,8 @@ class Mechanism(nn.Module):
     forms: ClassVar[tuple[str, ...]] = ("parallel",)
     #: True when the output depends on the length of the whole sequence
     needs_length: ClassVar[bool] = False
+    #: the longest target it can serve in a decoder, if there is a limit
+    max_positions: int | None = None
     #: True when new keys may be appended to a state without changing what the old ones contributed
     streaming: ClassVar[bool] = True
 
@@ -107,6 +114,17 @@ class Mechanism(nn.Module):
 
     def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
         """Output (B, H, T, E) of queries that see everything in the state."""
+        raise NotImplementedError
+
+    def step(self, q: nn.Linear, k: nn.Linear | None = None, v: nn.Linear | None = None) -> Step | None:
+        """A faster way through one row, projections included: self-attention, or cross-attention with q alone.
+
+        None where there is only the general way, `extend` and `attend`.
+        """
+        return None
+
+    def empty_state(self, rows: int, value_dim: int, like: Tensor) -> State:
+        """The state before the first key; asked for where there is a `step`."""
         raise NotImplementedError
 
     def extend(self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, State]:

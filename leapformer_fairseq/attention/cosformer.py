@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from .linear import NORMALIZER_FLOOR, Features, LinearMechanism
 from .masks import Rows
 from .registry import Option, register
 from .reweighting import CosReweighted
+from .step import StepMap
 
 
 @register(
@@ -43,6 +45,7 @@ class CosFormer(LinearMechanism):
                 f"--cosformer-length {cosformer_length} is negative; give a length >= 1, or 0 for none"
             )
         self.assumed_length = cosformer_length
+        self.max_positions = cosformer_length or None
 
     def refusal(self, block: str) -> str | None:
         if block.startswith("decoder") and not self.assumed_length:
@@ -52,13 +55,16 @@ class CosFormer(LinearMechanism):
     _remedy = "give --cosformer-length N (say, the longest target), or choose a mechanism without lengths, e.g. leap"
 
     def map_queries(self, x: Tensor, rows: Rows) -> Features:
-        return CosReweighted(F.relu(x), proportion=self._proportions(rows).to(x.dtype))
+        return CosReweighted(F.relu(x), proportion=self._proportions(rows, x.dtype))
 
     map_keys = map_queries
 
-    def _proportions(self, rows: Rows) -> Tensor:
+    def _proportions(self, rows: Rows, dtype: torch.dtype) -> Tensor:
         """i/N, (B or 1, 1, T, 1), saturating at 1."""
         lengths: Tensor | int = self.assumed_length if rows.lengths is None else rows.lengths[:, None].clamp_min(1)
         if rows.lengths is None and not self.assumed_length:
             raise LeapformerError(f"cosformer was asked for rows of unknown length; {self._remedy}")
-        return (rows.positions / lengths).clamp_max(1.0)[:, None, :, None]
+        return (rows.positions.to(dtype) / lengths).clamp_max(1.0)[:, None, :, None]
+
+    def step_map(self) -> StepMap:
+        return StepMap("relu", proportion=lambda position: min(position / self.assumed_length, 1.0))

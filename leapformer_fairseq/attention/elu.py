@@ -8,6 +8,7 @@ from torch import Tensor
 from .linear import NORMALIZER_FLOOR, Features, LinearMechanism
 from .masks import Rows
 from .registry import register
+from .step import StepMap
 
 
 @register("elu", NORMALIZER_FLOOR)
@@ -18,3 +19,6 @@ class ELULinear(LinearMechanism):
         return Features(F.elu(x) + 1)
 
     map_keys = map_queries
+
+    def step_map(self) -> StepMap:
+        return StepMap("elu")

@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import LeapformerError
 from .linear import NORMALIZER_FLOOR, Features, LinearMechanism
 from .masks import Rows
+from .proportion import ProportionNetwork
 from .registry import Option, register
 from .reweighting import CosReweighted
-
-
-class ProportionNetwork(nn.Module):
-    """The LeaP module: one proportion in (0, 1) per row, (B, H, T, D) to (B, H, T, 1).
-
-    Linear(D, D / factor), ReLU, Linear(D / factor, 1), sigmoid; with factor = D there is no hidden layer. The heads
-    share it unless `heads` is given. Initialised as nn.Linear. (arXiv:2405.13046, section 3.2.)
-    """
-
-    def __init__(self, head_dim: int, factor: int, heads: int | None = None) -> None:
-        super().__init__()
-        widths = [head_dim, 1] if factor == head_dim else [head_dim, head_dim // factor, 1]
-        lead = () if heads is None else (heads,)
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for n_in, n_out in pairwise(widths):
-            bound = n_in**-0.5
-            self.weights.append(torch.empty(*lead, n_in, n_out).uniform_(-bound, bound))
-            self.biases.append(torch.empty(*lead, 1, n_out).uniform_(-bound, bound))
-        self.shared = heads is None
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Rows become columns: with so few outputs a matrix product is more than twice as fast this way round, and with
-        # a contiguous weight so is that of its gradient.
-        columns = x.flatten(0, 2).t() if self.shared else x.mT
-        last = len(self.weights) - 1
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            columns = (weight.to(x.dtype).mT.contiguous() @ columns).add_(bias.to(x.dtype).mT)
-            if i < last:
-                columns = columns.relu_()
-        return columns.sigmoid().view(*x.shape[:3], 1)
+from .step import StepMap
 
 
 @register(
@@ -86,3 +56,6 @@ class LeaP(LinearMechanism):
     def map_keys(self, x: Tensor, rows: Rows) -> Features:
         x = F.relu(x)
         return CosReweighted(x, proportion=self.key_proportion(x))
+
+    def step_map(self) -> StepMap:
+        return StepMap("relu", networks=(self.query_proportion, self.key_proportion))

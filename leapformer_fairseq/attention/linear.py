@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import forms, recompute
 from .base import Form, Mechanism, State
 from .masks import CAUSAL, Rows, Visible
 from .registry import Option
+from .step import Step, StepMap
 
 NORMALIZER_FLOOR = Option(
     "normalizer_floor",
@@ -176,6 +177,19 @@ class LinearMechanism(Mechanism):
         with torch.autocast(q.device.type, enabled=False):
             features = self.map_queries(accumulated(q), query)
             return forms.normalize(_read(state, features), self.normalizer_floor).to(q.dtype)
+
+    def step_map(self) -> StepMap | None:
+        """How the decoding step maps rows; None where there is only the general way, `extend` and `attend`."""
+        return None
+
+    def step(self, q: nn.Linear, k: nn.Linear | None = None, v: nn.Linear | None = None) -> Step | None:
+        mapping = self.step_map()
+        return None if mapping is None else Step(mapping, self.num_heads, self.normalizer_floor, q, k, v)
+
+    def empty_state(self, rows: int, value_dim: int, like: Tensor) -> LinearState:
+        """The state before the first key, on the device of `like`."""
+        width = self.head_dim * self.features_per_dim
+        return LinearState(accumulated(like).new_zeros(rows, self.num_heads, width, value_dim + 1))
 
     def extend(self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, State]:
         if q.shape[2] == 1:

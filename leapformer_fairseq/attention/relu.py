@@ -8,6 +8,7 @@ from torch import Tensor
 from .linear import NORMALIZER_FLOOR, Features, LinearMechanism
 from .masks import Rows
 from .registry import register
+from .step import StepMap
 
 
 @register("relu", NORMALIZER_FLOOR)
@@ -18,3 +19,6 @@ class ReLULinear(LinearMechanism):
         return Features(F.relu(x))
 
     map_keys = map_queries
+
+    def step_map(self) -> StepMap:
+        return StepMap("relu")

@@ -18,12 +18,11 @@ from fairseq.models.speech_to_text.convtransformer import (
     ConvTransformerModel,
     base_architecture,
 )
-from fairseq.models.transformer import TransformerDecoder
+from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
-
-EncoderOut = dict[str, list[Any]]
+from .transformer import Decoder, EncoderOut
 
 
 class S2TEncoder(ConvTransformerEncoder):
@@ -71,18 +70,6 @@ class S2TEncoder(ConvTransformerEncoder):
         return self.out(x.permute(2, 0, 1, 3).flatten(2)), lengths
 
 
-class S2TDecoder(TransformerDecoder):
-    """fairseq's decoder with swapped attention; no (T, T) mask is ever built."""
-
-    def __init__(self, args: Namespace, dictionary: Any, embed_tokens: nn.Embedding) -> None:
-        super().__init__(args, dictionary, embed_tokens)
-        swap_attention(self, "decoder", args)
-
-    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """Nothing: every self-attention here is causal by construction."""
-        return tensor.new_empty(0)
-
-
 @register_model("leapformer_s2t")
 class LeapformerS2TModel(ConvTransformerModel):
     """Speech recognition and offline speech translation with a mechanism per block and layer."""
@@ -107,8 +94,8 @@ class LeapformerS2TModel(ConvTransformerModel):
         return encoder
 
     @classmethod
-    def build_decoder(cls, args: Namespace, task: Any, embed_tokens: nn.Embedding) -> S2TDecoder:
-        decoder = S2TDecoder(args, task.target_dictionary, embed_tokens)
+    def build_decoder(cls, args: Namespace, task: Any, embed_tokens: nn.Embedding) -> Decoder:
+        decoder = Decoder(TransformerConfig.from_namespace(args), task.target_dictionary, embed_tokens)
         if getattr(args, "load_pretrained_decoder_from", None):
             load_component(decoder, "decoder", args.load_pretrained_decoder_from)
         return decoder
@@ -120,6 +107,9 @@ class LeapformerS2TModel(ConvTransformerModel):
         logits, extra = self.decoder(prev_output_tokens=prev_output_tokens, encoder_out=encoder_out)
         extra["encoder_out"] = encoder_out  # for the CTC loss
         return logits, extra
+
+    def set_beam_size(self, beam_size: int) -> None:
+        self.decoder.set_beam_size(beam_size)
 
     def get_ctc_output(self, net_output: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Log probabilities (S, B, V) of the recognition head, and lengths (B,)."""

@@ -1,6 +1,6 @@
 """fairseq adapters: an attention module that asks a mechanism, the plan grammar and the swap."""
 
-from .mechanism_attention import MechanismAttention, Memory
+from .mechanism_attention import IncrementalState, MechanismAttention, Memory
 from .plan import expand_plan
 from .swap import (
     BLOCKS,
@@ -17,6 +17,7 @@ from .swap import (
 __all__ = [
     "BLOCKS",
     "Block",
+    "IncrementalState",
     "MechanismAttention",
     "Memory",
     "add_attention_args",

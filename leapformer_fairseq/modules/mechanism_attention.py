@@ -6,7 +6,7 @@ keep masks True at real rows inside.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from ..attention import CAUSAL, Mechanism, Rows, State, Visible
+from ..attention import CAUSAL, Mechanism, Rows, State, Step, Visible
 
 IncrementalState = dict[str, Any]
 
@@ -23,20 +23,49 @@ IncrementalState = dict[str, Any]
 class Memory:
     """What one attention block keeps between decoding steps.
 
-    keys: the mechanism's state of everything read so far; seen: (B,) real query rows so far; read: source columns
-    already in `keys` (cross-attention; the same for every sentence).
+    step:    the mechanism's fast way through one row, if it has one
+    keys:    the mechanism's state of everything read so far
+    queries: query columns so far
+    padded:  (B,), how many of them were padding, if any
+    read:    source columns already in `keys` (cross-attention; the same for every sentence)
+    shared:  rows behind each other that share one state (cross-attention: the hypotheses of a sentence)
     """
 
-    keys: State | None
-    seen: Tensor
+    step: Step | None
+    keys: State | None = None
+    queries: int = 0
+    padded: Tensor | None = None
     read: int = 0
+    shared: int = 1
+
+    def step_serves(self) -> bool:
+        """Whether the fast way may be taken: it changes states in place and has no gradient."""
+        return self.step is not None and not torch.is_grad_enabled()
+
+    def rows(self, count: int, keep: Tensor | None, device: torch.device) -> Rows:
+        """The next `count` query columns."""
+        seen = torch.tensor([self.queries], device=device)
+        return Rows.following(seen if self.padded is None else seen - self.padded, count, keep)
+
+    def advance(self, count: int, keep: Tensor | None = None) -> None:
+        self.queries += count
+        if keep is not None:
+            padded = (~keep).sum(1)
+            self.padded = padded if self.padded is None else self.padded + padded
 
     def reorder(self, order: Tensor) -> Memory:
-        keys = None if self.keys is None else self.keys.reorder(order)
-        return Memory(keys, self.seen.index_select(0, order), self.read)
+        padded = None if self.padded is None else self.padded.index_select(0, order)
+        keys = self.keys
+        if keys is not None and self.shared > 1:
+            # Hypotheses change places within their sentence only, so its state moves only if sentences were finished.
+            sentences = order.view(-1, self.shared)[:, 0] // self.shared
+            keys = keys if len(sentences) == keys.rows() else keys.reorder(sentences)
+        elif keys is not None:
+            keys = keys.reorder(order)
+        return replace(self, keys=keys, padded=padded)
 
     def fork(self) -> Memory:
-        return Memory(None if self.keys is None else self.keys.fork(), self.seen.clone(), self.read)
+        return replace(self, keys=None if self.keys is None else self.keys.fork())
 
 
 class MechanismAttention(FairseqIncrementalState, nn.Module):
@@ -55,6 +84,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.mechanism = mechanism
         self.visible = visible
         self.compose_weights = True
+        self.beam_size = 1
+        self._prepared: tuple[list[tuple[int, int]], Step | None] | None = None
 
     def forward(
         self,
@@ -75,67 +106,119 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         query may see was fixed at construction.
         """
         keep = None if key_padding_mask is None or key_padding_mask.dim() == 0 else ~key_padding_mask.bool()
-        q = self._heads(self.q_proj(query))
+        wanted = (need_weights or need_head_weights) and self.compose_weights and not self.training and key is not None
         if incremental_state is None:
-            out, weights_of = self._whole(q, key, keep)
+            out, weights = self._whole(query, key, keep, wanted)
         elif static_kv or self.encoder_decoder_attention:
-            out, weights_of = self._cross_step(q, key, keep, incremental_state)
+            out, weights = self._cross_step(query, key, keep, self._memory(incremental_state), wanted)
         else:
-            out, weights_of = self._self_step(q, key, keep, incremental_state), None
-        out = self.out_proj(out.permute(2, 0, 1, 3).flatten(2))
-        wanted = (need_weights or need_head_weights) and self.compose_weights and not self.training
-        if not wanted or weights_of is None or key is None:
-            return out, None
-        weights = self.mechanism.weights(q, self._heads(self.k_proj(key)), **weights_of)
-        return out, weights.transpose(0, 1) if need_head_weights else weights.mean(1)
+            out, weights = self._self_step(query, keep, self._memory(incremental_state)), None
+        if weights is not None:
+            weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
+        return self.out_proj(out), weights
 
-    def _whole(self, q: Tensor, key: Tensor, keep: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
+    def _whole(self, query: Tensor, key: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Everything at once: training, scoring, encoders."""
         key_rows = Rows.whole(len(key), keep, key.device)
         if self.visible == CAUSAL:
             key_rows = key_rows.without_lengths()
-        query_rows = key_rows if self.self_attention else Rows.whole(q.shape[2], device=q.device).without_lengths()
+        query_rows = key_rows if self.self_attention else Rows.whole(len(query), device=query.device).without_lengths()
         where = {"query": query_rows, "key": key_rows, "visible": self.visible}
-        return self.mechanism(q, self._heads(self.k_proj(key)), self._heads(self.v_proj(key)), **where), where
+        q, k = self._q(query), self._k(key)
+        weights = self.mechanism.weights(q, k, **where) if wanted else None
+        return _joined(self.mechanism(q, k, self._v(key), **where)), weights
 
-    def _self_step(self, q: Tensor, key: Tensor, keep: Tensor | None, incremental_state: IncrementalState) -> Tensor:
+    def _self_step(self, query: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Decoder self-attention over new rows: one token, or a prompt."""
-        memory = self._memory(incremental_state, q)
-        rows = Rows.following(memory.seen, q.shape[2], keep)
-        k, v = self._heads(self.k_proj(key)), self._heads(self.v_proj(key))
-        out, memory.keys = self.mechanism.extend(memory.keys, q, k, v, rows)
-        memory.seen = memory.seen + (q.shape[2] if keep is None else keep.sum(1))
+        if len(query) == 1 and keep is None and memory.padded is None and memory.step_serves():
+            if memory.keys is None:
+                memory.keys = self.mechanism.empty_state(
+                    query.shape[1], self.v_proj.out_features // self.num_heads, query
+                )
+            out = memory.step.extend(query[0], memory.keys.kv, memory.queries + 1).unsqueeze(0)
+        else:
+            rows = memory.rows(len(query), keep, query.device)
+            out, memory.keys = self.mechanism.extend(memory.keys, self._q(query), self._k(query), self._v(query), rows)
+            out = _joined(out)
+        memory.advance(len(query), keep)
         return out
 
     def _cross_step(
-        self, q: Tensor, key: Tensor, keep: Tensor | None, incremental_state: IncrementalState
-    ) -> tuple[Tensor, dict[str, Any]]:
+        self, query: Tensor, key: Tensor, keep: Tensor | None, memory: Memory, wanted: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Cross-attention: the source enters the state once, or as far as a wait-k query may see it."""
-        memory = self._memory(incremental_state, q)
-        rows = Rows.following(memory.seen, q.shape[2])
-        source = Rows.whole(len(key), keep, key.device)
-        if self.visible is None:
-            self._read(memory, key, source, len(key))
-            out = self.mechanism.attend(memory.keys, q, rows)
-            seen = None
-        else:
-            outputs = []
-            for t in range(q.shape[2]):
-                seen = Visible(self.visible.lagging + int(memory.seen[0]) + t, self.visible.ratio)
-                self._read(memory, key, source, int(seen.counts(1, len(key))))
-                outputs.append(self.mechanism.attend(memory.keys, q[:, :, t : t + 1], rows.narrow(t, t + 1)))
-            out = torch.cat(outputs, 2)
-            seen = Visible(self.visible.lagging + int(memory.seen[0]), self.visible.ratio)
-        memory.seen = memory.seen + q.shape[2]
-        return out, {"query": rows, "key": source, "visible": seen}
+        weights = self._step_weights(query, key, keep, memory) if wanted else None
+        outputs = []
+        # Under wait-k one query after the other, since each sees more of the source.
+        for part in query.split(len(query) if self.visible is None else 1):
+            visible = self._visible_from(memory)
+            self._read(memory, key, keep, len(key) if visible is None else int(visible.counts(1, len(key))))
+            outputs.append(self._attend(part, memory))
+            memory.advance(len(part))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), weights
 
-    def _read(self, memory: Memory, key: Tensor, source: Rows, stop: int) -> None:
+    def _visible_from(self, memory: Memory) -> Visible | None:
+        """What the next queries may see of the source."""
+        return None if self.visible is None else replace(self.visible, lagging=self.visible.lagging + memory.queries)
+
+    def _step_weights(self, query: Tensor, key: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
+        """Cross-attention weights (B, H, T, S) of the next queries."""
+        rows, source = memory.rows(len(query), None, query.device), Rows.whole(len(key), keep, key.device)
+        visible = self._visible_from(memory)
+        return self.mechanism.weights(self._q(query), self._k(key), query=rows, key=source, visible=visible)
+
+    def _read(self, memory: Memory, key: Tensor, keep: Tensor | None, stop: int) -> None:
         """Bring source columns up to `stop` into the state."""
-        if stop > memory.read:
-            new = key[memory.read : stop]
-            k, v = self._heads(self.k_proj(new)), self._heads(self.v_proj(new))
-            memory.keys = self.mechanism.update(memory.keys, k, v, source.narrow(memory.read, stop))
-            memory.read = stop
+        if stop <= memory.read:
+            return
+        if memory.keys is None:
+            memory.shared = self._shared(key, keep)
+        rows = Rows.whole(len(key), None if keep is None else keep[:: memory.shared], key.device)
+        new = key[memory.read : stop, :: memory.shared]
+        memory.keys = self.mechanism.update(memory.keys, self._k(new), self._v(new), rows.narrow(memory.read, stop))
+        memory.read = stop
+
+    def _attend(self, query: Tensor, memory: Memory) -> Tensor:
+        """Cross-attention of new rows to what was read of the source."""
+        if len(query) == 1 and memory.step_serves():
+            return memory.step.attend(query[0], memory.keys.kv, memory.queries + 1).unsqueeze(0)
+        q, rows = self._q(query), memory.rows(len(query), None, query.device)
+        if memory.shared == 1:
+            return _joined(self.mechanism.attend(memory.keys, q, rows))
+        # The hypotheses of a sentence are queries of one row.
+        together = q.unflatten(0, (-1, memory.shared)).transpose(1, 2)  # (sentences, H, shared, T, D)
+        rows = Rows(rows.positions.repeat(1, memory.shared))
+        out = self.mechanism.attend(memory.keys, together.flatten(2, 3), rows)
+        return _joined(out.unflatten(2, (memory.shared, -1)).transpose(1, 2).flatten(0, 1))
+
+    def _shared(self, key: Tensor, keep: Tensor | None) -> int:
+        """How many rows behind each other hold the same source: `beam_size`, if they really do."""
+        n = self.beam_size
+        if n == 1 or key.shape[1] % n:
+            return 1
+        sides = [key.transpose(0, 1)] if keep is None else [key.transpose(0, 1), keep]
+        groups = (side.unflatten(0, (-1, n)) for side in sides)
+        return n if all(torch.equal(group, group[:, :1].expand_as(group)) for group in groups) else 1
+
+    def _step(self) -> Step | None:
+        """The mechanism's fast way through one row, if it has one; prepared anew when a weight has changed."""
+        projections = [self.q_proj] if self.encoder_decoder_attention else [self.q_proj, self.k_proj, self.v_proj]
+        if any(type(projection) is not nn.Linear for projection in projections):
+            return None
+        parts = [*projections, self.mechanism]
+        stamp = [(p.data_ptr(), p._version) for part in parts for p in part.parameters()]
+        if self._prepared is None or self._prepared[0] != stamp:
+            self._prepared = stamp, self.mechanism.step(*projections)
+        return self._prepared[1]
+
+    def _q(self, x: Tensor) -> Tensor:
+        return self._heads(self.q_proj(x))
+
+    def _k(self, x: Tensor) -> Tensor:
+        return self._heads(self.k_proj(x))
+
+    def _v(self, x: Tensor) -> Tensor:
+        return self._heads(self.v_proj(x))
 
     def _heads(self, x: Tensor) -> Tensor:
         """(T, B, C) to (B, H, T, D)."""
@@ -146,9 +229,9 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """The key of this block's Memory in `incremental_state`."""
         return self._get_full_incremental_state_key("attention")
 
-    def _memory(self, incremental_state: IncrementalState, q: Tensor) -> Memory:
+    def _memory(self, incremental_state: IncrementalState) -> Memory:
         if self.slot not in incremental_state:
-            incremental_state[self.slot] = Memory(None, torch.zeros(len(q), dtype=torch.long, device=q.device))
+            incremental_state[self.slot] = Memory(None if torch.is_grad_enabled() else self._step())
         return incremental_state[self.slot]
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
@@ -156,6 +239,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         if self.slot in incremental_state:
             incremental_state[self.slot] = incremental_state[self.slot].reorder(new_order)
         return incremental_state
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """fairseq's generator says how many hypotheses of a sentence stand side by side; they share one source."""
+        self.beam_size = beam_size
 
     def make_generation_fast_(self, need_attn: bool = False, **unused: Any) -> None:
         """fairseq-generate calls this: weights are composed only if the alignments will be printed."""
@@ -176,3 +263,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def extra_repr(self) -> str:
         return f"mechanism={self.mechanism.name}, heads={self.num_heads}, visible={self.visible}"
+
+
+def _joined(heads: Tensor) -> Tensor:
+    """(B, H, T, E) to (T, B, C)."""
+    return heads.permute(2, 0, 1, 3).flatten(2)

@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from ... import PLUGIN_DIR
@@ -24,6 +25,7 @@ SIZES: Mapping[str, int] = {"train": 6000, "dev": 100, "test": 400}
 SEED = 1
 VOCAB_SIZE = 500
 SNR_DB = (25.0, 40.0)
+SPEAKERS = 2  # processes that synthesise speech
 INFO = "corpus.json"
 LIBRARIES = ("espeakng-loader", "numpy", "scipy", "sentencepiece", "soundfile", "kaldi-native-fbank")
 
@@ -158,14 +160,22 @@ def fill(folder: Path, root: Path, utterances: list[Utterance], vocab_size: int)
 
 
 def synthesize(folder: Path, utterances: list[Utterance]) -> None:
-    """Speak the plan in a fresh process, the only way in which espeak-ng repeats itself."""
+    """Speak the plan in fresh processes, the only way in which espeak-ng repeats itself.
+
+    Each speaks every SPEAKERS-th utterance in order. Their number never changes, whatever the machine: what espeak-ng
+    said before changes what it says next.
+    """
     path = folder / "plan.jsonl"
     path.write_text("".join(json.dumps(asdict(u)) + "\n" for u in utterances), encoding="utf-8")
     search_path = os.pathsep.join(filter(None, [str(PLUGIN_DIR.parent), os.environ.get("PYTHONPATH")]))
-    worker = [sys.executable, "-m", f"{__package__}.synthesize", str(path), str(folder)]
-    done = subprocess.run(worker, env={**os.environ, "PYTHONPATH": search_path}, check=False)
-    if done.returncode:
-        raise LeapformerError(f"speech synthesis failed with status {done.returncode}; its own message is above")
+    worker = [sys.executable, "-m", f"{__package__}.synthesize", str(path), str(folder), str(SPEAKERS)]
+    environment = {**os.environ, "PYTHONPATH": search_path}
+    with ExitStack() as stack:
+        speakers = [stack.enter_context(Popen([*worker, str(i)], env=environment)) for i in range(SPEAKERS)]
+        stack.callback(lambda: [speaker.terminate() for speaker in speakers])
+        for speaker in speakers:
+            if speaker.wait():
+                raise LeapformerError(f"speech synthesis failed with status {speaker.returncode}; its message is above")
 
 
 def checksum(folder: Path, utterances: list[Utterance]) -> str:

@@ -1,7 +1,8 @@
-"""The worker that speaks a plan: `python -m leapformer_fairseq.data.corpus.synthesize PLAN FOLDER`.
+"""The worker that speaks a plan: `python -m leapformer_fairseq.data.corpus.synthesize PLAN FOLDER SPEAKERS INDEX`.
 
 It is a program of its own because espeak-ng repeats itself only in a fresh process (see `espeak`). PLAN holds one JSON
-utterance a line; the recordings go below FOLDER as 16-bit wav. Progress goes to stderr.
+utterance a line, of which this one of SPEAKERS workers speaks every SPEAKERS-th from INDEX on; the recordings go below
+FOLDER as 16-bit wav. The first worker shows its progress, and so that of all, on stderr.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ PEAK = 0.6  # of full scale, which leaves room for the noise
 
 
 def main(arguments: list[str]) -> int:
-    """Speak every line of the plan; returns the exit status."""
-    plan_path, folder = map(Path, arguments)
-    lines = plan_path.read_text(encoding="utf-8").splitlines()
+    """Speak this worker's lines of the plan; returns the exit status."""
+    plan_path, folder = map(Path, arguments[:2])
+    speakers, index = map(int, arguments[2:])
+    lines = plan_path.read_text(encoding="utf-8").splitlines()[index::speakers]
     for split in SPLITS:
         (folder / "wav" / split).mkdir(parents=True, exist_ok=True)
     espeak = Espeak()
-    for line in tqdm(lines, desc="speech", unit="utt", mininterval=1.0):
+    for line in tqdm(lines, desc="speech", unit="utt", mininterval=1.0, disable=index > 0):
         utterance = Utterance(**json.loads(line))
         speech = espeak.say(utterance.english, utterance.voice, utterance.rate, utterance.pitch)
         noisy = with_noise(speech * (PEAK / max(np.abs(speech).max(), 1e-6)), utterance)

@@ -1,0 +1,94 @@
+/* One decoding step of a linear mechanism over all rows and heads: map, add to the state, read it, normalise.
+ *
+ * The same function as `Step` in ../step.py, which says what the numbers mean; plain C without headers of PyTorch, so it
+ * compiles in a second and fits every version. All tensors are float32 and contiguous.
+ *
+ *   projected  (rows, stride)         queries, and with `update` keys and values [v, 1], of all heads behind each other
+ *   state      (rows / shared, heads, features, values)
+ *   networks   proportion networks of queries and keys, packed by ../step.py, or NULL
+ *   out        (rows, heads, values - 1)
+ */
+#include <math.h>
+#include <stdint.h>
+
+#define MAX_DIM 1024
+
+static const float HALF_PI = 1.57079632679489662f;
+
+typedef struct {
+    int32_t rows, heads, dim, values, shared, update;
+    int32_t activation;      /* 0 relu, 1 elu + 1 */
+    int32_t reweighted;      /* features are [x cos, x sin] */
+    int32_t hidden;          /* width of the proportion networks; 0: one linear layer */
+    int32_t network_stride;  /* from one head's network to the next; 0: the heads share one */
+    float proportion;        /* of every row, where there are no networks */
+    float floor;
+} Sizes;
+
+static float sigmoid(float y) { return 1.0f / (1.0f + expf(-y)); }
+
+/* Packed as weight (dim, hidden), bias (hidden), weight (hidden), bias; or weight (dim), bias. */
+static float proportion_of(const float *x, const float *network, int dim, int hidden) {
+    if (!hidden) {
+        float y = network[dim];
+        for (int i = 0; i < dim; i++) y += x[i] * network[i];
+        return sigmoid(y);
+    }
+    float layer[MAX_DIM];
+    const float *bias = network + dim * hidden, *last = bias + hidden;
+    for (int o = 0; o < hidden; o++) layer[o] = bias[o];
+    for (int i = 0; i < dim; i++)
+        for (int o = 0; o < hidden; o++) layer[o] += x[i] * network[i * hidden + o];
+    float y = last[hidden];
+    for (int o = 0; o < hidden; o++) y += (layer[o] > 0 ? layer[o] : 0) * last[o];
+    return sigmoid(y);
+}
+
+static void activate(const float *x, float *out, int dim, int activation) {
+    for (int i = 0; i < dim; i++) {
+        float positive = x[i] > 0 ? x[i] : 0;
+        out[i] = activation ? (x[i] > 0 ? x[i] + 1 : expf(x[i])) : positive;
+    }
+}
+
+void leapformer_step(const Sizes *s, const float *projected, int64_t stride, float *state, const float *query_networks,
+                     const float *key_networks, float *out) {
+    const int dim = s->dim, values = s->values, halves = s->reweighted ? 2 : 1;
+    const int64_t state_size = (int64_t)halves * dim * values;
+    float q[MAX_DIM], k[MAX_DIM], sums[MAX_DIM + 1];
+    for (int row = 0; row < s->rows; row++) {
+        for (int head = 0; head < s->heads; head++) {
+            const float *rows = projected + row * stride;
+            const float *v = rows + 2 * s->heads * dim + head * values;
+            float *kv = state + ((int64_t)(row / s->shared) * s->heads + head) * state_size;
+            float pq = s->proportion, pk = s->proportion;
+            activate(rows + head * dim, q, dim, s->activation);
+            if (s->update) activate(rows + (s->heads + head) * dim, k, dim, s->activation);
+            if (query_networks) {
+                pq = proportion_of(q, query_networks + head * s->network_stride, dim, s->hidden);
+                if (s->update) pk = proportion_of(k, key_networks + head * s->network_stride, dim, s->hidden);
+            }
+            for (int j = 0; j < values; j++) sums[j] = 0;
+            for (int half = 0; half < halves; half++) {
+                float wq = 1, wk = 1;
+                if (s->reweighted) {
+                    wq = half ? sinf(HALF_PI * pq) : cosf(HALF_PI * pq);
+                    wk = half ? sinf(HALF_PI * pk) : cosf(HALF_PI * pk);
+                }
+                for (int i = 0; i < dim; i++, kv += values) {
+                    if (s->update) {
+                        const float weight = k[i] * wk;
+                        if (weight != 0)
+                            for (int j = 0; j < values; j++) kv[j] += weight * v[j];
+                    }
+                    const float weight = q[i] * wq;
+                    if (weight != 0)
+                        for (int j = 0; j < values; j++) sums[j] += weight * kv[j];
+                }
+            }
+            const float total = sums[values - 1], scale = 1 / (total > s->floor ? total : s->floor);
+            float *y = out + ((int64_t)row * s->heads + head) * (values - 1);
+            for (int j = 0; j < values - 1; j++) y[j] = sums[j] * scale;
+        }
+    }
+}

@@ -1,0 +1,194 @@
+"""One decoding step of a linear mechanism in few operations: what generation runs for every token and layer.
+
+It is the same function as `update` and `attend` on one row. Queries, keys and values come out of one product, in which
+a channel of zero weight and bias 1 per head makes the values [v, 1]; the state is changed in place; what does not
+depend on the row is prepared once. On a CPU all that follows the projections is one call of C (`native`), where it
+compiles.
+
+Shapes: B rows, H heads, D head dimension, E value dimension, F features, N sides (1 for queries, 2 with keys).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import native
+from .forms import normalize
+from .proportion import ProportionNetwork
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "elu": lambda x: F.elu(x) + 1}
+
+
+@dataclass(frozen=True)
+class StepMap:
+    """How a mechanism maps a row: an activation, then the cosine re-weighting if there are proportions.
+
+    They come from a network each for queries and keys, or are a number for a position (from 1).
+    """
+
+    activation: Literal["relu", "elu"]
+    networks: Sequence[ProportionNetwork] = ()
+    proportion: Callable[[int], float] | None = None
+
+
+class Step:
+    """The step of one attention block. With `k` and `v` it is self-attention, without them cross-attention.
+
+    Holds copies of the projections' weights, so it serves as long as those do not change.
+    """
+
+    def __init__(
+        self,
+        mapping: StepMap,
+        heads: int,
+        floor: float,
+        q: nn.Linear,
+        k: nn.Linear | None = None,
+        v: nn.Linear | None = None,
+    ) -> None:
+        self.mapping, self.heads, self.floor, self.dim = mapping, heads, floor, q.out_features // heads
+        self.sides = 1 if k is None else 2
+        parts = [_affine(x) for x in (q, k) if x is not None]
+        if v is not None:
+            parts.append(_with_ones(*_affine(v), heads))
+        self.weight = torch.cat([weight for weight, _ in parts]).t().contiguous()
+        self.bias = torch.cat([bias for _, bias in parts])
+        networks = mapping.networks[: self.sides]
+        self.proportions = _joined(networks) if networks else None
+        self.packed = [_packed(network) for network in networks]
+        self.reweighted = bool(networks) or mapping.proportion is not None
+
+    def extend(self, x: Tensor, kv: Tensor, position: int) -> Tensor:
+        """Output (B, H * E) of rows x (B, C) at `position` (from 1) that see the state and themselves.
+
+        Their keys and values are added to the state `kv` (B, H, F, E + 1), in place.
+        """
+        projected = torch.addmm(self.bias, x, self.weight).to(kv.dtype)
+        if (out := self._native(projected, kv, position)) is not None:
+            return out.to(x.dtype)
+        features = self._features(projected[:, : 2 * self.heads * self.dim], position)
+        values = projected[:, 2 * self.heads * self.dim :].view(len(x), self.heads, 1, -1)
+        kv.addcmul_(features[:, 1].unsqueeze(-1), values)
+        return self._read(features[:, 0], kv).to(x.dtype)
+
+    def attend(self, x: Tensor, kv: Tensor, position: int) -> Tensor:
+        """Output (B, H * E) of rows x (B, C) at `position` that see the state `kv` (B or B / n, H, F, E + 1).
+
+        With fewer states than rows, n rows behind each other share one.
+        """
+        projected = torch.addmm(self.bias, x, self.weight).to(kv.dtype)
+        if (out := self._native(projected, kv, position)) is not None:
+            return out.to(x.dtype)
+        return self._read(self._features(projected, position)[:, 0], kv).to(x.dtype)
+
+    def _features(self, rows: Tensor, position: int) -> Tensor:
+        """Mapped rows, (B, N, H, F), of projected ones, (B, N * H * D)."""
+        x = _ACTIVATIONS[self.mapping.activation](rows).view(len(rows), self.sides, self.heads, self.dim)
+        if self.proportions is not None:
+            shift = x.new_tensor([0.0, -math.pi / 2])  # cos(a - pi / 2) is sin(a)
+            weights = torch.add(shift, self.proportions(x), alpha=math.pi / 2).cos_()
+            return (x.unsqueeze(-2) * weights.unsqueeze(-1)).flatten(-2)
+        if self.mapping.proportion is not None:
+            angle = self.mapping.proportion(position) * (math.pi / 2)
+            return torch.cat([x * math.cos(angle), x * math.sin(angle)], -1)
+        return x
+
+    def _read(self, queries: Tensor, kv: Tensor) -> Tensor:
+        """Normalised sums (B, H * E) of queries (B, H, F)."""
+        rows = queries.view(len(kv), -1, *queries.shape[1:]).transpose(1, 2)  # those that share a state together
+        sums = (rows @ kv).transpose(1, 2)
+        return normalize(sums, self.floor).reshape(len(queries), -1)
+
+    def _native(self, projected: Tensor, kv: Tensor, position: int) -> Tensor | None:
+        """The same by the compiled step; None where that does not serve."""
+        if kv.dtype != torch.float32 or kv.device.type != "cpu" or (step := native.step()) is None:
+            return None
+        values = kv.shape[3]
+        if max(self.dim, values) > native.MAX_DIM or not kv.is_contiguous():
+            return None
+        proportion, hidden, stride = 0.0, 0, 0
+        if self.packed:
+            hidden, stride = self.packed[0].hidden, self.packed[0].stride
+        elif self.mapping.proportion is not None:
+            proportion = self.mapping.proportion(position)
+        sizes = native.Sizes(
+            rows=len(projected),
+            heads=self.heads,
+            dim=self.dim,
+            values=values,
+            shared=len(projected) // len(kv),
+            update=self.sides == 2,
+            activation=self.mapping.activation == "elu",
+            reweighted=self.reweighted,
+            hidden=hidden,
+            network_stride=stride,
+            proportion=proportion,
+            floor=self.floor,
+        )
+        out = projected.new_empty(len(projected), self.heads * (values - 1))
+        networks = [network.numbers.data_ptr() for network in self.packed]
+        rows = (projected.data_ptr(), projected.stride(0))
+        step(ctypes.byref(sizes), *rows, kv.data_ptr(), *(networks + [None, None])[:2], out.data_ptr())
+        return out
+
+
+def _affine(linear: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a projection; a bias of zeros where it has none."""
+    weight = linear.weight.detach()
+    return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
+
+
+def _with_ones(weight: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The projection to values with one more channel per head that is always 1."""
+    weight, bias = weight.unflatten(0, (heads, -1)), bias.unflatten(0, (heads, -1))
+    weight = torch.cat([weight, weight.new_zeros(heads, 1, weight.shape[2])], 1)
+    return weight.flatten(0, 1), torch.cat([bias, bias.new_ones(heads, 1)], 1).flatten()
+
+
+def _joined(networks: Sequence[ProportionNetwork]) -> Callable[[Tensor], Tensor]:
+    """One function for the proportions (B, N, H, 1) of all sides (B, N, H, D), by one product for each layer."""
+    if not networks[0].shared:
+        return lambda x: torch.stack([net(x[:, i].unsqueeze(2)) for i, net in enumerate(networks)], 1).squeeze(3)
+    sides = len(networks)
+    weights = list(zip(*([weight.detach() for weight in network.weights] for network in networks), strict=True))
+    biases = list(zip(*([bias.detach().flatten() for bias in network.biases] for network in networks), strict=True))
+    # Every row passes the first layer of every side; from there on each side keeps to itself.
+    joint = [torch.cat(weights[0], 1), *(torch.block_diag(*layer) for layer in weights[1:])]
+    offsets = [torch.cat(layer) for layer in biases]
+
+    def proportions(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        for i, (weight, offset) in enumerate(zip(joint, offsets, strict=True)):
+            rows = torch.addmm(offset.to(x.dtype), rows if i == 0 else rows.relu_(), weight.to(x.dtype))
+        own = rows.sigmoid_().view(*x.shape[:3], sides).diagonal(0, 1, 3)  # of each side by its own network: (B, H, N)
+        return own.transpose(1, 2).unsqueeze(-1)
+
+    return proportions
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A proportion network as step.c wants it: one row of numbers per head, or one for all."""
+
+    numbers: Tensor
+    hidden: int
+
+    @property
+    def stride(self) -> int:
+        return self.numbers.shape[1] if len(self.numbers) > 1 else 0
+
+
+def _packed(network: ProportionNetwork) -> _Packed:
+    # (1 or heads, in, out) and (1 or heads, 1, out), layer after layer
+    layers = [part.detach().float() for pair in zip(network.weights, network.biases, strict=True) for part in pair]
+    rows = [part.reshape(1 if network.shared else len(part), -1) for part in layers]
+    hidden = network.weights[0].shape[-1] if len(network.weights) > 1 else 0
+    return _Packed(torch.cat(rows, 1).contiguous().cpu(), hidden)

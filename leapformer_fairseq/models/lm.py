@@ -1,0 +1,138 @@
+"""Language models with any attention plan, trained in linear time and generating with a state of constant size.
+
+The sizes and adaptive embeddings are those of Baevski & Auli, 2019 (arXiv:1809.10853), as in the LeaPformer experiments
+on WikiText-103 (arXiv:2405.13046, section 4.2).
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from fairseq import options
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer_lm import (
+    TransformerLanguageModel,
+    TransformerLanguageModelConfig,
+    base_lm_architecture,
+    transformer_lm_baevski_wiki103,
+)
+from fairseq.modules import AdaptiveInput
+from torch import nn
+
+from ..errors import LeapformerError
+from ..modules import add_attention_args, fill_attention_args
+from .transformer import Decoder
+
+# fairseq wants a number; it must also fit where fairseq adds to it.
+ANY_LENGTH = 10_000_000
+
+
+@register_model("leapformer_lm")
+class LeapformerLanguageModel(TransformerLanguageModel):
+    """A decoder-only language model with a mechanism per layer."""
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        gen_parser_from_dataclass(parser, TransformerLanguageModelConfig(), delete_default=True)
+        add_attention_args(parser, stacks=("decoder",))
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any) -> LeapformerLanguageModel:
+        # What a preset or an older checkpoint left open.
+        leapformer_lm(args)
+        _check(args)
+        if getattr(args, "max_target_positions", None) is None:
+            args.max_target_positions = getattr(args, "tokens_per_sample", 1024)
+        embed_tokens = _embedding(args, task.source_dictionary)
+        config = TransformerConfig.from_namespace(args)
+        return cls(Decoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+
+    def max_positions(self) -> int:
+        """The longest text it can read at once: with sinusoidal positions or none, longer than in training."""
+        if isinstance(self.decoder.embed_positions, nn.Embedding):
+            return self.decoder.max_positions()
+        return min(ANY_LENGTH, self.decoder.mechanism_limit())
+
+    max_decoder_positions = max_positions
+
+
+def _embedding(args: Namespace, dictionary: Any) -> nn.Module:
+    if not args.adaptive_input:
+        return LeapformerLanguageModel.build_embedding(args, dictionary, args.decoder_input_dim)
+    return AdaptiveInput(
+        len(dictionary),
+        dictionary.pad(),
+        args.decoder_input_dim,
+        args.adaptive_input_factor,
+        args.decoder_embed_dim,
+        options.eval_str_list(args.adaptive_input_cutoff, type=int),
+    )
+
+
+def _check(args: Namespace) -> None:
+    """Refuse what would fail deep inside or be ignored."""
+    if args.character_embeddings:
+        raise LeapformerError("--character-embeddings is not built; use subwords, or --adaptive-input for many words")
+    if args.adaptive_input and not args.adaptive_input_cutoff:
+        raise LeapformerError("--adaptive-input needs --adaptive-input-cutoff, e.g. 20000,60000")
+    if args.tie_adaptive_weights:
+        for flag, one, other in (
+            ("factor", args.adaptive_input_factor, args.adaptive_softmax_factor),
+            ("cutoff", args.adaptive_input_cutoff, args.adaptive_softmax_cutoff),
+            ("dim", args.decoder_input_dim, args.decoder_output_dim),
+        ):
+            if one != other or not args.adaptive_input:
+                raise LeapformerError(
+                    f"--tie-adaptive-weights needs --adaptive-input and the same {flag} on both sides, "
+                    f"not {one} and {other}; set both"
+                )
+
+
+@register_model_architecture("leapformer_lm", "leapformer_lm")
+def leapformer_lm(args: Namespace) -> None:
+    """6 layers, 512 wide, 8 heads."""
+    fill_attention_args(args)
+    base_lm_architecture(args)
+
+
+@register_model_architecture("leapformer_lm", "leapformer_lm_wiki103")
+def leapformer_lm_wiki103(args: Namespace) -> None:
+    """The LeaPformer paper's size: 16 layers, 512 wide, 8 heads, adaptive embeddings cut at 20,000 and 60,000."""
+    _baevski(args, width=512, ffn=2048)
+
+
+@register_model_architecture("leapformer_lm", "leapformer_lm_wiki103_big")
+def leapformer_lm_wiki103_big(args: Namespace) -> None:
+    """The size in the paper's public scripts: 16 layers, 1,024 wide, 8 heads."""
+    _baevski(args, width=1024, ffn=4096)
+
+
+@register_model_architecture("leapformer_lm", "leapformer_lm_wiki2")
+def leapformer_lm_wiki2(args: Namespace) -> None:
+    """For WikiText-2 on two CPU cores: 4 layers, 128 wide, 4 heads, tied embeddings."""
+    args.share_decoder_input_output_embed = getattr(args, "share_decoder_input_output_embed", True)
+    _small(args, layers=4, width=128, heads=4)
+
+
+@register_model_architecture("leapformer_lm", "leapformer_lm_tiny")
+def leapformer_lm_tiny(args: Namespace) -> None:
+    """For tests: 2 layers, 64 wide, 2 heads."""
+    _small(args, layers=2, width=64, heads=2)
+
+
+def _baevski(args: Namespace, width: int, ffn: int) -> None:
+    args.decoder_embed_dim = getattr(args, "decoder_embed_dim", width)
+    args.decoder_ffn_embed_dim = getattr(args, "decoder_ffn_embed_dim", ffn)
+    fill_attention_args(args)
+    transformer_lm_baevski_wiki103(args)
+
+
+def _small(args: Namespace, layers: int, width: int, heads: int) -> None:
+    args.decoder_layers = getattr(args, "decoder_layers", layers)
+    args.decoder_embed_dim = getattr(args, "decoder_embed_dim", width)
+    args.decoder_ffn_embed_dim = getattr(args, "decoder_ffn_embed_dim", 4 * width)
+    args.decoder_attention_heads = getattr(args, "decoder_attention_heads", heads)
+    leapformer_lm(args)

@@ -1,0 +1,106 @@
+"""Text translation: fairseq's transformer with any attention plan in its three blocks."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig, TransformerModel
+from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
+from torch import nn
+
+from ..modules import add_attention_args, fill_attention_args
+from .transformer import Decoder, Encoder
+
+
+@register_model("leapformer_nmt")
+class LeapformerNMTModel(TransformerModel):
+    """Translation with a mechanism per block and layer.
+
+    Embeddings, layer drop, pre- or post-norm and every other flag of fairseq's `transformer` are there, too, and its
+    checkpoints load (`--finetune-from-model`): only `*.mechanism.*` is new.
+    """
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        TransformerModel.add_args(parser)
+        add_attention_args(parser)
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any) -> LeapformerNMTModel:
+        # What a preset or an older checkpoint left open.
+        leapformer_nmt(args)
+        return super().build_model(args, task)
+
+    @classmethod
+    def build_encoder(cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding) -> Encoder:
+        return Encoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding) -> Decoder:
+        config = TransformerConfig.from_namespace(args)
+        return Decoder(config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention)
+
+    def set_beam_size(self, beam_size: int) -> None:
+        self.decoder.set_beam_size(beam_size)
+
+
+@register_model_architecture("leapformer_nmt", "leapformer_nmt")
+def leapformer_nmt(args: Namespace) -> None:
+    """6 + 6 layers, 512 wide, 8 heads, as fairseq's `transformer`."""
+    fill_attention_args(args)
+    base_architecture(args)
+
+
+@register_model_architecture("leapformer_nmt", "leapformer_nmt_iwslt")
+def leapformer_nmt_iwslt(args: Namespace) -> None:
+    """IWSLT14 German-English: 6 + 6 layers, 512 wide, feed-forward 1,024, 4 heads, embeddings of their own."""
+    fill_attention_args(args)
+    transformer_iwslt_de_en(args)
+
+
+@register_model_architecture("leapformer_nmt", "leapformer_nmt_iwslt_tied")
+def leapformer_nmt_iwslt_tied(args: Namespace) -> None:
+    """The same, decoder input and output embeddings shared."""
+    args.share_decoder_input_output_embed = getattr(args, "share_decoder_input_output_embed", True)
+    leapformer_nmt_iwslt(args)
+
+
+@register_model_architecture("leapformer_nmt", "leapformer_nmt_wmt14")
+def leapformer_nmt_wmt14(args: Namespace) -> None:
+    """WMT14 English-German: the base size, embeddings of their own."""
+    leapformer_nmt(args)
+
+
+@register_model_architecture("leapformer_nmt", "leapformer_nmt_wmt14_tied")
+def leapformer_nmt_wmt14_tied(args: Namespace) -> None:
+    """The same, all embeddings shared; needs a joined dictionary."""
+    args.share_all_embeddings = getattr(args, "share_all_embeddings", True)
+    leapformer_nmt_wmt14(args)
+
+
+@register_model_architecture("leapformer_nmt", "leapformer_nmt_multi30k")
+def leapformer_nmt_multi30k(args: Namespace) -> None:
+    """Multi30k: 3 + 3 layers, 256 wide, feed-forward 512, 4 heads, dropout 0.3, all embeddings shared."""
+    args.share_all_embeddings = getattr(args, "share_all_embeddings", True)
+    args.dropout = getattr(args, "dropout", 0.3)
+    _sizes(args, layers=3, width=256, ffn=512, heads=4)
+
+
+@register_model_architecture("leapformer_nmt", "leapformer_nmt_tiny")
+def leapformer_nmt_tiny(args: Namespace) -> None:
+    """For tests: 2 + 2 layers, 64 wide, 2 heads."""
+    _sizes(args, layers=2, width=64, ffn=128, heads=2)
+
+
+def _sizes(args: Namespace, layers: int, width: int, ffn: int, heads: int) -> None:
+    for side in ("encoder", "decoder"):
+        for name, value in (
+            ("layers", layers),
+            ("embed_dim", width),
+            ("ffn_embed_dim", ffn),
+            ("attention_heads", heads),
+        ):
+            setattr(args, f"{side}_{name}", getattr(args, f"{side}_{name}", value))
+    leapformer_nmt(args)

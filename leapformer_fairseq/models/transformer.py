@@ -1,0 +1,119 @@
+"""fairseq's text encoder and decoder with swapped attention: what the models are put together from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
+from torch import Tensor, nn
+
+from ..errors import LeapformerError
+from ..modules import IncrementalState, attentions, swap_attention
+
+EncoderOut = dict[str, list[Any]]
+_AHEAD = "features of the prompt"  # a key of `incremental_state`: (B, T, C)
+
+
+class Encoder(TransformerEncoderBase):
+    """A transformer encoder whose attention follows the plan in `config`."""
+
+    def __init__(self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding) -> None:
+        super().__init__(config, dictionary, embed_tokens)
+        swap_attention(self, "encoder", config)
+
+
+class Decoder(TransformerDecoderBase):
+    """A transformer decoder whose attention follows the plan in `config`, and that can read many tokens at once."""
+
+    def __init__(
+        self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding, no_encoder_attn: bool = False
+    ) -> None:
+        if config.cross_self_attention:
+            raise LeapformerError(
+                "--cross-self-attention: one attention over source and target is not built; leave the flag out"
+            )
+        super().__init__(config, dictionary, embed_tokens, no_encoder_attn)
+        self.prompt: Tensor | None = None
+        swap_attention(self, "decoder", config)
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """Nothing: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
+        return tensor.new_empty(0)
+
+    @contextmanager
+    def prompted(self, prompt: Tensor) -> Iterator[None]:
+        """While this holds, a generation that starts from nothing reads `prompt` (B, T), its first tokens, in one pass.
+
+        The generator goes on asking for one token after the other; up to the end of the prompt it is answered from that
+        pass. Rows of the generator beyond B are hypotheses of the same sentence, side by side.
+        """
+        self.prompt = prompt
+        try:
+            yield
+        finally:
+            self.prompt = None
+
+    def extract_features_scriptable(
+        self, prev_output_tokens: Tensor, encoder_out: Any, incremental_state: Any = None, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        if incremental_state is not None:
+            if self.prompt is not None and not incremental_state:
+                self._read_prompt(len(prev_output_tokens), incremental_state)
+            ahead, column = incremental_state.get(_AHEAD), prev_output_tokens.shape[1] - 1
+            if ahead is not None and column < ahead.shape[1]:
+                return ahead[:, column : column + 1], {"attn": [None], "inner_states": []}
+        return super().extract_features_scriptable(prev_output_tokens, encoder_out, incremental_state, *args, **kwargs)
+
+    def _read_prompt(self, rows: int, incremental_state: IncrementalState) -> None:
+        """Read the prompt once a sentence and give each of its hypotheses a copy of the state."""
+        incremental_state[_AHEAD] = self.read(self.prompt, incremental_state)
+        beam = rows // len(self.prompt)
+        if beam > 1:
+            order = torch.arange(len(self.prompt), device=self.prompt.device).repeat_interleave(beam)
+            self.reorder_incremental_state_scripting(incremental_state, order)
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
+        if _AHEAD in incremental_state:
+            incremental_state[_AHEAD] = incremental_state[_AHEAD].index_select(0, new_order)
+
+    def read(
+        self, tokens: Tensor, incremental_state: IncrementalState, encoder_out: EncoderOut | None = None
+    ) -> Tensor:
+        """Features (B, T, C) of T tokens (B, T) in one pass, on top of what `incremental_state` has read before.
+
+        The state then stands behind the last of them, as after T single steps (fairseq's own incremental decoding reads
+        one token a call). Position embeddings start from 1 again; rows must not hold padding.
+        """
+        if tokens.eq(self.padding_idx).any():
+            raise LeapformerError("tokens to read at once hold padding; cut them to their common length")
+        x = self.embed_scale * self.embed_tokens(tokens)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(tokens)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        x = self.dropout_module(x).transpose(0, 1)
+        source, padding = None, None
+        if encoder_out is not None:
+            source = encoder_out["encoder_out"][0]
+            padding = (encoder_out["encoder_padding_mask"] or [None])[0]
+        for i in range(len(self.layers)):
+            x, _, _ = self.layers[i](x, source, padding, incremental_state)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        x = x.transpose(0, 1)
+        return x if self.project_out_dim is None else self.project_out_dim(x)
+
+    def max_positions(self) -> int:
+        """The longest target: by --max-target-positions, the position embeddings and the mechanisms."""
+        return min(super().max_positions(), self.mechanism_limit())
+
+    def mechanism_limit(self) -> int:
+        """The longest target that every mechanism can serve."""
+        limits = (attention.mechanism.max_positions for attention in attentions(self))
+        return min((limit for limit in limits if limit is not None), default=sys.maxsize)

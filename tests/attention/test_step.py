@@ -1,0 +1,165 @@
+"""The decoding step is the same function as the parallel form: in PyTorch, in C, and for every way to build it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import torch
+from torch import nn
+
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, LinearState, Rows, build, native
+
+B, H, D, C, T = 3, 2, 8, 16, 9
+VARIANTS = [
+    ("relu", {}),
+    ("elu", {}),
+    ("cosformer", {"cosformer_length": 6}),  # shorter than T: proportions saturate
+    ("leap", {}),
+    ("leap", {"leap_factor": D}),
+    ("leap", {"leap_per_head": True}),
+    ("leap", {"leap_per_head": True, "leap_factor": D}),
+]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+variants = pytest.mark.parametrize(
+    ("name", "options"), VARIANTS, ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x))
+)
+dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+
+
+@pytest.fixture(params=["C", "torch"])
+def language(request, monkeypatch):
+    """Both ways of the step; float64 is always PyTorch."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "step", lambda: None)
+    else:
+        assert native.step() is not None, "no C compiler here: the step in C is not tested"
+    return request.param
+
+
+def block(name, options, dtype, bias=True):
+    torch.manual_seed(0)
+    mechanism = build(name, D, H, **options).to(dtype)
+    return mechanism, [nn.Linear(C, H * D, bias=bias).to(dtype) for _ in range(3)]
+
+
+def heads(x):
+    """(T, B, C) to (B, H, T, D)."""
+    return x.unflatten(-1, (H, -1)).permute(1, 2, 0, 3)
+
+
+def joined(x):
+    return x.permute(2, 0, 1, 3).flatten(2)
+
+
+def rows(count):
+    return Rows.whole(count).without_lengths()
+
+
+@dtypes
+@variants
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_steps_of_self_attention_equal_the_parallel_form(name, options, dtype, bias, language):
+    mechanism, (q, k, v) = block(name, options, dtype, bias)
+    x = torch.randn(T, B, C, dtype=dtype)
+    where = {"query": rows(T), "key": rows(T), "visible": CAUSAL}
+    expected = joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), form="parallel", **where))
+    step, state = mechanism.step(q, k, v), mechanism.empty_state(B, D, x)
+    out = torch.stack([step.extend(x[t], state.kv, t + 1) for t in range(T)])
+    torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype])
+    general = mechanism.update(None, heads(k(x)), heads(v(x)), rows(T))
+    torch.testing.assert_close(state.kv, general.kv, rtol=0, atol=10 * TOLERANCE[dtype])
+
+
+@dtypes
+@variants
+@pytest.mark.parametrize("shared", [1, 3])
+@torch.no_grad()
+def test_steps_of_cross_attention_equal_attend(name, options, dtype, shared, language):
+    mechanism, (q, k, v) = block(name, options, dtype)
+    source, x = torch.randn(11, 2, C, dtype=dtype), torch.randn(4, 2 * shared, C, dtype=dtype)
+    state = mechanism.update(None, heads(k(source)), heads(v(source)), Rows.whole(11))
+    copies = LinearState(state.kv.repeat_interleave(shared, 0))
+    expected, kv = joined(mechanism.attend(copies, heads(q(x)), rows(4))), state.kv.clone()
+    step = mechanism.step(q)
+    out = torch.stack([step.attend(x[t], kv, t + 1) for t in range(4)])
+    torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype])
+    assert torch.equal(kv, state.kv)  # reading changes nothing
+
+
+@variants
+@torch.no_grad()
+def test_a_dead_row_gives_zero(name, options, language):
+    """No key, no similarity: the floor, not NaN."""
+    mechanism, (q, k, v) = block(name, options, torch.float32)
+    state = mechanism.empty_state(B, D, torch.zeros(1))
+    out = mechanism.step(q).attend(torch.randn(B, C), state.kv, 1)
+    assert torch.equal(out, torch.zeros(B, H * D))
+
+
+@torch.no_grad()
+def test_half_precision_keeps_a_float32_state(language):
+    mechanism, (q, k, v) = block("leap", {}, torch.bfloat16)
+    x = torch.randn(T, B, C).bfloat16()
+    step, state = mechanism.step(q, k, v), mechanism.empty_state(B, D, x)
+    out = torch.stack([step.extend(x[t], state.kv, t + 1) for t in range(T)])
+    assert out.dtype == torch.bfloat16 and state.kv.dtype == torch.float32
+    exact, projections = block("leap", {}, torch.float32)
+    exact.load_state_dict(mechanism.state_dict())
+    for mine, rounded in zip(projections, (q, k, v), strict=True):
+        mine.load_state_dict(rounded.state_dict())
+    q, k, v = (heads(projection(x.float())) for projection in projections)
+    expected = joined(exact(q, k, v, visible=CAUSAL))
+    torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+@torch.no_grad()
+def test_every_mechanism_says_whether_it_has_a_step(name):
+    mechanism = build(name, D, H, **({"cosformer_length": 6} if name == "cosformer" else {}))
+    has = mechanism.step(*block("relu", {}, torch.float32)[1]) is not None
+    assert has == (name in {variant for variant, _ in VARIANTS}), "name its step in VARIANTS"
+
+
+@torch.no_grad()
+def test_the_step_in_c_is_really_taken(monkeypatch):
+    mechanism, projections = block("leap", {}, torch.float32)
+    calls, real = [], native.step()
+    monkeypatch.setattr(native, "step", lambda: lambda *args: (calls.append(1), real(*args)))
+    mechanism.step(*projections).extend(torch.randn(B, C), mechanism.empty_state(B, D, torch.zeros(1)).kv, 1)
+    assert calls == [1]
+
+
+class TestCompiling:
+    """What happens where the step in C cannot be had."""
+
+    @pytest.fixture(autouse=True)
+    def fresh(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        native.step.cache_clear()
+        yield
+        native.step.cache_clear()
+
+    def test_it_is_compiled_once(self, monkeypatch, tmp_path):
+        assert native.step() is not None
+        native.step.cache_clear()
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+        assert native.step() is not None
+        assert [path.suffix for path in (tmp_path / "leapformer_fairseq").iterdir()] == [".so"]
+
+    @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+    def test_without_a_working_compiler_pytorch_serves(self, monkeypatch, compiler, caplog):
+        monkeypatch.setenv("CC", compiler)
+        with caplog.at_level("INFO"):
+            assert native.step() is None
+        assert "decoding step in PyTorch" in caplog.text
+
+    def test_a_read_only_cache_is_no_error(self, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no/such/folder")
+        assert native.step() is None
+
+    def test_it_can_be_turned_off(self, monkeypatch):
+        monkeypatch.setenv(native.SWITCH, "0")
+        assert native.step() is None
