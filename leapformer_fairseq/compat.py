@@ -206,10 +206,15 @@ def _read_prompts_at_once() -> None:
         if prompt.numel() and (prefix_tokens is not None or not prompt[:, 0].eq(first).all()):
             prompt = torch.cat([prompt.new_full((len(prompt), 1), first), prompt], 1)
         shortest = int(prompt.ne(dictionary.pad()).sum(1).min()) if prompt.numel() else 0
+        ours = [model for model in models if hasattr(getattr(model, "decoder", None), "prompted")]
+        limit = min((model.max_positions() for model in ours), default=prompt.shape[1])
+        if prompt.shape[1] > limit:
+            raise LeapformerError(
+                f"a prompt of {prompt.shape[1]} tokens is longer than the model's {limit} positions; shorten it"
+            )
         with ExitStack() as stack:
-            for model in models:
-                if shortest > 1 and hasattr(getattr(model, "decoder", None), "prompted"):
-                    stack.enter_context(model.decoder.prompted(prompt[:, :shortest]))
+            for model in ours if shortest > 1 else ():
+                stack.enter_context(model.decoder.prompted(prompt[:, :shortest]))
             return step(self, generator, models, sample, prefix_tokens, **more)
 
     LanguageModelingTask.inference_step = inference_step
@@ -233,6 +238,24 @@ def _refuse_to_skip_blocks() -> None:
         return load(self, dataset, *args, **kwargs)
 
     LanguageModelingTask.eval_lm_dataloader = eval_lm_dataloader
+
+
+# ------------------------------------------------------------------------------------------------------- precision
+def _refuse_half_precision_without_gpu() -> None:
+    """Say it in one line before the model is moved: fairseq fails with an assertion about CUDA, or runs into None."""
+    from fairseq.trainer import Trainer
+
+    build = Trainer.__init__
+
+    @functools.wraps(build)
+    def init(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
+        asked = [name for name in ("fp16", "bf16") if getattr(cfg.common, name)]
+        in_memory = cfg.common.memory_efficient_fp16 or cfg.common.memory_efficient_bf16
+        if asked and not in_memory and not cfg.common.tpu and (cfg.common.cpu or not torch.cuda.is_available()):
+            raise LeapformerError(f"--{asked[0]} needs a GPU; leave it out on a CPU")
+        build(self, cfg, *args, **kwargs)
+
+    Trainer.__init__ = init
 
 
 # ------------------------------------------------------------------------------------------------------- user-dir
@@ -313,6 +336,13 @@ PATCHES = (
         "fairseq 0.12",
         _always,
         _refuse_to_skip_blocks,
+    ),
+    Patch(
+        "half-precision",
+        "--fp16 and --bf16 without a GPU end in an assertion about CUDA or an AttributeError",
+        "fairseq 0.12",
+        _always,
+        _refuse_half_precision_without_gpu,
     ),
     Patch(
         "user-dir",

@@ -83,7 +83,7 @@ def test_the_others_are_still_measured(tiny, tmp_path, capsys, monkeypatch):
     }
 
 
-@pytest.mark.parametrize("name", attention.check_names(None))
+@pytest.mark.parametrize("name", attention.MECHANISMS_MEASURED)
 def test_registered_mechanisms_agree(name):
     assert attention.disagreement(name) is None
 
@@ -110,7 +110,7 @@ def test_an_output_folder_that_cannot_be_made(tiny, tmp_path, capsys):
 
 def test_aims_belong_to_measured_cases():
     assert set(attention.AIMS) <= set(attention.CASES)
-    assert attention.AIMS_MECHANISM in attention.check_names(None)
+    assert attention.AIMS_MECHANISM in attention.MECHANISMS_MEASURED
 
 
 def test_missed_aims_are_listed():

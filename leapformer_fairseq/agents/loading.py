@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
+from ..loading import load_model
 from .features import Cmvn
 from .stream import TranslationSystem
 from .text import Detokenizer
@@ -30,12 +31,12 @@ def load_system(
     for options, path in files.items():
         if not path.is_file():
             raise LeapformerError(f"no file {path}; check {options}")
-    model, task = _load_model(str(checkpoint), {"data": str(data_root), "config_yaml": config_yaml})
+    overrides = {"data": str(data_root), "config_yaml": config_yaml}
+    model, task = load_model(str(checkpoint), ("leapformer_simulst", "leapformer_s2t"), "the agent", overrides)
     lagging, ratio = resolve_policy(model, lagging, pre_decision_ratio)
-    model.eval()
     model.make_generation_fast_(need_attn=False)  # no attention weights are composed for nobody to see
     if hasattr(model, "set_lagging"):
-        # The policy hands out the source, and all of it may be seen. After eval(), which sets the trained lagging.
+        # The policy hands out the source, and all of it may be seen. (eval() has set the trained lagging.)
         model.set_lagging(None)
     dictionary, config, root = task.target_dictionary, task.data_cfg, Path(data_root)
     return TranslationSystem(
@@ -65,36 +66,6 @@ def resolve_policy(model: Any, lagging: int | None, ratio: int | None) -> tuple[
     if lagging is None or ratio is None:
         raise LeapformerError("this model was not trained with wait-k; give --waitk-lagging and --pre-decision-ratio")
     return lagging, ratio
-
-
-def _load_model(checkpoint: str, overrides: dict[str, str]) -> tuple[Any, Any]:
-    """(model, task) of a checkpoint whose architecture is one of ours."""
-    from fairseq import checkpoint_utils
-
-    try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
-    except Exception as error:  # torch, pickle, zipfile and omegaconf each have their own for a broken file
-        reason = " ".join(str(error).split())
-        raise LeapformerError(f"{checkpoint} cannot be read as a fairseq checkpoint ({reason[:200]})") from error
-    _check_architecture(checkpoint, state)
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides=overrides, state=state)
-    return models[0], task
-
-
-def _check_architecture(checkpoint: str, state: dict[str, Any]) -> None:
-    """Refuse other models before they are built: their error would be about a missing task or weight."""
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    from ..models.s2t import LeapformerS2TModel
-    from ..models.simulst import LeapformerSimulSTModel
-
-    config = state["cfg"]["model"] if state.get("cfg") else state.get("args")
-    found = getattr(config, "arch", None) or getattr(config, "_name", None)
-    model_class = ARCH_MODEL_REGISTRY.get(found)
-    if model_class is None or not issubclass(model_class, (LeapformerSimulSTModel, LeapformerS2TModel)):
-        raise LeapformerError(
-            f"{checkpoint} holds architecture {found!r}; the agent needs leapformer_simulst* or leapformer_s2t*"
-        )
 
 
 def _detokenizer(dictionary: Any, config: Any, root: Path) -> Detokenizer:

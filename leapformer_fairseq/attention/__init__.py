@@ -8,7 +8,7 @@ from .base import BLOCKS, Mechanism, State
 from .linear import Features, LinearMechanism, LinearState
 from .masks import CAUSAL, Rows, Visible
 from .registry import MECHANISMS, OPTIONS, Option, build, find, register
-from .step import Step, StepMap
+from .step import Projections, Step, StepMap
 
 __all__ = [
     "BLOCKS",
@@ -20,6 +20,7 @@ __all__ = [
     "LinearState",
     "Mechanism",
     "Option",
+    "Projections",
     "Rows",
     "State",
     "Step",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .masks import Rows, Visible
 from .registry import Option
-from .step import Step
+from .step import Projections, Step
 
 Form = Literal["auto", "parallel", "chunkwise", "recompute"]
 BLOCKS: tuple[str, ...] = ("encoder-self", "decoder-self", "decoder-cross")
@@ -64,6 +64,8 @@ class Mechanism(nn.Module):
     needs_length: ClassVar[bool] = False
     #: the longest target it can serve in a decoder, if there is a limit
     max_positions: int | None = None
+    #: False when the state grows with what was read
+    constant_state: ClassVar[bool] = True
     #: True when new keys may be appended to a state without changing what the old ones contributed
     streaming: ClassVar[bool] = True
 
@@ -116,8 +118,8 @@ class Mechanism(nn.Module):
         """Output (B, H, T, E) of queries that see everything in the state."""
         raise NotImplementedError
 
-    def step(self, q: nn.Linear, k: nn.Linear | None = None, v: nn.Linear | None = None) -> Step | None:
-        """A faster way through one row, projections included: self-attention, or cross-attention with q alone.
+    def step(self, projections: Projections) -> Step | None:
+        """A faster way through one row, projections included: self-attention, or cross-attention without k and v.
 
         None where there is only the general way, `extend` and `attend`.
         """

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import forms, recompute
 from .base import Form, Mechanism, State
 from .masks import CAUSAL, Rows, Visible
 from .registry import Option
-from .step import Step, StepMap
+from .step import LinearStep, Projections, Step, StepMap
 
 NORMALIZER_FLOOR = Option(
     "normalizer_floor",
@@ -182,9 +182,9 @@ class LinearMechanism(Mechanism):
         """How the decoding step maps rows; None where there is only the general way, `extend` and `attend`."""
         return None
 
-    def step(self, q: nn.Linear, k: nn.Linear | None = None, v: nn.Linear | None = None) -> Step | None:
+    def step(self, projections: Projections) -> Step | None:
         mapping = self.step_map()
-        return None if mapping is None else Step(mapping, self.num_heads, self.normalizer_floor, q, k, v)
+        return None if mapping is None else LinearStep(mapping, self.num_heads, self.normalizer_floor, projections)
 
     def empty_state(self, rows: int, value_dim: int, like: Tensor) -> LinearState:
         """The state before the first key, on the device of `like`."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from .base import Form, Mechanism, State
 from .masks import CAUSAL, Rows, Visible
 from .registry import register
+from .step import Projections, Step
 
 
 @dataclass
@@ -36,6 +37,10 @@ class KVCache(State):
         """Columns in use, the same in every row. (Kept on the CPU: reading it never waits for a GPU.)"""
         return int(self.used[0])
 
+    def __post_init__(self) -> None:
+        # Asked at every step, so not counted each time: whether some column is padding.
+        self.padded = not bool(self.keep[:, : self.count].all())
+
     def append(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
         start, stop = self.count, self.count + k.shape[2]
         if stop > self.k.shape[2]:
@@ -44,6 +49,7 @@ class KVCache(State):
             self.keep = F.pad(self.keep, (0, extra))
         self.k[:, :, start:stop], self.v[:, :, start:stop] = k, v
         self.keep[:, start:stop] = True if keep is None else keep
+        self.padded = self.padded or not (keep is None or bool(keep.all()))
         self.used += k.shape[2]
 
     def reorder(self, order: Tensor) -> KVCache:
@@ -54,6 +60,8 @@ class KVCache(State):
 @register("softmax")
 class Softmax(Mechanism):
     """Scaled dot-product attention, softmax(q . k / sqrt(D)) v (Vaswani et al., 2017, arXiv:1706.03762, eq. 1)."""
+
+    constant_state = False
 
     def forward(
         self,
@@ -94,18 +102,40 @@ class Softmax(Mechanism):
         return cache
 
     def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
-        return self._over(_cache(state), q, None)
+        return _over(_cache(state), q)
+
+    def step(self, projections: Projections) -> Step:
+        return SoftmaxStep(self.num_heads, projections)
+
+    def empty_state(self, rows: int, value_dim: int, like: Tensor) -> KVCache:
+        return KVCache.empty(*(like.new_zeros(rows, self.num_heads, 0, dim) for dim in (self.head_dim, value_dim)))
 
     def extend(self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, State]:
         cache = _cache(self.update(state, k, v, rows))
         before = cache.count - q.shape[2]
-        return self._over(cache, q, Visible(lagging=before + 1) if q.shape[2] > 1 else None), cache
+        return _over(cache, q, Visible(lagging=before + 1) if q.shape[2] > 1 else None), cache
 
-    def _over(self, cache: KVCache, q: Tensor, visible: Visible | None) -> Tensor:
-        n = cache.count
-        keep = cache.keep[:, :n]
-        mask = _mask(q, cache.k[:, :, :n], None if bool(keep.all()) else keep, visible)
-        return F.scaled_dot_product_attention(q, cache.k[:, :, :n], cache.v[:, :, :n], attn_mask=mask)
+
+class SoftmaxStep(Step):
+    """The step of softmax attention over a KV cache."""
+
+    def extend(self, x: Tensor, state: KVCache, position: int) -> Tensor:
+        projected, width = self.project(x), self.heads * self.dim
+        q, k = projected[:, : 2 * width].view(len(x), 2, self.heads, 1, self.dim).unbind(1)
+        state.append(k, projected[:, 2 * width :].view(len(x), self.heads, 1, -1), None)
+        return self.project_out(_over(state, q).flatten(1))
+
+    def attend(self, x: Tensor, state: KVCache, position: int) -> Tensor:
+        q = self.project(x).view(len(state.k), -1, self.heads, self.dim)  # those that share a cache together
+        return self.project_out(_over(state, q.transpose(1, 2)).transpose(1, 2).reshape(len(x), -1))
+
+
+def _over(cache: KVCache, q: Tensor, visible: Visible | None = None) -> Tensor:
+    """Attention of queries (B, H, T, D) to what is in the cache."""
+    n = cache.count
+    k, v = cache.k[:, :, :n], cache.v[:, :, :n]
+    mask = _mask(q, k, cache.keep[:, :n] if cache.padded else None, visible)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def _mask(q: Tensor, k: Tensor, keep: Tensor | None, visible: Visible | None) -> Tensor | None:

@@ -1,9 +1,9 @@
-"""One decoding step of a linear mechanism in few operations: what generation runs for every token and layer.
+"""One decoding step in few operations: what generation runs for every token and layer.
 
-It is the same function as `update` and `attend` on one row. Queries, keys and values come out of one product, in which
-a channel of zero weight and bias 1 per head makes the values [v, 1]; the state is changed in place; what does not
-depend on the row is prepared once. On a CPU all that follows the projections is one call of C (`native`), where it
-compiles.
+It is the same function as `update` and `attend` on one row. Queries, keys and values come out of one product, the state
+is changed in place, and what does not depend on the row is prepared once. For linear mechanisms a channel of zero
+weight and bias 1 per head makes the values [v, 1], and on a CPU all that follows the product is one call of C
+(`native`), where it compiles.
 
 Shapes: B rows, H heads, D head dimension, E value dimension, F features, N sides (1 for queries, 2 with keys).
 """
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,55 +40,85 @@ class StepMap:
     proportion: Callable[[int], float] | None = None
 
 
-class Step:
-    """The step of one attention block. With `k` and `v` it is self-attention, without them cross-attention.
+class Projections(NamedTuple):
+    """The projections of a block; cross-attention, whose keys are in the state, has no `k` and `v`."""
 
-    Holds copies of the projections' weights, so it serves as long as those do not change.
+    q: nn.Linear
+    out: nn.Linear
+    k: nn.Linear | None = None
+    v: nn.Linear | None = None
+
+
+class Step(ABC):
+    """The step of one attention block, self-attention or cross-attention.
+
+    Holds copies of the projections' weights, transposed, which makes a product with few rows a quarter faster; so it
+    serves as long as they do not change.
     """
 
-    def __init__(
-        self,
-        mapping: StepMap,
-        heads: int,
-        floor: float,
-        q: nn.Linear,
-        k: nn.Linear | None = None,
-        v: nn.Linear | None = None,
-    ) -> None:
-        self.mapping, self.heads, self.floor, self.dim = mapping, heads, floor, q.out_features // heads
-        self.sides = 1 if k is None else 2
+    def __init__(self, heads: int, projections: Projections, ones: bool = False) -> None:
+        q, out, k, v = projections
+        self.heads, self.dim, self.sides = heads, q.out_features // heads, 1 if k is None else 2
         parts = [_affine(x) for x in (q, k) if x is not None]
         if v is not None:
-            parts.append(_with_ones(*_affine(v), heads))
+            parts.append(_with_ones(*_affine(v), heads) if ones else _affine(v))
         self.weight = torch.cat([weight for weight, _ in parts]).t().contiguous()
         self.bias = torch.cat([bias for _, bias in parts])
+        out_weight, self.out_bias = _affine(out)
+        self.out_weight = out_weight.t().contiguous()
+
+    @abstractmethod
+    def extend(self, x: Tensor, state: Any, position: int) -> Tensor:
+        """Output (B, C) of rows x (B, C) at `position` (from 1) that see the state and themselves.
+
+        Their keys and values are added to the state, in place.
+        """
+
+    @abstractmethod
+    def attend(self, x: Tensor, state: Any, position: int) -> Tensor:
+        """Output (B, C) of rows x (B, C) at `position` that see the state of B sequences, or of B / n.
+
+        Then n rows behind each other share one.
+        """
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, or queries, keys and values, of all heads behind each other."""
+        return torch.addmm(self.bias, x, self.weight)
+
+    def project_out(self, heads: Tensor) -> Tensor:
+        """The block's output (B, C) of what the heads read, (B, H * E)."""
+        return torch.addmm(self.out_bias, heads.to(self.out_bias.dtype), self.out_weight)
+
+
+class LinearStep(Step):
+    """The step of a mechanism with the state K^T [V, 1], `state.kv` (B, H, F, E + 1)."""
+
+    def __init__(self, mapping: StepMap, heads: int, floor: float, projections: Projections) -> None:
+        super().__init__(heads, projections, ones=True)
+        self.mapping, self.floor = mapping, floor
         networks = mapping.networks[: self.sides]
         self.proportions = _joined(networks) if networks else None
         self.packed = [_packed(network) for network in networks]
-        self.reweighted = bool(networks) or mapping.proportion is not None
+        self.sizes: dict[tuple[int, ...], native.Sizes] = {}
 
-    def extend(self, x: Tensor, kv: Tensor, position: int) -> Tensor:
-        """Output (B, H * E) of rows x (B, C) at `position` (from 1) that see the state and themselves.
+    def extend(self, x: Tensor, state: Any, position: int) -> Tensor:
+        kv = state.kv
+        projected = self.project(x).to(kv.dtype)
+        heads = self._native(projected, kv, position)
+        if heads is None:
+            features = self._features(projected[:, : 2 * self.heads * self.dim], position)
+            values = projected[:, 2 * self.heads * self.dim :].view(len(x), self.heads, 1, -1)
+            kv.addcmul_(features[:, 1].unsqueeze(-1), values)
+            heads = self._read(features[:, 0], kv)
+        return self.project_out(heads)
 
-        Their keys and values are added to the state `kv` (B, H, F, E + 1), in place.
-        """
-        projected = torch.addmm(self.bias, x, self.weight).to(kv.dtype)
-        if (out := self._native(projected, kv, position)) is not None:
-            return out.to(x.dtype)
-        features = self._features(projected[:, : 2 * self.heads * self.dim], position)
-        values = projected[:, 2 * self.heads * self.dim :].view(len(x), self.heads, 1, -1)
-        kv.addcmul_(features[:, 1].unsqueeze(-1), values)
-        return self._read(features[:, 0], kv).to(x.dtype)
-
-    def attend(self, x: Tensor, kv: Tensor, position: int) -> Tensor:
-        """Output (B, H * E) of rows x (B, C) at `position` that see the state `kv` (B or B / n, H, F, E + 1).
-
-        With fewer states than rows, n rows behind each other share one.
-        """
-        projected = torch.addmm(self.bias, x, self.weight).to(kv.dtype)
-        if (out := self._native(projected, kv, position)) is not None:
-            return out.to(x.dtype)
-        return self._read(self._features(projected, position)[:, 0], kv).to(x.dtype)
+    def attend(self, x: Tensor, state: Any, position: int) -> Tensor:
+        kv = state.kv
+        projected = self.project(x).to(kv.dtype)
+        heads = self._native(projected, kv, position)
+        if heads is None:
+            heads = self._read(self._features(projected, position)[:, 0], kv)
+        return self.project_out(heads)
 
     def _features(self, rows: Tensor, position: int) -> Tensor:
         """Mapped rows, (B, N, H, F), of projected ones, (B, N * H * D)."""
@@ -108,36 +139,38 @@ class Step:
         return normalize(sums, self.floor).reshape(len(queries), -1)
 
     def _native(self, projected: Tensor, kv: Tensor, position: int) -> Tensor | None:
-        """The same by the compiled step; None where that does not serve."""
-        if kv.dtype != torch.float32 or kv.device.type != "cpu" or (step := native.step()) is None:
+        """What the heads read, (B, H * E), by the compiled step; None where that does not serve."""
+        if kv.dtype != torch.float32 or not kv.is_cpu or (step := native.step()) is None:
             return None
-        values = kv.shape[3]
-        if max(self.dim, values) > native.MAX_DIM or not kv.is_contiguous():
+        shape = (len(projected), *kv.shape)
+        if shape not in self.sizes:
+            self.sizes[shape] = self._native_sizes(*shape)
+        sizes = self.sizes[shape]
+        if max(sizes.dim, sizes.values) > native.MAX_DIM or not kv.is_contiguous():
             return None
-        proportion, hidden, stride = 0.0, 0, 0
-        if self.packed:
-            hidden, stride = self.packed[0].hidden, self.packed[0].stride
-        elif self.mapping.proportion is not None:
-            proportion = self.mapping.proportion(position)
-        sizes = native.Sizes(
-            rows=len(projected),
-            heads=self.heads,
+        if self.mapping.proportion is not None:
+            sizes.proportion = self.mapping.proportion(position)
+        out = projected.new_empty(len(projected), self.heads * (sizes.values - 1))
+        networks = [packed.numbers.data_ptr() for packed in self.packed] + [None, None]
+        rows = (projected.data_ptr(), projected.stride(0))
+        step(ctypes.byref(sizes), *rows, kv.data_ptr(), *networks[:2], out.data_ptr())
+        return out
+
+    def _native_sizes(self, rows: int, states: int, heads: int, features: int, values: int) -> native.Sizes:
+        packed = self.packed[0] if self.packed else None
+        return native.Sizes(
+            rows=rows,
+            heads=heads,
             dim=self.dim,
             values=values,
-            shared=len(projected) // len(kv),
+            shared=rows // states,
             update=self.sides == 2,
             activation=self.mapping.activation == "elu",
-            reweighted=self.reweighted,
-            hidden=hidden,
-            network_stride=stride,
-            proportion=proportion,
+            reweighted=features == 2 * self.dim,
+            hidden=packed.hidden if packed else 0,
+            network_stride=packed.stride if packed else 0,
             floor=self.floor,
         )
-        out = projected.new_empty(len(projected), self.heads * (values - 1))
-        networks = [network.numbers.data_ptr() for network in self.packed]
-        rows = (projected.data_ptr(), projected.stride(0))
-        step(ctypes.byref(sizes), *rows, kv.data_ptr(), *(networks + [None, None])[:2], out.data_ptr())
-        return out
 
 
 def _affine(linear: nn.Linear) -> tuple[Tensor, Tensor]:

@@ -25,17 +25,25 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..attention import CAUSAL, MECHANISMS, Mechanism, Rows, Visible, build
-from ..errors import LeapformerError
 from . import measure
+from .tables import Table
 
 HEADS, HEAD_DIM = 8, 32
 SDPA = "sdpa"
 # what a mechanism needs to be built at all
 OPTIONS: dict[str, dict[str, Any]] = {"cosformer": {"cosformer_length": 4096}}
+MECHANISMS_MEASURED = tuple(sorted(set(MECHANISMS) - {"softmax"}))  # by default
 # the quadratic form is left out above this many pairs of query and key per head
 PARALLEL_PAIRS = 2048 * 2048
 PARITY = 1e-10  # largest relative difference between forms in float64
 SECONDS = 20.0  # per case
+TITLE = "Attention: speed and memory"
+TABLES = (
+    Table("Forward and backward: times as fast as SDPA", "times", "ratio", "forward_backward_ms", SDPA, ("auto", SDPA)),
+    Table("Forward: times as fast as SDPA", "times", "ratio_forward", "forward_ms", SDPA, ("auto", SDPA)),
+    Table("One step of generation: times as fast as a KV cache", "steps", "ratio", "us", "softmax"),
+    Table("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
+)
 
 
 class Case(NamedTuple):
@@ -203,28 +211,6 @@ def peak_above_inputs(name: str, case: Case, device_name: str) -> int | None:
             attend(*inputs).backward(grad)
         peak = growth()
     return peak
-
-
-def check_names(names: list[str] | None) -> list[str]:
-    """The mechanisms to measure, by default all but softmax, which SDPA stands for. An unknown name is an error."""
-    chosen = sorted(set(MECHANISMS) - {"softmax"}) if names is None else names
-    unknown = [name for name in chosen if name not in MECHANISMS]
-    if unknown:
-        raise LeapformerError(
-            f"unknown attention mechanism {unknown[0]!r}; choose from: {', '.join(sorted(MECHANISMS))}"
-        )
-    return chosen
-
-
-def check_devices(names: list[str] | None) -> list[str]:
-    """The devices to measure on, by default the CPU and, where there is one, the GPU."""
-    has_gpu = torch.cuda.is_available()
-    if names is None:
-        return ["cpu", "cuda"] if has_gpu else ["cpu"]
-    for name in names:
-        if name != "cpu" and not (name.startswith("cuda") and has_gpu):
-            raise LeapformerError(f"--device {name} is not here; choose from: {', '.join(check_devices(None))}")
-    return names
 
 
 def _has_aim(name: str, form: str, device: torch.device) -> bool:

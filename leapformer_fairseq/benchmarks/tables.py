@@ -1,46 +1,50 @@
-"""Results of the attention benchmark as tables."""
+"""Results of a benchmark as tables, and the aims that were missed."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
-
-from .attention import AIMS_MECHANISM, SDPA
 
 Row = dict[str, Any]
 Found = dict[str, list[Row]]
 
 
-def summary(found: Found, style: str = "simple") -> list[tuple[str, str]]:
-    """Titles and tables of what matters first: the form that each mechanism chooses itself, against its aims."""
-    times = [row for row in found["times"] if row["form"] in ("auto", SDPA)]
-    return [
-        ("Forward and backward: times as fast as SDPA", _by_case(times, "ratio", "forward_backward_ms", SDPA, style)),
-        ("Forward: times as fast as SDPA", _by_case(times, "ratio_forward", "forward_ms", SDPA, style)),
-        (
-            "One step of generation: times as fast as a KV cache",
-            _by_case(found["steps"], "ratio", "us", "softmax", style),
-        ),
-        (
-            "Peak memory, forward and backward: times that of SDPA",
-            _by_case(found["memory"], "ratio", "peak_mib", SDPA, style),
-        ),
-    ]
+class Table(NamedTuple):
+    """One line per device and case: the baseline in its unit, and the `value` (a ratio to it) of every mechanism.
+
+    It is made of the rows in `section` of the results, of those whose form is in `forms` where rows have forms.
+    """
+
+    title: str
+    section: str
+    value: str
+    unit: str
+    baseline: str
+    forms: tuple[str, ...] = ()
 
 
-def markdown(found: Found, method: str, signature: str) -> str:
-    """The whole report."""
-    parts = ["# Attention: speed and memory", "", method.strip(), ""]
-    for title, table in (*summary(found, "github"), ("Every form", _every_form(found["times"], "github"))):
-        parts += [f"## {title}", "", table, ""]
+def summary(found: Found, tables: Sequence[Table], style: str = "simple") -> list[tuple[str, str]]:
+    """Titles and tables of what matters first."""
+    return [(table.title, by_case(found[table.section], table, style)) for table in tables]
+
+
+def markdown(found: Found, tables: Sequence[Table], title: str, method: str, signature: str) -> str:
+    """The whole report: the tables, and every row of every section."""
+    parts = [f"# {title}", "", method.strip(), ""]
+    for heading, table in summary(found, tables, "github"):
+        parts += [f"## {heading}", "", table, ""]
+    for section, rows in found.items():
+        if rows:
+            parts += [f"## All rows: {section}", "", tabulate(rows, "keys", tablefmt="github", floatfmt=".2f"), ""]
     return "\n".join([*parts, f"Signature: `{signature}`", ""])
 
 
 def missed(found: Found) -> list[str]:
     """The aims that were not reached, one line each."""
     lines = []
-    for row in (*found["times"], *found["memory"]):
+    for row in (row for rows in found.values() for row in rows):
         is_memory = "peak_mib" in row
         if row.get("aim") is not None and (row["ratio"] > row["aim"] if is_memory else row["ratio"] < row["aim"]):
             what, bound = ("memory", "at most") if is_memory else ("speed", "at least")
@@ -48,33 +52,18 @@ def missed(found: Found) -> list[str]:
     return lines
 
 
-def _by_case(rows: list[Row], value: str, unit: str, baseline: str, style: str) -> str:
-    """One line per device and case: the baseline in its unit, every mechanism's ratio, and the aim."""
-    names = list(dict.fromkeys(row["mechanism"] for row in rows if row["mechanism"] != baseline))
+def by_case(rows: list[Row], table: Table, style: str) -> str:
+    rows = [row for row in rows if not table.forms or row["form"] in table.forms]
+    names = list(dict.fromkeys(row["mechanism"] for row in rows if row["mechanism"] != table.baseline))
     lines: dict[tuple[str, str], Row] = {}
+    aimed: set[str] = set()
     for row in rows:
         line = lines.setdefault((row["device"], row["case"]), {})
-        line[row["mechanism"]] = row[unit] if row["mechanism"] == baseline else row[value]
-        if value == "ratio" and row.get("aim") is not None:
-            line["aim"] = row["aim"]
-    headers = ["device", "case", f"{baseline} {unit.rpartition('_')[2]}", *names]
-    cells = [[*key, line[baseline], *(line.get(name) for name in names)] for key, line in lines.items()]
-    if any("aim" in line for line in lines.values()):
-        headers.append(f"aim ({AIMS_MECHANISM})")
-        cells = [[*cell, line.get("aim")] for cell, line in zip(cells, lines.values(), strict=True)]
+        line[row["mechanism"]] = row[table.unit] if row["mechanism"] == table.baseline else row[table.value]
+        if table.value == "ratio" and row.get("aim") is not None:
+            line[f"aim ({row['mechanism']})"] = row["aim"]
+            aimed.add(row["mechanism"])
+    aims = [f"aim ({name})" for name in names if name in aimed]
+    headers = ["device", "case", f"{table.baseline} {table.unit.rpartition('_')[2]}", *names, *aims]
+    cells = [[*key, line[table.baseline], *(line.get(name) for name in (*names, *aims))] for key, line in lines.items()]
     return tabulate(cells, headers, tablefmt=style, floatfmt=".2f", missingval="-")
-
-
-def _every_form(rows: list[Row], style: str) -> str:
-    keys = (
-        "device",
-        "case",
-        "batch",
-        "mechanism",
-        "form",
-        "forward_ms",
-        "forward_backward_ms",
-        "ratio_forward",
-        "ratio",
-    )
-    return tabulate([[row[key] for key in keys] for row in rows], keys, tablefmt=style, floatfmt=".2f")

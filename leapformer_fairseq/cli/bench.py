@@ -1,71 +1,92 @@
-"""`leapformer bench`: measurements; `leapformer bench attention` compares attention mechanisms with torch's softmax."""
+"""`leapformer bench`: measurements of attention mechanisms, of decoding, and of training."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..errors import LeapformerError
+from .output import made_folder, write_json
 
-HELP = "speed and memory of attention mechanisms by sequence length"
+HELP = "speed and memory of attention, decoding and training"
+BENCHMARKS = {
+    "attention": "every form of every attention mechanism against torch's scaled dot-product attention",
+    "decode": "a decoding step of whole decoders against fairseq's, and of one block against a preallocated cache",
+    "train": "a training step of a 16-layer language model against fairseq's",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one sub-command per measurement."""
     actions = parser.add_subparsers(metavar="WHAT", required=True)
-    text = "every form of every attention mechanism against torch's scaled dot-product attention"
-    attention = actions.add_parser("attention", help=text, description=text)
-    attention.add_argument("--out", metavar="DIR", default="bench", help="for attention.json and .md (default: bench)")
-    attention.add_argument("--quick", action="store_true", help="short sequences only, in less than a minute")
-    attention.add_argument("--mechanisms", nargs="+", metavar="NAME", help="default: all but softmax")
-    attention.add_argument("--device", nargs="+", metavar="DEVICE", help="default: cpu, and cuda where there is a GPU")
-    attention.add_argument("--seed", type=int, default=1, help="of the random inputs (default: 1)")
-    attention.set_defaults(measure=_attention)
+    for name, text in BENCHMARKS.items():
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument("--out", metavar="DIR", default="bench", help=f"for {name}.json and .md (default: bench)")
+        action.add_argument("--quick", action="store_true", help="small sizes only, in about a minute")
+        action.add_argument("--mechanisms", nargs="+", metavar="NAME", help="default: all that the report needs")
+        action.add_argument("--device", nargs="+", metavar="DEVICE", help="default: cpu, and cuda where there is a GPU")
+        action.add_argument("--seed", type=int, default=1, help="of the random inputs (default: 1)")
+        action.set_defaults(benchmark=name)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; the status is 1 when something was wrong and is missing from the results."""
-    return args.measure(args)
+    from ..benchmarks import tables
 
-
-def _attention(args: argparse.Namespace) -> int:
-    from ..benchmarks import attention, tables
-
-    names, devices = attention.check_names(args.mechanisms), attention.check_devices(args.device)
-    wrong = {name: error for name in names if (error := attention.disagreement(name))}
+    benchmark = importlib.import_module(f"..benchmarks.{args.benchmark}", __package__)
+    names, devices = check_names(args.mechanisms, benchmark.MECHANISMS_MEASURED), check_devices(args.device)
+    wrong = {name: error for name in names if (error := benchmark.disagreement(name))}
     for name, error in wrong.items():
         print(f"leapformer: error: {name} is not measured: {error}", file=sys.stderr)
     names = [name for name in names if name not in wrong]
     if names:
-        folder = _made(args.out)
-        found = attention.run(names, devices, args.quick, args.seed)
-        _write(folder, found, {"seed": args.seed, "quick": args.quick, "devices": "+".join(devices)})
-        for title, table in tables.summary(found):
+        folder = made_folder(args.out)
+        found = benchmark.run(names, devices, args.quick, args.seed)
+        options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(devices)}
+        _write(folder, args.benchmark, benchmark, found, options)
+        for title, table in tables.summary(found, benchmark.TABLES):
             print(f"{title}\n{table}\n")
         print("\n".join(f"aim missed: {line}" for line in tables.missed(found)) or "No aim measured here is missed.")
     return 1 if wrong else 0
 
 
-def _made(path: str) -> Path:
-    """The folder for the results, before minutes are spent on them."""
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LeapformerError(f"--out {path} cannot be made: {error.strerror}; choose another folder") from error
-    return folder
+def check_names(names: list[str] | None, default: tuple[str, ...]) -> list[str]:
+    """The mechanisms to measure; an unknown name is an error."""
+    from ..attention import find
+
+    for name in names or ():
+        find(name)
+    return list(default) if names is None else names
 
 
-def _write(folder: Path, found: dict[str, list[dict[str, Any]]], options: dict[str, Any]) -> None:
-    """attention.json and attention.md in `folder`."""
-    from ..benchmarks import attention, measure, tables
+def check_devices(names: list[str] | None) -> list[str]:
+    """The devices to measure on, by default the CPU and, where there is one, the GPU."""
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    if names is None:
+        return ["cpu", "cuda"] if has_gpu else ["cpu"]
+    for name in names:
+        if name != "cpu" and not (name.startswith("cuda") and has_gpu):
+            raise LeapformerError(f"--device {name} is not here; choose from: {', '.join(check_devices(None))}")
+    return names
+
+
+def _write(
+    folder: Path, name: str, benchmark: ModuleType, found: dict[str, list[dict[str, Any]]], options: dict[str, Any]
+) -> None:
+    """NAME.json and NAME.md in `folder`."""
+    from ..benchmarks import measure, tables
     from ..signature import environment, signature
 
-    method = attention.__doc__ or ""
+    method = benchmark.__doc__ or ""
     with measure.one_thread():  # as it was measured
-        about = {"signature": signature(**options), "environment": environment(), "options": options, "method": method}
-    (folder / "attention.json").write_text(json.dumps({**about, **found}, indent=2) + "\n", encoding="utf-8")
-    (folder / "attention.md").write_text(tables.markdown(found, method, about["signature"]), encoding="utf-8")
+        about = {"benchmark": name, "signature": signature(**options), "environment": environment()}
+    content = {**about, "options": options, "method": method, **found}
+    write_json(folder / f"{name}.json", content)
+    report = tables.markdown(found, benchmark.TABLES, benchmark.TITLE, method, about["signature"])
+    (folder / f"{name}.md").write_text(report, encoding="utf-8")

@@ -16,11 +16,24 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "user-dir": ("user_dir", "the path to give to fairseq's --user-dir"),
     "list": ("list", "attention mechanisms with their options and blocks, and our model architectures"),
     "corpus": ("corpus", "synthesise a small English-German speech translation corpus"),
-    "prepare": ("prepare", "prepare a speech translation data set: features, subwords, manifests, evaluation lists"),
+    "prepare": (
+        "prepare",
+        "prepare a data set for training and evaluation: speech translation, translation, language modelling",
+    ),
     "average": ("average", "average the parameters of a training's last or best checkpoints"),
-    "score": ("score", "score a SimulEval run (BLEU, chrF, latency) or the output of fairseq-generate (BLEU, chrF)"),
-    "bench": ("bench", "speed and memory of attention mechanisms by sequence length"),
+    "score": (
+        "score",
+        "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity)",
+    ),
+    "stream": (
+        "stream",
+        "perplexity of a language model over one long text, read as a stream in constant memory",
+    ),
+    "bench": ("bench", "speed and memory of attention, decoding and training"),
+    "plot": ("plot", "draw the results of a benchmark"),
+    "maps": ("maps", "draw attention maps and learned proportions of a trained model"),
     "report": ("report", "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"),
+    "table": ("table", "compare the scored runs of a text recipe: table and JSON"),
 }
 
 

@@ -4,31 +4,98 @@ from __future__ import annotations
 
 import argparse
 
-from ..data import covost2, mustc
-from ..data.speech import VOCAB_SIZE, SplitSummary, prepare
+from ..data import covost2, mustc, parallel, speech, wikitext
 
-HELP = "prepare a speech translation data set: features, subwords, manifests, evaluation lists"
-DATASETS = {module.DATASET.name: module.DATASET for module in (mustc, covost2)}
+HELP = "prepare a data set for training and evaluation: speech translation, translation, language modelling"
+SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2)}
+_ROOTS = {
+    "mustc": "MuST-C en-de: holds en-de/data",
+    "covost2": "CoVoST 2 fr-en: holds validated.tsv, covost_v2.*.tsv, clips",
+    "multi30k": "Multi30k: holds {train,val,test_2016_flickr}.LANGUAGE, all files here as they are or with .gz",
+    "iwslt14": "IWSLT 2014: holds {train,valid,test}.LANGUAGE, or the release de-en.tgz",
+    "wmt14": "WMT 2014: holds {train,valid,test}.LANGUAGE, or the archives of the release",
+    "wikitext2": "WikiText-2: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
+    "wikitext103": "WikiText-103: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    add = parser.add_argument
-    add("dataset", choices=tuple(DATASETS), help="mustc is en-de, covost2 is fr-en")
-    add("root", metavar="ROOT", help="mustc: holds en-de/data; covost2: holds validated.tsv, covost_v2.*.tsv, clips")
-    add("--out", required=True, metavar="DIR", help="where to write; the same command again goes on after a break")
-    add("--vocab-size", type=int, default=VOCAB_SIZE, metavar="N", help="subwords per language (default: %(default)s)")
-    add("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
+    """Add one sub-command per data set."""
+    actions = parser.add_subparsers(metavar="DATASET", required=True)
+    for name, root in _ROOTS.items():
+        action = actions.add_parser(name, help=root, description=f"prepare {root}")
+        is_lm = name in wikitext.SIZES
+        action.add_argument("root", metavar="ROOT", nargs="?" if is_lm else None, help=root.partition(": ")[2])
+        action.add_argument(
+            "--out", required=True, metavar="DIR", help="where to write; the same command again goes on after a break"
+        )
+        action.set_defaults(dataset=name)
+        if is_lm:
+            _add_wikitext(action)
+        elif name in SPEECH:
+            _add_vocabulary(action, speech.VOCAB_SIZE, "subwords per language")
+            action.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
+            action.set_defaults(prepare=_speech)
+        else:
+            _add_parallel(action, parallel.DATASETS[name])
+
+
+def _add_vocabulary(parser: argparse.ArgumentParser, size: int, what: str) -> None:
+    parser.add_argument("--vocab-size", type=int, default=size, metavar="N", help=f"{what} (default: %(default)s)")
+
+
+def _add_download(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--download", action="store_true", help="fetch the files that ROOT lacks")
+
+
+def _add_parallel(parser: argparse.ArgumentParser, dataset: parallel.ParallelText) -> None:
+    parser.add_argument(
+        "--pair", default=dataset.pair, metavar="SOURCE-TARGET", help="languages (default: %(default)s)"
+    )
+    _add_vocabulary(parser, dataset.vocab_size, "subwords for both languages together")
+    _add_download(parser)
+    parser.set_defaults(prepare=_parallel)
+
+
+def _add_wikitext(parser: argparse.ArgumentParser) -> None:
+    for split in wikitext.SPLITS:
+        parser.add_argument(f"--{split}", metavar="FILE", help=f"the {split} text, instead of the one in ROOT")
+    parser.add_argument(
+        "--train-on-valid",
+        action="store_true",
+        help="train on the validation text without its last tenth, validate on that tenth",
+    )
+    _add_download(parser)
+    parser.set_defaults(prepare=_wikitext)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prepare and print what was kept and left out. Raises LeapformerError for what is missing or unusable."""
-    summaries = prepare(DATASETS[args.dataset], args.root, args.out, args.vocab_size, args.workers)
-    for split, summary in summaries.items():
-        print(f"{split}: {_line(summary)}")
+    for line in args.prepare(args):
+        print(line)
     return 0
 
 
-def _line(summary: SplitSummary) -> str:
-    kept = f"{summary.utterances} utterances, {summary.seconds / 3600:.2f} h"
-    return f"{kept}; left out: {summary.reasons() or 'none'}"
+def _speech(args: argparse.Namespace) -> list[str]:
+    summaries = speech.prepare(SPEECH[args.dataset], args.root, args.out, args.vocab_size, args.workers)
+    return [
+        f"{split}: {found.utterances} utterances, {found.seconds / 3600:.2f} h; left out: {found.reasons() or 'none'}"
+        for split, found in summaries.items()
+    ]
+
+
+def _parallel(args: argparse.Namespace) -> list[str]:
+    dataset = parallel.DATASETS[args.dataset]
+    summary = parallel.prepare(dataset, args.root, args.out, args.pair, args.vocab_size, args.download)
+    lines = []
+    for split, found in summary.items():
+        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(found["dropped"].items()))
+        lines.append(f"{split}: {found['pairs']} sentence pairs; left out: {dropped or 'none'}")
+    return lines
+
+
+def _wikitext(args: argparse.Namespace) -> list[str]:
+    files = {split: getattr(args, split) for split in wikitext.SPLITS}
+    summary = wikitext.prepare(args.dataset, args.root, args.out, files, args.train_on_valid, args.download)
+    lines = [f"{split}: {count} tokens" for split, count in summary["tokens"].items()]
+    return [*lines, f"{summary['words']} words; {summary['unknown_in_test']} of the test text's are not among them"]

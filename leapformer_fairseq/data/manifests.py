@@ -119,15 +119,15 @@ def read_manifest(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file, **_MANIFEST_FORMAT)
 
 
-def train_subwords(prefix: Path, texts: Iterable[str], vocab_size: int) -> None:
-    """A sentencepiece unigram model of at most `vocab_size` pieces, PREFIX.model, and its dictionary, PREFIX.txt.
+def train_subwords(prefix: Path, texts: Iterable[str], vocab_size: int, model_type: str = "unigram") -> None:
+    """A sentencepiece model of at most `vocab_size` pieces, PREFIX.model, and its dictionary, PREFIX.txt.
 
-    Raises LeapformerError when there is no text, or no room for its letters.
+    `model_type` is unigram or bpe. Raises LeapformerError when there is no text, or no room for its letters.
     """
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts), model_writer=model, model_type="unigram", vocab_size=vocab_size,
+            sentence_iterator=iter(texts), model_writer=model, model_type=model_type, vocab_size=vocab_size,
             character_coverage=1.0, hard_vocab_limit=False, num_threads=1, minloglevel=2, **SPECIAL_PIECES,
         )  # fmt: skip
     except (RuntimeError, OSError) as error:

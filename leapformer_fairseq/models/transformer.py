@@ -25,6 +25,10 @@ class Encoder(TransformerEncoderBase):
         super().__init__(config, dictionary, embed_tokens)
         swap_attention(self, "encoder", config)
 
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+        _check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
+        return super().upgrade_state_dict_named(state_dict, name)
+
 
 class Decoder(TransformerDecoderBase):
     """A transformer decoder whose attention follows the plan in `config`, and that can read many tokens at once."""
@@ -109,6 +113,10 @@ class Decoder(TransformerDecoderBase):
         x = x.transpose(0, 1)
         return x if self.project_out_dim is None else self.project_out_dim(x)
 
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+        _check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
+        return super().upgrade_state_dict_named(state_dict, name)
+
     def max_positions(self) -> int:
         """The longest target: by --max-target-positions, the position embeddings and the mechanisms."""
         return min(super().max_positions(), self.mechanism_limit())
@@ -117,3 +125,14 @@ class Decoder(TransformerDecoderBase):
         """The longest target that every mechanism can serve."""
         limits = (attention.mechanism.max_positions for attention in attentions(self))
         return min((limit for limit in limits if limit is not None), default=sys.maxsize)
+
+
+def _check_vocabulary(embedding: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
+    """Say in one line what would be a page of tensor sizes: the dictionary is not the one of training."""
+    for key, value in embedding.state_dict().items():
+        found = state_dict.get(prefix + key)
+        if found is not None and len(found) != len(value):
+            raise LeapformerError(
+                f"the checkpoint's {prefix}{key} has {len(found)} rows, this data set's dictionary gives {len(value)}; "
+                "use the data folder (dict.*.txt) that the model was trained on"
+            )

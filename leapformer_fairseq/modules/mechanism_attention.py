@@ -14,7 +14,7 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from ..attention import CAUSAL, Mechanism, Rows, State, Step, Visible
+from ..attention import CAUSAL, Mechanism, Projections, Rows, State, Step, Visible
 
 IncrementalState = dict[str, Any]
 
@@ -105,17 +105,16 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         Weights are composed on request, which is quadratic, and never while training. `attn_mask` is ignored: what a
         query may see was fixed at construction.
         """
-        keep = None if key_padding_mask is None or key_padding_mask.dim() == 0 else ~key_padding_mask.bool()
         wanted = (need_weights or need_head_weights) and self.compose_weights and not self.training and key is not None
         if incremental_state is None:
-            out, weights = self._whole(query, key, keep, wanted)
+            out, weights = self._whole(query, key, _keep(key_padding_mask), wanted)
         elif static_kv or self.encoder_decoder_attention:
-            out, weights = self._cross_step(query, key, keep, self._memory(incremental_state), wanted)
+            out, weights = self._cross_step(query, key, key_padding_mask, self.memory(incremental_state), wanted)
         else:
-            out, weights = self._self_step(query, keep, self._memory(incremental_state)), None
+            out, weights = self._self_step(query, _keep(key_padding_mask), self.memory(incremental_state)), None
         if weights is not None:
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
-        return self.out_proj(out), weights
+        return out, weights
 
     def _whole(self, query: Tensor, key: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Everything at once: training, scoring, encoders."""
@@ -126,7 +125,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         where = {"query": query_rows, "key": key_rows, "visible": self.visible}
         q, k = self._q(query), self._k(key)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
-        return _joined(self.mechanism(q, k, self._v(key), **where)), weights
+        return self._out(self.mechanism(q, k, self._v(key), **where)), weights
 
     def _self_step(self, query: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Decoder self-attention over new rows: one token, or a prompt."""
@@ -135,24 +134,24 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
                 memory.keys = self.mechanism.empty_state(
                     query.shape[1], self.v_proj.out_features // self.num_heads, query
                 )
-            out = memory.step.extend(query[0], memory.keys.kv, memory.queries + 1).unsqueeze(0)
+            out = memory.step.extend(query[0], memory.keys, memory.queries + 1).unsqueeze(0)
         else:
             rows = memory.rows(len(query), keep, query.device)
             out, memory.keys = self.mechanism.extend(memory.keys, self._q(query), self._k(query), self._v(query), rows)
-            out = _joined(out)
+            out = self._out(out)
         memory.advance(len(query), keep)
         return out
 
     def _cross_step(
-        self, query: Tensor, key: Tensor, keep: Tensor | None, memory: Memory, wanted: bool
+        self, query: Tensor, key: Tensor, padding: Tensor | None, memory: Memory, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Cross-attention: the source enters the state once, or as far as a wait-k query may see it."""
-        weights = self._step_weights(query, key, keep, memory) if wanted else None
+        weights = self._step_weights(query, key, _keep(padding), memory) if wanted else None
         outputs = []
         # Under wait-k one query after the other, since each sees more of the source.
         for part in query.split(len(query) if self.visible is None else 1):
             visible = self._visible_from(memory)
-            self._read(memory, key, keep, len(key) if visible is None else int(visible.counts(1, len(key))))
+            self._read(memory, key, padding, len(key) if visible is None else int(visible.counts(1, len(key))))
             outputs.append(self._attend(part, memory))
             memory.advance(len(part))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), weights
@@ -167,10 +166,11 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         visible = self._visible_from(memory)
         return self.mechanism.weights(self._q(query), self._k(key), query=rows, key=source, visible=visible)
 
-    def _read(self, memory: Memory, key: Tensor, keep: Tensor | None, stop: int) -> None:
+    def _read(self, memory: Memory, key: Tensor, padding: Tensor | None, stop: int) -> None:
         """Bring source columns up to `stop` into the state."""
         if stop <= memory.read:
             return
+        keep = _keep(padding)
         if memory.keys is None:
             memory.shared = self._shared(key, keep)
         rows = Rows.whole(len(key), None if keep is None else keep[:: memory.shared], key.device)
@@ -181,15 +181,15 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def _attend(self, query: Tensor, memory: Memory) -> Tensor:
         """Cross-attention of new rows to what was read of the source."""
         if len(query) == 1 and memory.step_serves():
-            return memory.step.attend(query[0], memory.keys.kv, memory.queries + 1).unsqueeze(0)
+            return memory.step.attend(query[0], memory.keys, memory.queries + 1).unsqueeze(0)
         q, rows = self._q(query), memory.rows(len(query), None, query.device)
         if memory.shared == 1:
-            return _joined(self.mechanism.attend(memory.keys, q, rows))
+            return self._out(self.mechanism.attend(memory.keys, q, rows))
         # The hypotheses of a sentence are queries of one row.
         together = q.unflatten(0, (-1, memory.shared)).transpose(1, 2)  # (sentences, H, shared, T, D)
         rows = Rows(rows.positions.repeat(1, memory.shared))
         out = self.mechanism.attend(memory.keys, together.flatten(2, 3), rows)
-        return _joined(out.unflatten(2, (memory.shared, -1)).transpose(1, 2).flatten(0, 1))
+        return self._out(out.unflatten(2, (memory.shared, -1)).transpose(1, 2).flatten(0, 1))
 
     def _shared(self, key: Tensor, keep: Tensor | None) -> int:
         """How many rows behind each other hold the same source: `beam_size`, if they really do."""
@@ -202,13 +202,16 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _step(self) -> Step | None:
         """The mechanism's fast way through one row, if it has one; prepared anew when a weight has changed."""
-        projections = [self.q_proj] if self.encoder_decoder_attention else [self.q_proj, self.k_proj, self.v_proj]
-        if any(type(projection) is not nn.Linear for projection in projections):
+        projections = Projections(self.q_proj, self.out_proj)
+        if not self.encoder_decoder_attention:
+            projections = Projections(*projections[:2], self.k_proj, self.v_proj)
+        linear = [projection for projection in projections if projection is not None]
+        if any(type(projection) is not nn.Linear for projection in linear):
             return None
-        parts = [*projections, self.mechanism]
+        parts = [*linear, self.mechanism]
         stamp = [(p.data_ptr(), p._version) for part in parts for p in part.parameters()]
         if self._prepared is None or self._prepared[0] != stamp:
-            self._prepared = stamp, self.mechanism.step(*projections)
+            self._prepared = stamp, self.mechanism.step(projections)
         return self._prepared[1]
 
     def _q(self, x: Tensor) -> Tensor:
@@ -220,6 +223,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def _v(self, x: Tensor) -> Tensor:
         return self._heads(self.v_proj(x))
 
+    def _out(self, heads: Tensor) -> Tensor:
+        """(B, H, T, E) to the block's output (T, B, C)."""
+        return self.out_proj(heads.permute(2, 0, 1, 3).flatten(2))
+
     def _heads(self, x: Tensor) -> Tensor:
         """(T, B, C) to (B, H, T, D)."""
         return x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
@@ -229,7 +236,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """The key of this block's Memory in `incremental_state`."""
         return self._get_full_incremental_state_key("attention")
 
-    def _memory(self, incremental_state: IncrementalState) -> Memory:
+    def memory(self, incremental_state: IncrementalState) -> Memory:
+        """What this block keeps in `incremental_state`; empty at first."""
         if self.slot not in incremental_state:
             incremental_state[self.slot] = Memory(None if torch.is_grad_enabled() else self._step())
         return incremental_state[self.slot]
@@ -265,6 +273,6 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return f"mechanism={self.mechanism.name}, heads={self.num_heads}, visible={self.visible}"
 
 
-def _joined(heads: Tensor) -> Tensor:
-    """(B, H, T, E) to (T, B, C)."""
-    return heads.permute(2, 0, 1, 3).flatten(2)
+def _keep(padding: Tensor | None) -> Tensor | None:
+    """fairseq's padding mask as a keep mask."""
+    return None if padding is None or padding.dim() == 0 else ~padding.bool()

@@ -46,7 +46,7 @@ def make_model(arch: str, plan: str = "leap", seed: int = 0, **options: Any) -> 
     ARCH_CONFIG_REGISTRY[arch](args)
     words = dictionary()
     torch.manual_seed(seed)
-    task = SimpleNamespace(target_dictionary=words, source_dictionary=None)
+    task = SimpleNamespace(target_dictionary=words, source_dictionary=words)
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task).double().eval()
 
 
@@ -62,3 +62,11 @@ def target_prefix(batch: int, length: int, eos: int = 2, symbols: int = 30) -> T
     tokens = torch.randint(4, 4 + symbols, (batch, length))
     tokens[:, 0] = eos
     return tokens
+
+
+def text_batch(lengths: tuple[int, ...] = (9, 6, 4), pad: int = 1, eos: int = 2) -> dict[str, Tensor]:
+    """Sentences padded on the left, as fairseq's translation task pads sources."""
+    tokens = torch.full((len(lengths), max(lengths)), pad)
+    for i, length in enumerate(lengths):
+        tokens[i, -length:] = torch.cat([torch.randint(4, 34, (length - 1,)), torch.tensor([eos])])
+    return {"src_tokens": tokens, "src_lengths": torch.tensor(lengths)}

@@ -15,7 +15,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -37,11 +38,27 @@ class Sizes(ctypes.Structure):
     ]
 
 
-@functools.cache
 def step() -> Callable[..., None] | None:
-    """`leapformer_step` of step.c, or None where it cannot be had; the reason is logged once."""
-    if os.environ.get(SWITCH) == "0":
-        return None
+    """`leapformer_step` of step.c, or None where it cannot be had or is turned off."""
+    return None if os.environ.get(SWITCH) == "0" else load()
+
+
+@contextmanager
+def turned_off() -> Iterator[None]:
+    """The step in PyTorch for a while, to compare."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(SWITCH)
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
+@functools.cache
+def load() -> Callable[..., None] | None:
+    """Compile, if this processor has not, and load; where that fails, the reason is logged once."""
     try:
         function = ctypes.CDLL(str(_compiled())).leapformer_step
     except (OSError, subprocess.SubprocessError) as error:

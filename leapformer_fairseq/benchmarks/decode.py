@@ -1,0 +1,263 @@
+"""Speed of a decoding step of whole fairseq decoders, and of one self-attention block.
+
+Method: decoders of 6 layers, 256 wide, feed-forward 1,024, 8 heads, pre-norm, random weights, float32, one thread,
+without the projection to the vocabulary (the same for all). A measurement is one token when `target` tokens are in the
+state and `source` encoder states were read, as fairseq's generator asks for it; with a beam it includes following the
+beam (`reorder_incremental_state`). Rows are sentences times beam. On a CPU it is the CPU time of the thread, on a GPU
+wall time. All systems take turns in one process; reported is the median.
+
+"fairseq" is the stock decoder, whose cache is copied at every token. "softmax" is ours: one product for queries, keys
+and values, a preallocated cache, sources shared by the hypotheses of a sentence. Linear mechanisms are measured with
+the compiled step and, "leap (torch)", without. Ratio = time of fairseq / time of ours. State: bytes of all layers.
+
+One block: self-attention with its projections, one row of the batch after `keys` others; ratio = time of our softmax
+with its preallocated cache / time of leap.
+
+Nothing is reported of a mechanism whose decoder, token by token, differs from its full forward pass in float64.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ..attention import CAUSAL, MECHANISMS, Rows, build, native
+from ..models.transformer import Decoder
+from ..modules import MechanismAttention, Memory, fill_attention_args
+from . import measure
+from .tables import Table
+
+LAYERS, WIDTH, FFN, HEADS = 6, 256, 1024, 8
+FAIRSEQ, TORCH = "fairseq", "leap (torch)"
+SECONDS = 6.0  # per case
+PARITY = 1e-10
+COSFORMER_LENGTH = 8192
+MECHANISMS_MEASURED = tuple(sorted(set(MECHANISMS) - {"softmax"}))  # by default; softmax is always there
+TITLE = "Decoding: speed and state"
+TABLES = (
+    Table("A token of the whole decoder: times as fast as fairseq", "decoders", "ratio", "ms", FAIRSEQ),
+    Table("State of the whole decoder: bytes", "decoders", "state_bytes", "state_bytes", FAIRSEQ),
+    Table("A step of one block: times as fast as a preallocated cache", "blocks", "ratio", "us", "softmax"),
+)
+
+
+class Case(NamedTuple):
+    """Sentences times beam, target tokens in the state, source states."""
+
+    sentences: int
+    beam: int
+    target: int
+    source: int
+
+    @property
+    def rows(self) -> int:
+        return self.sentences * self.beam
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows, {self.target:,}/{self.source:,}"
+
+
+LENGTHS = ((10, 50), (50, 150), (150, 500), (500, 500), (1000, 1000), (150, 4000), (4000, 4000))
+CASES = [
+    *(Case(1, 1, *lengths) for lengths in LENGTHS),
+    *(Case(1, 5, *lengths) for lengths in LENGTHS),
+    *(Case(8, 5, *lengths) for lengths in LENGTHS if max(lengths) <= 1000),
+]
+QUICK_CASES = [Case(1, 1, 10, 50), Case(2, 2, 100, 100)]
+KEYS = (16, 32, 60, 80, 110, 160, 265, 500, 1000, 4000)
+QUICK_KEYS = (32, 256)
+BLOCK_ROWS = (1, 5, 40)
+# time of fairseq's decoder over that of leap, at least
+AIMS = {
+    (1, 10, 50): 1.1, (1, 150, 500): 1.3, (1, 1000, 1000): 3.0, (1, 4000, 4000): 9.0,
+    (5, 10, 50): 1.2, (5, 150, 500): 1.7, (5, 1000, 1000): 9.0, (5, 4000, 4000): 25.0,
+    (40, 10, 50): 1.05, (40, 150, 500): 4.0, (40, 1000, 1000): 35.0,
+}  # fmt: skip
+# rows -> keys from which on one block is faster than softmax with a preallocated cache: step in PyTorch, compiled
+BLOCK_AIMS = {TORCH: {1: 265, 5: 110, 40: 80}, "leap": {1: 60, 5: 60, 40: 60}}
+
+
+def run(names: list[str], devices: list[str], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Rows of results: `decoders` and `blocks`. The mechanisms must have passed `disagreement`."""
+    found: dict[str, list[dict[str, Any]]] = {"decoders": [], "blocks": []}
+    cases, keys = (QUICK_CASES, QUICK_KEYS) if quick else (CASES, KEYS)
+    seconds = SECONDS / 10 if quick else SECONDS
+    with measure.one_thread(), torch.no_grad(), tqdm(total=len(devices) * 2 * len(cases), unit="case") as progress:
+        for device in map(torch.device, devices):
+            for case in cases:
+                progress.set_description(f"{device}: {case}")
+                torch.manual_seed(seed)
+                found["decoders"] += decoders(case, names, device, seconds)
+                progress.update()
+            for rows in BLOCK_ROWS:
+                for count in keys:
+                    progress.set_description(f"{device}: one block, {rows} rows, {count:,} keys")
+                    torch.manual_seed(seed)
+                    found["blocks"] += blocks(rows, count, device, seconds / 10)
+            progress.update(len(cases))
+    return found
+
+
+def disagreement(name: str) -> str | None:
+    """Whether the decoder with this mechanism, token by token, is another function than in one pass; None if not."""
+    torch.manual_seed(0)
+    decoder = make(name, torch.device("cpu"), layers=2).double()
+    tokens, source = torch.randint(4, 20, (2, 12)), torch.randn(9, 2, WIDTH, dtype=torch.float64)
+    encoder_out = {"encoder_out": [source], "encoder_padding_mask": []}
+    with torch.no_grad():
+        expected, _ = decoder(tokens, encoder_out=encoder_out, features_only=True)
+        state: dict[str, Any] = {}
+        parts = [
+            decoder(tokens[:, : t + 1], encoder_out=encoder_out, incremental_state=state, features_only=True)[0]
+            for t in range(tokens.shape[1])
+        ]
+    error = float((torch.cat(parts, 1) - expected).abs().max())
+    return None if error < PARITY else f"its decoder differs by {error:.1e} token by token"
+
+
+def decoders(case: Case, names: list[str], device: torch.device, seconds: float) -> list[dict[str, Any]]:
+    """Milliseconds a token and bytes of state of every decoder, fairseq's own first."""
+    systems = [FAIRSEQ, "softmax", *(name for name in names if name != "softmax")]
+    systems += [TORCH] if "leap" in names and device.type == "cpu" else []
+    source = torch.randn(case.source, case.sentences, WIDTH, device=device).repeat_interleave(case.beam, 1)
+    states: dict[str, dict[str, Any]] = {name: {} for name in systems}
+    calls = {}
+    for name in systems:
+        decoder = make("leap" if name == TORCH else name, device)
+        if case.beam > 1 and name != FAIRSEQ:
+            decoder.set_beam_size(case.beam)
+        fill(decoder, states[name], case, source)
+        calls[name] = partial(_token, decoder, states[name], source, case, name == TORCH)
+    times = measure.medians(calls, seconds)
+    (base,) = times[FAIRSEQ]
+    return [
+        {
+            "device": str(device),
+            "case": str(case),
+            **case._asdict(),
+            "rows": case.rows,
+            "mechanism": name,
+            "ms": ms * 1e3,
+            "ratio": base / ms,
+            "state_bytes": state_bytes(states[name]),
+            "aim": AIMS.get((case.rows, case.target, case.source)) if name == "leap" and device.type == "cpu" else None,
+        }
+        for name, (ms,) in times.items()
+    ]
+
+
+def make(name: str, device: torch.device, layers: int = LAYERS) -> Any:
+    """A decoder of the size that is measured here; "fairseq" is the stock one."""
+    from fairseq.data import Dictionary
+    from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
+    from fairseq.models.transformer.transformer_legacy import base_architecture
+
+    args = Namespace(
+        encoder_embed_dim=WIDTH,
+        decoder_layers=layers,
+        decoder_ffn_embed_dim=FFN,
+        decoder_attention_heads=HEADS,
+        decoder_normalize_before=True,
+        share_decoder_input_output_embed=True,
+        decoder_self_attention=name,
+        decoder_cross_attention=name,
+    )
+    base_architecture(args)
+    fill_attention_args(args)
+    args.cosformer_length = COSFORMER_LENGTH
+    config = TransformerConfig.from_namespace(args)
+    words = Dictionary()
+    for i in range(30):
+        words.add_symbol(f"w{i}")
+    embedding = nn.Embedding(len(words), WIDTH, words.pad())
+    decoder = (TransformerDecoderBase if name == FAIRSEQ else Decoder)(config, words, embedding).to(device).eval()
+    for module in decoder.modules():  # as fairseq-generate does without --print-alignment
+        if hasattr(module, "make_generation_fast_"):
+            module.make_generation_fast_(name="", need_attn=False)
+    return decoder
+
+
+def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
+    """Put `case.target` random keys and values into the state, without running the decoder over them."""
+    shape = (case.rows, HEADS, case.target, WIDTH // HEADS)
+    rows = Rows.whole(case.target, device=like.device).without_lengths()
+    for layer in decoder.layers:
+        k, v = like.new_empty(shape).normal_(), like.new_empty(shape).normal_()
+        if isinstance(layer.self_attn, MechanismAttention):
+            for attention in (layer.self_attn, layer.encoder_attn):
+                attention.memory(state).queries = case.target
+            layer.self_attn.memory(state).keys = layer.self_attn.mechanism.update(None, k, v, rows)
+        else:
+            past = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": None}
+            layer.self_attn._set_input_buffer(state, past)
+
+
+def state_bytes(state: dict[str, Any]) -> int:
+    """Bytes of a decoder's incremental state."""
+    memories = [held for held in state.values() if isinstance(held, Memory)]
+    buffers = [x for held in state.values() if isinstance(held, dict) for x in held.values() if x is not None]
+    own = sum(memory.keys.nbytes() for memory in memories if memory.keys is not None)
+    return own + sum(x.numel() * x.element_size() for x in buffers)
+
+
+def blocks(rows: int, keys: int, device: torch.device, seconds: float) -> list[dict[str, Any]]:
+    """Microseconds of a step of one self-attention block; our softmax first."""
+    from fairseq.modules import MultiheadAttention
+
+    past = torch.randn(keys, rows, WIDTH, device=device)
+    calls: dict[str, Callable[[], measure.Seconds]] = {}
+    for name in ("softmax", "leap", *([TORCH] if device.type == "cpu" else [])):
+        stock = MultiheadAttention(WIDTH, HEADS, self_attention=True)
+        mechanism = build("leap" if name == TORCH else name, WIDTH // HEADS, HEADS)
+        block = MechanismAttention(stock, mechanism, CAUSAL).to(device).eval()
+        state: dict[str, Any] = {}
+        block(past, past, past, incremental_state=state)
+        calls[name] = partial(_step, block, past[:1], state, name == TORCH)
+    times = measure.medians(calls, seconds)
+    (base,) = times["softmax"]
+    return [
+        {
+            "device": str(device),
+            "case": f"{rows} rows, {keys:,} keys",
+            "rows": rows,
+            "keys": keys,
+            "mechanism": name,
+            "us": us * 1e6,
+            "ratio": base / us,
+            "aim": 1.0 if keys >= BLOCK_AIMS.get(name, {}).get(rows, float("inf")) and device.type == "cpu" else None,
+        }
+        for name, (us,) in times.items()
+    ]
+
+
+def _tokens(case: Case, device: torch.device) -> Tensor:
+    # one more than are in the state: the decoder looks at the last
+    return torch.randint(4, 30, (case.rows, case.target + 1), device=device)
+
+
+def _token(decoder: Any, state: dict[str, Any], source: Tensor, case: Case, in_torch: bool) -> measure.Seconds:
+    tokens, encoder_out = _tokens(case, source.device), {"encoder_out": [source], "encoder_padding_mask": []}
+    order = None
+    if case.beam > 1:
+        groups = torch.arange(case.rows).view(-1, case.beam)
+        order = groups.gather(1, torch.randint(0, case.beam, groups.shape)).flatten().to(source.device)
+    with native.turned_off() if in_torch else nullcontext():
+        start = measure.clock(source.device)
+        if order is not None:
+            decoder.reorder_incremental_state_scripting(state, order)
+        decoder(tokens, encoder_out=encoder_out, incremental_state=state, features_only=True)
+        return (measure.clock(source.device) - start,)
+
+
+def _step(block: MechanismAttention, x: Tensor, state: dict[str, Any], in_torch: bool) -> measure.Seconds:
+    with native.turned_off() if in_torch else nullcontext():
+        start = measure.clock(x.device)
+        block(x, x, x, incremental_state=state)
+        return (measure.clock(x.device) - start,)

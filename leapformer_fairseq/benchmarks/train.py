@@ -1,0 +1,156 @@
+"""Speed and memory of a training step of a language model against fairseq's own.
+
+Method: 16 layers, 512 wide, feed-forward 2,048, 8 heads, pre-norm, no dropout, a vocabulary of 8,000, float32, 4,096
+tokens a batch, one thread. A measurement is one forward pass with the loss and one backward pass with all gradients. On
+a CPU it is the CPU time of the thread, on a GPU wall time. All models take turns in one process; reported is the
+median. "fairseq" is the stock `transformer_lm`; ratio = its time / time of ours.
+
+Memory is the peak above the model and its gradients of one such step in a fresh process; ratio = memory of ours /
+memory of fairseq.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from tqdm import tqdm
+
+from . import measure
+from .attention import disagreement
+from .tables import Table
+
+FAIRSEQ = "fairseq"
+SIZES = {
+    "decoder_layers": 16,
+    "decoder_embed_dim": 512,
+    "decoder_ffn_embed_dim": 2048,
+    "decoder_attention_heads": 8,
+    "share_decoder_input_output_embed": True,
+    "dropout": 0.0,
+    "cosformer_length": 8192,
+}
+QUICK_SIZES = {**SIZES, "decoder_layers": 2, "decoder_embed_dim": 64, "decoder_ffn_embed_dim": 128}
+VOCABULARY, TOKENS = 8000, 4096
+SECONDS = 150.0  # per case
+MECHANISMS_MEASURED = ("softmax", "leap")  # by default
+TITLE = "Training: speed and memory of a language model"
+TABLES = (
+    Table("A training step: times as fast as fairseq", "times", "ratio", "seconds", FAIRSEQ),
+    Table("Peak memory of a training step: times that of fairseq", "memory", "ratio", "peak_mib", FAIRSEQ),
+)
+
+
+class Case(NamedTuple):
+    """Tokens per sample; the batch holds TOKENS in all."""
+
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.length:,} tokens per sample"
+
+
+CASES, QUICK_CASES = (Case(512), Case(4096)), (Case(256),)
+# fairseq's time over that of leap, at least; and memory of leap over that of fairseq, at most
+AIMS, MEMORY_AIMS = {Case(512): 1.0, Case(4096): 2.0}, {Case(4096): 1.0}
+
+
+def run(names: list[str], devices: list[str], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Rows of results: `times` and `memory`."""
+    found: dict[str, list[dict[str, Any]]] = {"times": [], "memory": []}
+    cases = QUICK_CASES if quick else CASES
+    seconds = SECONDS / 20 if quick else SECONDS
+    with measure.one_thread(), tqdm(total=2 * len(devices) * len(cases), unit="case") as progress:
+        for device in devices:
+            for case in cases:
+                progress.set_description(f"{device}: {case}")
+                torch.manual_seed(seed)
+                found["times"] += times(case, names, torch.device(device), seconds, quick)
+                progress.update()
+                progress.set_description(f"{device}: memory, {case}")
+                found["memory"] += memory(case, names, torch.device(device), quick)
+                progress.update()
+    return found
+
+
+def make(name: str, device: torch.device, quick: bool, length: int) -> nn.Module:
+    """A language model with one mechanism everywhere; "fairseq" is the stock one."""
+    from fairseq.data import Dictionary
+    from fairseq.models import ARCH_MODEL_REGISTRY
+    from fairseq.models.transformer_lm import base_lm_architecture
+
+    words = Dictionary()
+    for i in range(VOCABULARY):
+        words.add_symbol(str(i))
+    arch = "transformer_lm" if name == FAIRSEQ else "leapformer_lm"
+    args = Namespace(arch=arch, tokens_per_sample=length, **(QUICK_SIZES if quick else SIZES))
+    args.decoder_self_attention = name
+    base_lm_architecture(args)
+    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
+    return ARCH_MODEL_REGISTRY[arch].build_model(args, task).to(device).train()
+
+
+def times(case: Case, names: list[str], device: torch.device, seconds: float, quick: bool) -> list[dict[str, Any]]:
+    """Seconds of a step and tokens per second of every model, fairseq's first."""
+    calls = {name: partial(_step, make(name, device, quick, case.length), case, device) for name in (FAIRSEQ, *names)}
+    found = measure.medians(calls, seconds)
+    (base,) = found[FAIRSEQ]
+    return [
+        {
+            **_labels(case, device, name),
+            "seconds": step,
+            "tokens_per_second": TOKENS / step,
+            "ratio": base / step,
+            "aim": AIMS.get(case) if name == "leap" and device.type == "cpu" and not quick else None,
+        }
+        for name, (step,) in found.items()
+    ]
+
+
+def memory(case: Case, names: list[str], device: torch.device, quick: bool) -> list[dict[str, Any]]:
+    """Peak MiB above the model and its gradients; no rows where that is not known."""
+    found = {name: measure.in_fresh_process(peak_of_step, name, case, str(device), quick) for name in (FAIRSEQ, *names)}
+    base = found[FAIRSEQ]
+    return [
+        {
+            **_labels(case, device, name),
+            "peak_mib": peak / measure.MIB,
+            "ratio": peak / base,
+            "aim": MEMORY_AIMS.get(case) if name == "leap" and device.type == "cpu" and not quick else None,
+        }
+        for name, peak in found.items()
+        if base and peak is not None
+    ]
+
+
+def peak_of_step(name: str, case: Case, device_name: str, quick: bool) -> int | None:
+    """Bytes; for a process of its own."""
+    torch.set_num_threads(1)
+    device = torch.device(device_name)
+    model = make(name, device, quick, case.length)
+    _step(model, Case(64), device, tokens=64)  # the gradients, and what torch loads late
+    with measure.peak_growth(device) as growth:
+        _step(model, case, device)
+    return growth()
+
+
+def _step(model: nn.Module, case: Case, device: torch.device, tokens: int = TOKENS) -> measure.Seconds:
+    """Seconds of loss and gradients of one batch; gradients are zeroed in place, as a trainer keeps their memory."""
+    model.zero_grad(set_to_none=False)
+    batch = torch.randint(4, VOCABULARY, (tokens // case.length, case.length + 1), device=device)
+    start = measure.clock(device)
+    logits, _ = model(batch[:, :-1])
+    F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+    return (measure.clock(device) - start,)
+
+
+def _labels(case: Case, device: torch.device, mechanism: str) -> dict[str, Any]:
+    return {"device": str(device), "case": str(case), **case._asdict(), "mechanism": mechanism}
+
+
+__all__ = ["MECHANISMS_MEASURED", "TABLES", "TITLE", "disagreement", "run"]

@@ -1,0 +1,92 @@
+"""`leapformer maps`: attention maps, re-weighting matrices and learned proportions of a trained model."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import LeapformerError
+from .output import made_folder, write_json
+
+HELP = "draw attention maps and learned proportions of a trained model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.add_argument("--path", metavar="CHECKPOINT", required=True, help="a checkpoint of one of our models")
+    parser.add_argument(
+        "--input", metavar="FILE_OR_TEXT", required=True,
+        help="text, or a file with a sentence per line; for speech models an audio file or a manifest (.tsv)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--target", metavar="FILE_OR_TEXT", help="translations of --input (default: the model's own, by greedy search)"
+    )
+    parser.add_argument("--out", metavar="DIR", required=True, help="folder for the pictures")
+    parser.add_argument("--data", metavar="DIR", help="folder with the dictionary (default: that of the training)")
+    parser.add_argument("--subwords", metavar="MODEL", help="sentencepiece model for text that is not cut yet")
+    parser.add_argument("--block", metavar="BLOCK", help="encoder-self, decoder-self or decoder-cross (default: all)")
+    parser.add_argument("--layer", default="all", metavar="N", help="a layer, counted from 0, or all (default: all)")
+    parser.add_argument(
+        "--head", default="mean", metavar="N", help="a head, counted from 0, mean or all (default: mean)"
+    )
+    parser.add_argument(
+        "--lines", type=int, default=20, metavar="N",
+        help="sentences to read: the first is drawn, the proportions are of all (default: 20)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-length", type=int, default=1024, metavar="N",
+        help="longer sentences are cut to so many tokens or encoder states (default: 1024)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw into --out and print the saturation of the proportions. Raises LeapformerError for what does not serve."""
+    from ..pictures.capture import choose
+    from ..pictures.inputs import Request, examples, load
+    from ..pictures.maps import draw_maps
+
+    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
+    layer, head = _number(args.layer, "--layer", ("all",)), _number(args.head, "--head", ("mean", "all"))
+    model, task = load(args.path, args.data)
+    one_layer, one_head = (value if isinstance(value, int) else None for value in (layer, head))
+    chosen = choose(model, args.block, one_layer, one_head)
+    sentences = examples(model, task, Request(args.input, args.target, args.subwords, args.lines, args.max_length))
+    folder = made_folder(args.out)
+    proportions, drawn = draw_maps(model, sentences, chosen, head, folder, lambda note: print(note, file=sys.stderr))
+    rows = proportions.rows()
+    if rows:
+        _write(folder / "proportions.json", rows, args)
+        print(_table(rows))
+    else:
+        print("No mechanism here has proportions; only the attention was drawn.")
+    print(f"{len(drawn)} pictures in {folder}")
+    return 0
+
+
+def _number(text: str, option: str, words: tuple[str, ...]) -> int | str:
+    if text in words:
+        return text
+    if not text.isdecimal():
+        raise LeapformerError(f"{option} {text}: give a number, counted from 0, or {' or '.join(words)}")
+    return int(text)
+
+
+def _write(path: Path, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    from ..signature import environment, signature
+
+    options = {"path": args.path, "input": args.input, "lines": args.lines, "max_length": args.max_length}
+    content = {"signature": signature(**options), "environment": environment(), "options": options, "rows": rows}
+    write_json(path, content)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    from tabulate import tabulate
+
+    from ..pictures.proportions import HIGH, LOW
+
+    headers = ["block", "layer", "mechanism", "side", "count", "mean", "std", f"below {LOW}", f"above {HIGH}"]
+    formats = ("", "", "", "", "", ".3f", ".3f", ".1%", ".1%")
+    return tabulate([list(row.values()) for row in rows], headers, floatfmt=formats)

@@ -1,0 +1,29 @@
+"""`leapformer plot`: the results of a benchmark as a picture."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import LeapformerError
+
+HELP = "draw the results of a benchmark"
+PNG = ".png"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.add_argument("results", metavar="RESULTS.json", help="what `leapformer bench` wrote")
+    parser.add_argument("--out", metavar="FILE.png", help="default: RESULTS.png beside the JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw and name the picture. Raises LeapformerError for a file without results, and one that cannot be written."""
+    from ..pictures.results import draw_results
+
+    out = Path(args.results).with_suffix(PNG) if args.out is None else Path(args.out)
+    if out.suffix != PNG:
+        raise LeapformerError(f"--out {out}: pictures are PNG files; let its name end with {PNG}")
+    draw_results(args.results, out)
+    print(out)
+    return 0

@@ -1,0 +1,97 @@
+"""`leapformer table`: the scores of a text recipe's runs, put together over seeds and beside softmax."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..data.manifests import replacing
+from ..errors import LeapformerError
+from ..scoring.runs import check_order, collect_runs, compare, order_sentence, runs_table
+from ..signature import signature
+
+HELP = "compare the scored runs of a text recipe: table and JSON"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.add_argument(
+        "folder", metavar="DIR", help="the --out folder of a recipe for text; gets table.md, table.json"
+    )
+    parser.add_argument("--title", default="Scores by attention", help="the heading (default: %(default)s)")
+    parser.add_argument(
+        "--note", action="append", default=[], metavar="TEXT", help="a paragraph below; may be repeated"
+    )
+    parser.add_argument("--rows", nargs="+", default=[], metavar="PLAN", help="attentions in the order of the table")
+    parser.add_argument(
+        "--expect", nargs="+", metavar="PLAN", help="attentions from best to worst: say whether this is what came out"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table and write it. Raises LeapformerError when there are no runs, or DIR cannot be written."""
+    folder = Path(args.folder)
+    runs = collect_runs(folder)
+    rows = compare(runs, args.rows)
+    check = check_order(runs, args.expect) if args.expect else None
+    made_with = signature()
+    content = {
+        "title": args.title,
+        "notes": args.note,
+        "rows": rows,
+        "expected": check,
+        "runs": runs,
+        "signature": made_with,
+    }
+    _write(folder / "table.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    _write(folder / "table.md", _markdown(args.title, args.note, rows, check, runs, made_with))
+    print(runs_table(rows))
+    if check:
+        print(order_sentence(check))
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LeapformerError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _markdown(
+    title: str,
+    notes: Sequence[str],
+    rows: Sequence[dict[str, Any]],
+    check: dict[str, Any] | None,
+    runs: Sequence[dict[str, Any]],
+    made_with: str,
+) -> str:
+    parts = [f"# {title}", "", runs_table(rows, "github"), ""]
+    if check:
+        parts += [order_sentence(check), ""]
+    for note in (*notes, *_legend(rows)):
+        parts += [note, ""]
+    by_options: dict[str, list[str]] = {}
+    for row in rows:
+        by_options.setdefault(row["options"], []).append(row["attention"])
+    parts += ["Options of the runs:", ""]
+    parts += [f"* {', '.join(dict.fromkeys(names))}: `{options}`" for options, names in by_options.items()]
+    signatures = {name: text for run in runs for name, text in run["signatures"].items()}
+    parts += ["", "Signatures:", "", *(f"* {name}: `{text}`" for name, text in signatures.items())]
+    made = {run["model"]["signature"] for run in runs if "signature" in run["model"]}
+    parts += [f"* scored with: `{text}`" for text in sorted(made)]
+    return "\n".join([*parts, f"* this table: `{made_with}`", ""])
+
+
+def _legend(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the columns mean, as far as it is not plain."""
+    legend = []
+    if any(len(row["seeds"]) > 1 for row in rows):
+        legend.append("Scores are means over the seeds, with the least and the greatest in brackets.")
+    if any("/" in row["attention"] for row in rows):
+        legend.append("Attention is encoder self / decoder self / decoder cross; one name stands for all three.")
+    return legend

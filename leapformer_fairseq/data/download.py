@@ -1,0 +1,72 @@
+"""Fetching a data set's files, and reading what is inside archives without unpacking them."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO
+
+from tqdm import tqdm
+
+from .. import __version__
+from ..errors import LeapformerError
+from .manifests import replacing
+
+TIMEOUT_S = 60  # without any data
+
+
+def fetch(url: str, path: Path) -> None:
+    """Download `url` to `path`, which appears only when it is complete.
+
+    Raises LeapformerError naming the address and the reason when it cannot be had.
+    """
+    # Some hosts refuse the default name of Python's client.
+    request = urllib.request.Request(url, headers={"User-Agent": f"leapformer_fairseq/{__version__}"})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, replacing(path) as partial:
+            size = int(answer.headers.get("Content-Length") or 0) or None
+            with open(partial, "wb") as file, tqdm.wrapattr(file, "write", total=size, desc=path.name) as counted:
+                shutil.copyfileobj(answer, counted, 1 << 20)
+            if size is not None and partial.stat().st_size != size:
+                raise OSError(f"{partial.stat().st_size} of {size} bytes came")
+    except (OSError, HTTPException) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise LeapformerError(
+            f"{url} cannot be downloaded ({reason}); try again later, or get it elsewhere and put it at {path}"
+        ) from error
+
+
+def member_lines(archive: Path, member: str) -> Iterator[str]:
+    """The lines of a text file inside a tar or zip archive.
+
+    Raises LeapformerError when the archive is damaged or holds no such file.
+    """
+    try:
+        with _member(archive, member) as file:
+            for line in file:
+                yield line.decode("utf-8").removesuffix("\n")
+    except KeyError as error:
+        raise LeapformerError(f"{archive} holds no {member}; is it the data set's release?") from error
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, UnicodeDecodeError) as error:
+        raise LeapformerError(f"{archive} cannot be read ({error}); delete it and download it again") from error
+
+
+@contextmanager
+def _member(archive: Path, name: str) -> Iterator[IO[bytes]]:
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as opened, opened.open(name) as file:
+            yield file
+        return
+    with tarfile.open(archive) as opened:
+        file = opened.extractfile(name)
+        if file is None:
+            raise KeyError(name)
+        with file:
+            yield file

@@ -1,0 +1,213 @@
+"""From parallel text to what translation is trained on: one subword model for both languages, and encoded splits.
+
+OUT/{train,valid,test}.LANGUAGE are encoded, for `fairseq-preprocess` with the dictionary OUT/spm.txt; OUT/spm.model
+writes text again; OUT/raw/{valid,test}.LANGUAGE are the references, with every word and mark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from ..errors import LeapformerError
+from . import prepared, releases
+from .lines import find_text, read_pairs, write_text
+from .manifests import replacing, train_subwords
+from .text import tidy
+
+SPLITS = ("train", "valid", "test")
+SUBWORD_PAIRS = 1_000_000  # as many sentence pairs, spread over all of them, are enough to find subwords
+BATCH = 10_000  # sentence pairs that are encoded at a time
+
+Pairs = Iterator[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """A data set: its languages, default direction first, and the names its files have before .LANGUAGE.
+
+    `provide` makes the files from the release, and may download it. Training pairs longer than `longest` subwords, or
+    whose lengths differ by more than a factor of `ratio`, are left out.
+    """
+
+    name: str
+    languages: tuple[str, ...]
+    vocab_size: int
+    provide: Callable[[Path, Sequence[str], bool], None]
+    stems: Mapping[str, Sequence[str]]
+    longest: int = 1024
+    ratio: float = math.inf
+
+    @property
+    def pair(self) -> str:
+        """The default direction, e.g. en-de."""
+        return "-".join(self.languages[:2])
+
+
+_NAMES = {split: (split,) for split in SPLITS}
+_MULTI30K = {"train": ("train",), "valid": ("val", "valid"), "test": ("test_2016_flickr", "test")}
+DATASETS = {
+    dataset.name: dataset
+    for dataset in (
+        ParallelText("multi30k", ("en", "de", "fr"), 8_000, releases.multi30k, _MULTI30K),
+        ParallelText("iwslt14", ("de", "en"), 10_000, releases.iwslt14, _NAMES, longest=175, ratio=1.5),
+        ParallelText("wmt14", ("en", "de"), 32_000, releases.wmt14, _NAMES, longest=250, ratio=1.5),
+    )
+}
+
+
+def prepare(
+    dataset: ParallelText, root: str | Path, out: str | Path, pair: str, vocab_size: int, download: bool = False
+) -> prepared.Summary:
+    """Prepare the text in `root` for training and evaluation in `out`; what is finished there is not done again.
+
+    Returns, by split, how many sentence pairs were kept, and how many were left out for which reason. Raises
+    LeapformerError for missing, damaged or misaligned files, and an `out` with other data in it.
+    """
+    root, out = Path(root).absolute(), Path(out).absolute()
+    languages = _languages(dataset, pair)
+    options = {"dataset": dataset.name, "pair": pair, "vocab_size": vocab_size}
+    if (out / prepared.STATE).is_file() and (summary := prepared.begin(out, options)) is not None:
+        return summary
+    files = _find(dataset, root, languages, download)
+    prepared.begin(out, options)
+    _write_subwords(out, files["train"], vocab_size)
+    encode = _Encoder(out / "spm.model")
+    (out / "raw").mkdir(exist_ok=True)
+    summary = {}
+    for split in SPLITS:
+        pairs = _tidied(files[split])
+        if split == "train":
+            summary[split] = _write_training(out, languages, encode, pairs, dataset)
+        else:
+            summary[split] = _write_evaluation(out, split, languages, encode, pairs)
+    prepared.finish(out, options, summary)
+    return summary
+
+
+def _languages(dataset: ParallelText, pair: str) -> tuple[str, str]:
+    languages = pair.split("-")
+    if len(languages) != 2 or len(set(languages)) != 2 or not set(languages) <= set(dataset.languages):
+        known = ", ".join(dataset.languages)
+        raise LeapformerError(f"--pair {pair}: {dataset.name} has {known}; give two of them, e.g. {dataset.pair}")
+    return languages[0], languages[1]
+
+
+def _find(
+    dataset: ParallelText, root: Path, languages: tuple[str, str], download: bool
+) -> dict[str, tuple[Path, Path]]:
+    """The two files of every split."""
+    if not root.is_dir() and not download:
+        raise LeapformerError(f"{dataset.name} root {root} is not a folder; check the path")
+    dataset.provide(root, languages, download)
+    found = {}
+    for split in SPLITS:
+        names = {language: [f"{stem}.{language}" for stem in dataset.stems[split]] for language in languages}
+        paths = {language: find_text(root, names[language]) for language in languages}
+        for language, path in paths.items():
+            if path is None:
+                wanted = root / names[language][0]
+                raise LeapformerError(
+                    f"no file {wanted}, nor with .gz; check the data folder, or let --download fetch it"
+                )
+        found[split] = (paths[languages[0]], paths[languages[1]])
+    return found
+
+
+def _tidied(files: tuple[Path, Path]) -> Pairs:
+    """Sentence pairs with single spaces and no control characters."""
+    return ((tidy(source), tidy(target)) for source, target in read_pairs(*files))
+
+
+# ---------------------------------------------------------------------------------------------------------- subwords
+def _write_subwords(out: Path, files: tuple[Path, Path], vocab_size: int) -> None:
+    count = sum(1 for _ in read_pairs(*files))
+    every = math.ceil(count / SUBWORD_PAIRS) or 1
+    pairs = (pair for n, pair in enumerate(_tidied(files)) if n % every == 0)
+    train_subwords(out / "spm", (text for pair in pairs for text in pair), vocab_size, model_type="bpe")
+
+
+class _Encoder:
+    """Sentences to subwords with blanks between them."""
+
+    def __init__(self, model: Path) -> None:
+        self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+
+    def __call__(self, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
+        """Both sides of all pairs, encoded many at a time."""
+        batch: list[tuple[str, str]] = []
+        for pair in pairs:
+            batch.append(pair)
+            if len(batch) == BATCH:
+                yield from self._encode(batch)
+                batch = []
+        yield from self._encode(batch)
+
+    def _encode(self, batch: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
+        sides = (self._processor.encode([pair[side] for pair in batch], out_type=str) for side in (0, 1))
+        return zip(*sides, strict=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ splits
+def _write_training(
+    out: Path, languages: tuple[str, str], encode: _Encoder, pairs: Pairs, dataset: ParallelText
+) -> dict[str, Any]:
+    """Encode what is fit for training."""
+    dropped: Counter[str] = Counter()
+
+    def fit() -> Iterator[tuple[list[str], list[str]]]:
+        for source, target in encode(pairs):
+            reason = _reason(len(source), len(target), dataset)
+            if reason is None:
+                yield source, target
+            else:
+                dropped[reason] += 1
+
+    kept = _write_pairs(out, "train", languages, fit())
+    if not kept:
+        raise LeapformerError(
+            f"no sentence pair of {dataset.name} is fit for training ({dict(dropped)}); check the files"
+        )
+    return {"pairs": kept, "dropped": dict(dropped)}
+
+
+def _reason(source: int, target: int, dataset: ParallelText) -> str | None:
+    """Why a pair of these lengths is left out of training, None if it is not."""
+    if not source or not target:
+        return "empty"
+    if max(source, target) > dataset.longest:
+        return "too long"
+    return "lengths differ" if max(source, target) > dataset.ratio * min(source, target) else None
+
+
+def _write_evaluation(
+    out: Path, split: str, languages: tuple[str, str], encode: _Encoder, pairs: Pairs
+) -> dict[str, Any]:
+    """Encode everything, and keep the text: what is left out would not be scored."""
+    texts = list(pairs)
+    for side, language in enumerate(languages):
+        write_text(out / "raw" / f"{split}.{language}", (pair[side] for pair in texts))
+    return {"pairs": _write_pairs(out, split, languages, encode(texts)), "dropped": {}}
+
+
+def _write_pairs(
+    out: Path, split: str, languages: tuple[str, str], pairs: Iterable[tuple[list[str], list[str]]]
+) -> int:
+    """Write both sides at the same time, and return the number of pairs."""
+    paths = [out / f"{split}.{language}" for language in languages]
+    count = 0
+    with ExitStack() as stack:
+        partials = [stack.enter_context(replacing(path)) for path in paths]
+        files = [stack.enter_context(open(partial, "w", encoding="utf-8")) for partial in partials]
+        for pair in pairs:
+            for file, pieces in zip(files, pair, strict=True):
+                file.write(" ".join(pieces) + "\n")
+            count += 1
+    return count

@@ -1,0 +1,45 @@
+"""The mark of a folder of prepared text: which options it was made with, and what came out when it was finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import LeapformerError
+from .manifests import replacing
+
+STATE = "prepared.json"
+Summary = dict[str, Any]
+
+
+def begin(out: Path, options: Mapping[str, Any]) -> Summary | None:
+    """Make `out` the folder of data prepared with `options`; the summary when it is finished already, else None.
+
+    Raises LeapformerError when it holds something else: nothing of others is overwritten, nothing is mixed.
+    """
+    path = out / STATE
+    if not path.is_file():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise LeapformerError(f"{out} holds something else (no {STATE} in it); choose another --out")
+        out.mkdir(parents=True, exist_ok=True)
+        finish(out, options, None)
+        return None
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        found, summary = state["options"], state["summary"]
+        different = [name for name in {**found, **options} if found.get(name) != options.get(name)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LeapformerError(f"{path} is damaged ({error}); remove {out} or choose another --out") from error
+    if different:
+        was = f"{different[0]} {found.get(different[0])}, not {options.get(different[0])}"
+        raise LeapformerError(f"{out} was prepared with {was}; choose another --out or delete it")
+    return summary
+
+
+def finish(out: Path, options: Mapping[str, Any], summary: Summary | None) -> None:
+    """Write down that the data is complete, and what it holds."""
+    with replacing(out / STATE) as partial:
+        text = json.dumps({"options": dict(options), "summary": summary}, indent=2, ensure_ascii=False)
+        partial.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,128 @@
+"""Where the text data sets come from, and their files as plain text: {train,valid,test}.LANGUAGE, a sentence a line.
+
+Files that are there already are left as they are; archives are read as they were published.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from ..errors import LeapformerError
+from .download import fetch, member_lines
+from .lines import find_text, write_text
+
+MULTI30K = "https://github.com/multi30k/dataset/raw/master/data/task1/raw"
+MULTI30K_STEMS = ("train", "val", "test_2016_flickr")
+IWSLT14 = "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
+IWSLT14_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+IWSLT14_VALID = 23  # every 23rd sentence of the training text, as in fairseq's example
+WMT14_TRAIN = {
+    "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en",
+    "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz": "commoncrawl.de-en",
+    "http://www.statmt.org/wmt14/training-parallel-nc-v9.tgz": "training/news-commentary-v9.de-en",
+}
+WMT14_VALID = "http://data.statmt.org/wmt17/translation-task/dev.tgz"
+WMT14_TEST = "http://www.statmt.org/wmt14/test-full.tgz"
+WIKITEXT = "https://wikitext.smerity.com/wikitext-{size}-v1.zip"
+WIKITEXT_SPLITS = ("train", "valid", "test")
+
+_SEGMENT = re.compile(r"<seg[^>]*>\s*(.*?)\s*</seg>")
+_TITLE = re.compile(r"</?(?:title|description)>")
+
+Texts = dict[str, Callable[[], Iterable[str]]]  # name of a file -> what makes its lines
+
+
+def multi30k(root: Path, languages: Sequence[str], download: bool) -> None:
+    """ROOT/{train,val,test_2016_flickr}.LANGUAGE[.gz] (Elliott et al., 2016, W16-3210; task 1, raw)."""
+    names = [f"{stem}.{language}" for stem in MULTI30K_STEMS for language in languages]
+    for name in names if download else ():
+        if find_text(root, [name]) is None:
+            fetch(f"{MULTI30K}/{name}.gz", root / f"{name}.gz")
+
+
+def iwslt14(root: Path, languages: Sequence[str], download: bool) -> None:
+    """TED talks, German and English (Cettolo et al., 2014), split as in fairseq's example; cased, untokenised."""
+
+    def training(language: str) -> Iterator[str]:
+        return _without_tags(member_lines(archive, f"de-en/train.tags.de-en.{language}"))
+
+    def every(language: str, valid: bool) -> Iterator[str]:
+        return (line for n, line in enumerate(training(language), 1) if (n % IWSLT14_VALID == 0) == valid)
+
+    def testing(language: str) -> Iterator[str]:
+        names = (f"de-en/IWSLT14.{name}.de-en.{language}.xml" for name in IWSLT14_TESTS)
+        return chain.from_iterable(_segments(archive, name) for name in names)
+
+    texts: Texts = {}
+    for language in languages:
+        texts[f"train.{language}"] = partial(every, language, valid=False)
+        texts[f"valid.{language}"] = partial(every, language, valid=True)
+        texts[f"test.{language}"] = partial(testing, language)
+    archive = root / _file_name(IWSLT14)
+    _provide(root, texts, [IWSLT14], download)
+
+
+def wmt14(root: Path, languages: Sequence[str], download: bool) -> None:
+    """Europarl 7, Common Crawl and News Commentary 9; newstest2013; newstest2014 (3,003 sentences)."""
+
+    def training(language: str) -> Iterator[str]:
+        texts = (member_lines(root / _file_name(url), f"{stem}.{language}") for url, stem in WMT14_TRAIN.items())
+        return chain.from_iterable(texts)
+
+    def testing(language: str) -> Iterator[str]:
+        side = "src" if language == "en" else "ref"  # translated into German; the English side is the same both ways
+        return _segments(root / _file_name(WMT14_TEST), f"test-full/newstest2014-deen-{side}.{language}.sgm")
+
+    valid = root / _file_name(WMT14_VALID)
+    texts: Texts = {}
+    for language in languages:
+        texts[f"train.{language}"] = partial(training, language)
+        texts[f"valid.{language}"] = partial(member_lines, valid, f"dev/newstest2013.{language}")
+        texts[f"test.{language}"] = partial(testing, language)
+    _provide(root, texts, [*WMT14_TRAIN, WMT14_VALID, WMT14_TEST], download)
+
+
+def wikitext(root: Path, size: int, download: bool) -> None:
+    """ROOT/wiki.{train,valid,test}.tokens of WikiText-2 or -103 (Merity et al., 2016, arXiv:1609.07843)."""
+    url = WIKITEXT.format(size=size)
+    names = [f"wiki.{split}.tokens" for split in WIKITEXT_SPLITS]
+    archive = root / _file_name(url)
+    texts: Texts = {name: partial(member_lines, archive, f"wikitext-{size}/{name}") for name in names}
+    _provide(root, texts, [url], download)
+
+
+def _provide(root: Path, texts: Texts, urls: Sequence[str], download: bool) -> None:
+    """Make the files that are missing from the archives; those are downloaded if allowed, else nothing is done."""
+    missing = [name for name in texts if find_text(root, [name]) is None]
+    absent = [url for url in urls if missing and not (root / _file_name(url)).is_file()]
+    if absent and not download:
+        return
+    for url in absent:
+        fetch(url, root / _file_name(url))
+    for name in missing:
+        if not write_text(root / name, texts[name]()):
+            raise LeapformerError(f"{root / name} is empty; delete the archives in {root} and download them again")
+
+
+def _file_name(url: str) -> str:
+    return url.rpartition("/")[2]
+
+
+def _without_tags(lines: Iterable[str]) -> Iterator[str]:
+    """What is said, and the titles and descriptions of talks; addresses, keywords and names are not translated."""
+    for line in lines:
+        text = _TITLE.sub("", line).strip()
+        if not text.startswith("<"):
+            yield text
+
+
+def _segments(archive: Path, member: str) -> Iterator[str]:
+    """The sentences in a file of <seg> elements, one a line."""
+    for line in member_lines(archive, member):
+        found = _SEGMENT.search(line)
+        if found:
+            yield found[1]

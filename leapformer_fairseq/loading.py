@@ -1,0 +1,36 @@
+"""A trained model from its checkpoint, with clear errors for files and architectures that do not serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import LeapformerError
+
+
+def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
+    """(model, task) of a checkpoint, in eval mode, if its architecture is one of the models in `kinds`.
+
+    `overrides` replaces options saved with it, such as the data folder. Raises LeapformerError for an unreadable file
+    and another architecture, saying that `purpose` needs one of ours.
+    """
+    from fairseq import checkpoint_utils
+
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
+    except Exception as error:  # torch, pickle, zipfile and omegaconf each have their own for a broken file
+        reason = " ".join(str(error).split())
+        raise LeapformerError(f"{checkpoint} cannot be read as a fairseq checkpoint ({reason[:200]})") from error
+    _check_architecture(checkpoint, state, kinds, purpose)
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides=overrides, state=state)
+    return models[0].eval(), task
+
+
+def _check_architecture(checkpoint: str, state: dict[str, Any], kinds: tuple[str, ...], purpose: str) -> None:
+    """Refuse other models before they are built: their error would be about a missing task or weight."""
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+
+    config = state["cfg"]["model"] if state.get("cfg") else state.get("args")
+    found = getattr(config, "arch", None) or getattr(config, "_name", None)
+    if ARCH_MODEL_NAME_REGISTRY.get(found) not in kinds:
+        names = " or ".join(f"{kind}*" for kind in kinds)
+        raise LeapformerError(f"{checkpoint} holds architecture {found!r}; {purpose} needs {names}")

@@ -1,0 +1,1 @@
+"""Pictures: attention maps and proportions of trained models, and the results of benchmarks."""

@@ -1,0 +1,42 @@
+"""All pictures of what a model's attention does with some sentences, in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from .capture import Choice, capture
+from .heatmaps import draw_attention, draw_reweighting
+from .inputs import Example
+from .proportions import Proportions
+
+
+def draw_maps(
+    model: Any,
+    sentences: Iterable[Example],
+    chosen: Choice,
+    head: int | str,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> tuple[Proportions, list[Path]]:
+    """Draw the first sentence as BLOCK_layerN_{attention,reweighting}.png and count the proportions of all of them.
+
+    The histograms become proportions.png where a mechanism has proportions. `tell` gets the notes of each sentence.
+    Returns the proportions and the pictures.
+    """
+    proportions, drawn = Proportions(), []
+    for number, sentence in enumerate(sentences):
+        for note in sentence.notes:
+            tell(f"sentence {number + 1}: {note}")
+        captured = capture(model, sentence.batch, chosen)
+        proportions.add(captured)
+        for one in captured if number == 0 else ():
+            for kind, draw in (("attention", draw_attention), ("reweighting", draw_reweighting)):
+                path = folder / f"{one.block}_layer{one.layer}_{kind}.png"
+                if draw(one, head, *sentence.axes(one.block), path):
+                    drawn.append(path)
+    if proportions.found:
+        drawn.append(folder / "proportions.png")
+        proportions.draw(drawn[-1])
+    return proportions, drawn

@@ -1,0 +1,205 @@
+"""The scored runs of a text recipe: collected, put together over seeds, compared.
+
+A run is FOLDER/RUN with a file `options` that begins with --attention, and FOLDER/RUN/SET/scores.json from
+`leapformer score --json`. Runs that differ in their seed only are one row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tabulate import tabulate
+from torch import Tensor
+
+from ..checkpoints import load_checkpoint
+from ..errors import LeapformerError
+
+BASELINE = "softmax"
+SMALLER_IS_BETTER = ("perplexity", "bits")
+MEASURES = ("BLEU", "chrF", "perplexity", "bits")  # the first one that a run has is what runs are compared by
+_FORMATS = {"perplexity": ".2f", "bits": ".3f"}
+
+Row = dict[str, Any]
+
+
+def describe_checkpoint(path: str | Path) -> dict[str, Any]:
+    """How far a training had come, and the number of parameters. Raises LeapformerError when it is no checkpoint."""
+    state = load_checkpoint(Path(path))
+    extra, history = state.get("extra_state") or {}, state.get("optimizer_history") or [{}]
+    loss, place = extra.get("val_loss"), extra.get("train_iterator") or {}
+    # After the last batch of an epoch fairseq counts as the next one.
+    epoch = place["epoch"] - (place.get("iterations_in_epoch") == 0) if "epoch" in place else None
+    return {
+        "checkpoint": Path(path).name,
+        "averaged": len(state.get("averaged", [])),
+        "epoch": epoch,
+        "updates": history[-1].get("num_updates"),
+        "valid_loss": None if loss is None else float(loss),
+        "parameters": _parameters(state["model"]),
+    }
+
+
+def _parameters(model: Mapping[str, Tensor]) -> int:
+    """Each one once, also where it serves as two layers."""
+    places = {
+        (tensor.untyped_storage().data_ptr(), tensor.storage_offset()): tensor.numel()
+        for name, tensor in model.items()
+        if not name.endswith(("version", "_float_tensor"))
+    }
+    return sum(places.values())
+
+
+def collect_runs(folder: str | Path) -> list[dict[str, Any]]:
+    """All scored runs in a folder. Raises LeapformerError when there is none."""
+    folder, runs = Path(folder), []
+    for path in sorted(folder.glob("*/*/scores.json")):
+        run, test_set = path.parent.parent, path.parent
+        options = " ".join(_read(place / "options") for place in (run, test_set)).strip()
+        named = re.match(r"--attention (\S+)(?: --seed (\d+))?", options)
+        if named is None:
+            continue  # of another recipe
+        scores = json.loads(path.read_text(encoding="utf-8"))
+        runs.append(
+            {
+                "run": run.name,
+                "set": test_set.name,
+                "attention": named[1],
+                "seed": int(named[2] or 1),
+                "options": re.sub(r"--attention \S+ ?(?:--seed \d+ ?)?", "", options, count=1),
+                "scores": scores["scores"],
+                "size": scores["n_instances"],
+                "signatures": scores["signatures"],
+                "model": scores.get("model") or {},
+            }
+        )
+    if not runs:
+        raise LeapformerError(f"{folder} holds no scored runs; give the --out folder of a text recipe")
+    return runs
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
+def compare(runs: Sequence[Mapping[str, Any]], order: Sequence[str] = ()) -> list[Row]:
+    """A row for every attention, options and test set: mean, least and greatest of each score over the seeds.
+
+    Rows come in the `order` of attentions, others behind. "difference" is the main score's mean minus that of the
+    softmax row with the same options.
+    """
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["set"], run["options"], run["attention"]), []).append(run)
+    rows = [_row(*key, group) for key, group in groups.items()]
+    for row in rows:
+        same = [one for one in rows if (one["set"], one["options"]) == (row["set"], row["options"])]
+        baseline = next((one for one in same if one["attention"] == BASELINE), None)
+        name = row["measure"]
+        difference = row["scores"][name]["mean"] - baseline["scores"][name]["mean"] if baseline else None
+        row["difference"] = None if baseline is row else difference
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(rows, key=lambda row: (row["set"], places.get(row["attention"], len(places))))
+
+
+def _row(test_set: str, options: str, attention: str, runs: Sequence[Mapping[str, Any]]) -> Row:
+    runs = sorted(runs, key=lambda run: run["seed"])
+    names = [name for name in MEASURES if all(name in run["scores"] for run in runs)]
+    if not names:
+        raise LeapformerError(
+            f"{runs[0]['run']}/{test_set} has none of the scores {', '.join(MEASURES)}; score it again"
+        )
+    values = {name: [run["scores"][name] for run in runs] for name in names}
+    return {
+        "set": test_set,
+        "attention": attention,
+        "options": options,
+        "seeds": [run["seed"] for run in runs],
+        "measure": names[0],
+        "scores": {name: {"mean": fmean(of), "min": min(of), "max": max(of)} for name, of in values.items()},
+        "epochs": [run["model"].get("epoch") for run in runs],
+        "parameters": runs[0]["model"].get("parameters"),
+        "valid_loss": _mean([run["model"].get("valid_loss") for run in runs]),
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def check_order(runs: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> dict[str, Any]:
+    """Whether the attentions in `expected` came out from best to worst, in the mean and for every seed they share.
+
+    "held" is None when one of them has no run, or runs with different options, which are no seeds of each other.
+    Raises LeapformerError for fewer than two names.
+    """
+    if len(expected) < 2:
+        raise LeapformerError(f"--expect {' '.join(expected)}: give at least two attentions, from best to worst")
+    found_rows = compare(runs)
+    rows = {name: [row for row in found_rows if row["attention"] == name] for name in expected}
+    missing = [name for name, found in rows.items() if len(found) != 1]
+    measure = next((found[0]["measure"] for found in rows.values() if found), MEASURES[0])
+    means = {name: found[0]["scores"][measure]["mean"] for name, found in rows.items() if found}
+    shared = sorted(set.intersection(*(set(found[0]["seeds"]) if found else set() for found in rows.values())))
+    by_seed = {(run["attention"], run["seed"]): run["scores"].get(measure) for run in runs}
+    return {
+        "expected": list(expected),
+        "measure": measure,
+        "held": None if missing else _falls(list(means.values()), measure),
+        "missing": missing,
+        "means": means,
+        "seeds": {seed: _falls([by_seed[name, seed] for name in expected], measure) for seed in shared},
+    }
+
+
+def _falls(values: Sequence[float], measure: str) -> bool:
+    """Whether values go from better to worse."""
+    sign = 1 if measure in SMALLER_IS_BETTER else -1
+    return all(sign * one < sign * other for one, other in zip(values, values[1:], strict=False))
+
+
+def order_sentence(check: Mapping[str, Any]) -> str:
+    """The outcome of `check_order` in words."""
+    sign = " < " if check["measure"] in SMALLER_IS_BETTER else " > "
+    expected = f"{sign.join(check['expected'])} in {check['measure']}"
+    if check["missing"]:
+        return f"Expected: {expected}. Not known: no run, or several different ones, of {', '.join(check['missing'])}."
+    found = ", ".join(f"{name} {mean:{_FORMATS.get(check['measure'], '.1f')}}" for name, mean in check["means"].items())
+    seeds = f"; so it did for {sum(check['seeds'].values())} of {len(check['seeds'])} seeds" if check["seeds"] else ""
+    return f"Expected: {expected}. This {'held' if check['held'] else 'did not hold'} in the mean ({found}){seeds}."
+
+
+def runs_table(rows: Sequence[Row], style: str = "simple") -> str:
+    """One line a row; "github" is Markdown."""
+    names = [name for name in MEASURES if any(name in row["scores"] for row in rows)]
+    headers = ["attention", "seeds", *names, f"to {BASELINE}", "valid loss", "best epoch", "parameters"]
+    lines = [
+        [
+            row["attention"],
+            " ".join(map(str, row["seeds"])),
+            *(_spread(row["scores"].get(name), _FORMATS.get(name, ".1f")) for name in names),
+            "" if row["difference"] is None else f"{row['difference']:+{_FORMATS.get(row['measure'], '.1f')}}",
+            "" if row["valid_loss"] is None else f"{row['valid_loss']:.3f}",
+            " ".join(str(epoch) for epoch in row["epochs"] if epoch is not None),
+            "" if row["parameters"] is None else f"{row['parameters']:,}",
+        ]
+        for row in rows
+    ]
+    if len({row["set"] for row in rows}) > 1:
+        headers.insert(0, "set")
+        lines = [[row["set"], *line] for row, line in zip(rows, lines, strict=True)]
+    align = ["left" if name in ("set", "attention") else "right" for name in headers]
+    return tabulate(lines, headers, tablefmt=style, disable_numparse=True, colalign=align)
+
+
+def _spread(score: Mapping[str, float] | None, digits: str) -> str:
+    """The mean, and from where to where it goes if there are several values."""
+    if score is None:
+        return ""
+    mean, least, greatest = (f"{score[name]:{digits}}" for name in ("mean", "min", "max"))
+    return mean if least == greatest else f"{mean} ({least}–{greatest})"

@@ -1,0 +1,78 @@
+"""Perplexity of a language model over one long text that it reads as a stream, its state carried on.
+
+A softmax model sees at most its context window again; a linear one keeps K^T V of everything it has read, in constant
+memory. Position embeddings start anew in every segment, since the model knows no others from training.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..errors import LeapformerError
+from ..modules import Memory, attentions
+
+
+@dataclass(frozen=True)
+class StreamScore:
+    """Loss in bits per token, its perplexity, tokens scored, and bytes of state after them."""
+
+    loss: float
+    perplexity: float
+    tokens: int
+    state_bytes: int
+
+
+@torch.no_grad()
+def score_stream(model: Any, text: Tensor, first: int, segment: int, carry: bool = True) -> StreamScore:
+    """Score the tokens of `text`, (N,), each given all before it; `first` stands before the first.
+
+    The text is read in segments of `segment` tokens. Without `carry` each begins with an empty state, as
+    fairseq-eval-lm without a context window does. Raises LeapformerError for an empty text, and with `carry` for a
+    mechanism whose state grows or that knows no text so long.
+    """
+    if not len(text):
+        raise LeapformerError("the text holds no tokens; check the subset")
+    if segment < 1:
+        raise LeapformerError(f"a segment of {segment} tokens: give at least 1")
+    if carry:
+        _check_carried(model, len(text))
+    inputs = torch.cat([text.new_tensor([first]), text[:-1]])
+    bits, state = 0.0, {}
+    progress = tqdm(total=len(text), unit="tok", unit_scale=True, desc="stream", mininterval=1.0)
+    for tokens, target in zip(inputs.split(segment), text.split(segment), strict=True):
+        state = state if carry else {}
+        features = model.decoder.read(tokens.unsqueeze(0), state)
+        output = (model.decoder.output_layer(features), None)
+        log_probs = model.get_normalized_probs(output, log_probs=True, sample=None)[0]
+        bits -= float(log_probs.gather(-1, target.unsqueeze(-1)).double().sum()) / math.log(2)
+        progress.update(len(tokens))
+    progress.close()
+    loss = bits / len(text)
+    return StreamScore(loss, 2**loss, len(text), state_bytes(state))
+
+
+def state_bytes(state: dict[str, Any]) -> int:
+    """Bytes that the attention of all layers keeps."""
+    memories = (held for held in state.values() if isinstance(held, Memory))
+    return sum(memory.keys.nbytes() for memory in memories if memory.keys is not None)
+
+
+def _check_carried(model: Any, tokens: int) -> None:
+    for layer, attention in enumerate(attentions(model.decoder)):
+        mechanism = attention.mechanism
+        if not mechanism.constant_state:
+            raise LeapformerError(
+                f"{mechanism.name} in layer {layer} keeps every key, so its state grows with the text; "
+                "stream a model with linear attention in all layers, or add --no-carry"
+            )
+        if mechanism.max_positions is not None and tokens > mechanism.max_positions:
+            raise LeapformerError(
+                f"{mechanism.name} in layer {layer} was built for {mechanism.max_positions} tokens, the text has "
+                f"{tokens}; stream a mechanism without lengths, or add --no-carry"
+            )

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Which attention block can be linear: softmax, leap and relu in each block of Multi30k English-German. See --help.
+set -euo pipefail
+dataset=multi30k paper=small root_holds="{train,val,test_2016_flickr}.{en,de}"
+. "$(dirname "$0")/../translation.sh"
+
+value_options+=" --plans"
+flag_options+=" --full"
+
+usage() {
+    cat <<HELP
+usage: bash scripts/multi30k/ablation.sh --root DIR --out DIR [OPTIONS]
+
+Trains softmax everywhere, and leap and relu in encoder self-attention, in decoder self-attention, in cross-attention,
+and in all three: nine trainings with the same budget, one after the other, each translated and scored with its best
+epoch by validation loss. OUT/epochsN/table.md and table.json are written anew after every run. Stopped with Ctrl-C,
+the same command goes on: what is finished is skipped, what was interrupted goes on from its last epoch.
+
+  --root DIR            the data, a folder that holds $root_holds
+  --download            fetch what --root lacks
+  --out DIR             prepared data and runs
+  --full                instead: softmax, and leap and relu in decoder self-attention, for 16 epochs
+  --epochs N            passes over the training data (default: 8; with --full 16)
+  --plans LIST          train only these, in quotes, each ENCODER/DECODER/CROSS or one for all
+  --seed N              seed of the trainings (default: 1)
+  --paper, --average, --vocab-size, --workers, --train-options, --eval-options
+                        as in scripts/multi30k/run.sh
+  --help                this text
+HELP
+}
+
+defaults() {
+    root='' out='' seed=1 workers=1 download='' full='' plans='' epochs=8
+    [[ " ${arguments[*]} " != *" --full "* ]] || epochs=16
+}
+
+step_ablation() {
+    local plan chosen all=(softmax)
+    for plan in X/softmax/softmax softmax/X/softmax softmax/softmax/X X; do
+        all+=("${plan//X/leap}" "${plan//X/relu}")
+    done
+    [[ ! $full ]] || all=(softmax softmax/leap/softmax softmax/relu/softmax)
+    read -ra chosen <<<"${plans:-${all[*]}}"
+    runs=$out/epochs$epochs
+    table_options=(--title "Multi30k $pair: linear attention by block, at most $epochs epochs" --rows "${all[@]}")
+    for attention in "${chosen[@]}"; do
+        step_train
+        step_evaluate
+    done
+}
+
+recipe prepare ablation "$@"

@@ -1,0 +1,110 @@
+# The steps of the recipes for text translation: multi30k, iwslt14_deen, wmt14_ende. A script names its data set and
+# sources this:
+#
+#   dataset=multi30k paper=small root_holds="train.en, train.de, ..."
+#   . "$(dirname "$0")/../translation.sh"
+#   recipe prepare train evaluate "$@"
+. "$(dirname "${BASH_SOURCE[0]}")/text.sh"
+
+value_options="--root --out --pair --attention --seed --epochs --vocab-size --average --workers"
+flag_options="--download"
+table_options=()
+
+usage() {
+    cat <<HELP
+usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
+
+  --root DIR            the data, a folder that holds $root_holds (only to prepare)
+  --download            fetch what --root lacks
+  --out DIR             prepared data and runs; the same command again goes on where it stopped
+  --paper NAME          hyperparameters: $(papers)
+  --attention PLAN      mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
+  --pair SOURCE-TARGET  languages (default: the configuration's)
+  --seed N              seed of the training (default: 1)
+  --epochs N            passes over the training data at most (default: the configuration's)
+  --average N           translate with the average of the last N epochs; 0: with the best epoch by validation loss
+                        (default: the configuration's)
+  --vocab-size N        subwords for both languages together (default: the configuration's)
+  --workers N           processes that turn text into numbers (default: 1)
+  --train-options TEXT  more options for training, e.g. "--max-update 1000 --fp16"
+  --eval-options TEXT   more options for fairseq-generate, e.g. "--beam 1"
+  --help                this text
+
+Every run is a row of OUT/table.md, so further attentions and seeds with the same --out join it. Of an option given
+twice the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
+HELP
+}
+
+defaults() {
+    root='' out='' attention=leap seed=1 workers=1 download=
+}
+
+need_data() {
+    [[ $download ]] || need_dir "--root (the folder that holds $root_holds)" "$root"
+    [[ $root ]] || fail "--download needs --root, the folder to put the data into; see --help"
+}
+
+step_prepare() {
+    say "preparing $dataset in $data"
+    leapformer prepare "${dataset%%_*}" "$root" --out "$data/text" --pair "$pair" --vocab-size "$vocab_size" \
+        ${download:+--download}
+    once "$data/binary" binarise
+}
+
+# binarise: what fairseq trains on; with one dictionary for both languages, which can share embeddings then.
+binarise() {
+    logged "$data/binary/preprocess.log" leapformer preprocess --source-lang "${pair%-*}" --target-lang "${pair#*-}" \
+        --trainpref "$data/text/train" --validpref "$data/text/valid" --testpref "$data/text/test" \
+        --destdir "$data/binary" --joined-dictionary --srcdict "$data/text/spm.txt" --workers "$workers"
+}
+
+# run_folder: where the run with this attention and seed is.
+run_folder() {
+    echo "${runs:-$out}/$(file_name "$attention")-seed$seed"
+}
+
+step_train() {
+    local run keep=(--no-epoch-checkpoints)
+    whole_number --seed "$seed"
+    whole_number --average "$average" 0
+    need_step "$data/binary" prepare
+    run=$(run_folder)
+    ((average == 0)) || keep=(--keep-last-epochs "$average")
+    say "training $attention, seed $seed, in $run"
+    claim "$run" "--attention $attention --seed $seed ${train_options[*]}"
+    once "$run/model" train_text "$run/model" --task translation --source-lang "${pair%-*}" \
+        --target-lang "${pair#*-}" $(plan_flags "$attention") --seed "$seed" "${keep[@]}" "${train_options[@]}"
+}
+
+step_evaluate() {
+    local run checkpoint
+    run=$(run_folder)
+    need_step "$run/model" train
+    checkpoint=$run/model/checkpoint_best.pt
+    if ((average)); then
+        checkpoint=$run/model/average$average.pt
+        [[ -f $checkpoint ]] || leapformer average --inputs "$run/model" --last "$average" --output "$checkpoint"
+    fi
+    say "translating the test set with $attention, seed $seed"
+    claim "$run/test" "--average $average ${eval_options[*]}"
+    once "$run/test" translate "$checkpoint" "$run/test"
+    step_table
+}
+
+# translate CHECKPOINT OUT: the test set, then BLEU and chrF on detokenised text.
+translate() {
+    logged "$2/generate.log" leapformer generate "$data/binary" --task translation --source-lang "${pair%-*}" \
+        --target-lang "${pair#*-}" --gen-subset test --path "$1" --max-tokens 8000 --num-workers 1 \
+        --required-batch-size-multiple 1 --bpe sentencepiece --sentencepiece-model "$data/text/spm.model" \
+        --results-path "$2" "${eval_options[@]}" &&
+        leapformer score "$2/generate-test.txt" --references "$data/text/raw/test.${pair#*-}" \
+            --checkpoint "$1" --json "$2/scores.json"
+}
+
+step_table() {
+    local evaluated="the checkpoint with the lowest validation loss"
+    ((average == 0)) || evaluated="the average of the last $average epochs"
+    leapformer table "${runs:-$out}" --title "$dataset, $pair" "${table_options[@]}" \
+        --note "Test set, detokenised text, one reference; translated with $evaluated of each run."
+    say "done: ${runs:-$out}/table.md, table.json; details in RUN/model and RUN/test"
+}

@@ -1,0 +1,104 @@
+"""Tiny text data sets in the layout of the releases, with sentences of the corpus grammar."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from leapformer_fairseq.data.corpus import grammar
+from leapformer_fairseq.data.releases import IWSLT14_TESTS, WMT14_TRAIN
+
+SIZES = {"train": 60, "valid": 10, "test": 8}
+
+
+def sentences(split: str, count: int | None = None) -> dict[str, list[str]]:
+    """English and German sentences of a split, the same ones every time."""
+    rng = np.random.default_rng([7, list(SIZES).index(split)])
+    pairs = [grammar.sample(rng) for _ in range(count or SIZES[split])]
+    return {"en": [pair[0] for pair in pairs], "de": [pair[1] for pair in pairs]}
+
+
+def text(lines: list[str]) -> str:
+    """The content of a file."""
+    return "".join(f"{line}\n" for line in lines)
+
+
+def multi30k_tree(root: Path, zipped: bool = True) -> Path:
+    """ROOT/{train,val,test_2016_flickr}.{en,de}, with .gz if `zipped`."""
+    root.mkdir(parents=True, exist_ok=True)
+    for split, stem in (("train", "train"), ("valid", "val"), ("test", "test_2016_flickr")):
+        for language, lines in sentences(split).items():
+            path, content = root / f"{stem}.{language}", text(lines).encode()
+            if zipped:
+                path.with_name(path.name + ".gz").write_bytes(gzip.compress(content))
+            else:
+                path.write_bytes(content)
+    return root
+
+
+def plain_tree(root: Path) -> Path:
+    """ROOT/{train,valid,test}.{en,de}."""
+    root.mkdir(parents=True, exist_ok=True)
+    for split in SIZES:
+        for language, lines in sentences(split).items():
+            (root / f"{split}.{language}").write_text(text(lines), encoding="utf-8")
+    return root
+
+
+def iwslt14_archive(root: Path) -> Path:
+    """ROOT/de-en.tgz: talks with tags around what is said, and five files of segments to test on."""
+    files = {}
+    training, testing = sentences("train"), sentences("test")
+    for language in ("de", "en"):
+        talk = ["<url>http://talks.example/1</url>", "<keywords>talks, words</keywords>", "<title>The Talk</title>"]
+        files[f"de-en/train.tags.de-en.{language}"] = text([*talk, *training[language], "", "<talkid>1</talkid>"])
+        for n, name in enumerate(IWSLT14_TESTS):
+            lines = testing[language][n : n + 1]
+            files[f"de-en/IWSLT14.{name}.de-en.{language}.xml"] = segments(lines)
+    return archive(root / "de-en.tgz", files)
+
+
+def wmt14_archives(root: Path) -> Path:
+    """ROOT/*.tgz as on statmt.org."""
+    for n, (url, stem) in enumerate(WMT14_TRAIN.items()):
+        training = {language: lines[20 * n : 20 * n + 20] for language, lines in sentences("train").items()}
+        archive(root / url.rpartition("/")[2], {f"{stem}.{name}": text(lines) for name, lines in training.items()})
+    valid = sentences("valid")
+    archive(root / "dev.tgz", {f"dev/newstest2013.{name}": text(lines) for name, lines in valid.items()})
+    sides = {f"test-full/newstest2014-deen-{side}.{name}.sgm": name for side in ("src", "ref") for name in ("en", "de")}
+    archive(root / "test-full.tgz", {path: segments(sentences("test")[name]) for path, name in sides.items()})
+    return root
+
+
+def wikitext_tree(root: Path, splits: tuple[str, ...] = tuple(SIZES), suffix: str = ".txt") -> Path:
+    """ROOT/{train,valid,test}.txt: articles of English sentences with headings, empty lines and <unk>."""
+    root.mkdir(parents=True, exist_ok=True)
+    for split in splits:
+        lines = []
+        for n, sentence in enumerate(sentences(split, 40)["en"]):
+            lines += [" ", f" = Article {n} = ", " "] if n % 10 == 0 else []
+            lines.append(f" {sentence.replace(' the ', ' <unk> ')} . ")
+        name = f"{split}.txt" if suffix == ".txt" else f"wiki.{split}{suffix}"
+        (root / name).write_text(text(lines), encoding="utf-8")
+    return root
+
+
+def segments(lines: list[str]) -> str:
+    """As in the sgm and xml files of evaluations."""
+    return text(["<doc>", *(f'<seg id="{n}"> {line} </seg>' for n, line in enumerate(lines, 1)), "</doc>"])
+
+
+def archive(path: Path, files: Mapping[str, str]) -> Path:
+    """A .tgz of text files; returns its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as opened:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content.encode())
+            opened.addfile(entry, io.BytesIO(content.encode()))
+    return path.parent

@@ -1,0 +1,183 @@
+"""Language models and text translation through the real commands: preprocess, train, evaluate, generate, stream."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from .test_training import leapformer, run
+
+WORDS = ("the", "a", "small", "old", "red", "house", "tree", "dog", "sees", "finds", "and", "or", "near", "under")
+TRAINING = (
+    "--optimizer adam --lr 2e-3 --max-update 30 --num-workers 1 --seed 1 --cpu --log-format simple --max-tokens 800 "
+    "--required-batch-size-multiple 1"
+)
+
+
+def sentences(count: int, seed: int) -> list[str]:
+    """Short sentences of a few words; the translation is the reversed sentence."""
+    import random
+
+    chosen = random.Random(seed)
+    return [" ".join(chosen.choices(WORDS, k=chosen.randint(3, 9))) for _ in range(count)]
+
+
+def done(command: list[str], stdin: str | None = None):
+    finished = run(command) if stdin is None else _with_input(command, stdin)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return finished.stdout + finished.stderr
+
+
+def _with_input(command: list[str], text: str):
+    import subprocess
+
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("text")
+    for split, (count, seed) in {"train": (200, 1), "valid": (20, 2), "test": (30, 3)}.items():
+        lines = sentences(count, seed)
+        (root / f"{split}.en").write_text("\n".join(lines) + "\n")
+        (root / f"{split}.de").write_text("\n".join(" ".join(reversed(line.split())) for line in lines) + "\n")
+    prefixes = [f"--{split}pref={root / split}" for split in ("train", "valid", "test")]
+    common = ["--workers", "1", "--joined-dictionary"]
+    done(leapformer("preprocess", "-s", "en", "-t", "de", *prefixes, "--destdir", str(root / "mt"), *common))
+    prefixes = [f"--{split}pref={root / split}.en" for split in ("train", "valid", "test")]
+    done(leapformer("preprocess", "--only-source", *prefixes, "--destdir", str(root / "lm"), "--workers", "1"))
+    return root
+
+
+class TestLanguageModel:
+    @pytest.fixture(scope="class")
+    def model(self, data) -> Path:
+        save = data / "lm_save"
+        options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING}"
+        done(leapformer("train", str(data / "lm"), *options.split(), "--save-dir", str(save)))
+        return save / "checkpoint_last.pt"
+
+    def evaluated(self, data, model, *options: str) -> tuple[int, float]:
+        output = done(leapformer("eval-lm", str(data / "lm"), "--path", str(model), "--max-tokens", "800", *options))
+        tokens = re.search(r"Evaluated ([\d,]+) tokens", output).group(1)
+        return int(tokens.replace(",", "")), float(re.search(r"Perplexity: ([\d.]+)", output).group(1))
+
+    def test_every_length_and_window_evaluates_the_whole_text(self, data, model):
+        found = {
+            options: self.evaluated(data, model, *options.split())
+            for options in (
+                "--tokens-per-sample 32",
+                "--tokens-per-sample 100",
+                "--tokens-per-sample 48 --context-window 16",
+            )
+        }
+        counts = {tokens for tokens, _ in found.values()}
+        assert len(counts) == 1 and counts.pop() > 150, found
+        assert all(1 < perplexity < 30 for _, perplexity in found.values())
+
+    def test_without_a_length_fairseq_takes_1024_and_all_is_read(self, data, model):
+        tokens, perplexity = self.evaluated(data, model)
+        assert tokens > 150 and perplexity > 1
+
+    def test_a_stream_is_read_with_a_state_of_constant_size(self, data, model, tmp_path):
+        scores = {}
+        for options in ("", "--no-carry", "--limit 40"):
+            out = tmp_path / "scores.json"
+            command = ["stream", str(data / "lm"), "--path", str(model), "--json", str(out), *options.split()]
+            assert "perplexity" in done(leapformer(*command))
+            scores[options] = json.loads(out.read_text())
+        assert scores[""]["tokens"] == scores["--no-carry"]["tokens"] > scores["--limit 40"]["tokens"] == 40
+        assert scores[""]["state_bytes"] == scores["--limit 40"]["state_bytes"] > 0
+        # segments with an empty state are the blocks of fairseq-eval-lm
+        _, perplexity = self.evaluated(data, model, "--tokens-per-sample", "32")
+        assert scores["--no-carry"]["perplexity"] == pytest.approx(perplexity, abs=0.02)
+
+    @pytest.mark.parametrize("options", ["--beam 3", "--beam 1 --sampling --sampling-topk 5"])
+    def test_prompts_of_unequal_lengths_are_continued(self, data, model, options):
+        prompts = "the small house\nthe\n\na dog sees the old tree\n"
+        batches = "--buffer-size 4 --batch-size 4 --max-len-b 12"
+        command = f"interactive {data / 'lm'} --task language_modeling --path {model} {batches} {options}"
+        command = leapformer(*command.split())
+        lines = [line for line in done(command, prompts).splitlines() if line.startswith("H-")]
+        texts = {int(line.split("\t")[0][2:]): line.split("\t")[2] for line in lines}
+        assert (
+            len(texts) == 4
+            and texts[0].startswith("the small house")
+            and texts[3].startswith("a dog sees the old tree")
+        )
+
+    def test_generate_continues_test_sentences(self, data, model):
+        options = (
+            "--task language_modeling --sample-break-mode eos --prefix-size 2 --beam 2 --max-len-b 12 --batch-size 8"
+        )
+        output = done(leapformer("generate", str(data / "lm"), "--path", str(model), *options.split()))
+        assert output.count("\nH-") == 30
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["stream", "LM", "--path", "nowhere.pt"], "no file nowhere.pt"),
+            (["stream", "LM", "--path", "MODEL", "--gen-subset", "tests"], "no data set"),
+            (["stream", "LM", "--path", "MODEL", "--segment", "0"], "give at least 1"),
+            (["stream", "LM", "--path", "MODEL", "--device", "cuda"], "no GPU here"),
+        ],
+    )
+    def test_bad_input_ends_with_one_clear_line(self, data, model, arguments, message):
+        names = {"LM": str(data / "lm"), "MODEL": str(model)}
+        finished = run(leapformer(*(names.get(argument, argument) for argument in arguments)))
+        assert finished.returncode == 2 and message in finished.stderr.splitlines()[-1]
+
+    def test_a_softmax_model_is_no_stream(self, data, tmp_path):
+        options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --max-update 1"
+        mixed = ["--decoder-self-attention", "leap,softmax", "--save-dir", str(tmp_path)]
+        done(leapformer("train", str(data / "lm"), *options.split(), *mixed))
+        finished = run(leapformer("stream", str(data / "lm"), "--path", str(tmp_path / "checkpoint_last.pt")))
+        assert finished.returncode == 2
+        assert "softmax in layer 1 keeps every key" in finished.stderr.splitlines()[-1]
+
+
+class TestTranslation:
+    @pytest.fixture(scope="class")
+    def model(self, data) -> Path:
+        save = data / "mt_save"
+        options = (
+            f"--arch leapformer_nmt_tiny --share-all-embeddings {TRAINING} --required-batch-size-multiple 1 "
+            '--criterion label_smoothed_cross_entropy --eval-bleu --eval-bleu-args {"beam":2}'
+        )
+        done(leapformer("train", str(data / "mt"), *options.split(), "--save-dir", str(save)))
+        return save / "checkpoint_last.pt"
+
+    @pytest.mark.parametrize("options", ["--beam 5", "--beam 3 --prefix-size 2", "--beam 4 --print-alignment hard"])
+    def test_every_sentence_is_translated(self, data, model, options):
+        batches = "--batch-size 7 --required-batch-size-multiple 1 --max-len-b 15"
+        command = f"generate {data / 'mt'} --path {model} {batches} {options}"
+        output = done(leapformer(*command.split()))
+        assert output.count("\nH-") == 30
+        if "alignment" in options:
+            assert re.search(r"^A-\d+\t\d+-\d+", output, re.M)
+
+    def test_constraints(self, data, model):
+        command = f"interactive {data / 'mt'} --path {model} --beam 6 --constraints --max-len-b 12"
+        output = done(leapformer(*command.split()), "the small dog\tunder\n")
+        assert re.search(r"^H-0\t\S+\t.*\bunder\b", output, re.M)
+
+    def test_a_stock_checkpoint_is_a_warm_start(self, data, tmp_path):
+        sizes = " ".join(
+            f"--{side}-{name} {value}"
+            for side in ("encoder", "decoder")
+            for name, value in (("layers", 2), ("embed-dim", 64), ("ffn-embed-dim", 128), ("attention-heads", 2))
+        )
+        options = f"{TRAINING} --max-update 2 --share-all-embeddings"
+        stock, ours = tmp_path / "stock", tmp_path / "ours"
+        command = f"train {data / 'mt'} --arch transformer {sizes} {options} --save-dir {stock}"
+        done(leapformer(*command.split()))
+        command = f"train {data / 'mt'} --arch leapformer_nmt_tiny {options} --save-dir {ours}"
+        done(leapformer(*command.split(), "--finetune-from-model", str(stock / "checkpoint_last.pt")))
+        assert (ours / "checkpoint_last.pt").exists()
+
+    def test_another_vocabulary_is_named(self, data, model, tmp_path):
+        finished = run(leapformer("generate", str(data / "lm"), "--task", "language_modeling", "--path", str(model)))
+        assert finished.returncode != 0

@@ -1,0 +1,174 @@
+"""Language models: prompts in one pass, a state carried on, long evaluation, adaptive embeddings."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+from leapformer_fairseq.attention import native
+from leapformer_fairseq.errors import LeapformerError
+
+from .tiny import PLANS, dictionary, make_model
+
+WORDS = dictionary()
+EOS, PAD = 2, 1
+WITHOUT_POSITIONS = {"no_token_positional_embeddings": True}
+
+
+def lm(plan="leap", arch="leapformer_lm_tiny", **options):
+    sizes = {"decoder_embed_dim": 16, "tokens_per_sample": 64}
+    return make_model(arch, plan, **{**sizes, **options})
+
+
+def tokens(batch, length):
+    found = torch.randint(4, 30, (batch, length))
+    found[:, 0] = EOS
+    return found
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_decoding_steps_equal_the_full_forward(plan):
+    model, text = lm(plan), tokens(3, 20)
+    with torch.no_grad():
+        full, _ = model(text)
+        state = {}
+        parts = [model.decoder(text[:, : t + 1], incremental_state=state)[0] for t in range(20)]
+    torch.testing.assert_close(torch.cat(parts, 1), full, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_carried_state_equals_one_long_pass(plan):
+    """Without position embeddings, which start anew in every piece."""
+    model, text = lm(plan, **WITHOUT_POSITIONS), tokens(2, 40)
+    with torch.no_grad():
+        full, _ = model(text, features_only=True)
+        state = {}
+        parts = [model.decoder.read(part, state) for part in text.split([13, 1, 20, 6], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), full, rtol=0, atol=1e-10)
+
+
+def task():
+    found = LanguageModelingTask(SimpleNamespace(add_bos_token=False), WORDS, output_dictionary=WORDS)
+    return found
+
+
+def sample(lengths):
+    """Prompts of these lengths after eos, padded on the right, as the task makes them."""
+    prompt = torch.full((len(lengths), max(lengths) + 1), PAD)
+    prompt[:, 0] = EOS
+    for i, length in enumerate(lengths):
+        prompt[i, 1 : length + 1] = torch.randint(4, 30, (length,))
+    return {"net_input": {"src_tokens": prompt, "src_lengths": torch.tensor(lengths) + 1}}
+
+
+def continued(model, prompts, beam=3, **call):
+    generator = SequenceGenerator([model], WORDS, beam_size=beam, max_len_b=14, max_len=30, min_len=1)
+    return task().inference_step(generator, [model], prompts, **call)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("lengths", [(6, 6), (7, 4, 5), (3, 0)])
+@pytest.mark.parametrize("plan", PLANS)
+def test_prompts_in_one_pass_change_nothing(plan, lengths, beam, monkeypatch):
+    model, prompts = lm(plan).float(), sample(lengths)
+    at_once = continued(model, prompts, beam)
+    monkeypatch.setattr(type(model.decoder), "prompted", None)
+    monkeypatch.delattr(type(model.decoder), "prompted")
+    one_by_one = continued(model, prompts, beam)
+    for ours, expected in zip(at_once, one_by_one, strict=True):
+        assert [h["tokens"].tolist() for h in ours] == [h["tokens"].tolist() for h in expected]
+        for mine, other in zip(ours, expected, strict=True):
+            torch.testing.assert_close(mine["positional_scores"], other["positional_scores"], rtol=0, atol=2e-5)
+
+
+def test_a_prompt_costs_one_pass():
+    model, calls = lm().float(), []
+    layer = model.decoder.layers[0]
+    forward = layer.forward
+    layer.forward = lambda x, *args, **kwargs: (calls.append(tuple(x.shape[:2])), forward(x, *args, **kwargs))[1]
+    continued(model, sample((8, 6)), beam=2)
+    assert calls[0] == (7, 2), "eos and the 6 tokens that both have, once a sentence"
+    assert all(call[0] == 1 for call in calls[1:])
+
+
+def test_a_given_prefix_is_read_at_once_too():
+    model, prompts = lm().float(), sample((6, 6))
+    prefix = prompts["net_input"]["src_tokens"][:, 1:5]
+    by_prefix = continued(model, prompts, prefix_tokens=prefix)
+    short = {"net_input": {name: x[:, :5] if x.dim() > 1 else x for name, x in prompts["net_input"].items()}}
+    for mine, other in zip(by_prefix, continued(model, short), strict=True):
+        assert mine[0]["tokens"].tolist() == other[0]["tokens"].tolist()
+
+
+def test_generation_holds_a_state_of_constant_size():
+    model, sizes = lm().float(), []
+    attention = model.decoder.layers[1].self_attn
+    with torch.no_grad():
+        state, text = {}, tokens(1, 30)
+        for t in range(30):
+            model.decoder(text[:, : t + 1], incremental_state=state)
+            sizes.append(attention.memory(state).keys.nbytes())
+    assert len(set(sizes)) == 1 and native.step() is not None
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_longer_text_than_in_training_can_be_read(plan):
+    model = lm(plan)
+    limit = 40 if plan == "cosformer" else 10_000
+    assert model.max_positions() >= limit
+    with torch.no_grad():
+        assert torch.isfinite(model(tokens(1, 200))[0]).all()
+
+
+def test_learned_positions_are_a_limit():
+    assert lm(decoder_learned_pos=True).max_positions() == 64
+
+
+@pytest.mark.parametrize(("longest", "window", "fails"), [(60, 0, False), (65, 0, True), (60, 10, True)])
+def test_blocks_that_do_not_fit_stop_an_evaluation(longest, window, fails, monkeypatch):
+    dataset = SimpleNamespace(sizes=torch.tensor([10, longest]))
+    loader = task()
+    if fails:
+        with pytest.raises(LeapformerError, match=f"up to {longest + window} tokens .* 64 positions"):
+            loader.eval_lm_dataloader(dataset, max_positions=64, context_window=window)
+    else:
+        with pytest.raises(AssertionError):  # past the check, fairseq wants a real data set
+            loader.eval_lm_dataloader(dataset, max_positions=64, context_window=window)
+
+
+@pytest.mark.parametrize("arch", ["leapformer_lm_wiki103", "leapformer_lm_wiki103_big"])
+def test_adaptive_presets(arch):
+    cutoff = {"adaptive_input_cutoff": "10,20", "adaptive_softmax_cutoff": "10,20"}
+    model = lm(arch=arch, decoder_layers=2, decoder_attention_heads=2, **cutoff)
+    text = tokens(2, 9)
+    features, _ = model(text)
+    log_probs = model.get_normalized_probs((features, None), log_probs=True, sample=None)
+    assert log_probs.shape == (2, 9, len(WORDS))
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 9).double())
+    loss, _ = model.decoder.adaptive_softmax(features, text)
+    sum(part.sum() for part in loss if part is not None).backward()
+    assert model.decoder.layers[0].self_attn.mechanism.query_proportion.weights[0].grad is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adaptive_input": True}, "--adaptive-input-cutoff"),
+        ({"tie_adaptive_weights": True}, "--tie-adaptive-weights needs --adaptive-input"),
+        ({"character_embeddings": True}, "--character-embeddings"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(options, message):
+    with pytest.raises(LeapformerError, match=message):
+        lm(**options)
+
+
+def test_padding_cannot_be_read_at_once():
+    text = tokens(2, 6)
+    text[1, 4:] = PAD
+    with pytest.raises(LeapformerError, match="common length"):
+        lm().decoder.read(text, {})

@@ -1,0 +1,105 @@
+"""The decoding and training benchmarks: what they write and refuse, and that they measure what they say."""
+
+import json
+
+import pytest
+import torch
+
+from leapformer_fairseq.benchmarks import decode, measure, train
+from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.modules import attentions
+
+CPU = torch.device("cpu")
+TINY = [decode.Case(1, 1, 6, 9), decode.Case(2, 3, 5, 7)]
+
+
+@pytest.fixture
+def tiny_decode(monkeypatch):
+    for name, value in {"QUICK_CASES": TINY, "QUICK_KEYS": (8,), "BLOCK_ROWS": (2,), "SECONDS": 0.1}.items():
+        monkeypatch.setattr(decode, name, value)
+
+
+def test_decode_writes_both_files(tiny_decode, tmp_path, capsys):
+    command = ["bench", "decode", "--quick", "--out", str(tmp_path), "--mechanisms", "leap", "relu", "--device", "cpu"]
+    assert main(command) == 0
+    found = json.loads((tmp_path / "decode.json").read_text())
+    assert found["benchmark"] == "decode" and found["environment"]["threads"] == 1 and "seed:1" in found["signature"]
+    systems = ["fairseq", "softmax", "leap", "relu", "leap (torch)"]
+    assert [(row["case"], row["mechanism"]) for row in found["decoders"]] == [
+        (str(c), n) for c in TINY for n in systems
+    ]
+    assert all(row["ms"] > 0 for row in found["decoders"])
+    assert [row["mechanism"] for row in found["blocks"]] == ["softmax", "leap", "leap (torch)"]
+    report = (tmp_path / "decode.md").read_text()
+    assert found["signature"] in report and "times as fast as fairseq" in report and "6 rows, 5/7" in report
+    assert "A step of one block" in capsys.readouterr().out
+
+
+def test_state_bytes_are_those_of_the_tensors():
+    rows, layers, heads, dim = 6, decode.LAYERS, decode.HEADS, decode.WIDTH // decode.HEADS
+    found = {row["mechanism"]: row["state_bytes"] for row in decode.decoders(TINY[1], ["leap", "relu"], CPU, 0.01)}
+    sentences = 2
+    state = 4 * heads * dim * (dim + 1)  # of one row and layer: K^T [V, 1] in float32
+    assert found["relu"] == layers * state * (rows + sentences)  # self-attention by row, cross-attention by sentence
+    assert found["leap"] == 2 * found["relu"]
+
+
+def test_a_longer_state_costs_softmax_only_bytes():
+    short, long = ({row["mechanism"]: row["state_bytes"] for row in decode.decoders(case, ["leap"], CPU, 0.01)}
+                   for case in (decode.Case(1, 1, 5, 7), decode.Case(1, 1, 50, 70)))  # fmt: skip
+    assert short["leap"] == long["leap"]
+    assert long["fairseq"] > 5 * short["fairseq"] and long["softmax"] > 3 * short["softmax"]
+
+
+def test_filled_states_are_what_decoding_would_have_left():
+    """The benchmark writes keys into the states; they must be of the size and count that reading tokens leaves."""
+    decoder, case = decode.make("leap", CPU, layers=2), decode.Case(1, 1, 4, 3)
+    source = torch.randn(3, 1, decode.WIDTH)
+    filled, read = {}, {}
+    with torch.no_grad():
+        decode.fill(decoder, filled, case, source)
+        decoder.read(torch.randint(4, 20, (1, 4)), read, {"encoder_out": [source], "encoder_padding_mask": []})
+    for attention in attentions(decoder):
+        ours, theirs = attention.memory(filled), attention.memory(read)
+        assert ours.queries == theirs.queries == 4
+        if attention.self_attention:
+            assert ours.keys.kv.shape == theirs.keys.kv.shape
+
+
+def test_a_wrong_decoder_is_refused(tiny_decode, tmp_path, capsys, monkeypatch):
+    from leapformer_fairseq.attention.step import LinearStep
+
+    right = LinearStep.attend
+    monkeypatch.setattr(LinearStep, "attend", lambda self, *args: right(self, *args) * 1.001)
+    assert main(["bench", "decode", "--quick", "--out", str(tmp_path), "--mechanisms", "leap"]) == 1
+    assert "leap is not measured: its decoder differs by" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", decode.MECHANISMS_MEASURED)
+def test_decoders_agree(name):
+    assert decode.disagreement(name) is None
+
+
+def test_aims_belong_to_measured_cases():
+    assert set(decode.AIMS) <= {(case.rows, case.target, case.source) for case in decode.CASES}
+    assert set(train.AIMS) | set(train.MEMORY_AIMS) <= set(train.CASES)
+    assert all(set(aims) == set(decode.BLOCK_ROWS) for aims in decode.BLOCK_AIMS.values())
+
+
+def test_train_writes_both_files(tmp_path, monkeypatch):
+    for name, value in {"QUICK_CASES": (train.Case(16),), "TOKENS": 32, "SECONDS": 0.1, "VOCABULARY": 50}.items():
+        monkeypatch.setattr(train, name, value)
+    monkeypatch.setattr(train, "disagreement", lambda name: None)
+    peaks = {"fairseq": 4 * measure.MIB}
+    monkeypatch.setattr(measure, "in_fresh_process", lambda _, name, *arguments: peaks.get(name, measure.MIB))
+    assert main(["bench", "train", "--quick", "--out", str(tmp_path), "--mechanisms", "leap", "--device", "cpu"]) == 0
+    found = json.loads((tmp_path / "train.json").read_text())
+    assert [row["mechanism"] for row in found["times"]] == ["fairseq", "leap"]
+    assert all(row["tokens_per_second"] == pytest.approx(32 / row["seconds"]) for row in found["times"])
+    assert [row["ratio"] for row in found["memory"]] == [1, 0.25]
+    assert "# Training: speed and memory" in (tmp_path / "train.md").read_text()
+
+
+def test_peak_of_a_training_step_is_seen():
+    peak = train.peak_of_step("leap", train.Case(256), "cpu", quick=True)
+    assert peak is None or peak > measure.MIB
