@@ -8,7 +8,7 @@ average=0
 
 train_options=(
     --arch leapformer_nmt_iwslt_tied # 6 + 6 layers, 512 wide, feed-forward 1,024, 4 heads, decoder embeddings tied
-    --leap-factor 4 --cosformer-length 175 # the longest training sentence
+    --leap-factor 4 --cosformer-length 176 # the longest training sentence and its end
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 0
     --lr 5e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000

@@ -10,7 +10,7 @@ average=5 # as in the paper, where they are 10 minutes apart
 
 train_options=(
     --arch leapformer_nmt_wmt14_tied # 6 + 6 layers, 512 wide, feed-forward 2,048, 8 heads, all embeddings shared
-    --leap-factor 4 --cosformer-length 250 # the longest training sentence
+    --leap-factor 4 --cosformer-length 251 # the longest training sentence and its end
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 0
     --lr 7e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-7

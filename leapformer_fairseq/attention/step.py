@@ -97,7 +97,9 @@ class LinearStep(Step):
         super().__init__(heads, projections, ones=True)
         self.mapping, self.floor = mapping, floor
         networks = mapping.networks[: self.sides]
-        self.proportions = _joined(networks) if networks else None
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        self.proportions = _joined(networks, dtype) if networks else None
+        self.shift = self.weight.new_tensor([0.0, -math.pi / 2], dtype=dtype)  # cos(a - pi / 2) is sin(a)
         self.packed = [_packed(network) for network in networks]
         self.sizes: dict[tuple[int, ...], native.Sizes] = {}
 
@@ -124,8 +126,7 @@ class LinearStep(Step):
         """Mapped rows, (B, N, H, F), of projected ones, (B, N * H * D)."""
         x = _ACTIVATIONS[self.mapping.activation](rows).view(len(rows), self.sides, self.heads, self.dim)
         if self.proportions is not None:
-            shift = x.new_tensor([0.0, -math.pi / 2])  # cos(a - pi / 2) is sin(a)
-            weights = torch.add(shift, self.proportions(x), alpha=math.pi / 2).cos_()
+            weights = torch.add(self.shift, self.proportions(x), alpha=math.pi / 2).cos_()
             return (x.unsqueeze(-2) * weights.unsqueeze(-1)).flatten(-2)
         if self.mapping.proportion is not None:
             angle = self.mapping.proportion(position) * (math.pi / 2)
@@ -186,7 +187,7 @@ def _with_ones(weight: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor
     return weight.flatten(0, 1), torch.cat([bias, bias.new_ones(heads, 1)], 1).flatten()
 
 
-def _joined(networks: Sequence[ProportionNetwork]) -> Callable[[Tensor], Tensor]:
+def _joined(networks: Sequence[ProportionNetwork], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """One function for the proportions (B, N, H, 1) of all sides (B, N, H, D), by one product for each layer."""
     if not networks[0].shared:
         return lambda x: torch.stack([net(x[:, i].unsqueeze(2)) for i, net in enumerate(networks)], 1).squeeze(3)
@@ -194,13 +195,13 @@ def _joined(networks: Sequence[ProportionNetwork]) -> Callable[[Tensor], Tensor]
     weights = list(zip(*([weight.detach() for weight in network.weights] for network in networks), strict=True))
     biases = list(zip(*([bias.detach().flatten() for bias in network.biases] for network in networks), strict=True))
     # Every row passes the first layer of every side; from there on each side keeps to itself.
-    joint = [torch.cat(weights[0], 1), *(torch.block_diag(*layer) for layer in weights[1:])]
-    offsets = [torch.cat(layer) for layer in biases]
+    joint = [torch.cat(weights[0], 1).to(dtype), *(torch.block_diag(*layer).to(dtype) for layer in weights[1:])]
+    offsets = [torch.cat(layer).to(dtype) for layer in biases]
 
     def proportions(x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        for i, (weight, offset) in enumerate(zip(joint, offsets, strict=True)):
-            rows = torch.addmm(offset.to(x.dtype), rows if i == 0 else rows.relu_(), weight.to(x.dtype))
+        rows = torch.addmm(offsets[0], x.reshape(-1, x.shape[-1]), joint[0])
+        for weight, offset in zip(joint[1:], offsets[1:], strict=True):
+            rows = torch.addmm(offset, rows.relu_(), weight)
         own = rows.sigmoid_().view(*x.shape[:3], sides).diagonal(0, 1, 3)  # of each side by its own network: (B, H, N)
         return own.transpose(1, 2).unsqueeze(-1)
 

@@ -61,9 +61,10 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines = [f"{report['n_instances']} tokens"]
     else:
         lines = [f"{report['n_instances']} utterances, {report['n_empty']} without output (they have no latency)"]
+    width = max(8, *(len(name) for name in report["scores"]))
     for name, value in report["scores"].items():
-        lines.append(f"{name:10}{value:12.3f} {_UNITS_OF_SCORES.get(name.removesuffix('_CA'), 'ms')}".rstrip())
+        lines.append(f"{name:{width}}{value:12.3f} {_UNITS_OF_SCORES.get(name.removesuffix('_CA'), 'ms')}".rstrip())
     compute = report["compute"]
     if compute and compute["seconds_per_second"] is not None:
-        lines.append(f"{'compute':10}{compute['seconds_per_second']:12.3f} s per second of audio")
+        lines.append(f"{'compute':{width}}{compute['seconds_per_second']:12.3f} s per second of audio")
     return lines + [f"{name}: {signature}" for name, signature in report["signatures"].items()]

@@ -119,16 +119,19 @@ def read_manifest(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file, **_MANIFEST_FORMAT)
 
 
-def train_subwords(prefix: Path, texts: Iterable[str], vocab_size: int, model_type: str = "unigram") -> None:
+def train_subwords(
+    prefix: Path, texts: Iterable[str], vocab_size: int, model_type: str = "unigram", coverage: float = 1.0
+) -> None:
     """A sentencepiece model of at most `vocab_size` pieces, PREFIX.model, and its dictionary, PREFIX.txt.
 
-    `model_type` is unigram or bpe. Raises LeapformerError when there is no text, or no room for its letters.
+    `model_type` is unigram or bpe; with a `coverage` below 1 the rarest letters, that share of the text, are unknown.
+    Raises LeapformerError when there is no text, or no room for its letters.
     """
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts), model_writer=model, model_type=model_type, vocab_size=vocab_size,
-            character_coverage=1.0, hard_vocab_limit=False, num_threads=1, minloglevel=2, **SPECIAL_PIECES,
+            character_coverage=coverage, hard_vocab_limit=False, num_threads=1, minloglevel=2, **SPECIAL_PIECES,
         )  # fmt: skip
     except (RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())

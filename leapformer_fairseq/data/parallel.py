@@ -34,7 +34,8 @@ class ParallelText:
     """A data set: its languages, default direction first, and the names its files have before .LANGUAGE.
 
     `provide` makes the files from the release, and may download it. Training pairs longer than `longest` subwords, or
-    whose lengths differ by more than a factor of `ratio`, are left out.
+    whose lengths differ by more than a factor of `ratio`, are left out. Letters beyond `coverage` of the text become
+    unknown: text from the web has thousands of them.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ParallelText:
     stems: Mapping[str, Sequence[str]]
     longest: int = 1024
     ratio: float = math.inf
+    coverage: float = 1.0
 
     @property
     def pair(self) -> str:
@@ -58,7 +60,7 @@ DATASETS = {
     for dataset in (
         ParallelText("multi30k", ("en", "de", "fr"), 8_000, releases.multi30k, _MULTI30K),
         ParallelText("iwslt14", ("de", "en"), 10_000, releases.iwslt14, _NAMES, longest=175, ratio=1.5),
-        ParallelText("wmt14", ("en", "de"), 32_000, releases.wmt14, _NAMES, longest=250, ratio=1.5),
+        ParallelText("wmt14", ("en", "de"), 32_000, releases.wmt14, _NAMES, longest=250, ratio=1.5, coverage=0.9999),
     )
 }
 
@@ -78,7 +80,7 @@ def prepare(
         return summary
     files = _find(dataset, root, languages, download)
     prepared.begin(out, options)
-    _write_subwords(out, files["train"], vocab_size)
+    _write_subwords(out, files["train"], vocab_size, dataset.coverage)
     encode = _Encoder(out / "spm.model")
     (out / "raw").mkdir(exist_ok=True)
     summary = {}
@@ -127,11 +129,11 @@ def _tidied(files: tuple[Path, Path]) -> Pairs:
 
 
 # ---------------------------------------------------------------------------------------------------------- subwords
-def _write_subwords(out: Path, files: tuple[Path, Path], vocab_size: int) -> None:
+def _write_subwords(out: Path, files: tuple[Path, Path], vocab_size: int, coverage: float) -> None:
     count = sum(1 for _ in read_pairs(*files))
     every = math.ceil(count / SUBWORD_PAIRS) or 1
     pairs = (pair for n, pair in enumerate(_tidied(files)) if n % every == 0)
-    train_subwords(out / "spm", (text for pair in pairs for text in pair), vocab_size, model_type="bpe")
+    train_subwords(out / "spm", (text for pair in pairs for text in pair), vocab_size, "bpe", coverage)
 
 
 class _Encoder:

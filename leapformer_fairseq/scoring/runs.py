@@ -22,7 +22,7 @@ from ..errors import LeapformerError
 BASELINE = "softmax"
 SMALLER_IS_BETTER = ("perplexity", "bits")
 MEASURES = ("BLEU", "chrF", "perplexity", "bits")  # the first one that a run has is what runs are compared by
-_FORMATS = {"perplexity": ".2f", "bits": ".3f"}
+_FORMATS = {"BLEU": ".2f", "perplexity": ".2f", "bits": ".3f"}
 
 Row = dict[str, Any]
 
