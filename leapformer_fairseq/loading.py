@@ -15,11 +15,7 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
     """
     from fairseq import checkpoint_utils
 
-    try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
-    except Exception as error:  # torch, pickle, zipfile and omegaconf each have their own for a broken file
-        reason = " ".join(str(error).split())
-        raise LeapformerError(f"{checkpoint} cannot be read as a fairseq checkpoint ({reason[:200]})") from error
+    state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
     _check_architecture(checkpoint, state, kinds, purpose)
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides=overrides, state=state)
     return models[0].eval(), task

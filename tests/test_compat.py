@@ -66,7 +66,7 @@ def test_any_first_import_mends_and_registers(first):
     done = run_python(code)
     assert done.returncode == 0, done.stderr
     mended, registered = done.stdout.split("\n")[:2]
-    assert mended == "leapformer_fairseq.compat"
+    assert mended == "leapformer_fairseq.compat.data"
     models = {path.stem for path in (PLUGIN_DIR / "models").glob("[!_]*.py")}
     assert {f"leapformer_fairseq.models.{name}" for name in models} <= set(registered.split())
 
@@ -200,3 +200,20 @@ class TestUserDir:
         )
         done = run_python(code, cwd="/")
         assert done.stdout.strip() == str(tmp_path / PLUGIN_DIR.name / "__init__.py"), done.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint at all", b"PK\x03\x04 half a zip file"])
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path, content):
+    from fairseq import checkpoint_utils
+
+    path = tmp_path / "broken.pt"
+    path.write_bytes(content)
+    with pytest.raises(LeapformerError, match=r"broken\.pt cannot be read as a fairseq checkpoint \(.+\)"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def test_a_missing_checkpoint_says_so_itself(tmp_path):
+    from fairseq import checkpoint_utils
+
+    with pytest.raises(OSError, match="nowhere"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "nowhere.pt"))

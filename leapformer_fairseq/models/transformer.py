@@ -117,15 +117,6 @@ class Decoder(TransformerDecoderBase):
         _check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
         return super().upgrade_state_dict_named(state_dict, name)
 
-    def make_generation_fast_(self, **unused: Any) -> None:
-        """fairseq-generate calls this: weights are laid out in memory so that products with few rows are faster.
-
-        By a quarter on a CPU; the numbers stay the same, and the weights too for whoever looks at them.
-        """
-        for module in self.layers.modules():
-            if isinstance(module, nn.Linear) and module.weight.is_cpu:
-                module.weight.data = module.weight.data.t().contiguous().t()
-
     def max_positions(self) -> int:
         """The longest target: by --max-target-positions, the position embeddings and the mechanisms."""
         return min(super().max_positions(), self.mechanism_limit())

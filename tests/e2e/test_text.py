@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,12 @@ class TestLanguageModel:
         finished = run(leapformer(*(names.get(argument, argument) for argument in arguments)))
         assert finished.returncode == 2 and message in finished.stderr.splitlines()[-1]
 
+    def test_half_precision_needs_a_gpu(self, data, tmp_path):
+        options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --fp16"
+        finished = run(leapformer("train", str(data / "lm"), *options.split(), "--save-dir", str(tmp_path)))
+        assert finished.returncode == 2
+        assert "--fp16 needs a GPU; leave it out on a CPU" in finished.stderr.splitlines()[-1]
+
     def test_a_softmax_model_is_no_stream(self, data, tmp_path):
         options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --max-update 1"
         mixed = ["--decoder-self-attention", "leap,softmax", "--save-dir", str(tmp_path)]
@@ -179,5 +186,11 @@ class TestTranslation:
         assert (ours / "checkpoint_last.pt").exists()
 
     def test_another_vocabulary_is_named(self, data, model, tmp_path):
-        finished = run(leapformer("generate", str(data / "lm"), "--task", "language_modeling", "--path", str(model)))
-        assert finished.returncode != 0
+        other = tmp_path / "other"
+        shutil.copytree(data / "mt", other)
+        for language in ("en", "de"):
+            with (other / f"dict.{language}.txt").open("a") as file:
+                file.write("unheard 1\n")
+        finished = run(leapformer("generate", str(other), "--path", str(model)))
+        assert finished.returncode == 2
+        assert "this data set's dictionary gives" in finished.stderr.splitlines()[-1]

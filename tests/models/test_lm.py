@@ -172,3 +172,9 @@ def test_padding_cannot_be_read_at_once():
     text[1, 4:] = PAD
     with pytest.raises(LeapformerError, match="common length"):
         lm().decoder.read(text, {})
+
+
+def test_a_prompt_longer_than_the_positions_is_refused():
+    model = lm(decoder_learned_pos=True, tokens_per_sample=8).float()
+    with pytest.raises(LeapformerError, match="a prompt of 13 tokens is longer than the model's 8 positions"):
+        continued(model, sample((12, 12)))

@@ -1,0 +1,155 @@
+"""Reading data: numpy 2, audio without torchaudio, manifests, and the thread that reads batches."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import math
+import queue
+import time
+import types
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import LeapformerError
+from .patch import Patch, always
+
+
+def _np_compat_is_missing() -> bool:
+    return not hasattr(np, "compat")
+
+
+def _restore_np_compat() -> None:
+    np.compat = types.SimpleNamespace(long=int)  # type: ignore[attr-defined]
+
+
+def _convert_waveform(
+    waveform: np.ndarray | torch.Tensor,
+    sample_rate: int,
+    normalize_volume: bool = False,
+    to_mono: bool = False,
+    to_sample_rate: int | None = None,
+) -> tuple[np.ndarray | torch.Tensor, int]:
+    """fairseq's `convert_waveform` on (channels, T), in its order: volume to full scale, rate, mix-down."""
+    samples = np.asarray(waveform)
+    if normalize_volume:
+        samples = samples / max(float(np.abs(samples).max(initial=0.0)), 1e-8)
+    if to_sample_rate is not None and to_sample_rate != sample_rate:
+        from scipy.signal import resample_poly  # a slow import, needed by few
+
+        shared = math.gcd(int(sample_rate), int(to_sample_rate))
+        samples = resample_poly(samples, to_sample_rate // shared, sample_rate // shared, axis=-1)
+        sample_rate = to_sample_rate
+    if to_mono and samples.shape[0] > 1:
+        samples = samples.mean(axis=0, keepdims=True)
+    samples = samples.astype(np.float32, copy=False)
+    return (torch.from_numpy(samples) if isinstance(waveform, torch.Tensor) else samples), sample_rate
+
+
+def _kaldi_fbank(waveform: np.ndarray, sample_rate: int, n_bins: int = 80) -> np.ndarray:
+    """fairseq's feature hook: `waveform` is (1, T) at 16-bit integer scale."""
+    from ..audio import INT16_SCALE, fbank
+
+    return fbank(np.asarray(waveform)[0] / np.float32(INT16_SCALE), sample_rate, n_bins)
+
+
+def _fairseq_wants_torchaudio() -> bool:
+    from fairseq.data.audio import audio_utils
+
+    return hasattr(audio_utils, "_get_torchaudio_fbank")
+
+
+def _replace_torchaudio() -> None:
+    from fairseq.data.audio import audio_utils
+
+    audio_utils.convert_waveform = _convert_waveform
+    audio_utils._get_torchaudio_fbank = _kaldi_fbank
+
+
+def _name_unreadable_rows() -> None:
+    """Turn 'file not found' deep in a data loader into an error that names the manifest, the row and the file."""
+    import soundfile
+    from fairseq.data.audio.speech_to_text_dataset import SpeechToTextDataset
+
+    read = SpeechToTextDataset._get_source_audio
+
+    @functools.wraps(read)
+    def read_or_name_row(self: Any, index: Any) -> torch.Tensor:
+        try:
+            return read(self, index)
+        except (OSError, soundfile.LibsndfileError) as error:
+            rows = np.atleast_1d(index).tolist()  # several when recordings are concatenated as augmentation
+            where = ", ".join(f"row {row + 1} ({self.audio_paths[row]})" for row in rows)
+            raise LeapformerError(
+                f"{self.split}.tsv, {where}: the audio cannot be read ({error}); mend the path or remove the row"
+            ) from error
+
+    SpeechToTextDataset._get_source_audio = read_or_name_row
+
+
+def _consumer_is_daemon() -> bool:
+    from fairseq.data import iterators
+
+    return hasattr(iterators.BufferedIterator, "_create_consumer")
+
+
+def _stop_consumers_at_exit() -> None:
+    """Let the batch reading threads end before the interpreter does."""
+    from fairseq.data.iterators import BufferedIterator
+
+    consumers: weakref.WeakSet[Any] = weakref.WeakSet()
+    create = BufferedIterator._create_consumer
+
+    @functools.wraps(create)
+    def create_and_remember(self: Any) -> None:
+        create(self)
+        consumers.add(self._consumer)
+
+    BufferedIterator._create_consumer = create_and_remember
+    atexit.register(lambda: _stop(list(consumers)))
+
+
+def _stop(consumers: list[Any], patience_s: float = 30.0) -> None:
+    deadline = time.monotonic() + patience_s  # better an ugly exit than one that never comes
+    for consumer in consumers:
+        consumer._max_len = 0  # the thread looks at it after each batch
+        while consumer.is_alive() and time.monotonic() < deadline:
+            with suppress(queue.Empty):
+                consumer._queue.get(timeout=0.05)  # makes room: the thread may wait in put()
+
+
+PATCHES = (
+    Patch(
+        "np.compat",
+        "np.compat.long is used by --sample-break-mode eos, language model generation and --num-batch-buckets",
+        "numpy >= 2.0",
+        _np_compat_is_missing,
+        _restore_np_compat,
+    ),
+    Patch(
+        "audio-without-torchaudio",
+        "resampling needs torchaudio.sox_effects and features torchaudio.compliance; soundfile, scipy and "
+        "kaldi-native-fbank do it, with the same features offline and streaming",
+        "torchaudio >= 2.9, absent, or built for another torch",
+        _fairseq_wants_torchaudio,
+        _replace_torchaudio,
+    ),
+    Patch(
+        "manifest-row",
+        "a missing or unreadable recording is reported without its manifest and row",
+        "fairseq 0.12",
+        always,
+        _name_unreadable_rows,
+    ),
+    Patch(
+        "exit-code-134",
+        "the daemon thread that reads batches can be inside torch when the interpreter ends, which then aborts",
+        "fairseq 0.12 with --num-workers 0",
+        _consumer_is_daemon,
+        _stop_consumers_at_exit,
+    ),
+)

@@ -1,0 +1,21 @@
+"""What a patch is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Patch(NamedTuple):
+    """One mended defect; `needed` looks for the defect itself, `applies_to` says in words where it is found."""
+
+    name: str
+    reason: str
+    applies_to: str
+    needed: Callable[[], bool]
+    mend: Callable[[], None]
+
+
+def always() -> bool:
+    """For defects in every version that can be installed."""
+    return True
