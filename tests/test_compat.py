@@ -102,8 +102,9 @@ def test_code_in_a_checkpoint_is_refused_by_fairseqs_loader(tmp_path):
 
     path = tmp_path / "checkpoint.pt"
     torch.save({"args": argparse.Namespace(), "model": Malicious()}, path)
-    with pytest.raises(pickle.UnpicklingError, match="system"):
+    with pytest.raises(LeapformerError, match="system") as refused:
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    assert isinstance(refused.value.__cause__, pickle.UnpicklingError)
     assert not proof.exists()
 
 

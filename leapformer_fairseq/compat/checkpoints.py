@@ -50,7 +50,9 @@ def _say_what_is_unreadable() -> None:
         except (OSError, LeapformerError):
             raise  # a missing file says so itself
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            refused = [line for line in lines if "GLOBAL" in line]  # what torch calls code in a file of weights
+            reason = (refused or lines)[0][:200]
             raise LeapformerError(f"{path} cannot be read as a fairseq checkpoint ({reason})") from error
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu

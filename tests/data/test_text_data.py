@@ -54,6 +54,7 @@ def test_gzip_is_read_alike(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"),
     [("a.gz", b"no gzip"), ("b.gz", gzip.compress(b"cut off" * 99)[:-9]), ("c.txt", b"\xff\xfe"), ("d.txt", None)],
+    ids=["no gzip", "cut off", "no UTF-8", "missing"],  # gzip writes the time: two processes must agree on the names
 )
 def test_unreadable_text_is_named(name, content, tmp_path):
     if content is not None:

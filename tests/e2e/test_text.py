@@ -55,7 +55,8 @@ def data(tmp_path_factory) -> Path:
 
 class TestLanguageModel:
     @pytest.fixture(scope="class")
-    def model(self, data) -> Path:
+    @classmethod
+    def model(cls, data) -> Path:
         save = data / "lm_save"
         options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING}"
         done(leapformer("train", str(data / "lm"), *options.split(), "--save-dir", str(save)))
@@ -111,10 +112,9 @@ class TestLanguageModel:
         )
 
     def test_generate_continues_test_sentences(self, data, model):
-        options = (
-            "--task language_modeling --sample-break-mode eos --prefix-size 2 --beam 2 --max-len-b 12 --batch-size 8"
-        )
-        output = done(leapformer("generate", str(data / "lm"), "--path", str(model), *options.split()))
+        options = "--sample-break-mode eos --prefix-size 2 --beam 2 --max-len-b 12 --required-batch-size-multiple 1"
+        command = f"generate {data / 'lm'} --task language_modeling --path {model} {options}"
+        output = done(leapformer(*command.split()))
         assert output.count("\nH-") == 30
 
     @pytest.mark.parametrize(
@@ -148,7 +148,8 @@ class TestLanguageModel:
 
 class TestTranslation:
     @pytest.fixture(scope="class")
-    def model(self, data) -> Path:
+    @classmethod
+    def model(cls, data) -> Path:
         save = data / "mt_save"
         options = (
             f"--arch leapformer_nmt_tiny --share-all-embeddings {TRAINING} --required-batch-size-multiple 1 "
