@@ -1,33 +1,10 @@
-# The steps of the recipes scripts/mustc and scripts/covost2. A script names its data set and sources this:
+# What all recipes share. A recipe's script names its data set and sources the steps of its kind (speech.sh, translation.sh,
+# lm.sh), which source this and say:
 #
-#   dataset=mustc root_holds="en-de/data" sets="tst-COMMON tst-HE"
-#   . "$(dirname "$0")/../recipe.sh"
-#   recipe prepare train evaluate "$@"
+#   value_options, list_options, flag_options   the options it has; a list option adds to the array of its name
+#   usage, defaults, need_data, finish_options  functions: --help, values before the options, what --root must be, the end
+#   step_NAME                                   a function for each step
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-
-usage() {
-    local papers
-    papers=$(cd "$ROOT/configs/$dataset" && echo *.sh)
-    cat <<HELP
-usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
-
-  --root DIR          the downloaded data, the folder that holds $root_holds (only to prepare)
-  --out DIR           prepared data and runs; the same command again goes on where it stopped
-  --paper NAME        hyperparameters: ${papers//.sh/} (default: leapformer)
-  --attention PLAN    mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
-  --k LIST            k of wait-k to evaluate, in quotes (default: the paper's)
-  --sets LIST         test sets to evaluate, in quotes (default: ${sets%% *}; there are $sets)
-  --vocab-size N      subwords per language (default: the paper's)
-  --workers N         processes that prepare the data (default: 1)
-  --average N         translate with the average of the last N epochs (default: 10)
-  --asr-options TEXT  more options for recognition pre-training, e.g. "--max-update 1000 --fp16"
-  --st-options TEXT   more options for translation training
-  --eval-options TEXT more options for SimulEval, e.g. "--end-index 100"
-  --help              this text
-
-Of an option given twice the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
-HELP
-}
 
 # recipe STEP... OPTIONS...: read the options, set up the environment, and run the steps: prepare, train, evaluate.
 recipe() {
@@ -37,20 +14,19 @@ recipe() {
         shift
     done
     read_options "$@"
-    [[ ${steps[0]} != prepare ]] || need_dir "--root (the folder that holds $root_holds)" "$root"
+    [[ ${steps[0]} != prepare ]] || need_data
     activate
     mkdir -p "$out"
     out=$(cd "$out" && pwd)
     data=$out/data
-    asr=$out/asr-$(file_name "${attention%%/*}")
-    run=$out/$(file_name "$attention")
     for step in "${steps[@]}"; do
         "step_$step"
     done
 }
 
+# read_options OPTIONS...: into the variables of the same names.
 read_options() {
-    local more paper=leapformer arguments=("$@")
+    local name more arguments=("$@")
     while (($#)); do
         [[ $1 != --help && $1 != -h ]] || { usage && exit; }
         [[ $1 != --paper ]] || paper=${2:?--paper needs a name}
@@ -58,66 +34,45 @@ read_options() {
     done
     [[ -f $ROOT/configs/$dataset/$paper.sh ]] || fail "--paper $paper: there is no configs/$dataset/$paper.sh"
     . "$ROOT/configs/$dataset/$paper.sh"
-    root='' out='' attention=leap workers=1 sets=${sets%% *}
+    defaults
     set -- "${arguments[@]}"
     while (($#)); do
+        name=${1#--}
+        name=${name//-/_}
+        if [[ " $flag_options " == *" $1 "* ]]; then
+            printf -v "$name" %s 1
+            shift
+            continue
+        fi
+        [[ " --paper $value_options $list_options " == *" $1 "* ]] || fail "unknown option $1; see --help"
         (($# > 1)) || fail "$1 needs a value; see --help"
-        case $1 in
-            --paper) ;;
-            --root | --out | --attention | --k | --sets | --vocab-size | --workers | --average)
-                more=${1#--}
-                printf -v "${more//-/_}" %s "$2"
-                ;;
-            --asr-options) read -ra more <<<"$2" && asr_options+=("${more[@]}") ;;
-            --st-options) read -ra more <<<"$2" && st_options+=("${more[@]}") ;;
-            --eval-options) read -ra more <<<"$2" && eval_options+=("${more[@]}") ;;
-            *) fail "unknown option $1; see --help" ;;
-        esac
+        if [[ " $list_options " == *" $1 "* ]]; then
+            read -ra more <<<"$2"
+            local -n list=$name
+            list+=("${more[@]}")
+            unset -n list
+        elif [[ $1 != --paper ]]; then
+            printf -v "$name" %s "$2"
+        fi
         shift 2
     done
     [[ $out ]] || fail "no --out given; see --help"
+    finish_options
 }
 
-step_prepare() {
-    say "preparing $dataset in $data"
-    leapformer prepare "$dataset" "$root" --out "$data" --vocab-size "$vocab_size" --workers "$workers"
+# papers: the configurations of this data set.
+papers() {
+    local names
+    names=$(cd "$ROOT/configs/$dataset" && echo *.sh)
+    echo "${names//.sh/} (default: $paper)"
 }
 
-step_train() {
-    [[ -f $data/config_st.yaml ]] || fail "$data holds no prepared data; run scripts/$dataset/prepare.sh first"
-    # Only the encoder is used afterwards; so its mechanism is that of the translation model, and plans that share it
-    # share the pre-training. The decoder is softmax, as in the released scripts.
-    say "pre-training the encoder on speech recognition in $asr"
-    local plan
-    plan=$(plan_flags "${attention%%/*}/softmax")
-    claim "$asr" "$plan ${asr_options[*]}"
-    once "$asr/model" train_speech "$data" config_asr.yaml asr "$asr/model" $plan --keep-last-epochs 1 \
-        "${asr_options[@]}"
-
-    say "training translation in $run"
-    plan=$(plan_flags "$attention")
-    claim "$run" "$plan ${st_options[*]}"
-    once "$run/model" train_speech "$data" config_st.yaml st "$run/model" $plan --keep-last-epochs "$average" \
-        --load-pretrained-encoder-from "$asr/model/checkpoint_best.pt" "${st_options[@]}"
+# whole_number OPTION VALUE [LEAST]: stop with a clear message unless VALUE is a number from LEAST, or else from 1.
+whole_number() {
+    [[ $2 =~ ^[0-9]+$ && $2 -ge ${3:-1} ]] || fail "$1 $2: give a whole number from ${3:-1}"
 }
 
-step_evaluate() {
-    [[ -f $run/model/done ]] || fail "$run/model holds no finished training; run scripts/$dataset/train.sh first"
-    local checkpoint=$run/model/average$average.pt set results lagging
-    [[ -f $checkpoint ]] || leapformer average --inputs "$run/model" --last "$average" --output "$checkpoint"
-    for set in $sets; do
-        results=$run/$set
-        claim "$results" "--average $average ${eval_options[*]}"
-        for lagging in $k; do
-            say "$set: simultaneous translation with k = $lagging"
-            once "$results/k$lagging" simul_eval "$data" config_st.yaml "$set" "$checkpoint" "$lagging" \
-                "$results/k$lagging" "${eval_options[@]}"
-        done
-        say "$set: offline translation, beam 5"
-        once "$results/offline" offline_eval "$data" config_st.yaml "$set" "$checkpoint" "$results/offline" \
-            --beam 5
-    done
-    say "report"
-    leapformer report "$out"
-    say "done: $out/report.md, $out/scores.json, $out/curve.png; details in $run/SET/"
+# need_step DIR STEP: stop unless the step that leaves DIR/done is finished.
+need_step() {
+    [[ -f $1/done ]] || fail "$1 is not finished; run scripts/$dataset/$2.sh first"
 }

@@ -209,10 +209,15 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         if any(type(projection) is not nn.Linear for projection in linear):
             return None
         parts = [*linear, self.mechanism]
-        stamp = [(p.data_ptr(), p._version) for part in parts for p in part.parameters()]
+        parameters = [parameter for part in parts for parameter in part.parameters()]
+        stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
         if self._prepared is None or self._prepared[0] != stamp:
             self._prepared = stamp, self.mechanism.step(projections)
         return self._prepared[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is prepared can be prepared again, and its functions cannot be pickled.
+        return {**self.__dict__, "_prepared": None}
 
     def _q(self, x: Tensor) -> Tensor:
         return self._heads(self.q_proj(x))

@@ -2,5 +2,5 @@
 # Everything for MuST-C English-German: prepare, pre-train, train, average, evaluate. See --help.
 set -euo pipefail
 dataset=mustc root_holds="en-de/data" sets="tst-COMMON tst-HE dev"
-. "$(dirname "$0")/../recipe.sh"
+. "$(dirname "$0")/../speech.sh"
 recipe prepare train evaluate "$@"

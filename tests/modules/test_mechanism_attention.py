@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
@@ -162,3 +165,42 @@ def test_half_precision_keeps_its_sums_in_float32():
         out, _ = attention(x, x, x, incremental_state=state)
     assert out.dtype == torch.bfloat16
     assert state[attention.slot].keys.kv.dtype == torch.float32
+
+
+def stepped(attention, x):
+    """Self-attention row by row."""
+    state = {}
+    with torch.no_grad():
+        return torch.cat([attention(row, row, row, incremental_state=state)[0] for row in x.split(1)])
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_changed_weight_is_seen_by_the_next_generation(name):
+    _, attention = adapter(name, CAUSAL)
+    x = torch.randn(3, B, C).double()
+    before = stepped(attention, x)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        whole, _ = attention(x, x, x)
+    after = stepped(attention, x)
+    torch.testing.assert_close(after, whole, rtol=0, atol=1e-12)
+    assert (after - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_module_that_has_generated_can_be_copied_and_pickled(name):
+    _, attention = adapter(name, CAUSAL)
+    x = torch.randn(3, B, C).double()
+    expected = stepped(attention, x)
+    for copied in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
+        torch.testing.assert_close(stepped(copied, x), expected)
+
+
+def test_decoding_with_gradients_takes_the_general_way():
+    _, attention = adapter("leap", CAUSAL)
+    x, state = torch.randn(3, B, C).double(), {}
+    out = torch.cat([attention(row, row, row, incremental_state=state)[0] for row in x.split(1)])
+    out.sum().backward()
+    assert attention.q_proj.weight.grad is not None
+    torch.testing.assert_close(out.detach(), stepped(attention, x), rtol=0, atol=1e-12)

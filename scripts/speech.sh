@@ -1,0 +1,97 @@
+# The steps of the recipes scripts/mustc and scripts/covost2. A script names its data set and sources this:
+#
+#   dataset=mustc root_holds="en-de/data" sets="tst-COMMON tst-HE"
+#   . "$(dirname "$0")/../speech.sh"
+#   recipe prepare train evaluate "$@"
+. "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
+
+paper=leapformer
+value_options="--root --out --attention --k --sets --vocab-size --workers --average"
+list_options="--asr-options --st-options --eval-options"
+flag_options=""
+
+usage() {
+    cat <<HELP
+usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
+
+  --root DIR          the downloaded data, the folder that holds $root_holds (only to prepare)
+  --out DIR           prepared data and runs; the same command again goes on where it stopped
+  --paper NAME        hyperparameters: $(papers)
+  --attention PLAN    mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
+  --k LIST            k of wait-k to evaluate, in quotes (default: the paper's)
+  --sets LIST         test sets to evaluate, in quotes (default: ${sets%% *}; there are $sets)
+  --vocab-size N      subwords per language (default: the paper's)
+  --workers N         processes that prepare the data (default: 1)
+  --average N         translate with the average of the last N epochs (default: 10)
+  --asr-options TEXT  more options for recognition pre-training, e.g. "--max-update 1000 --fp16"
+  --st-options TEXT   more options for translation training
+  --eval-options TEXT more options for SimulEval, e.g. "--end-index 100"
+  --help              this text
+
+Of an option given twice the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
+HELP
+}
+
+defaults() {
+    root='' out='' attention=leap workers=1 sets=${sets%% *}
+}
+
+finish_options() {
+    whole_number --average "$average"
+}
+
+need_data() {
+    need_dir "--root (the folder that holds $root_holds)" "$root"
+}
+
+# places: the folders of the recogniser and of this run.
+places() {
+    asr=$out/asr-$(file_name "${attention%%/*}")
+    run=$out/$(file_name "$attention")
+}
+
+step_prepare() {
+    say "preparing $dataset in $data"
+    leapformer prepare "$dataset" "$root" --out "$data" --vocab-size "$vocab_size" --workers "$workers"
+}
+
+step_train() {
+    places
+    [[ -f $data/config_st.yaml ]] || fail "$data holds no prepared data; run scripts/$dataset/prepare.sh first"
+    # Only the encoder is used afterwards; so its mechanism is that of the translation model, and plans that share it
+    # share the pre-training. The decoder is softmax, as in the released scripts.
+    say "pre-training the encoder on speech recognition in $asr"
+    local plan
+    plan=$(plan_flags "${attention%%/*}/softmax")
+    claim "$asr" "$plan ${asr_options[*]}"
+    once "$asr/model" train_speech "$data" config_asr.yaml asr "$asr/model" $plan --keep-last-epochs 1 \
+        "${asr_options[@]}"
+
+    say "training translation in $run"
+    plan=$(plan_flags "$attention")
+    claim "$run" "$plan ${st_options[*]}"
+    once "$run/model" train_speech "$data" config_st.yaml st "$run/model" $plan --keep-last-epochs "$average" \
+        --load-pretrained-encoder-from "$asr/model/checkpoint_best.pt" "${st_options[@]}"
+}
+
+step_evaluate() {
+    places
+    [[ -f $run/model/done ]] || fail "$run/model holds no finished training; run scripts/$dataset/train.sh first"
+    local checkpoint=$run/model/average$average.pt set results lagging
+    [[ -f $checkpoint ]] || leapformer average --inputs "$run/model" --last "$average" --output "$checkpoint"
+    for set in $sets; do
+        results=$run/$set
+        claim "$results" "--average $average ${eval_options[*]}"
+        for lagging in $k; do
+            say "$set: simultaneous translation with k = $lagging"
+            once "$results/k$lagging" simul_eval "$data" config_st.yaml "$set" "$checkpoint" "$lagging" \
+                "$results/k$lagging" "${eval_options[@]}"
+        done
+        say "$set: offline translation, beam 5"
+        once "$results/offline" offline_eval "$data" config_st.yaml "$set" "$checkpoint" "$results/offline" \
+            --beam 5
+    done
+    say "report"
+    leapformer report "$out"
+    say "done: $out/report.md, $out/scores.json, $out/curve.png; details in $run/SET/"
+}
