@@ -170,7 +170,7 @@ def order_sentence(check: Mapping[str, Any]) -> str:
     if check["missing"]:
         return f"Expected: {expected}. Not known: no run, or several different ones, of {', '.join(check['missing'])}."
     found = ", ".join(f"{name} {mean:{_FORMATS.get(check['measure'], '.1f')}}" for name, mean in check["means"].items())
-    seeds = f"; so it did for {sum(check['seeds'].values())} of {len(check['seeds'])} seeds" if check["seeds"] else ""
+    seeds = f"; it held for {sum(check['seeds'].values())} of {len(check['seeds'])} seeds" if check["seeds"] else ""
     return f"Expected: {expected}. This {'held' if check['held'] else 'did not hold'} in the mean ({found}){seeds}."
 
 
