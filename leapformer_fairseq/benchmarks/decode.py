@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from ..attention import CAUSAL, MECHANISMS, Rows, build, native
 from ..models.transformer import Decoder
-from ..modules import MechanismAttention, Memory, fill_attention_args
+from ..modules import MechanismAttention, fill_attention_args, state_bytes
 from . import measure
 from .tables import Table
 
@@ -146,7 +146,7 @@ def decoders(case: Case, names: list[str], device: torch.device, seconds: float)
             "mechanism": name,
             "ms": ms * 1e3,
             "ratio": base / ms,
-            "state_bytes": state_bytes(states[name]),
+            "state_bytes": held_bytes(states[name]),
             "aim": AIMS.get((case.rows, case.target, case.source)) if name == "leap" and device.type == "cpu" else None,
         }
         for name, (ms,) in times.items()
@@ -199,12 +199,10 @@ def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
             layer.self_attn._set_input_buffer(state, past)
 
 
-def state_bytes(state: dict[str, Any]) -> int:
-    """Bytes of a decoder's incremental state."""
-    memories = [held for held in state.values() if isinstance(held, Memory)]
+def held_bytes(state: dict[str, Any]) -> int:
+    """Bytes of a decoder's incremental state, ours or in fairseq's buffers."""
     buffers = [x for held in state.values() if isinstance(held, dict) for x in held.values() if x is not None]
-    own = sum(memory.keys.nbytes() for memory in memories if memory.keys is not None)
-    return own + sum(x.numel() * x.element_size() for x in buffers)
+    return state_bytes(state) + sum(x.numel() * x.element_size() for x in buffers)
 
 
 def blocks(rows: int, keys: int, device: torch.device, seconds: float) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ def missed(found: Found) -> list[str]:
 
 
 def by_case(rows: list[Row], table: Table, style: str) -> str:
+    """The table as text, with a column for the aims of each mechanism that has some."""
     rows = [row for row in rows if not table.forms or row["form"] in table.forms]
     names = list(dict.fromkeys(row["mechanism"] for row in rows if row["mechanism"] != table.baseline))
     lines: dict[tuple[str, str], Row] = {}

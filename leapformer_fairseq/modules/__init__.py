@@ -11,6 +11,7 @@ from .swap import (
     forget_source,
     fork_state,
     load_component,
+    state_bytes,
     swap_attention,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "forget_source",
     "fork_state",
     "load_component",
+    "state_bytes",
     "swap_attention",
 ]

@@ -54,6 +54,7 @@ class Memory:
             self.padded = padded if self.padded is None else self.padded + padded
 
     def reorder(self, order: Tensor) -> Memory:
+        """The memory whose row i is the old row order[i]."""
         padded = None if self.padded is None else self.padded.index_select(0, order)
         keys = self.keys
         if keys is not None and self.shared > 1:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..attention import CAUSAL, MECHANISMS, OPTIONS, Visible, build, find
 from ..errors import LeapformerError
-from .mechanism_attention import IncrementalState, MechanismAttention
+from .mechanism_attention import IncrementalState, MechanismAttention, Memory
 from .plan import expand_plan
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,12 @@ def fork_state(decoder: nn.Module, incremental_state: IncrementalState) -> Incre
         if attention.slot in copy:
             copy[attention.slot] = copy[attention.slot].fork()
     return copy
+
+
+def state_bytes(incremental_state: IncrementalState) -> int:
+    """Bytes that swapped attention keeps in a decoder's state."""
+    memories = (held for held in incremental_state.values() if isinstance(held, Memory))
+    return sum(memory.keys.nbytes() for memory in memories if memory.keys is not None)
 
 
 def load_component(component: nn.Module, kind: str, path: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..errors import LeapformerError
-from ..modules import Memory, attentions
+from ..modules import attentions, state_bytes
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,6 @@ def score_stream(model: Any, text: Tensor, first: int, segment: int, carry: bool
     progress.close()
     loss = bits / len(text)
     return StreamScore(loss, 2**loss, len(text), state_bytes(state))
-
-
-def state_bytes(state: dict[str, Any]) -> int:
-    """Bytes that the attention of all layers keeps."""
-    memories = (held for held in state.values() if isinstance(held, Memory))
-    return sum(memory.keys.nbytes() for memory in memories if memory.keys is not None)
 
 
 def _check_carried(model: Any, tokens: int) -> None:
