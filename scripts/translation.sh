@@ -63,6 +63,11 @@ run_folder() {
     echo "${runs:-$out}/$(file_name "$attention")-seed$seed"
 }
 
+# run_options: what makes that run the one it is.
+run_options() {
+    echo "--attention $attention --seed $seed ${train_options[*]}"
+}
+
 step_train() {
     local run keep=(--no-epoch-checkpoints)
     whole_number --seed "$seed"
@@ -71,7 +76,7 @@ step_train() {
     run=$(run_folder)
     ((average == 0)) || keep=(--keep-last-epochs "$average")
     say "training $attention, seed $seed, in $run"
-    claim "$run" "--attention $attention --seed $seed ${train_options[*]}"
+    claim "$run" "$(run_options)"
     once "$run/model" train_text "$run/model" --task translation --source-lang "${pair%-*}" \
         --target-lang "${pair#*-}" $(plan_flags "$attention") --seed "$seed" "${keep[@]}" "${train_options[@]}"
 }

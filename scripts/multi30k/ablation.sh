@@ -14,7 +14,8 @@ usage: bash scripts/multi30k/ablation.sh --root DIR --out DIR [OPTIONS]
 Trains softmax everywhere, and leap and relu in encoder self-attention, in decoder self-attention, in cross-attention,
 and in all three: nine trainings with the same budget, one after the other, each translated and scored with its best
 epoch by validation loss. OUT/epochsN/table.md and table.json are written anew after every run. Stopped with Ctrl-C,
-the same command goes on: what is finished is skipped, what was interrupted goes on from its last epoch.
+the same command goes on: what is finished is skipped, what was interrupted goes on from its last epoch. A run that
+is there with fewer epochs is gone on with, too: the first epochs are the same.
 
   --root DIR            the data, a folder that holds $root_holds
   --download            fetch what --root lacks
@@ -34,6 +35,25 @@ defaults() {
     [[ " ${arguments[*]} " != *" --full "* ]] || epochs=16
 }
 
+# lengthen: start the new run from the finished one with fewer epochs and otherwise the same options, if there is one.
+# No option of the configuration depends on the number of epochs, so that is the training from the start.
+lengthen() {
+    local run fewer shorter options
+    run=$(run_folder) options=$(run_options)
+    [[ ! -d $run ]] || return 0
+    for ((fewer = epochs - 1; fewer; fewer--)); do
+        shorter=$out/epochs$fewer/${run##*/}
+        [[ -f $shorter/model/done ]] || continue
+        [[ $(<"$shorter/options") == "${options/--max-epoch $epochs /--max-epoch $fewer }" ]] || continue
+        say "$run goes on from $shorter"
+        claim "$run" "$options"
+        cp -r "$shorter/model" "$run/copy"
+        rm "$run/copy/done"
+        mv "$run/copy" "$run/model"
+        return
+    done
+}
+
 step_ablation() {
     local plan chosen all=(softmax)
     for plan in X/softmax/softmax softmax/X/softmax softmax/softmax/X X; do
@@ -44,6 +64,7 @@ step_ablation() {
     runs=$out/epochs$epochs
     table_options=(--title "Multi30k $pair: linear attention by block, at most $epochs epochs" --rows "${all[@]}")
     for attention in "${chosen[@]}"; do
+        lengthen
         step_train
         step_evaluate
     done

@@ -97,6 +97,12 @@ def test_multi30k_and_its_ablation_that_was_interrupted(tmp_path):
     assert [row["attention"] for row in rows] == ["softmax", "softmax/relu/softmax"], "in the order of the whole table"
     assert rows[0]["difference"] is None and rows[1]["difference"] is not None
 
+    finished("multi30k/ablation.sh", *options, "--epochs", 3, "--plans", "softmax")
+    log = (out / "epochs3/softmax-seed1/model/train.log").read_text(encoding="utf-8")
+    assert [log.count(f"begin training epoch {epoch}\n") for epoch in (1, 2, 3)] == [1, 1, 1], "goes on from 2 epochs"
+    assert describe_checkpoint(out / "epochs3/softmax-seed1/model/checkpoint_last.pt")["epoch"] == 3
+    assert describe_checkpoint(out / "epochs2/softmax-seed1/model/checkpoint_last.pt")["epoch"] == 2
+
 
 def test_iwslt14_step_by_step_from_the_release(tmp_path):
     options = ("--root", iwslt14_archive(tmp_path / "data"), "--out", tmp_path / "out", *TINY_NMT, "--epochs", 1)
