@@ -58,17 +58,9 @@ class Features:
 
 @dataclass
 class LinearState(State):
-    """K^T [V, 1], (B, H, F, E + 1): its last column is the sum of the keys, the normalizer's half."""
+    """K^T V and, in the last column, the sum of the keys as the normalizer sees them, (B, H, F, E + 1)."""
 
     kv: Tensor
-
-
-@dataclass
-class SplitState(State):
-    """K^T V, (B, H, F, E), and the sum of differently mapped keys for the normalizer, (B, H, F', 1)."""
-
-    kv: Tensor
-    k_sum: Tensor
 
 
 class LinearMechanism(Mechanism):
@@ -168,10 +160,7 @@ class LinearMechanism(Mechanism):
         with torch.autocast(k.device.type, enabled=False):
             k, v = accumulated(k), accumulated(v)
             features = self._kept_keys(k, key)
-            if features.norm is None:
-                return _add(state, LinearState, kv=(features.rows(), forms.append_ones(v)))
-            ones = torch.ones_like(v[..., :1])
-            return _add(state, SplitState, kv=(features.rows(), v), k_sum=(features.norm, ones))
+            return _add(state, features, v)
 
     def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
@@ -227,23 +216,24 @@ def _sums(fq: Features, fk: Features, v: Tensor, visible: Visible | None, chunk:
 
 def _read(state: State, features: Features) -> Tensor:
     """Sums of queries over a state, the normalizer in the last column."""
-    if isinstance(state, SplitState) and features.norm is not None:
-        return torch.cat([features.rows() @ state.kv, features.norm @ state.k_sum], -1)
-    if isinstance(state, LinearState):
+    if not isinstance(state, LinearState):
+        raise TypeError(f"a {type(state).__name__} does not belong to this mechanism")
+    if features.norm is None:
         return features.rows() @ state.kv
-    raise TypeError(f"a {type(state).__name__} does not belong to this mechanism")
+    return torch.cat([features.rows() @ state.kv[..., :-1], features.norm @ state.kv[..., -1:]], -1)
 
 
-def _add(state: State | None, kind: type[State], **pairs: tuple[Tensor, Tensor]) -> State:
-    """A state of `kind` with K^T V of each pair added; in place where no gradient is wanted, without new memory."""
-    if state is None:
-        return kind(**{name: forms.state_of(k, v) for name, (k, v) in pairs.items()})
-    for name, (k, v) in pairs.items():
-        old = getattr(state, name)
-        if torch.is_grad_enabled():
-            setattr(state, name, old + forms.state_of(k, v))
-        elif k.shape[-2] == 1:
-            old.addcmul_(k.transpose(-1, -2), v)
-        else:
-            old.add_(forms.state_of(k, v))
+def _add(state: State | None, features: Features, v: Tensor) -> LinearState:
+    """The state with mapped keys and their values added; in place where no gradient is wanted, without new memory."""
+    k, one_row = features.rows(), v.shape[-2] == 1
+    if isinstance(state, LinearState) and one_row and features.norm is None and not torch.is_grad_enabled():
+        state.kv.addcmul_(k.transpose(-1, -2), forms.append_ones(v))
+        return state
+    if features.norm is None:
+        kv = forms.state_of(k, forms.append_ones(v))
+    else:
+        kv = torch.cat([forms.state_of(k, v), features.norm.sum(-2).unsqueeze(-1)], -1)
+    if not isinstance(state, LinearState):
+        return LinearState(kv)
+    state.kv = state.kv + kv if torch.is_grad_enabled() else state.kv.add_(kv)
     return state

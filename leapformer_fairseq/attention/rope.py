@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +11,8 @@ from ..errors import LeapformerError
 from .linear import NORMALIZER_FLOOR, Features, LinearMechanism
 from .masks import Rows
 from .registry import Option, register
+from .rotation import rotate, rotation, rotation_at
+from .step import StepMap
 
 
 @register(
@@ -45,12 +46,9 @@ class RoPELinear(LinearMechanism):
 
     def map_queries(self, x: Tensor, rows: Rows) -> Features:
         x = F.elu(x) + 1
-        # Anew in float64: kept as a buffer, a model in half precision would round the frequencies.
-        exponents = torch.arange(0, self.dims, 2, dtype=torch.float64, device=x.device) / self.dims
-        angle = (rows.positions.unsqueeze(-1) * self.theta**-exponents).unsqueeze(1)  # (B or 1, 1, T, dims / 2)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        even, odd = x[..., 0 : self.dims : 2], x[..., 1 : self.dims : 2]
-        rotated = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
-        return Features(torch.cat([rotated, x[..., self.dims :]], -1), x)
+        return Features(rotate(x, rotation(rows.positions.unsqueeze(1), self.dims, self.theta).to(x.dtype)), x)
 
     map_keys = map_queries
+
+    def step_map(self) -> StepMap:
+        return StepMap("elu", rotation=lambda position: rotation_at(position, self.dims, self.theta))

@@ -24,20 +24,30 @@ from torch import Tensor, nn
 from . import native
 from .forms import normalize
 from .proportion import ProportionNetwork
+from .rotation import rotate
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "elu": lambda x: F.elu(x) + 1}
 
 
 @dataclass(frozen=True)
 class StepMap:
-    """How a mechanism maps a row: an activation, then the cosine re-weighting if there are proportions.
+    """How a mechanism maps a row: an activation, then the cosine re-weighting or a rotation, if there is one.
 
-    They come from a network each for queries and keys, or are a number for a position (from 1).
+    Proportions come from a network each for queries and keys, or are a number for a position (from 1). A rotation is
+    the cosine and sine for each leading pair of dimensions, (pairs, 2); the normalizer takes rows as they were before.
     """
 
     activation: Literal["relu", "elu"]
     networks: Sequence[ProportionNetwork] = ()
     proportion: Callable[[int], float] | None = None
+    rotation: Callable[[int], Tensor] | None = None
+
+
+class _Mapped(NamedTuple):
+    """Features (B, N, H, F), and others for the normalizer where a mechanism has them."""
+
+    x: Tensor
+    norm: Tensor | None = None
 
 
 class Projections(NamedTuple):
@@ -108,36 +118,47 @@ class LinearStep(Step):
         projected = self.project(x).to(kv.dtype)
         heads = self._native(projected, kv, position)
         if heads is None:
-            features = self._features(projected[:, : 2 * self.heads * self.dim], position)
-            values = projected[:, 2 * self.heads * self.dim :].view(len(x), self.heads, 1, -1)
-            kv.addcmul_(features[:, 1].unsqueeze(-1), values)
-            heads = self._read(features[:, 0], kv)
+            split = 2 * self.heads * self.dim
+            mapped = self._map(projected[:, :split], position)
+            values = projected[:, split:].view(len(x), self.heads, 1, -1)
+            if mapped.norm is None:
+                kv.addcmul_(mapped.x[:, 1].unsqueeze(-1), values)
+            else:
+                kv[..., :-1].addcmul_(mapped.x[:, 1].unsqueeze(-1), values[..., :-1])
+                kv[..., -1].add_(mapped.norm[:, 1])
+            heads = self._read(mapped, kv)
         return self.project_out(heads)
 
     def attend(self, x: Tensor, state: Any, position: int) -> Tensor:
         kv = state.kv
         projected = self.project(x).to(kv.dtype)
         heads = self._native(projected, kv, position)
-        if heads is None:
-            heads = self._read(self._features(projected, position)[:, 0], kv)
-        return self.project_out(heads)
+        return self.project_out(self._read(self._map(projected, position), kv) if heads is None else heads)
 
-    def _features(self, rows: Tensor, position: int) -> Tensor:
-        """Mapped rows, (B, N, H, F), of projected ones, (B, N * H * D)."""
+    def _map(self, rows: Tensor, position: int) -> _Mapped:
+        """Features of projected rows (B, N * H * D)."""
         x = _ACTIVATIONS[self.mapping.activation](rows).view(len(rows), self.sides, self.heads, self.dim)
+        if self.mapping.rotation is not None:
+            return _Mapped(rotate(x, self.mapping.rotation(position).to(x)), x)
         if self.proportions is not None:
             weights = torch.add(self.shift, self.proportions(x), alpha=math.pi / 2).cos_()
-            return (x.unsqueeze(-2) * weights.unsqueeze(-1)).flatten(-2)
+            return _Mapped((x.unsqueeze(-2) * weights.unsqueeze(-1)).flatten(-2))
         if self.mapping.proportion is not None:
             angle = self.mapping.proportion(position) * (math.pi / 2)
-            return torch.cat([x * math.cos(angle), x * math.sin(angle)], -1)
-        return x
+            return _Mapped(torch.cat([x * math.cos(angle), x * math.sin(angle)], -1))
+        return _Mapped(x)
 
-    def _read(self, queries: Tensor, kv: Tensor) -> Tensor:
-        """Normalised sums (B, H * E) of queries (B, H, F)."""
-        rows = queries.view(len(kv), -1, *queries.shape[1:]).transpose(1, 2)  # those that share a state together
-        sums = (rows @ kv).transpose(1, 2)
-        return normalize(sums, self.floor).reshape(len(queries), -1)
+    def _read(self, mapped: _Mapped, kv: Tensor) -> Tensor:
+        """Normalised sums (B, H * E) of the queries, the first of the sides."""
+
+        def sums(rows: Tensor, kv: Tensor) -> Tensor:
+            together = rows[:, 0].view(len(kv), -1, *rows.shape[2:]).transpose(1, 2)  # those that share a state
+            return (together @ kv).transpose(1, 2)
+
+        read = sums(mapped.x, kv)
+        if mapped.norm is not None:
+            read[..., -1:] = sums(mapped.norm, kv[..., -1:])
+        return normalize(read, self.floor).reshape(len(mapped.x), -1)
 
     def _native(self, projected: Tensor, kv: Tensor, position: int) -> Tensor | None:
         """What the heads read, (B, H * E), by the compiled step; None where that does not serve."""
@@ -151,10 +172,20 @@ class LinearStep(Step):
             return None
         if self.mapping.proportion is not None:
             sizes.proportion = self.mapping.proportion(position)
-        out = projected.new_empty(len(projected), self.heads * (sizes.values - 1))
         networks = [packed.numbers.data_ptr() for packed in self.packed] + [None, None]
-        rows = (projected.data_ptr(), projected.stride(0))
-        step(ctypes.byref(sizes), *rows, kv.data_ptr(), *networks[:2], out.data_ptr())
+        rotation = None
+        if self.mapping.rotation is not None:
+            rotation = self.mapping.rotation(position).float()
+            sizes.pairs = len(rotation)
+        out = projected.new_empty(len(projected), self.heads * (sizes.values - 1))
+        step(
+            ctypes.byref(sizes),
+            *(projected.data_ptr(), projected.stride(0)),
+            kv.data_ptr(),
+            *networks[:2],
+            None if rotation is None else rotation.data_ptr(),
+            out.data_ptr(),
+        )
         return out
 
     def _native_sizes(self, rows: int, states: int, heads: int, features: int, values: int) -> native.Sizes:

@@ -19,6 +19,8 @@ VARIANTS = [
     ("leap", {"leap_factor": D}),
     ("leap", {"leap_per_head": True}),
     ("leap", {"leap_per_head": True, "leap_factor": D}),
+    ("rope", {}),
+    ("rope", {"rope_dims": D, "rope_theta": 100.0}),
 ]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 

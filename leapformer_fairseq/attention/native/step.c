@@ -6,6 +6,7 @@
  *   projected  (rows, stride)         queries, and with `update` keys and values [v, 1], of all heads behind each other
  *   state      (rows / shared, heads, features, values)
  *   networks   proportion networks of queries and keys, packed by ../step.py, or NULL
+ *   rotation   (pairs, 2) cosine and sine, or NULL
  *   out        (rows, heads, values - 1)
  */
 #include <math.h>
@@ -21,6 +22,7 @@ typedef struct {
     int32_t reweighted;      /* features are [x cos, x sin] */
     int32_t hidden;          /* width of the proportion networks; 0: one linear layer */
     int32_t network_stride;  /* from one head's network to the next; 0: the heads share one */
+    int32_t pairs;           /* leading pairs of dimensions that are rotated for the values, not for the normalizer */
     float proportion;        /* of every row, where there are no networks */
     float floor;
 } Sizes;
@@ -51,11 +53,21 @@ static void activate(const float *x, float *out, int dim, int activation) {
     }
 }
 
+static void rotate(const float *x, float *out, int dim, const float *rotation, int pairs) {
+    for (int i = 0; i < pairs; i++) {
+        const float even = x[2 * i], odd = x[2 * i + 1], cosine = rotation[2 * i], sine = rotation[2 * i + 1];
+        out[2 * i] = even * cosine - odd * sine;
+        out[2 * i + 1] = even * sine + odd * cosine;
+    }
+    for (int i = 2 * pairs; i < dim; i++) out[i] = x[i];
+}
+
 void leapformer_step(const Sizes *s, const float *projected, int64_t stride, float *state, const float *query_networks,
-                     const float *key_networks, float *out) {
-    const int dim = s->dim, values = s->values, halves = s->reweighted ? 2 : 1;
+                     const float *key_networks, const float *rotation, float *out) {
+    const int dim = s->dim, values = s->values, last = values - 1, halves = s->reweighted ? 2 : 1;
     const int64_t state_size = (int64_t)halves * dim * values;
-    float q[MAX_DIM], k[MAX_DIM], sums[MAX_DIM + 1];
+    float q[MAX_DIM], k[MAX_DIM], rotated_q[MAX_DIM], rotated_k[MAX_DIM], sums[MAX_DIM + 1];
+    const float *value_q = rotation ? rotated_q : q, *value_k = rotation ? rotated_k : k;
     for (int row = 0; row < s->rows; row++) {
         for (int head = 0; head < s->heads; head++) {
             const float *rows = projected + row * stride;
@@ -68,6 +80,10 @@ void leapformer_step(const Sizes *s, const float *projected, int64_t stride, flo
                 pq = proportion_of(q, query_networks + head * s->network_stride, dim, s->hidden);
                 if (s->update) pk = proportion_of(k, key_networks + head * s->network_stride, dim, s->hidden);
             }
+            if (rotation) {
+                rotate(q, rotated_q, dim, rotation, s->pairs);
+                if (s->update) rotate(k, rotated_k, dim, rotation, s->pairs);
+            }
             for (int j = 0; j < values; j++) sums[j] = 0;
             for (int half = 0; half < halves; half++) {
                 float wq = 1, wk = 1;
@@ -77,18 +93,20 @@ void leapformer_step(const Sizes *s, const float *projected, int64_t stride, flo
                 }
                 for (int i = 0; i < dim; i++, kv += values) {
                     if (s->update) {
-                        const float weight = k[i] * wk;
+                        const float weight = value_k[i] * wk;
                         if (weight != 0)
-                            for (int j = 0; j < values; j++) kv[j] += weight * v[j];
+                            for (int j = 0; j < last; j++) kv[j] += weight * v[j];
+                        kv[last] += k[i] * wk;
                     }
-                    const float weight = q[i] * wq;
+                    const float weight = value_q[i] * wq;
                     if (weight != 0)
-                        for (int j = 0; j < values; j++) sums[j] += weight * kv[j];
+                        for (int j = 0; j < last; j++) sums[j] += weight * kv[j];
+                    sums[last] += q[i] * wq * kv[last];
                 }
             }
-            const float total = sums[values - 1], scale = 1 / (total > s->floor ? total : s->floor);
-            float *y = out + ((int64_t)row * s->heads + head) * (values - 1);
-            for (int j = 0; j < values - 1; j++) y[j] = sums[j] * scale;
+            const float total = sums[last], scale = 1 / (total > s->floor ? total : s->floor);
+            float *y = out + ((int64_t)row * s->heads + head) * last;
+            for (int j = 0; j < last; j++) y[j] = sums[j] * scale;
         }
     }
 }
