@@ -43,6 +43,7 @@ setup(
     ],
     extras_require={
         "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "fla": ["flash-linear-attention"],  # a peer in `leapformer bench attention` on a GPU
         "demo": ["espeakng-loader"],  # speaks the sentences of the quickstart
     },
     entry_points={"console_scripts": ["leapformer = leapformer_fairseq.cli.main:main"]},

@@ -8,6 +8,9 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
 # Threads that wait for work spin only briefly: spinning on, as is the default, makes training many times slower as soon as
 # anything else runs on these cores; sleeping at once makes it slower, too.
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-20000}
+# glibc keeps freed memory instead of handing it back and asking for it, zeroed, at every update: a CPU trains 15 % faster.
+export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592} MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-33554432}
+export MALLOC_TOP_PAD_=${MALLOC_TOP_PAD_:-268435456}
 
 fail() {
     echo "$(basename "$0"): $*" >&2

@@ -1,16 +1,20 @@
 """The attention benchmark: what it writes, what it refuses, and that its measuring instruments measure."""
 
 import json
+import sys
 import time
+import types
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from leapformer_fairseq.attention import forms
-from leapformer_fairseq.benchmarks import attention, measure, tables
+from leapformer_fairseq.benchmarks import attention, measure, peers, tables
 from leapformer_fairseq.cli.main import main
 
-CPU = torch.device("cpu")
+CPU = measure.Place(torch.device("cpu"))
 TINY = [attention.Case("causal", 24, 24), attention.Case("bidirectional", 24, 24), attention.Case("wait-k", 8, 60)]
 
 
@@ -59,6 +63,76 @@ def test_quick_writes_both_files(tiny, tmp_path, capsys):
     report, printed = (out / "attention.md").read_text(), capsys.readouterr()
     assert found["signature"] in report and "| causal 24" in report and "wait-k 8/60" in printed.out
     assert "cpu: causal 24" in printed.err, "progress"
+
+
+def test_half_precision_has_rows_of_its_own_without_aims(tiny, tmp_path):
+    options = ["--mechanisms", "leap", "--device", "cpu", "--dtype", "float32", "bfloat16"]
+    assert main(["bench", "attention", "--quick", "--out", str(tmp_path), *options]) == 0
+    found = json.loads((tmp_path / "attention.json").read_text())
+    for section in ("times", "steps", "memory"):
+        assert {row["device"] for row in found[section]} == {"cpu", "cpu bfloat16"}
+    assert not measure.Place.parse("cpu bfloat16").has_aims and measure.Place.parse("cpu").has_aims
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda:1", "cuda bfloat16"])
+def test_places_have_names(name):
+    assert str(measure.Place.parse(name)) == name
+
+
+class TestPeers:
+    """There is no GPU in the tests: what can be tried without one is what is asked of others and what is believed."""
+
+    GPU, HALF = measure.Place.parse("cuda"), measure.Place.parse("cuda bfloat16")
+
+    @pytest.fixture
+    def fla(self, monkeypatch):
+        """A stand-in for the package's module, by its documented signature."""
+
+        def chunk_linear_attn(q, k, v, scale=None, initial_state=None, output_final_state=False, normalize=True):
+            assert normalize and scale == 1
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # from (B, T, H, D)
+            scores = (q @ k.mT).tril()
+            return (scores @ v / (scores.sum(-1, keepdim=True) + 1e-10)).transpose(1, 2), None
+
+        module = types.ModuleType(peers.KERNEL_MODULE)
+        module.chunk_linear_attn = chunk_linear_attn
+        monkeypatch.setitem(sys.modules, peers.KERNEL_MODULE, module)
+        return module
+
+    def found(self, monkeypatch, kind, place, *names):
+        monkeypatch.setattr(peers, "difference", lambda mechanism, way, place: 0.0)
+        return set(peers.find({name: attention.make(name) for name in names}, kind, place))
+
+    def test_who_is_measured_where(self, monkeypatch, fla):
+        assert self.found(monkeypatch, "causal", CPU, "leap") == set()
+        assert self.found(monkeypatch, "causal", self.GPU, "leap", "relu") == {"leap (fla)", "relu (fla)"}
+        assert self.found(monkeypatch, "causal", self.HALF, "leap") == {"FlashAttention", "leap (fla)"}
+        assert self.found(monkeypatch, "bidirectional", self.HALF, "leap") == {"FlashAttention"}
+        assert self.found(monkeypatch, "wait-k", self.HALF, "leap") == set()
+
+    def test_nobody_needs_fla(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, peers.KERNEL_MODULE, None)  # importing it fails
+        assert self.found(monkeypatch, "causal", self.GPU, "leap") == set()
+
+    @pytest.mark.parametrize("name", attention.MECHANISMS_MEASURED)
+    def test_their_sums_of_our_features_are_our_attention(self, name, fla):
+        mechanism = attention.make(name)
+        error = peers.difference(mechanism, partial(peers.by_kernel, fla.chunk_linear_attn, mechanism), CPU)
+        assert error > peers.TOLERANCE if name == "rope" else error < 1e-5  # rope's normalizer has other features
+
+    def test_a_kernel_that_computes_something_else_is_left_out(self, monkeypatch, caplog, fla):
+        mechanisms = {"relu": attention.make("relu")}
+        monkeypatch.setattr(peers, "difference", lambda mechanism, way, place: float("nan"))
+        assert peers.find(mechanisms, "causal", self.GPU) == {}
+        assert "relu is not measured with the kernels of fla" in caplog.text
+
+    def test_flash_attention_is_causal_when_asked(self):
+        q, k, v = torch.randn(3, 1, 2, 9, 8)
+        kwargs = {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(
+            peers.flash(True, q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal=True), **kwargs
+        )
+        torch.testing.assert_close(peers.flash(False, q, k, v), F.scaled_dot_product_attention(q, k, v), **kwargs)
 
 
 def test_a_mechanism_with_a_wrong_form_is_refused(tiny, tmp_path, capsys, wrong_gradients):
@@ -144,9 +218,9 @@ def test_medians_take_turns_and_ignore_the_first_round():
 
 
 def test_the_clock_counts_work_and_not_waiting():
-    start = measure.clock(CPU)
+    start = measure.clock(CPU.device)
     time.sleep(0.2)
-    waited = measure.clock(CPU) - start
+    waited = measure.clock(CPU.device) - start
     assert waited < 0.1
 
 
@@ -158,7 +232,7 @@ def test_one_thread_is_undone():
 
 
 def grow(mebibytes):
-    with measure.peak_growth(CPU) as growth:
+    with measure.peak_growth(CPU.device) as growth:
         for _ in range(2):
             torch.ones(mebibytes * measure.MIB, dtype=torch.uint8)
     return growth()

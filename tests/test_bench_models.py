@@ -9,7 +9,7 @@ from leapformer_fairseq.benchmarks import decode, measure, train
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.modules import attentions
 
-CPU = torch.device("cpu")
+CPU = measure.Place(torch.device("cpu"))
 TINY = [decode.Case(1, 1, 6, 9), decode.Case(2, 3, 5, 7)]
 
 
@@ -98,6 +98,23 @@ def test_train_writes_both_files(tmp_path, monkeypatch):
     assert all(row["tokens_per_second"] == pytest.approx(32 / row["seconds"]) for row in found["times"])
     assert [row["ratio"] for row in found["memory"]] == [1, 0.25]
     assert "# Training: speed and memory" in (tmp_path / "train.md").read_text()
+
+
+@pytest.mark.parametrize("what", ["decode", "train"])
+def test_half_precision_is_measured_beside_float32(tiny_decode, what, tmp_path, monkeypatch):
+    for name, value in {"QUICK_CASES": (train.Case(16),), "TOKENS": 32, "SECONDS": 0.1, "VOCABULARY": 50}.items():
+        monkeypatch.setattr(train, name, value)
+    monkeypatch.setattr(measure, "in_fresh_process", lambda *_: None)
+    command = ["bench", what, "--quick", "--out", str(tmp_path), "--mechanisms", "leap", "--device", "cpu"]
+    assert main([*command, "--dtype", "float32", "bfloat16"]) == 0
+    found = json.loads((tmp_path / f"{what}.json").read_text())
+    rows = found["decoders" if what == "decode" else "times"]
+    assert list(dict.fromkeys(row["device"] for row in rows)) == ["cpu", "cpu bfloat16"]
+    assert found["options"]["devices"] == "cpu+cpu bfloat16"
+    if what == "decode":
+        states = {(row["device"], row["mechanism"]): row["state_bytes"] for row in rows if row["case"] == str(TINY[0])}
+        assert states["cpu", "fairseq"] == 2 * states["cpu bfloat16", "fairseq"], "the model is in half precision"
+        assert states["cpu", "leap"] == states["cpu bfloat16", "leap"], "its sums are not"
 
 
 def test_peak_of_a_training_step_is_seen():

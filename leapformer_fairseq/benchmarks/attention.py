@@ -1,10 +1,11 @@
 """Speed and memory of every form of every attention mechanism against torch's softmax attention (SDPA).
 
-Method: 8 heads of 32 dimensions, float32, batch = max(1, 2048 / N) for the longer side N; one thread. A measurement is
-one forward pass and one backward pass with the gradients of q, k, v and all parameters of the mechanism. On a CPU it is
-the CPU time of the thread, on a GPU wall time. All forms of all mechanisms and SDPA take turns in one process; reported
-is the median. Ratio = time of SDPA / time of ours. SDPA gets `is_causal` where that is all, else a boolean mask. "auto"
-is the form that a mechanism chooses itself.
+Method: 8 heads of 32 dimensions, batch = max(1, 2048 / N) for the longer side N; float32 unless the device says
+otherwise; one thread. A measurement is one forward pass and one backward pass with the gradients of q, k, v and all
+parameters of the mechanism. On a CPU it is the CPU time of the thread, on a GPU wall time. All forms of all mechanisms
+and SDPA take turns in one process; reported is the median. Ratio = time of SDPA / time of ours. SDPA gets `is_causal`
+where that is all, else a boolean mask. "auto" is the form that a mechanism chooses itself. On a GPU there are, where
+they can be had, SDPA held to FlashAttention, and our features with the kernels of flash-linear-attention ("fla").
 
 The "step" is one more token of causal self-attention when N are in the state, against a preallocated KV cache (batch
 1). Memory is the peak above the inputs of one forward and backward pass in a fresh process: growth of the resident set
@@ -25,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..attention import CAUSAL, MECHANISMS, Mechanism, Rows, Visible, build
-from . import measure
+from . import measure, peers
 from .tables import Table
 
 HEADS, HEAD_DIM = 8, 32
@@ -93,23 +94,23 @@ AIMS = {
 MEMORY_AIM = 1.2  # peak memory of leap over that of SDPA, at most
 
 
-def run(names: list[str], devices: list[str], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
+def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
     """Rows of results: `times`, `steps` and `memory`. The mechanisms must have passed `disagreement`."""
     found: dict[str, list[dict[str, Any]]] = {"times": [], "steps": [], "memory": []}
     cases = QUICK_CASES if quick else CASES
     seconds = SECONDS / 10 if quick else SECONDS
     memory_case = QUICK_MEMORY_CASE if quick else MEMORY_CASE
-    with measure.one_thread(), tqdm(total=len(devices) * (len(cases) + 1), unit="case") as progress:
-        for device in map(torch.device, devices):
+    with measure.one_thread(), tqdm(total=len(places) * (len(cases) + 1), unit="case") as progress:
+        for place in places:
             for case in cases:
-                progress.set_description(f"{device}: {case}")
+                progress.set_description(f"{place}: {case}")
                 torch.manual_seed(seed)
-                found["times"] += times(case, names, device, seconds)
+                found["times"] += times(case, names, place, seconds)
                 if case.kind == "causal":
-                    found["steps"] += steps(case.keys, names, device, seconds / 10)
+                    found["steps"] += steps(case.keys, names, place, seconds / 10)
                 progress.update()
-            progress.set_description(f"{device}: memory of {memory_case}")
-            found["memory"] += memory(memory_case, names, device)
+            progress.set_description(f"{place}: memory of {memory_case}")
+            found["memory"] += memory(memory_case, names, place)
             progress.update()
     return found
 
@@ -121,15 +122,15 @@ def make(name: str, device: torch.device | str = "cpu") -> Mechanism:
 
 def disagreement(name: str) -> str | None:
     """Which form of the mechanism is not the same function as its parallel form, and by how much; None if all are."""
-    mechanism = make(name).double()
+    mechanism, exact = make(name).double(), measure.Place(torch.device("cpu"), torch.float64)
     for case in (Case("causal", 150, 150), Case("bidirectional", 33, 47), Case("wait-k", 40, 300)):
-        q, k, v = _inputs(case, torch.device("cpu"), torch.float64, batch=1)
+        q, k, v = _inputs(case, exact, batch=1)
         expected = _results(mechanism, q, k, v, case, "parallel")
         for form in (*mechanism.forms[1:], "auto"):
             error = _largest_error(_results(mechanism, q, k, v, case, form), expected)
             if not error < PARITY:
                 return f"its {form} form differs from the parallel one by {error:.1e} ({case})"
-    q, k, v = _inputs(Case("causal", 20, 20), torch.device("cpu"), torch.float64, batch=1)
+    q, k, v = _inputs(Case("causal", 20, 20), exact, batch=1)
     rows = Rows.whole(20).without_lengths()
     with torch.no_grad():
         expected = [mechanism(q, k, v, query=rows, key=rows, visible=CAUSAL, form="parallel")]
@@ -137,37 +138,40 @@ def disagreement(name: str) -> str | None:
     return None if error < PARITY else f"its recurrent form differs from the parallel one by {error:.1e}"
 
 
-def times(case: Case, names: list[str], device: torch.device, seconds: float) -> list[dict[str, Any]]:
+def times(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Milliseconds of every form of the mechanisms, and of SDPA in the first row."""
-    inputs = _inputs(case, device, torch.float32)
-    grad = torch.randn(case.batch, HEADS, case.queries, HEAD_DIM, device=device)
-    calls = {(SDPA, SDPA): partial(_time, _sdpa(case, device), inputs, [], grad)}
-    for name in names:
-        mechanism = make(name, device)
+    inputs = _inputs(case, place)
+    grad = torch.randn_like(inputs[0])
+    mechanisms = {name: make(name, place.device) for name in names}
+    ways: dict[tuple[str, str], Callable[..., Tensor]] = {(SDPA, SDPA): _sdpa(case, place.device)}
+    ways |= {(name, "auto"): way for name, way in peers.find(mechanisms, case.kind, place).items()}
+    for name, mechanism in mechanisms.items():
         for form in ("auto", *mechanism.forms):
             if form != "parallel" or case.queries * case.keys <= PARALLEL_PAIRS:
-                attend = partial(mechanism, visible=case.visible, form=form)
-                calls[name, form] = partial(_time, attend, inputs, list(mechanism.parameters()), grad)
+                ways[name, form] = partial(mechanism, visible=case.visible, form=form)
+    parameters = [parameter for mechanism in mechanisms.values() for parameter in mechanism.parameters()]
+    calls = {label: partial(_time, way, inputs, parameters, grad) for label, way in ways.items()}
     found = measure.medians(calls, seconds)
     base_forward, base = found[SDPA, SDPA]
     return [
         {
-            **_labels(case, device, name, form),
+            **_labels(case, place, name, form),
             "forward_ms": forward * 1e3,
             "forward_backward_ms": both * 1e3,
             "ratio_forward": base_forward / forward,
             "ratio": base / both,
-            "aim": AIMS.get(case) if _has_aim(name, form, device) else None,
+            "aim": AIMS.get(case) if _has_aim(name, form, place) else None,
         }
         for (name, form), (forward, both) in found.items()
     ]
 
 
 @torch.no_grad()
-def steps(length: int, names: list[str], device: torch.device, seconds: float) -> list[dict[str, Any]]:
+def steps(length: int, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Microseconds of one more token when `length` are in the state; the KV cache of softmax is in the first row."""
     case = Case("causal", length, length)
-    q, k, v = (x.detach() for x in _inputs(case, device, torch.float32, batch=1))
+    q, k, v = (x.detach() for x in _inputs(case, place, batch=1))
+    device = place.device
     past, row = Rows.whole(length, device=device).without_lengths(), Rows(torch.tensor([[length + 1]], device=device))
     calls = {}
     for name in ("softmax", *(name for name in names if name != "softmax")):
@@ -177,49 +181,49 @@ def steps(length: int, names: list[str], device: torch.device, seconds: float) -
         calls[name] = partial(_step, partial(mechanism.extend, state, *token, row), device)
     found = measure.medians(calls, seconds)
     return [
-        {**_labels(case, device, name, "step"), "us": step * 1e6, "ratio": found["softmax"][0] / step}
+        {**_labels(case, place, name, "step"), "us": step * 1e6, "ratio": found["softmax"][0] / step}
         for name, (step,) in found.items()
     ]
 
 
-def memory(case: Case, names: list[str], device: torch.device) -> list[dict[str, Any]]:
+def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
     """Peak MiB above the inputs, SDPA in the first row; no rows where that is not known or too little to be seen."""
-    found = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(device)) for name in (SDPA, *names)}
+    found = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(place)) for name in (SDPA, *names)}
     base = found[SDPA]
     return [
         {
-            **_labels(case, device, name, SDPA if name == SDPA else "auto"),
+            **_labels(case, place, name, SDPA if name == SDPA else "auto"),
             "peak_mib": peak / measure.MIB,
             "ratio": peak / base,
-            "aim": MEMORY_AIM if case == MEMORY_CASE and _has_aim(name, "auto", device) else None,
+            "aim": MEMORY_AIM if case == MEMORY_CASE and _has_aim(name, "auto", place) else None,
         }
         for name, peak in found.items()
         if base and peak is not None
     ]
 
 
-def peak_above_inputs(name: str, case: Case, device_name: str) -> int | None:
+def peak_above_inputs(name: str, case: Case, place_name: str) -> int | None:
     """Bytes; for a process of its own."""
     torch.set_num_threads(1)
-    device = torch.device(device_name)
+    place = measure.Place.parse(place_name)
     peak = None
     for size in (*_square("causal", 64), case):  # the first loads what torch loads late
-        attend = _sdpa(size, device) if name == SDPA else partial(make(name, device), visible=size.visible)
-        inputs = _inputs(size, device, torch.float32)
-        grad = torch.randn(size.batch, HEADS, size.queries, HEAD_DIM, device=device)
-        with measure.peak_growth(device) as growth:
+        attend = _sdpa(size, place.device) if name == SDPA else partial(make(name, place.device), visible=size.visible)
+        inputs = _inputs(size, place)
+        grad = torch.randn_like(inputs[0])
+        with measure.peak_growth(place.device) as growth:
             attend(*inputs).backward(grad)
         peak = growth()
     return peak
 
 
-def _has_aim(name: str, form: str, device: torch.device) -> bool:
-    return name == AIMS_MECHANISM and form == "auto" and device.type == "cpu"
+def _has_aim(name: str, form: str, place: measure.Place) -> bool:
+    return name == AIMS_MECHANISM and form == "auto" and place.has_aims
 
 
-def _labels(case: Case, device: torch.device, mechanism: str, form: str) -> dict[str, Any]:
+def _labels(case: Case, place: measure.Place, mechanism: str, form: str) -> dict[str, Any]:
     return {
-        "device": str(device),
+        "device": str(place),
         "case": str(case),
         **case._asdict(),
         "batch": 1 if form == "step" else case.batch,
@@ -228,10 +232,10 @@ def _labels(case: Case, device: torch.device, mechanism: str, form: str) -> dict
     }
 
 
-def _inputs(case: Case, device: torch.device, dtype: torch.dtype, batch: int | None = None) -> tuple[Tensor, ...]:
+def _inputs(case: Case, place: measure.Place, batch: int | None = None) -> tuple[Tensor, ...]:
     """q, k and v that want gradients."""
     shapes = ((batch or case.batch, HEADS, count, HEAD_DIM) for count in (case.queries, case.keys, case.keys))
-    return tuple(torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
+    return tuple(torch.randn(shape, device=place.device, dtype=place.dtype, requires_grad=True) for shape in shapes)
 
 
 def _sdpa(case: Case, device: torch.device) -> Callable[..., Tensor]:

@@ -1,10 +1,10 @@
 """Speed of a decoding step of whole fairseq decoders, and of one self-attention block.
 
-Method: decoders of 6 layers, 256 wide, feed-forward 1,024, 8 heads, pre-norm, random weights, float32, one thread,
-without the projection to the vocabulary (the same for all). A measurement is one token when `target` tokens are in the
-state and `source` encoder states were read, as fairseq's generator asks for it; with a beam it includes following the
-beam (`reorder_incremental_state`). Rows are sentences times beam. On a CPU it is the CPU time of the thread, on a GPU
-wall time. All systems take turns in one process; reported is the median.
+Method: decoders of 6 layers, 256 wide, feed-forward 1,024, 8 heads, pre-norm, random weights, one thread, float32
+unless the device says otherwise, without the projection to the vocabulary (the same for all). A measurement is one
+token when `target` tokens are in the state and `source` encoder states were read, as fairseq's generator asks for it;
+with a beam it includes following the beam (`reorder_incremental_state`). Rows are sentences times beam. On a CPU it is
+the CPU time of the thread, on a GPU wall time. All systems take turns in one process; reported is the median.
 
 "fairseq" is the stock decoder, whose cache is copied at every token. "softmax" is ours: one product for queries, keys
 and values, a preallocated cache, sources shared by the hypotheses of a sentence. Linear mechanisms are measured with
@@ -84,23 +84,23 @@ AIMS = {
 BLOCK_AIMS = {TORCH: {1: 265, 5: 110, 40: 80}, "leap": {1: 60, 5: 60, 40: 60}}
 
 
-def run(names: list[str], devices: list[str], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
+def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
     """Rows of results: `decoders` and `blocks`. The mechanisms must have passed `disagreement`."""
     found: dict[str, list[dict[str, Any]]] = {"decoders": [], "blocks": []}
     cases, keys = (QUICK_CASES, QUICK_KEYS) if quick else (CASES, KEYS)
     seconds = SECONDS / 10 if quick else SECONDS
-    with measure.one_thread(), torch.no_grad(), tqdm(total=len(devices) * 2 * len(cases), unit="case") as progress:
-        for device in map(torch.device, devices):
+    with measure.one_thread(), torch.no_grad(), tqdm(total=len(places) * 2 * len(cases), unit="case") as progress:
+        for place in places:
             for case in cases:
-                progress.set_description(f"{device}: {case}")
+                progress.set_description(f"{place}: {case}")
                 torch.manual_seed(seed)
-                found["decoders"] += decoders(case, names, device, seconds)
+                found["decoders"] += decoders(case, names, place, seconds)
                 progress.update()
             for rows in BLOCK_ROWS:
                 for count in keys:
-                    progress.set_description(f"{device}: one block, {rows} rows, {count:,} keys")
+                    progress.set_description(f"{place}: one block, {rows} rows, {count:,} keys")
                     torch.manual_seed(seed)
-                    found["blocks"] += blocks(rows, count, device, seconds / 10)
+                    found["blocks"] += blocks(rows, count, place, seconds / 10)
             progress.update(len(cases))
     return found
 
@@ -108,7 +108,7 @@ def run(names: list[str], devices: list[str], quick: bool, seed: int) -> dict[st
 def disagreement(name: str) -> str | None:
     """Whether the decoder with this mechanism, token by token, is another function than in one pass; None if not."""
     torch.manual_seed(0)
-    decoder = make(name, torch.device("cpu"), layers=2).double()
+    decoder = make(name, measure.Place(torch.device("cpu"), torch.float64), layers=2)
     tokens, source = torch.randint(4, 20, (2, 12)), torch.randn(9, 2, WIDTH, dtype=torch.float64)
     encoder_out = {"encoder_out": [source], "encoder_padding_mask": []}
     with torch.no_grad():
@@ -122,15 +122,16 @@ def disagreement(name: str) -> str | None:
     return None if error < PARITY else f"its decoder differs by {error:.1e} token by token"
 
 
-def decoders(case: Case, names: list[str], device: torch.device, seconds: float) -> list[dict[str, Any]]:
+def decoders(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Milliseconds a token and bytes of state of every decoder, fairseq's own first."""
     systems = [FAIRSEQ, "softmax", *(name for name in names if name != "softmax")]
-    systems += [TORCH] if "leap" in names and device.type == "cpu" else []
-    source = torch.randn(case.source, case.sentences, WIDTH, device=device).repeat_interleave(case.beam, 1)
+    systems += [TORCH] if "leap" in names and place.device.type == "cpu" else []
+    source = torch.randn(case.source, case.sentences, WIDTH, device=place.device, dtype=place.dtype)
+    source = source.repeat_interleave(case.beam, 1)
     states: dict[str, dict[str, Any]] = {name: {} for name in systems}
     calls = {}
     for name in systems:
-        decoder = make("leap" if name == TORCH else name, device)
+        decoder = make("leap" if name == TORCH else name, place)
         if case.beam > 1 and name != FAIRSEQ:
             decoder.set_beam_size(case.beam)
         fill(decoder, states[name], case, source)
@@ -139,7 +140,7 @@ def decoders(case: Case, names: list[str], device: torch.device, seconds: float)
     (base,) = times[FAIRSEQ]
     return [
         {
-            "device": str(device),
+            "device": str(place),
             "case": str(case),
             **case._asdict(),
             "rows": case.rows,
@@ -147,13 +148,13 @@ def decoders(case: Case, names: list[str], device: torch.device, seconds: float)
             "ms": ms * 1e3,
             "ratio": base / ms,
             "state_bytes": held_bytes(states[name]),
-            "aim": AIMS.get((case.rows, case.target, case.source)) if name == "leap" and device.type == "cpu" else None,
+            "aim": AIMS.get((case.rows, case.target, case.source)) if name == "leap" and place.has_aims else None,
         }
         for name, (ms,) in times.items()
     ]
 
 
-def make(name: str, device: torch.device, layers: int = LAYERS) -> Any:
+def make(name: str, place: measure.Place, layers: int = LAYERS) -> Any:
     """A decoder of the size that is measured here; "fairseq" is the stock one."""
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
@@ -177,7 +178,8 @@ def make(name: str, device: torch.device, layers: int = LAYERS) -> Any:
     for i in range(30):
         words.add_symbol(f"w{i}")
     embedding = nn.Embedding(len(words), WIDTH, words.pad())
-    decoder = (TransformerDecoderBase if name == FAIRSEQ else Decoder)(config, words, embedding).to(device).eval()
+    decoder = (TransformerDecoderBase if name == FAIRSEQ else Decoder)(config, words, embedding)
+    decoder = decoder.to(*place).eval()
     for module in decoder.modules():  # as fairseq-generate does without --print-alignment
         if hasattr(module, "make_generation_fast_"):
             module.make_generation_fast_(name="", need_attn=False)
@@ -205,16 +207,16 @@ def held_bytes(state: dict[str, Any]) -> int:
     return state_bytes(state) + sum(x.numel() * x.element_size() for x in buffers)
 
 
-def blocks(rows: int, keys: int, device: torch.device, seconds: float) -> list[dict[str, Any]]:
+def blocks(rows: int, keys: int, place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Microseconds of a step of one self-attention block; our softmax first."""
     from fairseq.modules import MultiheadAttention
 
-    past = torch.randn(keys, rows, WIDTH, device=device)
+    past = torch.randn(keys, rows, WIDTH, device=place.device, dtype=place.dtype)
     calls: dict[str, Callable[[], measure.Seconds]] = {}
-    for name in ("softmax", "leap", *([TORCH] if device.type == "cpu" else [])):
+    for name in ("softmax", "leap", *([TORCH] if place.device.type == "cpu" else [])):
         stock = MultiheadAttention(WIDTH, HEADS, self_attention=True)
         mechanism = build("leap" if name == TORCH else name, WIDTH // HEADS, HEADS)
-        block = MechanismAttention(stock, mechanism, CAUSAL).to(device).eval()
+        block = MechanismAttention(stock, mechanism, CAUSAL).to(*place).eval()
         state: dict[str, Any] = {}
         block(past, past, past, incremental_state=state)
         calls[name] = partial(_step, block, past[:1], state, name == TORCH)
@@ -222,14 +224,14 @@ def blocks(rows: int, keys: int, device: torch.device, seconds: float) -> list[d
     (base,) = times["softmax"]
     return [
         {
-            "device": str(device),
+            "device": str(place),
             "case": f"{rows} rows, {keys:,} keys",
             "rows": rows,
             "keys": keys,
             "mechanism": name,
             "us": us * 1e6,
             "ratio": base / us,
-            "aim": 1.0 if keys >= BLOCK_AIMS.get(name, {}).get(rows, float("inf")) and device.type == "cpu" else None,
+            "aim": 1.0 if keys >= BLOCK_AIMS.get(name, {}).get(rows, float("inf")) and place.has_aims else None,
         }
         for name, (us,) in times.items()
     ]

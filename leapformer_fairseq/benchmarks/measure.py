@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 
@@ -19,6 +19,27 @@ MIB = 2**20
 T = TypeVar("T")
 # what a measured call returns: the seconds of its parts
 Seconds = tuple[float, ...]
+
+
+class Place(NamedTuple):
+    """Where and in which precision something is measured; `str` and `parse` are each other's inverse."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return str(self.device) if self.dtype == torch.float32 else f"{self.device} {name}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        device, _, dtype = name.partition(" ")
+        return cls(torch.device(device), getattr(torch, dtype or "float32"))
+
+    @property
+    def has_aims(self) -> bool:
+        """The aims were set for one CPU thread in float32."""
+        return self.device.type == "cpu" and self.dtype == torch.float32
 
 
 def clock(device: torch.device) -> float:

@@ -1,9 +1,9 @@
 """Speed and memory of a training step of a language model against fairseq's own.
 
-Method: 16 layers, 512 wide, feed-forward 2,048, 8 heads, pre-norm, no dropout, a vocabulary of 8,000, float32, 4,096
-tokens a batch, one thread. A measurement is one forward pass with the loss and one backward pass with all gradients. On
-a CPU it is the CPU time of the thread, on a GPU wall time. All models take turns in one process; reported is the
-median. "fairseq" is the stock `transformer_lm`; ratio = its time / time of ours.
+Method: 16 layers, 512 wide, feed-forward 2,048, 8 heads, pre-norm, no dropout, a vocabulary of 8,000, 4,096 tokens a
+batch, float32 unless the device says otherwise, one thread. A measurement is one forward pass with the loss and one
+backward pass with all gradients. On a CPU it is the CPU time of the thread, on a GPU wall time. All models take turns
+in one process; reported is the median. "fairseq" is the stock `transformer_lm`; ratio = its time / time of ours.
 
 Memory is the peak above the model and its gradients of one such step in a fresh process; ratio = memory of ours /
 memory of fairseq.
@@ -60,25 +60,25 @@ CASES, QUICK_CASES = (Case(512), Case(4096)), (Case(256),)
 AIMS, MEMORY_AIMS = {Case(512): 1.0, Case(4096): 2.0}, {Case(4096): 1.0}
 
 
-def run(names: list[str], devices: list[str], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
+def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
     """Rows of results: `times` and `memory`."""
     found: dict[str, list[dict[str, Any]]] = {"times": [], "memory": []}
     cases = QUICK_CASES if quick else CASES
     seconds = SECONDS / 20 if quick else SECONDS
-    with measure.one_thread(), tqdm(total=2 * len(devices) * len(cases), unit="case") as progress:
-        for device in devices:
+    with measure.one_thread(), tqdm(total=2 * len(places) * len(cases), unit="case") as progress:
+        for place in places:
             for case in cases:
-                progress.set_description(f"{device}: {case}")
+                progress.set_description(f"{place}: {case}")
                 torch.manual_seed(seed)
-                found["times"] += times(case, names, torch.device(device), seconds, quick)
+                found["times"] += times(case, names, place, seconds, quick)
                 progress.update()
-                progress.set_description(f"{device}: memory, {case}")
-                found["memory"] += memory(case, names, torch.device(device), quick)
+                progress.set_description(f"{place}: memory, {case}")
+                found["memory"] += memory(case, names, place, quick)
                 progress.update()
     return found
 
 
-def make(name: str, device: torch.device, quick: bool, length: int) -> nn.Module:
+def make(name: str, place: measure.Place, quick: bool, length: int) -> nn.Module:
     """A language model with one mechanism everywhere; "fairseq" is the stock one."""
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_MODEL_REGISTRY
@@ -92,50 +92,52 @@ def make(name: str, device: torch.device, quick: bool, length: int) -> nn.Module
     args.decoder_self_attention = name
     base_lm_architecture(args)
     task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-    return ARCH_MODEL_REGISTRY[arch].build_model(args, task).to(device).train()
+    return ARCH_MODEL_REGISTRY[arch].build_model(args, task).to(*place).train()
 
 
-def times(case: Case, names: list[str], device: torch.device, seconds: float, quick: bool) -> list[dict[str, Any]]:
+def times(case: Case, names: list[str], place: measure.Place, seconds: float, quick: bool) -> list[dict[str, Any]]:
     """Seconds of a step and tokens per second of every model, fairseq's first."""
-    calls = {name: partial(_step, make(name, device, quick, case.length), case, device) for name in (FAIRSEQ, *names)}
+    calls = {
+        name: partial(_step, make(name, place, quick, case.length), case, place.device) for name in (FAIRSEQ, *names)
+    }
     found = measure.medians(calls, seconds)
     (base,) = found[FAIRSEQ]
     return [
         {
-            **_labels(case, device, name),
+            **_labels(case, place, name),
             "seconds": step,
             "tokens_per_second": TOKENS / step,
             "ratio": base / step,
-            "aim": AIMS.get(case) if name == "leap" and device.type == "cpu" and not quick else None,
+            "aim": AIMS.get(case) if name == "leap" and place.has_aims and not quick else None,
         }
         for name, (step,) in found.items()
     ]
 
 
-def memory(case: Case, names: list[str], device: torch.device, quick: bool) -> list[dict[str, Any]]:
+def memory(case: Case, names: list[str], place: measure.Place, quick: bool) -> list[dict[str, Any]]:
     """Peak MiB above the model and its gradients; no rows where that is not known."""
-    found = {name: measure.in_fresh_process(peak_of_step, name, case, str(device), quick) for name in (FAIRSEQ, *names)}
+    found = {name: measure.in_fresh_process(peak_of_step, name, case, str(place), quick) for name in (FAIRSEQ, *names)}
     base = found[FAIRSEQ]
     return [
         {
-            **_labels(case, device, name),
+            **_labels(case, place, name),
             "peak_mib": peak / measure.MIB,
             "ratio": peak / base,
-            "aim": MEMORY_AIMS.get(case) if name == "leap" and device.type == "cpu" and not quick else None,
+            "aim": MEMORY_AIMS.get(case) if name == "leap" and place.has_aims and not quick else None,
         }
         for name, peak in found.items()
         if base and peak is not None
     ]
 
 
-def peak_of_step(name: str, case: Case, device_name: str, quick: bool) -> int | None:
+def peak_of_step(name: str, case: Case, place_name: str, quick: bool) -> int | None:
     """Bytes; for a process of its own."""
     torch.set_num_threads(1)
-    device = torch.device(device_name)
-    model = make(name, device, quick, case.length)
-    _step(model, Case(64), device, tokens=64)  # the gradients, and what torch loads late
-    with measure.peak_growth(device) as growth:
-        _step(model, case, device)
+    place = measure.Place.parse(place_name)
+    model = make(name, place, quick, case.length)
+    _step(model, Case(64), place.device, tokens=64)  # the gradients, and what torch loads late
+    with measure.peak_growth(place.device) as growth:
+        _step(model, case, place.device)
     return growth()
 
 
@@ -149,8 +151,8 @@ def _step(model: nn.Module, case: Case, device: torch.device, tokens: int = TOKE
     return (measure.clock(device) - start,)
 
 
-def _labels(case: Case, device: torch.device, mechanism: str) -> dict[str, Any]:
-    return {"device": str(device), "case": str(case), **case._asdict(), "mechanism": mechanism}
+def _labels(case: Case, place: measure.Place, mechanism: str) -> dict[str, Any]:
+    return {"device": str(place), "case": str(case), **case._asdict(), "mechanism": mechanism}
 
 
 __all__ = ["MECHANISMS_MEASURED", "TABLES", "TITLE", "disagreement", "run"]

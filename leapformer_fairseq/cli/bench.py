@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
 from .output import made_folder, write_json
+
+if TYPE_CHECKING:
+    from ..benchmarks.measure import Place
 
 HELP = "speed and memory of attention, decoding and training"
 BENCHMARKS = {
@@ -18,6 +22,7 @@ BENCHMARKS = {
     "decode": "a decoding step of whole decoders against fairseq's, and of one block against a preallocated cache",
     "train": "a training step of a 16-layer language model against fairseq's",
 }
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--quick", action="store_true", help="small sizes only, in about a minute")
         action.add_argument("--mechanisms", nargs="+", metavar="NAME", help="default: all that the report needs")
         action.add_argument("--device", nargs="+", metavar="DEVICE", help="default: cpu, and cuda where there is a GPU")
+        action.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: float32, on a GPU bfloat16, too")
         action.add_argument("--seed", type=int, default=1, help="of the random inputs (default: 1)")
         action.set_defaults(benchmark=name)
 
@@ -38,15 +44,15 @@ def run(args: argparse.Namespace) -> int:
     from ..benchmarks import tables
 
     benchmark = importlib.import_module(f"..benchmarks.{args.benchmark}", __package__)
-    names, devices = check_names(args.mechanisms, benchmark.MECHANISMS_MEASURED), check_devices(args.device)
+    names, places = check_names(args.mechanisms, benchmark.MECHANISMS_MEASURED), find_places(args.device, args.dtype)
     wrong = {name: error for name in names if (error := benchmark.disagreement(name))}
     for name, error in wrong.items():
         print(f"leapformer: error: {name} is not measured: {error}", file=sys.stderr)
     names = [name for name in names if name not in wrong]
     if names:
         folder = made_folder(args.out)
-        found = benchmark.run(names, devices, args.quick, args.seed)
-        options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(devices)}
+        found = benchmark.run(names, places, args.quick, args.seed)
+        options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places))}
         _write(folder, args.benchmark, benchmark, found, options)
         for title, table in tables.summary(found, benchmark.TABLES):
             print(f"{title}\n{table}\n")
@@ -74,6 +80,16 @@ def check_devices(names: list[str] | None) -> list[str]:
         if name != "cpu" and not (name.startswith("cuda") and has_gpu):
             raise LeapformerError(f"--device {name} is not here; choose from: {', '.join(check_devices(None))}")
     return names
+
+
+def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Place]:
+    """Every device with every precision; by default a GPU is measured in half precision, too."""
+    from ..benchmarks.measure import Place
+
+    def precisions(device: str) -> Sequence[str]:
+        return dtypes or (DTYPES[:1] if device == "cpu" else DTYPES[:2])
+
+    return [Place.parse(f"{device} {dtype}") for device in check_devices(devices) for dtype in precisions(device)]
 
 
 def _write(
