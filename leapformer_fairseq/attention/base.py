@@ -60,7 +60,7 @@ class Mechanism(nn.Module):
     blocks: ClassVar[tuple[str, ...]] = BLOCKS
     #: `forward` may be asked for these forms besides "auto"
     forms: ClassVar[tuple[str, ...]] = ("parallel",)
-    #: True when the output depends on the length of the whole sequence
+    #: True when the output depends on the lengths of the whole sequences
     needs_length: ClassVar[bool] = False
     #: the longest target it can serve in a decoder, if there is a limit
     max_positions: int | None = None
@@ -73,8 +73,11 @@ class Mechanism(nn.Module):
         super().__init__()
         self.head_dim, self.num_heads, self.dropout = head_dim, num_heads, dropout
 
-    def refusal(self, block: str) -> str | None:
-        """Why this mechanism with its options cannot serve `block`, with the remedy; None when it can."""
+    def refusal(self, block: str, length_known: bool = False) -> str | None:
+        """Why this mechanism with its options cannot serve `block`, with the remedy; None when it can.
+
+        `length_known`: there is a predictor of the target's length.
+        """
         if block in self.blocks:
             return None
         return f"it is not defined for this block; allowed: {', '.join(self.blocks)}"

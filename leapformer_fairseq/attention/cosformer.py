@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,49 +23,74 @@ from .step import StepMap
     Option(
         "cosformer_length",
         0,
-        "cosformer: length assumed for a sequence still being written (decoders); 0 means none",
+        "cosformer: length assumed for a sequence still being written (decoders) where none is predicted; 0 means none",
+    ),
+    Option(
+        "cosformer_overrun",
+        "saturate",
+        "cosformer: behind the assumed or predicted length proportions stay at 1 (saturate), or grow on, as in the "
+        "paper, until weights turn negative (extrapolate)",
+        ("saturate", "extrapolate"),
     ),
 )
 class CosFormer(LinearMechanism):
     """cosFormer: relu(q_i) . relu(k_j) cos(pi/2 (i/N - j/M)), positions from 1.
 
-    Qin et al., 2022, arXiv:2202.08791, eq. 10. N and M are the true lengths of the two sides (Agostinelli et al., 2023,
-    Modular Linearized Attention, eq. 8). A target that is still being written has none: `cosformer_length` stands in,
-    in training too, so that training does not see a length that generation will not know. Beyond it the proportion
-    stays at 1 and weights stay positive.
+    Qin et al., 2022, arXiv:2202.08791, eq. 10. N and M are the lengths of the two sides (Agostinelli et al., 2023,
+    Modular Linearized Attention, eq. 8). A target that is still being written has none: a predicted one stands in, or
+    else `cosformer_length`, in training too, so that training does not see a length that generation will not know.
+    Beyond it the proportion stays at 1 and weights stay positive, unless `cosformer_overrun` asks for the paper's way.
     """
 
     features_per_dim = 2
     needs_length = True
     streaming = False  # a longer source changes j/M of every old key
 
-    def __init__(self, head_dim: int, num_heads: int, *, cosformer_length: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        *,
+        cosformer_length: int = 0,
+        cosformer_overrun: str = "saturate",
+        **options: Any,
+    ) -> None:
         super().__init__(head_dim, num_heads, **options)
         if cosformer_length < 0:
             raise LeapformerError(
                 f"--cosformer-length {cosformer_length} is negative; give a length >= 1, or 0 for none"
             )
         self.assumed_length = cosformer_length
+        self.largest = 1.0 if cosformer_overrun == "saturate" else math.inf
         self.max_positions = cosformer_length or None
 
-    def refusal(self, block: str) -> str | None:
-        if block.startswith("decoder") and not self.assumed_length:
+    def refusal(self, block: str, length_known: bool = False) -> str | None:
+        if block.startswith("decoder") and not self.assumed_length and not length_known:
             return "it needs the target's length, which is unknown while decoding; " + self._remedy
-        return super().refusal(block)
+        return super().refusal(block, length_known)
 
-    _remedy = "give --cosformer-length N (say, the longest target), or choose a mechanism without lengths, e.g. leap"
+    _remedy = (
+        "give --cosformer-length N (say, the longest target) or, where the model has it, --length-predictor, or choose "
+        "a mechanism without lengths, e.g. leap"
+    )
 
     def map_queries(self, x: Tensor, rows: Rows) -> Features:
-        return CosReweighted(F.relu(x), proportion=self._proportions(rows, x.dtype))
+        proportion = self._proportions(rows.positions, rows.lengths).to(x.dtype)
+        return CosReweighted(F.relu(x), proportion=proportion[:, None, :, None])
 
     map_keys = map_queries
 
-    def _proportions(self, rows: Rows, dtype: torch.dtype) -> Tensor:
-        """i/N, (B or 1, 1, T, 1), saturating at 1."""
-        lengths: Tensor | int = self.assumed_length if rows.lengths is None else rows.lengths[:, None].clamp_min(1)
-        if rows.lengths is None and not self.assumed_length:
+    def _proportions(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
+        """i/N of positions (B or 1, T) in sequences of `lengths` (B or 1,), (B or 1, T), float64."""
+        if lengths is None and not self.assumed_length:
             raise LeapformerError(f"cosformer was asked for rows of unknown length; {self._remedy}")
-        return (rows.positions.to(dtype) / lengths).clamp_max(1.0)[:, None, :, None]
+        whole = self.assumed_length if lengths is None else lengths.double().clamp_min(1).unsqueeze(1)
+        return (positions.double() / whole).clamp_max(self.largest)
 
     def step_map(self) -> StepMap:
-        return StepMap("relu", proportion=lambda position: min(position / self.assumed_length, 1.0))
+        return StepMap("relu", proportion=self._proportion_at)
+
+    def _proportion_at(self, position: int, lengths: Tensor | None) -> Tensor:
+        """The proportion of one row a sequence, (B or 1,)."""
+        device = None if lengths is None else lengths.device
+        return self._proportions(torch.tensor([[position]], device=device), lengths).squeeze(1)

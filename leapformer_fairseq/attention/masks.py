@@ -54,7 +54,7 @@ class Rows:
     """One side of an attention: where each row of a (B, T) batch stands in its own sequence.
 
     positions: (B or 1, T), from 1 for the first real row, so left padding does not shift a sequence.
-    lengths:   (B or 1,) true lengths, or None while the sequence is still being written.
+    lengths:   (B or 1,) lengths, true or predicted, or None while the sequence is still being written.
     keep:      (B, T), True for real rows, or None when all are.
     """
 
@@ -76,9 +76,13 @@ class Rows:
         steps = columns.cumsum(1)
         return cls(seen.unsqueeze(1) + steps, None, keep)
 
+    def of_length(self, lengths: Tensor | None) -> Rows:
+        """The same rows for a block that knows other lengths, (B or 1,): predicted ones, or none."""
+        return Rows(self.positions, lengths, self.keep)
+
     def without_lengths(self) -> Rows:
         """The same rows for a block that must not know how long the sequence will become."""
-        return Rows(self.positions, None, self.keep)
+        return self.of_length(None)
 
     def narrow(self, start: int, stop: int) -> Rows:
         """Rows `start` to `stop` (columns)."""

@@ -15,11 +15,15 @@ OPTIONS: dict[str, Option] = {}
 
 
 class Option(NamedTuple):
-    """One option of a mechanism: the Python name (`leap_factor` becomes the flag `--leap-factor`), default and help."""
+    """One option of a mechanism: the Python name (`leap_factor` becomes the flag `--leap-factor`), default and help.
+
+    `choices` lists the values of an option that has only some.
+    """
 
     name: str
     default: bool | int | float | str
     help: str
+    choices: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -69,4 +73,8 @@ def build(name: str, head_dim: int, num_heads: int, *, dropout: float = 0.0, **o
     if unknown:
         allowed = ", ".join(known) or "none"
         raise LeapformerError(f"mechanism {name!r} has no option {unknown[0]!r}; its options: {allowed}")
+    for option in cls.options:
+        value = options.get(option.name, option.default)
+        if option.choices and value not in option.choices:
+            raise LeapformerError(f"{option.flag} {value!r}: choose from: {', '.join(option.choices)}")
     return cls(head_dim, num_heads, dropout=dropout, **{**known, **options})

@@ -119,13 +119,13 @@ class Softmax(Mechanism):
 class SoftmaxStep(Step):
     """The step of softmax attention over a KV cache."""
 
-    def extend(self, x: Tensor, state: KVCache, position: int) -> Tensor:
+    def extend(self, x: Tensor, state: KVCache, position: int, lengths: Tensor | None = None) -> Tensor:
         projected, width = self.project(x), self.heads * self.dim
         q, k = projected[:, : 2 * width].view(len(x), 2, self.heads, 1, self.dim).unbind(1)
         state.append(k, projected[:, 2 * width :].view(len(x), self.heads, 1, -1), None)
         return self.project_out(_over(state, q).flatten(1))
 
-    def attend(self, x: Tensor, state: KVCache, position: int) -> Tensor:
+    def attend(self, x: Tensor, state: KVCache, position: int, lengths: Tensor | None = None) -> Tensor:
         q = self.project(x).view(len(state.k), -1, self.heads, self.dim)  # those that share a cache together
         return self.project_out(_over(state, q.transpose(1, 2)).transpose(1, 2).reshape(len(x), -1))
 

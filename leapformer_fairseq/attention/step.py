@@ -33,13 +33,14 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "elu": la
 class StepMap:
     """How a mechanism maps a row: an activation, then the cosine re-weighting or a rotation, if there is one.
 
-    Proportions come from a network each for queries and keys, or are a number for a position (from 1). A rotation is
-    the cosine and sine for each leading pair of dimensions, (pairs, 2); the normalizer takes rows as they were before.
+    Proportions come from a network each for queries and keys, or are numbers, (B or 1,), for a position (from 1) in
+    sequences of known lengths, (B,), or of unknown ones. A rotation is the cosine and sine for each leading pair of
+    dimensions, (pairs, 2); the normalizer takes rows as they were before.
     """
 
     activation: Literal["relu", "elu"]
     networks: Sequence[ProportionNetwork] = ()
-    proportion: Callable[[int], float] | None = None
+    proportion: Callable[[int, Tensor | None], Tensor] | None = None
     rotation: Callable[[int], Tensor] | None = None
 
 
@@ -78,14 +79,14 @@ class Step(ABC):
         self.out_weight = out_weight.t().contiguous()
 
     @abstractmethod
-    def extend(self, x: Tensor, state: Any, position: int) -> Tensor:
+    def extend(self, x: Tensor, state: Any, position: int, lengths: Tensor | None = None) -> Tensor:
         """Output (B, C) of rows x (B, C) at `position` (from 1) that see the state and themselves.
 
-        Their keys and values are added to the state, in place.
+        Their keys and values are added to the state, in place. `lengths` (B,) are those of the sequences, if known.
         """
 
     @abstractmethod
-    def attend(self, x: Tensor, state: Any, position: int) -> Tensor:
+    def attend(self, x: Tensor, state: Any, position: int, lengths: Tensor | None = None) -> Tensor:
         """Output (B, C) of rows x (B, C) at `position` that see the state of B sequences, or of B / n.
 
         Then n rows behind each other share one.
@@ -113,13 +114,13 @@ class LinearStep(Step):
         self.packed = [_packed(network) for network in networks]
         self.sizes: dict[tuple[int, ...], native.Sizes] = {}
 
-    def extend(self, x: Tensor, state: Any, position: int) -> Tensor:
+    def extend(self, x: Tensor, state: Any, position: int, lengths: Tensor | None = None) -> Tensor:
         kv = state.kv
         projected = self.project(x).to(kv.dtype)
-        heads = self._native(projected, kv, position)
+        heads = self._native(projected, kv, position, lengths)
         if heads is None:
             split = 2 * self.heads * self.dim
-            mapped = self._map(projected[:, :split], position)
+            mapped = self._map(projected[:, :split], position, lengths)
             values = projected[:, split:].view(len(x), self.heads, 1, -1)
             if mapped.norm is None:
                 kv.addcmul_(mapped.x[:, 1].unsqueeze(-1), values)
@@ -129,13 +130,13 @@ class LinearStep(Step):
             heads = self._read(mapped, kv)
         return self.project_out(heads)
 
-    def attend(self, x: Tensor, state: Any, position: int) -> Tensor:
+    def attend(self, x: Tensor, state: Any, position: int, lengths: Tensor | None = None) -> Tensor:
         kv = state.kv
         projected = self.project(x).to(kv.dtype)
-        heads = self._native(projected, kv, position)
-        return self.project_out(self._read(self._map(projected, position), kv) if heads is None else heads)
+        heads = self._native(projected, kv, position, lengths)
+        return self.project_out(self._read(self._map(projected, position, lengths), kv) if heads is None else heads)
 
-    def _map(self, rows: Tensor, position: int) -> _Mapped:
+    def _map(self, rows: Tensor, position: int, lengths: Tensor | None) -> _Mapped:
         """Features of projected rows (B, N * H * D)."""
         x = _ACTIVATIONS[self.mapping.activation](rows).view(len(rows), self.sides, self.heads, self.dim)
         if self.mapping.rotation is not None:
@@ -144,8 +145,8 @@ class LinearStep(Step):
             weights = torch.add(self.shift, self.proportions(x), alpha=math.pi / 2).cos_()
             return _Mapped((x.unsqueeze(-2) * weights.unsqueeze(-1)).flatten(-2))
         if self.mapping.proportion is not None:
-            angle = self.mapping.proportion(position) * (math.pi / 2)
-            return _Mapped(torch.cat([x * math.cos(angle), x * math.sin(angle)], -1))
+            angle = self.mapping.proportion(position, lengths).to(x)[:, None, None, None] * (math.pi / 2)
+            return _Mapped(torch.cat([x * angle.cos(), x * angle.sin()], -1))
         return _Mapped(x)
 
     def _read(self, mapped: _Mapped, kv: Tensor) -> Tensor:
@@ -160,7 +161,7 @@ class LinearStep(Step):
             read[..., -1:] = sums(mapped.norm, kv[..., -1:])
         return normalize(read, self.floor).reshape(len(mapped.x), -1)
 
-    def _native(self, projected: Tensor, kv: Tensor, position: int) -> Tensor | None:
+    def _native(self, projected: Tensor, kv: Tensor, position: int, lengths: Tensor | None) -> Tensor | None:
         """What the heads read, (B, H * E), by the compiled step; None where that does not serve."""
         if kv.dtype != torch.float32 or not kv.is_cpu or (step := native.step()) is None:
             return None
@@ -170,10 +171,10 @@ class LinearStep(Step):
         sizes = self.sizes[shape]
         if max(sizes.dim, sizes.values) > native.MAX_DIM or not kv.is_contiguous():
             return None
-        if self.mapping.proportion is not None:
-            sizes.proportion = self.mapping.proportion(position)
         networks = [packed.numbers.data_ptr() for packed in self.packed] + [None, None]
-        rotation = None
+        proportions, rotation = None, None
+        if self.mapping.proportion is not None:
+            proportions = self.mapping.proportion(position, lengths).float().expand(len(projected)).contiguous()
         if self.mapping.rotation is not None:
             rotation = self.mapping.rotation(position).float()
             sizes.pairs = len(rotation)
@@ -183,7 +184,7 @@ class LinearStep(Step):
             *(projected.data_ptr(), projected.stride(0)),
             kv.data_ptr(),
             *networks[:2],
-            None if rotation is None else rotation.data_ptr(),
+            *(None if table is None else table.data_ptr() for table in (proportions, rotation)),
             out.data_ptr(),
         )
         return out

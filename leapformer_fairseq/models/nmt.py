@@ -8,9 +8,10 @@ from typing import Any
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
-from torch import nn
+from torch import Tensor, nn
 
 from ..modules import add_attention_args, fill_attention_args
+from .lengths import add_length_args, fill_length_args
 from .transformer import Decoder, Encoder
 
 
@@ -26,6 +27,7 @@ class LeapformerNMTModel(TransformerModel):
     def add_args(cls, parser: ArgumentParser) -> None:
         TransformerModel.add_args(parser)
         add_attention_args(parser)
+        add_length_args(parser)
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> LeapformerNMTModel:
@@ -42,6 +44,16 @@ class LeapformerNMTModel(TransformerModel):
         config = TransformerConfig.from_namespace(args)
         return Decoder(config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention)
 
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, **options: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        encoder_out = self.encoder(src_tokens, src_lengths=src_lengths)
+        targets = prev_output_tokens.ne(self.decoder.padding_idx).sum(1)
+        encoder_out = self.encoder.learn_length(encoder_out, src_tokens, targets)
+        logits, extra = self.decoder(prev_output_tokens, encoder_out=encoder_out, src_lengths=src_lengths, **options)
+        extra["encoder_out"] = encoder_out  # for the loss of a length predictor
+        return logits, extra
+
     def set_beam_size(self, beam_size: int) -> None:
         self.decoder.set_beam_size(beam_size)
 
@@ -50,6 +62,7 @@ class LeapformerNMTModel(TransformerModel):
 def leapformer_nmt(args: Namespace) -> None:
     """6 + 6 layers, 512 wide, 8 heads, as fairseq's `transformer`."""
     fill_attention_args(args)
+    fill_length_args(args)
     base_architecture(args)
 
 
@@ -57,6 +70,7 @@ def leapformer_nmt(args: Namespace) -> None:
 def leapformer_nmt_iwslt(args: Namespace) -> None:
     """IWSLT14 German-English: 6 + 6 layers, 512 wide, feed-forward 1,024, 4 heads, embeddings of their own."""
     fill_attention_args(args)
+    fill_length_args(args)
     transformer_iwslt_de_en(args)
 
 

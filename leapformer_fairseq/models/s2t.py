@@ -22,10 +22,11 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
-from .transformer import Decoder, EncoderOut
+from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
+from .transformer import Decoder
 
 
-class S2TEncoder(ConvTransformerEncoder):
+class S2TEncoder(PredictingEncoder, ConvTransformerEncoder):
     """fairseq's convolutional encoder with swapped attention, mended in three ways.
 
     A sentence is encoded the same alone and in a batch (padding is zeroed between the convolutions and lengths follow
@@ -36,6 +37,7 @@ class S2TEncoder(ConvTransformerEncoder):
         super().__init__(args)
         self.ctc_proj = nn.Linear(args.encoder_embed_dim, vocabulary) if getattr(args, "ctc_weight", 0) > 0 else None
         swap_attention(self, "encoder", args)
+        self.length_predictor = build_length_predictor(args, args.encoder_embed_dim)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, **unused: Any) -> EncoderOut:
         """Filterbanks (B, T, n_bins) to states (ceil(T / 4), B, C) with a padding mask (B, ceil(T / 4))."""
@@ -78,6 +80,7 @@ class LeapformerS2TModel(ConvTransformerModel):
     def add_args(cls, parser: ArgumentParser) -> None:
         ConvTransformerModel.add_args(parser)
         add_attention_args(parser)
+        add_length_args(parser)
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> LeapformerS2TModel:
@@ -104,8 +107,10 @@ class LeapformerS2TModel(ConvTransformerModel):
         self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
         encoder_out = self.encoder(src_tokens=src_tokens, src_lengths=src_lengths)
+        targets = prev_output_tokens.ne(self.decoder.padding_idx).sum(1)
+        encoder_out = self.encoder.learn_length(encoder_out, src_tokens, targets)
         logits, extra = self.decoder(prev_output_tokens=prev_output_tokens, encoder_out=encoder_out)
-        extra["encoder_out"] = encoder_out  # for the CTC loss
+        extra["encoder_out"] = encoder_out  # for the losses of recognition and of a length predictor
         return logits, extra
 
     def set_beam_size(self, beam_size: int) -> None:
@@ -150,4 +155,5 @@ def _set_sizes(args: Namespace, encoder_layers: int, decoder_layers: int, width:
     args.encoder_normalize_before = getattr(args, "encoder_normalize_before", True)
     args.decoder_normalize_before = getattr(args, "decoder_normalize_before", True)
     fill_attention_args(args)
+    fill_length_args(args)
     base_architecture(args)

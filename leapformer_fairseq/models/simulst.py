@@ -65,6 +65,11 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> LeapformerSimulSTModel:
         leapformer_simulst(args)
+        if args.length_predictor:
+            raise LeapformerError(
+                f"--length-predictor {args.length_predictor}: it needs the whole source, which arrives while "
+                "translating; leave it out, or take leapformer_s2t"
+            )
         model = super().build_model(args, task)
         model.lagging = parse_lagging(args.waitk_lagging)
         model.pre_decision_ratio = args.fixed_pre_decision_ratio

@@ -12,18 +12,19 @@ from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from ..modules import IncrementalState, attentions, swap_attention
+from ..modules import IncrementalState, TargetLength, attentions, swap_attention
+from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, tell_length
 
-EncoderOut = dict[str, list[Any]]
 _AHEAD = "features of the prompt"  # a key of `incremental_state`: (B, T, C)
 
 
-class Encoder(TransformerEncoderBase):
-    """A transformer encoder whose attention follows the plan in `config`."""
+class Encoder(PredictingEncoder, TransformerEncoderBase):
+    """A transformer encoder whose attention follows the plan in `config`, and that may predict the target's length."""
 
     def __init__(self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding) -> None:
         super().__init__(config, dictionary, embed_tokens)
         swap_attention(self, "encoder", config)
+        self.length_predictor = build_length_predictor(config, config.encoder.embed_dim, dictionary)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         _check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
@@ -42,7 +43,8 @@ class Decoder(TransformerDecoderBase):
             )
         super().__init__(config, dictionary, embed_tokens, no_encoder_attn)
         self.prompt: Tensor | None = None
-        swap_attention(self, "decoder", config)
+        self.target = TargetLength() if getattr(config, "length_predictor", None) else None
+        swap_attention(self, "decoder", config, self.target)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """Nothing: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
@@ -64,6 +66,10 @@ class Decoder(TransformerDecoderBase):
     def extract_features_scriptable(
         self, prev_output_tokens: Tensor, encoder_out: Any, incremental_state: Any = None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
+        true_lengths = None
+        if incremental_state is None and self.target is not None:
+            true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
+        tell_length(self.target, encoder_out, true_lengths)
         if incremental_state is not None:
             if self.prompt is not None and not incremental_state:
                 self._read_prompt(len(prev_output_tokens), incremental_state)

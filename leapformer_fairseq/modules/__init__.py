@@ -1,11 +1,13 @@
 """fairseq adapters: an attention module that asks a mechanism, the plan grammar and the swap."""
 
-from .mechanism_attention import IncrementalState, MechanismAttention, Memory
+from .length_predictor import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
+from .mechanism_attention import IncrementalState, MechanismAttention, Memory, TargetLength
 from .plan import expand_plan
 from .swap import (
     BLOCKS,
     Block,
     add_attention_args,
+    add_options,
     attentions,
     fill_attention_args,
     forget_source,
@@ -17,16 +19,23 @@ from .swap import (
 
 __all__ = [
     "BLOCKS",
+    "LENGTH_PREDICTORS",
     "Block",
     "IncrementalState",
+    "LengthPredictor",
     "MechanismAttention",
     "Memory",
+    "Setting",
+    "Source",
+    "TargetLength",
     "add_attention_args",
+    "add_options",
     "attentions",
     "expand_plan",
     "fill_attention_args",
     "forget_source",
     "fork_state",
+    "length_options",
     "load_component",
     "state_bytes",
     "swap_attention",

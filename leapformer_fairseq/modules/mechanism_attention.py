@@ -20,6 +20,16 @@ IncrementalState = dict[str, Any]
 
 
 @dataclass
+class TargetLength:
+    """How long the target is or is said to become, for all blocks of a decoder in the pass that runs.
+
+    lengths: (B,), or None where nobody knows.
+    """
+
+    lengths: Tensor | None = None
+
+
+@dataclass
 class Memory:
     """What one attention block keeps between decoding steps.
 
@@ -42,10 +52,10 @@ class Memory:
         """Whether the fast way may be taken: it changes states in place and has no gradient."""
         return self.step is not None and not torch.is_grad_enabled()
 
-    def rows(self, count: int, keep: Tensor | None, device: torch.device) -> Rows:
-        """The next `count` query columns."""
+    def rows(self, count: int, keep: Tensor | None, device: torch.device, lengths: Tensor | None) -> Rows:
+        """The next `count` query columns of sequences of `lengths`, if known."""
         seen = torch.tensor([self.queries], device=device)
-        return Rows.following(seen if self.padded is None else seen - self.padded, count, keep)
+        return Rows.following(seen if self.padded is None else seen - self.padded, count, keep).of_length(lengths)
 
     def advance(self, count: int, keep: Tensor | None = None) -> None:
         self.queries += count
@@ -74,17 +84,25 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     `like` is the stock attention that this module replaces: its projections are reused, so its checkpoints load and
     only `mechanism.*` is new. `visible` limits what a query may see: CAUSAL in decoder self-attention, a wait-k prefix
-    in simultaneous cross-attention, None otherwise; it holds in training and generation alike.
+    in simultaneous cross-attention, None otherwise; it holds in training and generation alike. `target` is where a
+    decoder says how long its target becomes, if that is known or predicted.
     """
 
-    def __init__(self, like: MultiheadAttention, mechanism: Mechanism, visible: Visible | None = None) -> None:
+    def __init__(
+        self,
+        like: MultiheadAttention,
+        mechanism: Mechanism,
+        visible: Visible | None = None,
+        target: TargetLength | None = None,
+    ) -> None:
         super().__init__()
         self.embed_dim, self.num_heads, self.head_dim = like.embed_dim, like.num_heads, like.head_dim
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = like.q_proj, like.k_proj, like.v_proj, like.out_proj
         self.self_attention, self.encoder_decoder_attention = like.self_attention, like.encoder_decoder_attention
         self.mechanism = mechanism
         self.visible = visible
-        self.compose_weights = True
+        self.target = TargetLength() if target is None else target
+        self.compose_weights, self.weights_in_training = True, False
         self.beam_size = 1
         self._prepared: tuple[list[tuple[int, int]], Step | None] | None = None
 
@@ -103,10 +121,11 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """fairseq's contract: (T, B, C) in and out, with weights (B, T, S), or (H, B, T, S) for `need_head_weights`.
 
-        Weights are composed on request, which is quadratic, and never while training. `attn_mask` is ignored: what a
-        query may see was fixed at construction.
+        Weights are composed on request, which is quadratic, and while training only for `weights_in_training`.
+        `attn_mask` is ignored: what a query may see was fixed at construction.
         """
-        wanted = (need_weights or need_head_weights) and self.compose_weights and not self.training and key is not None
+        composes = self.weights_in_training if self.training else self.compose_weights
+        wanted = (need_weights or need_head_weights) and composes and key is not None
         if incremental_state is None:
             out, weights = self._whole(query, key, _keep(key_padding_mask), wanted)
         elif static_kv or self.encoder_decoder_attention:
@@ -121,8 +140,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """Everything at once: training, scoring, encoders."""
         key_rows = Rows.whole(len(key), keep, key.device)
         if self.visible == CAUSAL:
-            key_rows = key_rows.without_lengths()
-        query_rows = key_rows if self.self_attention else Rows.whole(len(query), device=query.device).without_lengths()
+            key_rows = key_rows.of_length(self.target.lengths)
+        query_rows = key_rows
+        if not self.self_attention:
+            query_rows = Rows.whole(len(query), device=query.device).of_length(self.target.lengths)
         where = {"query": query_rows, "key": key_rows, "visible": self.visible}
         q, k = self._q(query), self._k(key)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
@@ -135,9 +156,9 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
                 memory.keys = self.mechanism.empty_state(
                     query.shape[1], self.v_proj.out_features // self.num_heads, query
                 )
-            out = memory.step.extend(query[0], memory.keys, memory.queries + 1).unsqueeze(0)
+            out = memory.step.extend(query[0], memory.keys, memory.queries + 1, self.target.lengths).unsqueeze(0)
         else:
-            rows = memory.rows(len(query), keep, query.device)
+            rows = memory.rows(len(query), keep, query.device, self.target.lengths)
             out, memory.keys = self.mechanism.extend(memory.keys, self._q(query), self._k(query), self._v(query), rows)
             out = self._out(out)
         memory.advance(len(query), keep)
@@ -163,7 +184,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _step_weights(self, query: Tensor, key: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Cross-attention weights (B, H, T, S) of the next queries."""
-        rows, source = memory.rows(len(query), None, query.device), Rows.whole(len(key), keep, key.device)
+        rows = memory.rows(len(query), None, query.device, self.target.lengths)
+        source = Rows.whole(len(key), keep, key.device)
         visible = self._visible_from(memory)
         return self.mechanism.weights(self._q(query), self._k(key), query=rows, key=source, visible=visible)
 
@@ -182,13 +204,14 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def _attend(self, query: Tensor, memory: Memory) -> Tensor:
         """Cross-attention of new rows to what was read of the source."""
         if len(query) == 1 and memory.step_serves():
-            return memory.step.attend(query[0], memory.keys, memory.queries + 1).unsqueeze(0)
-        q, rows = self._q(query), memory.rows(len(query), None, query.device)
+            return memory.step.attend(query[0], memory.keys, memory.queries + 1, self.target.lengths).unsqueeze(0)
+        q, rows = self._q(query), memory.rows(len(query), None, query.device, self.target.lengths)
         if memory.shared == 1:
             return self._out(self.mechanism.attend(memory.keys, q, rows))
         # The hypotheses of a sentence are queries of one row.
         together = q.unflatten(0, (-1, memory.shared)).transpose(1, 2)  # (sentences, H, shared, T, D)
-        rows = Rows(rows.positions.repeat(1, memory.shared))
+        lengths = None if rows.lengths is None else rows.lengths[:: memory.shared]
+        rows = Rows(rows.positions.repeat(1, memory.shared), lengths)
         out = self.mechanism.attend(memory.keys, together.flatten(2, 3), rows)
         return self._out(out.unflatten(2, (memory.shared, -1)).transpose(1, 2).flatten(0, 1))
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from torch import Tensor, nn
 
-from ..attention import CAUSAL, MECHANISMS, OPTIONS, Visible, build, find
+from ..attention import CAUSAL, MECHANISMS, OPTIONS, Option, Visible, build, find
 from ..errors import LeapformerError
-from .mechanism_attention import IncrementalState, MechanismAttention, Memory
+from .mechanism_attention import IncrementalState, MechanismAttention, Memory, TargetLength
 from .plan import expand_plan
 
 logger = logging.getLogger(__name__)
@@ -53,10 +53,17 @@ def add_attention_args(parser: argparse.ArgumentParser, stacks: tuple[str, ...] 
                 metavar="PLAN",
                 help=f"mechanism for every layer, or one per layer as in softmax,leap*4,softmax; known: {choices}",
             )
-    for option in OPTIONS.values():
+    add_options(parser, OPTIONS.values())
+
+
+def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Declare options as flags, without their defaults."""
+    for option in options:
         kind: dict[str, Any] = {"type": type(option.default), "metavar": "X"}
         if isinstance(option.default, bool):
             kind = {"action": "store_true"}
+        elif option.choices:
+            kind = {"choices": option.choices}
         parser.add_argument(option.flag, help=f"{option.help} (default: {option.default})", **kind)
 
 
@@ -67,9 +74,10 @@ def fill_attention_args(args: argparse.Namespace, plan: str = "leap") -> None:
             setattr(args, name, default)
 
 
-def swap_attention(stack: nn.Module, kind: str, args: argparse.Namespace) -> None:
+def swap_attention(stack: nn.Module, kind: str, args: argparse.Namespace, target: TargetLength | None = None) -> None:
     """Replace the attention of every layer in an "encoder" or "decoder" by the mechanism its plan names.
 
+    `target` is where a decoder with a length predictor will say how long its target becomes.
     Raises LeapformerError naming block, layer, mechanism, reason and remedy when a mechanism cannot serve a block.
     """
     layers = layers_of(stack)
@@ -81,10 +89,10 @@ def swap_attention(stack: nn.Module, kind: str, args: argparse.Namespace) -> Non
             options = {option.name: getattr(args, option.name) for option in find(name).options}
             dropout = stock.dropout_module.p
             mechanism = build(name, stock.head_dim, stock.num_heads, dropout=dropout, **options)
-            refusal = mechanism.refusal(block.name)
+            refusal = mechanism.refusal(block.name, length_known=target is not None)
             if refusal:
                 raise LeapformerError(f"{block.name} attention, layer {i}: {name} cannot be used: {refusal}")
-            setattr(layers[i], block.attribute, MechanismAttention(stock, mechanism, block.visible))
+            setattr(layers[i], block.attribute, MechanismAttention(stock, mechanism, block.visible, target))
 
 
 def layers_of(stack: nn.Module) -> nn.ModuleList:

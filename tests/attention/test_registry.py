@@ -84,6 +84,10 @@ def test_an_option_may_be_shared(own_register):
         (lambda: build("rope", 8, 2, rope_dims=3), "--rope-dims 3 must be even and between 2 and the head dimension 8"),
         (lambda: build("rope", 8, 2, rope_dims=10), "--rope-dims 10 must be even"),
         (lambda: build("cosformer", 8, 2, cosformer_length=-1), "--cosformer-length -1 is negative; give a length"),
+        (
+            lambda: build("cosformer", 8, 2, cosformer_overrun="wrap"),
+            "--cosformer-overrun 'wrap': choose from: saturate, extrapolate",
+        ),
         (lambda: Visible(0), "lagging k is 0; .*choose k >= 1"),
         (lambda: Visible(1, 0), "pre-decision ratio is 0; choose at least 1"),
     ],
@@ -100,9 +104,25 @@ def test_cosformer_needs_a_length_in_the_decoder():
     for block in ("decoder-self", "decoder-cross"):
         assert with_length.refusal(block) is None
         assert "--cosformer-length N" in (without.refusal(block) or "")
+        assert without.refusal(block, length_known=True) is None
     rows = Rows.whole(4).without_lengths()
     with pytest.raises(LeapformerError, match="rows of unknown length; give --cosformer-length"):
         without(*(x.float() for x in inputs(4, 4)), query=rows, key=rows)
+
+
+@pytest.mark.parametrize(
+    ("overrun", "first_negative", "last_positive"), [("saturate", None, 30), ("extrapolate", 11, 19)]
+)
+def test_cosformer_behind_the_end_of_its_length(overrun, first_negative, last_positive):
+    """The paper's weights are first negative one step behind the length, and all are from twice the length on."""
+    mechanism = build("cosformer", 8, 2, cosformer_overrun=overrun, normalizer_floor=1e-9)
+    q, k = torch.rand(1, 2, 30, 8) + 0.1, torch.rand(1, 2, 10, 8) + 0.1
+    target = Rows.whole(30).of_length(torch.tensor([10]))
+    positive = mechanism.map_queries(q, target).scores(mechanism.map_keys(k, Rows.whole(10))).amin(1)[0] > 0
+    steps = torch.arange(1, 31)
+    negative = steps[~positive.all(1)].tolist()
+    assert (negative[0] if negative else None) == first_negative
+    assert steps[positive.any(1)][-1] == last_positive
 
 
 def test_a_block_that_a_mechanism_is_not_defined_for_is_refused():

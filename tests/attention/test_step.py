@@ -93,6 +93,31 @@ def test_steps_of_cross_attention_equal_attend(name, options, dtype, shared, lan
     assert torch.equal(before, state.kv)  # reading changes nothing
 
 
+@dtypes
+@pytest.mark.parametrize("overrun", ["saturate", "extrapolate"])
+@torch.no_grad()
+def test_every_sequence_has_its_own_length(dtype, overrun, language):
+    """In self- and cross-attention; the shortest is overrun."""
+    mechanism, projections = block("cosformer", {"cosformer_overrun": overrun}, dtype)
+    q, o, k, v = projections
+    x, source = torch.randn(T, B, C, dtype=dtype), torch.randn(11, B, C, dtype=dtype)
+    lengths = torch.tensor([4.0, 9.0, 30.5], dtype=torch.float64)
+    known = rows(T).of_length(lengths)
+    step, state = mechanism.step(projections), mechanism.empty_state(B, D, x)
+    out = torch.stack([step.extend(x[t], state, t + 1, lengths) for t in range(T)])
+    where = {"query": known, "key": known, "visible": CAUSAL}
+    expected = o(joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), form="parallel", **where)))
+    torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype] * (1 if overrun == "saturate" else 1e3))
+
+    state = mechanism.update(None, heads(k(source)), heads(v(source)), Rows.whole(11))
+    step = mechanism.step(Projections(q, o))
+    out = torch.stack([step.attend(x[t], state, t + 1, lengths) for t in range(T)])
+    expected = o(joined(mechanism.attend(state, heads(q(x)), known)))
+    torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype] * (1 if overrun == "saturate" else 1e3))
+    other = torch.stack([step.attend(x[t], state, t + 1, lengths + 5) for t in range(T)])
+    assert not torch.allclose(other, expected, atol=1e-4), "lengths matter"
+
+
 @variants
 @torch.no_grad()
 def test_a_dead_row_gives_zero(name, options, language):

@@ -46,7 +46,8 @@ def make_model(arch: str, plan: str = "leap", seed: int = 0, **options: Any) -> 
     ARCH_CONFIG_REGISTRY[arch](args)
     words = dictionary()
     torch.manual_seed(seed)
-    task = SimpleNamespace(target_dictionary=words, source_dictionary=words)
+    task = SimpleNamespace(target_dictionary=words, source_dictionary=words, src_dict=words)
+    task.get_speaker_embeddings = lambda args: None
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task).double().eval()
 
 
@@ -70,3 +71,44 @@ def text_batch(lengths: tuple[int, ...] = (9, 6, 4), pad: int = 1, eos: int = 2)
     for i, length in enumerate(lengths):
         tokens[i, -length:] = torch.cat([torch.randint(4, 34, (length - 1,)), torch.tensor([eos])])
     return {"src_tokens": tokens, "src_lengths": torch.tensor(lengths)}
+
+
+TTS_SIZES = dict(
+    encoder_transformer_layers=2,
+    decoder_transformer_layers=2,
+    decoder_embed_dim=16,
+    decoder_ffn_embed_dim=24,
+    prenet_dim=16,
+    postnet_conv_dim=12,
+    output_frame_dim=6,
+    n_frames_per_step=2,
+    max_source_positions=100,
+    max_target_positions=100,
+    prenet_dropout=0.0,  # fairseq's pre-net drops at random in generation, too
+)
+
+
+def make_tts(plan: str = "leap", **options: Any) -> Any:
+    """A float64 text to speech model in eval mode whose batch normalisation is not the identity."""
+    model = make_model("leapformer_tts_tiny", plan, **{**TTS_SIZES, **options})
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            torch.nn.init.normal_(module.bias)
+    return model
+
+
+def tts_batch(sources: tuple[int, ...] = (9, 6, 4), targets: tuple[int, ...] = (7, 11, 3), frame: int = 12) -> Any:
+    """Phonemes and frames, padded on the right, as fairseq's dataset hands them to a model."""
+    tokens, frames = torch.full((len(sources), max(sources)), 1), torch.zeros(len(targets), max(targets), frame)
+    for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        tokens[i, :source] = torch.cat([torch.randint(4, 34, (source - 1,)), torch.tensor([2])])
+        frames[i, :target] = torch.randn(target, frame)
+    previous = torch.cat([torch.zeros(len(targets), 1, frame), frames[:, :-1]], 1).double()
+    return {
+        "src_tokens": tokens,
+        "src_lengths": torch.tensor(sources),
+        "prev_output_tokens": previous,
+        "target_lengths": torch.tensor(targets),
+    }

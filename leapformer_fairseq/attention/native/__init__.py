@@ -33,7 +33,6 @@ class Sizes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("rows", "heads", "dim", "values", "shared", "update")),
         *((name, ctypes.c_int32) for name in ("activation", "reweighted", "hidden", "network_stride", "pairs")),
-        ("proportion", ctypes.c_float),
         ("floor", ctypes.c_float),
     ]
 
@@ -65,7 +64,7 @@ def load() -> Callable[..., None] | None:
         logger.info("decoding step in PyTorch, since the one in C could not be compiled: %s", error)
         return None
     pointer = ctypes.c_void_p
-    function.argtypes = (ctypes.POINTER(Sizes), pointer, ctypes.c_int64, *[pointer] * 5)
+    function.argtypes = (ctypes.POINTER(Sizes), pointer, ctypes.c_int64, *[pointer] * 6)
     function.restype = None
     return function
 

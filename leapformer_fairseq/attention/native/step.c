@@ -3,11 +3,12 @@
  * The same function as `Step` in ../step.py, which says what the numbers mean; plain C without headers of PyTorch, so it
  * compiles in a second and fits every version. All tensors are float32 and contiguous.
  *
- *   projected  (rows, stride)         queries, and with `update` keys and values [v, 1], of all heads behind each other
- *   state      (rows / shared, heads, features, values)
- *   networks   proportion networks of queries and keys, packed by ../step.py, or NULL
- *   rotation   (pairs, 2) cosine and sine, or NULL
- *   out        (rows, heads, values - 1)
+ *   projected    (rows, stride) queries, and with `update` keys and values [v, 1], of all heads behind each other
+ *   state        (rows / shared, heads, features, values)
+ *   networks     proportion networks of queries and keys, packed by ../step.py, or NULL
+ *   proportions  (rows), or NULL where there are networks or no re-weighting
+ *   rotation     (pairs, 2) cosine and sine, or NULL
+ *   out          (rows, heads, values - 1)
  */
 #include <math.h>
 #include <stdint.h>
@@ -23,7 +24,6 @@ typedef struct {
     int32_t hidden;          /* width of the proportion networks; 0: one linear layer */
     int32_t network_stride;  /* from one head's network to the next; 0: the heads share one */
     int32_t pairs;           /* leading pairs of dimensions that are rotated for the values, not for the normalizer */
-    float proportion;        /* of every row, where there are no networks */
     float floor;
 } Sizes;
 
@@ -63,7 +63,7 @@ static void rotate(const float *x, float *out, int dim, const float *rotation, i
 }
 
 void leapformer_step(const Sizes *s, const float *projected, int64_t stride, float *state, const float *query_networks,
-                     const float *key_networks, const float *rotation, float *out) {
+                     const float *key_networks, const float *proportions, const float *rotation, float *out) {
     const int dim = s->dim, values = s->values, last = values - 1, halves = s->reweighted ? 2 : 1;
     const int64_t state_size = (int64_t)halves * dim * values;
     float q[MAX_DIM], k[MAX_DIM], rotated_q[MAX_DIM], rotated_k[MAX_DIM], sums[MAX_DIM + 1];
@@ -73,7 +73,7 @@ void leapformer_step(const Sizes *s, const float *projected, int64_t stride, flo
             const float *rows = projected + row * stride;
             const float *v = rows + 2 * s->heads * dim + head * values;
             float *kv = state + ((int64_t)(row / s->shared) * s->heads + head) * state_size;
-            float pq = s->proportion, pk = s->proportion;
+            float pq = proportions ? proportions[row] : 0, pk = pq;
             activate(rows + head * dim, q, dim, s->activation);
             if (s->update) activate(rows + (s->heads + head) * dim, k, dim, s->activation);
             if (query_networks) {

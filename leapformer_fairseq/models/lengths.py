@@ -1,0 +1,124 @@
+"""How models come by the target's length: flags, the encoder that predicts it, the decoder that is told."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import LeapformerError
+from ..modules import (
+    LENGTH_PREDICTORS,
+    LengthPredictor,
+    Setting,
+    Source,
+    TargetLength,
+    add_options,
+    length_options,
+)
+
+EncoderOut = dict[str, list[Any]]
+# Keys of the encoder's output: predicted decoder steps [(B,)], and what a loss needs [Learning].
+PREDICTED, LEARNING = "target_length", "length_learning"
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a length predictor saw in a forward pass, and log(1 + frames) of every position if it has a loss."""
+
+    source: Source
+    log_durations: Tensor | None
+
+
+def add_length_args(parser: ArgumentParser) -> None:
+    """Declare `--length-predictor` and the options of all predictors, without defaults."""
+    parser.add_argument(
+        "--length-predictor",
+        choices=sorted(LENGTH_PREDICTORS),
+        help="how the target's length is predicted for mechanisms that need it in the decoder (default: it is not)",
+    )
+    add_options(parser, length_options())
+
+
+def fill_length_args(args: Namespace) -> None:
+    """Give every option of length prediction that is not set its declared default; no predictor by default."""
+    for name, default in (("length_predictor", None), *((o.name, o.default) for o in length_options())):
+        if getattr(args, name, None) is None:
+            setattr(args, name, default)
+
+
+def build_length_predictor(
+    args: Any, width: int, dictionary: Any = None, frames_per_step: int = 1, timed: bool = False
+) -> LengthPredictor | None:
+    """What `--length-predictor` asks for; None without it."""
+    if getattr(args, "length_predictor", None) is None:
+        return None
+    return LengthPredictor(Setting(args, width, dictionary, frames_per_step, timed))
+
+
+class PredictingEncoder(nn.Module):
+    """Mixin for fairseq encoders: what a generator asks for holds the predicted length of each target.
+
+    `length_predictor` may be None; then there is no length.
+    """
+
+    length_predictor: LengthPredictor | None
+
+    def forward_torchscript(self, net_input: dict[str, Tensor]) -> EncoderOut:
+        """What generators call; `prev_output_tokens`, if there are some, are the targets that an oracle looks at."""
+        encoder_out = super().forward_torchscript(net_input)
+        targets = net_input.get("prev_output_tokens")
+        target = None if targets is None or targets.dim() != 2 else targets.ne(self.padding_idx).sum(1)
+        return self.with_length(encoder_out, net_input["src_tokens"], target)
+
+    def with_length(self, encoder_out: EncoderOut, src_tokens: Tensor, target: Tensor | None = None) -> EncoderOut:
+        """The encoder's output and, if there is a predictor, the predicted length."""
+        if self.length_predictor is None:
+            return encoder_out
+        return {**encoder_out, PREDICTED: [self.length_predictor(self.source(encoder_out, src_tokens, target))]}
+
+    def learn_length(self, encoder_out: EncoderOut, src_tokens: Tensor, target: Tensor) -> EncoderOut:
+        """For training and scoring: let the predictor see the true lengths (B,).
+
+        The decoder is told predicted ones only if that was asked for. What a criterion needs for the predictor's loss
+        is computed here, inside the model's forward pass, where distributed training expects it.
+        """
+        if self.length_predictor is None:
+            return encoder_out
+        source = self.source(encoder_out, src_tokens, target)
+        if self.training:
+            self.length_predictor.observe(source)
+        learning = Learning(source, self.length_predictor.log_durations(source))
+        if self.length_predictor.in_training:
+            encoder_out = self.with_length(encoder_out, src_tokens, target)
+        return {**encoder_out, LEARNING: [learning]}
+
+    def source(self, encoder_out: EncoderOut, src_tokens: Tensor, target: Tensor | None) -> Source:
+        """What predictors look at."""
+        states = encoder_out["encoder_out"][0].transpose(0, 1)
+        padding = (encoder_out["encoder_padding_mask"] or [None])[0]
+        keep = states.new_ones(states.shape[:2]).bool() if padding is None else ~padding
+        return Source(src_tokens if src_tokens.dim() == 2 else None, states, keep, target)
+
+    def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
+        reordered = super().reorder_encoder_out(encoder_out, new_order)
+        if PREDICTED in encoder_out:
+            reordered[PREDICTED] = [encoder_out[PREDICTED][0].index_select(0, new_order)]
+        return reordered
+
+
+def tell_length(target: TargetLength | None, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
+    """Tell a decoder's attention, before its layers run: the predicted length, or else the true one (B,).
+
+    `true_lengths` is None while the target is being written. Raises LeapformerError when nobody knows.
+    """
+    if target is None:
+        return
+    predicted = (encoder_out or {}).get(PREDICTED)
+    if not predicted and true_lengths is None:
+        raise LeapformerError(
+            "the decoder was given no target length; generate from what encoder.forward_torchscript returns"
+        )
+    target.lengths = predicted[0] if predicted else true_lengths

@@ -1,0 +1,230 @@
+"""Text to speech: fairseq's TransformerTTS with any attention plan in its three blocks.
+
+Phonemes to log-mel frames, several a decoder step (Li et al., 2019, arXiv:1809.08895), as in the Modular Linearized
+Attention experiments.
+
+Shapes: B sentences, S phonemes, T decoder steps, F values a step (mel channels times frames).
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import torch
+from fairseq.data.data_utils import lengths_to_padding_mask
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.text_to_speech.tts_transformer import (
+    TTSTransformerDecoder,
+    TTSTransformerEncoder,
+    TTSTransformerModel,
+    base_architecture,
+)
+from torch import Tensor, nn
+
+from ..errors import LeapformerError
+from ..modules import (
+    IncrementalState,
+    TargetLength,
+    add_attention_args,
+    attentions,
+    fill_attention_args,
+    swap_attention,
+)
+from .lengths import (
+    EncoderOut,
+    PredictingEncoder,
+    add_length_args,
+    build_length_predictor,
+    fill_length_args,
+    tell_length,
+)
+
+
+class TTSEncoder(PredictingEncoder, TTSTransformerEncoder):
+    """fairseq's encoder of phonemes with swapped attention; padding is zeroed between its convolutions.
+
+    So a sentence is encoded the same alone and in a batch, up to the batch normalisation of training.
+    """
+
+    def __init__(self, args: Namespace, dictionary: Any, embed_speaker: nn.Embedding | None) -> None:
+        super().__init__(args, dictionary, embed_speaker)
+        swap_attention(self, "encoder", args)
+        self.length_predictor = build_length_predictor(
+            args, args.encoder_embed_dim, dictionary, args.n_frames_per_step, timed=True
+        )
+
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor, speaker: Tensor | None = None, **unused: Any
+    ) -> EncoderOut:
+        """Phonemes (B, S), padded on the right, to states (S, B, C)."""
+        padding = src_tokens.eq(self.padding_idx)
+        x = convolved(self.prenet, self.embed_tokens(src_tokens), ~padding)
+        x = self.prenet_proj(x) + self.pos_emb_alpha * self.embed_positions(padding)
+        x = self.dropout_module(x).transpose(0, 1)
+        for i in range(len(self.transformer_layers)):
+            x = self.transformer_layers[i](x, padding)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        if self.embed_speaker is not None:
+            voice = self.embed_speaker(speaker).transpose(0, 1).expand(len(x), -1, -1)
+            x = self.spk_emb_proj(torch.cat([x, voice], 2))
+        return {
+            "encoder_out": [x],
+            "encoder_padding_mask": [padding] if padding.any() else [],
+            "encoder_embedding": [],
+            "encoder_states": [],
+            "src_tokens": [],
+            "src_lengths": [],
+        }
+
+
+class TTSDecoder(TTSTransformerDecoder):
+    """fairseq's decoder of mel frames with swapped attention.
+
+    Padding is zeroed between the convolutions of the post-net, so an utterance ends the same alone and in a batch.
+    """
+
+    def __init__(self, args: Namespace, dictionary: Any) -> None:
+        super().__init__(args, dictionary)
+        self.target = TargetLength() if args.length_predictor else None
+        swap_attention(self, "decoder", args, self.target)
+        if getattr(args, "use_guided_attention_loss", False):
+            # The loss looks at the last layer's alignment.
+            self.transformer_layers[-1].encoder_attn.weights_in_training = True
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """Nothing: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
+        return tensor.new_empty(0)
+
+    def extract_features(
+        self,
+        prev_outputs: Tensor,
+        encoder_out: EncoderOut | None = None,
+        incremental_state: IncrementalState | None = None,
+        target_lengths: Tensor | None = None,
+        speaker: Tensor | None = None,
+        **unused: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        tell_length(self.target, encoder_out, target_lengths if incremental_state is None else None)
+        return super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: EncoderOut | None = None,
+        incremental_state: IncrementalState | None = None,
+        target_lengths: Tensor | None = None,
+        speaker: Tensor | None = None,
+        **unused: Any,
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Frames after the post-net (B, T, F), logits of having ended (B, T, 1), and more.
+
+        While generating, each step is handed out as it stands before the post-net, which needs its neighbours:
+        `refine` the whole utterance at the end.
+        """
+        x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, target_lengths, speaker)
+        frames = self.feat_proj(x)
+        refined = frames if incremental_state is not None else self.refine(frames, target_lengths)
+        return refined, self.eos_proj(x), {**extra, "feature_out": frames}
+
+    def refine(self, frames: Tensor, lengths: Tensor) -> Tensor:
+        """Frames (B, T, F) of `lengths` (B,) after the post-net."""
+        return frames + convolved(self.postnet.convolutions, frames, ~lengths_to_padding_mask(lengths))
+
+
+def convolved(layers: nn.ModuleList, x: Tensor, keep: Tensor) -> Tensor:
+    """(B, T, C) through convolutions that see zeros where `keep` (B, T) is False, as beyond the end."""
+    mask = keep.unsqueeze(1).to(x.dtype)
+    x = x.transpose(1, 2)
+    for layer in layers:
+        x = layer(x * mask)
+    return x.transpose(1, 2)
+
+
+@register_model("leapformer_tts")
+class LeapformerTTSModel(TTSTransformerModel):
+    """Text to speech with a mechanism per block and layer, and a length predictor where a mechanism needs one."""
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        TTSTransformerModel.add_args(parser)
+        add_attention_args(parser)
+        add_length_args(parser)
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any) -> LeapformerTTSModel:
+        # What a preset or an older checkpoint left open.
+        leapformer_tts(args)
+        for name in ("encoder_conv_kernel_size", "postnet_conv_kernel_size"):
+            if getattr(args, name) % 2 == 0:
+                flag = "--" + name.replace("_", "-")
+                raise LeapformerError(
+                    f"{flag} {getattr(args, name)} is even; give an odd number, so that frames stay in place"
+                )
+        embed_speaker = task.get_speaker_embeddings(args)
+        return cls(TTSEncoder(args, task.src_dict, embed_speaker), TTSDecoder(args, task.src_dict))
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        prev_output_tokens: Tensor,
+        target_lengths: Tensor,
+        speaker: Tensor | None = None,
+        **unused: Any,
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        encoder_out = self.encoder(src_tokens, src_lengths, speaker=speaker)
+        encoder_out = self.encoder.learn_length(encoder_out, src_tokens, target_lengths)
+        frames, ended, extra = self.decoder(
+            prev_output_tokens, encoder_out=encoder_out, target_lengths=target_lengths, speaker=speaker
+        )
+        return frames, ended, {**extra, "encoder_out": encoder_out}
+
+    def forward_encoder(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        speaker: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+        **unused: Any,
+    ) -> EncoderOut:
+        """What a generator starts from, with the predicted length; `target_lengths` (B,) are for an oracle."""
+        encoder_out = self.encoder(src_tokens, src_lengths, speaker=speaker)
+        return self.encoder.with_length(encoder_out, src_tokens, target_lengths)
+
+    def compose_attention(self, wanted: bool) -> None:
+        """Whether generation composes attention weights at every step: for alignments, at some cost."""
+        for attention in attentions(self.decoder):
+            attention.compose_weights = wanted
+
+
+@register_model_architecture("leapformer_tts", "leapformer_tts")
+def leapformer_tts(args: Namespace) -> None:
+    """The MLA paper's size: 6 + 6 layers, 256 wide, feed-forward 1,024, 8 heads, 4 convolutions before and after."""
+    _set_sizes(args, layers=6, width=256, ffn=1024, heads=8, convolutions=4, postnet=256)
+
+
+@register_model_architecture("leapformer_tts", "leapformer_tts_tiny")
+def leapformer_tts_tiny(args: Namespace) -> None:
+    """For two CPU cores: the espeak recipe and the tests."""
+    _set_sizes(args, layers=2, width=128, ffn=256, heads=2, convolutions=2, postnet=128)
+
+
+def _set_sizes(args: Namespace, layers: int, width: int, ffn: int, heads: int, convolutions: int, postnet: int) -> None:
+    for side in ("encoder", "decoder"):
+        for name, value in {
+            f"{side}_transformer_layers": layers,
+            f"{side}_embed_dim": width,
+            f"{side}_ffn_embed_dim": ffn,
+            f"{side}_attention_heads": heads,
+            f"{side}_normalize_before": True,
+        }.items():
+            setattr(args, name, getattr(args, name, value))
+    args.encoder_conv_layers = getattr(args, "encoder_conv_layers", convolutions)
+    args.postnet_layers = getattr(args, "postnet_layers", convolutions)
+    args.postnet_conv_dim = getattr(args, "postnet_conv_dim", postnet)
+    args.prenet_dim = getattr(args, "prenet_dim", width)
+    fill_attention_args(args)
+    fill_length_args(args)
+    base_architecture(args)
