@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from .errors import LeapformerError
@@ -10,14 +11,24 @@ from .errors import LeapformerError
 def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
     """(model, task) of a checkpoint, in eval mode, if its architecture is one of the models in `kinds`.
 
-    `overrides` replaces options saved with it, such as the data folder. Raises LeapformerError for an unreadable file
-    and another architecture, saying that `purpose` needs one of ours.
+    `overrides` replaces options saved with it, such as the data folder. Raises LeapformerError for a missing or
+    unreadable file, another architecture, saying that `purpose` needs one of ours, and missing or other data.
     """
+    if not Path(checkpoint).is_file():
+        raise LeapformerError(f"no file {checkpoint}; check --path")
     from fairseq import checkpoint_utils
 
     state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
     _check_architecture(checkpoint, state, kinds, purpose)
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], arg_overrides=overrides, state=state)
+    try:
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task(
+            [checkpoint], arg_overrides=overrides, state=state
+        )
+    except OSError as error:
+        raise LeapformerError(
+            f"the data of {checkpoint} cannot be read ({error.filename or error}); "
+            "give the folder with the model's dictionary as --data"
+        ) from error
     return models[0].eval(), task
 
 

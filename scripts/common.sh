@@ -80,6 +80,13 @@ plan_flags() {
     echo "--encoder-self-attention $encoder --decoder-self-attention $decoder --decoder-cross-attention $cross"
 }
 
+# needs_length PLAN: whether a decoder block has a mechanism that needs the target's length.
+needs_length() {
+    local encoder decoder
+    IFS=/ read -r encoder decoder <<<"$1"
+    [[ ${decoder:-$encoder} == *cosformer* ]]
+}
+
 # brief: of fairseq's log only the losses and errors, a short line each.
 brief() {
     sed -unE \

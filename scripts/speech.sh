@@ -8,7 +8,7 @@
 paper=leapformer
 value_options="--root --out --attention --k --sets --vocab-size --workers --average"
 list_options="--asr-options --st-options --eval-options"
-flag_options=""
+flag_options="--offline"
 
 usage() {
     cat <<HELP
@@ -23,6 +23,8 @@ usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
   --vocab-size N      subwords per language (default: the paper's)
   --workers N         processes that prepare the data (default: 1)
   --average N         translate with the average of the last N epochs (default: 10)
+  --offline           translation of whole recordings instead of simultaneous translation; cosformer in a decoder block
+                      then predicts the target's length (--st-options "--length-predictor ..." for another predictor)
   --asr-options TEXT  more options for recognition pre-training, e.g. "--max-update 1000 --fp16"
   --st-options TEXT   more options for translation training
   --eval-options TEXT more options for SimulEval, e.g. "--end-index 100"
@@ -33,7 +35,7 @@ HELP
 }
 
 defaults() {
-    root='' out='' attention=leap workers=1 sets=${sets%% *}
+    root='' out='' attention=leap workers=1 sets=${sets%% *} offline=''
 }
 
 finish_options() {
@@ -47,7 +49,7 @@ need_data() {
 # places: the folders of the recogniser and of this run.
 places() {
     asr=$out/asr-$(file_name "${attention%%/*}")
-    run=$out/$(file_name "$attention")
+    run=$out/$(file_name "$attention")${offline:+-offline}
 }
 
 step_prepare() {
@@ -69,6 +71,12 @@ step_train() {
 
     say "training translation in $run"
     plan=$(plan_flags "$attention")
+    if [[ ! $offline ]]; then
+        plan+=" ${simul_options[*]}"
+    else
+        plan+=" ${offline_options[*]}"
+        ! needs_length "$attention" || plan+=" ${length_options[*]}"
+    fi
     claim "$run" "$plan ${st_options[*]}"
     once "$run/model" train_speech "$data" config_st.yaml st "$run/model" $plan --keep-last-epochs "$average" \
         --load-pretrained-encoder-from "$asr/model/checkpoint_best.pt" "${st_options[@]}"
@@ -82,6 +90,7 @@ step_evaluate() {
     for set in $sets; do
         results=$run/$set
         claim "$results" "--average $average ${eval_options[*]}"
+        [[ ! $offline ]] || k=''
         for lagging in $k; do
             say "$set: simultaneous translation with k = $lagging"
             once "$results/k$lagging" simul_eval "$data" config_st.yaml "$set" "$checkpoint" "$lagging" \

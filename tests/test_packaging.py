@@ -11,12 +11,13 @@ from leapformer_fairseq import _USING_FAIRSEQ, PLUGIN_DIR, __version__
 
 PACKAGE = PLUGIN_DIR.name
 # below every layer but attention, which may use errors only
-BASE = {"errors", "audio", "compat", "checkpoints", "loading", "signature"}
+BASE = {"errors", "acoustics", "audio", "compat", "checkpoints", "loading", "signature", "synthesis"}
 LAYERS = [
     {"attention"},
     {"modules"},
     {"models"},
     {"tasks", "criterions", "data", "benchmarks", "pictures", "scoring"},
+    {"ablation"},
     {"agents", "cli"},
 ]  # lowest first
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names} | dict.fromkeys(BASE, -1)

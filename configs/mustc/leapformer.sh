@@ -19,8 +19,10 @@ asr_options=(
     --seed 1 --log-interval 50                                       # script
 )
 
+simul_options=(--arch leapformer_simulst --waitk-lagging 5 --fixed-pre-decision-ratio 9) # 360 ms a step
+offline_options=(--arch leapformer_s2t) # with --offline, instead
+length_options=(--length-predictor ratio --length-ratio 0.6) # of encoder states; MLA, where cosformer needs a length
 st_options=(
-    --arch leapformer_simulst --waitk-lagging 5 --fixed-pre-decision-ratio 9 # 360 ms a step
     --leap-factor 4
     --share-decoder-input-output-embed                               # script
     --attention-dropout 0.1                                          # script: 0

@@ -1,4 +1,4 @@
-"""`leapformer bench`: measurements of attention mechanisms, of decoding, and of training."""
+"""`leapformer bench`: measurements of attention mechanisms, of decoding, of training, and of whole models."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from .output import made_folder, write_json
 if TYPE_CHECKING:
     from ..benchmarks.measure import Place
 
-HELP = "speed and memory of attention, decoding and training"
+HELP = "speed, memory and FLOPs of attention, decoding, training and whole models"
 BENCHMARKS = {
     "attention": "every form of every attention mechanism against torch's scaled dot-product attention",
     "decode": "a decoding step of whole decoders against fairseq's, and of one block against a preallocated cache",
     "train": "a training step of a 16-layer language model against fairseq's",
+    "model": "encoder, decoder and FLOPs of text to speech by attention plan against fairseq's model",
 }
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -32,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("--out", metavar="DIR", default="bench", help=f"for {name}.json and .md (default: bench)")
         action.add_argument("--quick", action="store_true", help="small sizes only, in about a minute")
-        action.add_argument("--mechanisms", nargs="+", metavar="NAME", help="default: all that the report needs")
+        action.add_argument(
+            "--mechanisms",
+            nargs="+",
+            metavar="NAME",
+            help="default: all that the report needs; for `model` also plans such as softmax/softmax/leap",
+        )
         action.add_argument("--device", nargs="+", metavar="DEVICE", help="default: cpu, and cuda where there is a GPU")
         action.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: float32, on a GPU bfloat16, too")
         action.add_argument("--seed", type=int, default=1, help="of the random inputs (default: 1)")
@@ -44,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from ..benchmarks import tables
 
     benchmark = importlib.import_module(f"..benchmarks.{args.benchmark}", __package__)
-    names, places = check_names(args.mechanisms, benchmark.MECHANISMS_MEASURED), find_places(args.device, args.dtype)
+    names, places = check_names(args.mechanisms, benchmark), find_places(args.device, args.dtype)
     wrong = {name: error for name in names if (error := benchmark.disagreement(name))}
     for name, error in wrong.items():
         print(f"leapformer: error: {name} is not measured: {error}", file=sys.stderr)
@@ -60,13 +66,14 @@ def run(args: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def check_names(names: list[str] | None, default: tuple[str, ...]) -> list[str]:
-    """The mechanisms to measure; an unknown name is an error."""
+def check_names(names: list[str] | None, benchmark: ModuleType) -> list[str]:
+    """What to measure; an unknown name is an error. Names are mechanisms, or what the benchmark's `plan_of` reads."""
     from ..attention import find
 
+    check = getattr(benchmark, "plan_of", find)
     for name in names or ():
-        find(name)
-    return list(default) if names is None else names
+        check(name)
+    return list(benchmark.MECHANISMS_MEASURED) if names is None else names
 
 
 def check_devices(names: list[str] | None) -> list[str]:

@@ -15,23 +15,32 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "versions, devices, and what was mended in fairseq"),
     "user-dir": ("user_dir", "the path to give to fairseq's --user-dir"),
     "list": ("list", "attention mechanisms with their options and blocks, and our model architectures"),
-    "corpus": ("corpus", "synthesise a small English-German speech translation corpus"),
+    "corpus": ("corpus", "synthesise a small corpus: English-German speech translation, or text to speech"),
     "prepare": (
         "prepare",
-        "prepare a data set for training and evaluation: speech translation, translation, language modelling",
+        "prepare a data set: speech translation, translation, language modelling, text to speech",
     ),
     "average": ("average", "average the parameters of a training's last or best checkpoints"),
     "score": (
         "score",
         "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity)",
     ),
+    "tts": ("tts", "speak text, phonemes or a manifest with a trained text to speech model"),
+    "score-speech": (
+        "score_speech",
+        "score synthesised speech: mel cepstral and spectral distortion, duration, and pictures",
+    ),
     "stream": (
         "stream",
         "perplexity of a language model over one long text, read as a stream in constant memory",
     ),
-    "bench": ("bench", "speed and memory of attention, decoding and training"),
+    "bench": ("bench", "speed, memory and FLOPs of attention, decoding, training and whole models"),
     "plot": ("plot", "draw the results of a benchmark"),
     "maps": ("maps", "draw attention maps and learned proportions of a trained model"),
+    "ablate": (
+        "ablate",
+        "replace one attention block at a time in a training, rank what that costs, and recommend a plan",
+    ),
     "report": ("report", "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"),
     "table": ("table", "compare the scored runs of a text recipe: table and JSON"),
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
-from ..data import covost2, mustc, parallel, speech, wikitext
+from ..audio import SAMPLE_RATE
+from ..data import covost2, ljspeech, mustc, parallel, speech, wikitext
 
-HELP = "prepare a data set for training and evaluation: speech translation, translation, language modelling"
+HELP = "prepare a data set: speech translation, translation, language modelling, text to speech"
 SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2)}
 _ROOTS = {
     "mustc": "MuST-C en-de: holds en-de/data",
@@ -16,6 +18,7 @@ _ROOTS = {
     "wmt14": "WMT 2014: holds {train,valid,test}.LANGUAGE, or the archives of the release",
     "wikitext2": "WikiText-2: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
     "wikitext103": "WikiText-103: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
+    "ljspeech": "LJSpeech: holds metadata.csv and wavs, or LJSpeech-1.1 with both",
 }
 
 
@@ -34,14 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             _add_wikitext(action)
         elif name in SPEECH:
             _add_vocabulary(action, speech.VOCAB_SIZE, "subwords per language")
-            action.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
+            _add_workers(action)
             action.set_defaults(prepare=_speech)
+        elif name == ljspeech.NAME:
+            _add_ljspeech(action)
         else:
             _add_parallel(action, parallel.DATASETS[name])
 
 
 def _add_vocabulary(parser: argparse.ArgumentParser, size: int, what: str) -> None:
     parser.add_argument("--vocab-size", type=int, default=size, metavar="N", help=f"{what} (default: %(default)s)")
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
 
 
 def _add_download(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +78,19 @@ def _add_wikitext(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(prepare=_wikitext)
 
 
+def _add_ljspeech(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--textgrids", metavar="DIR",
+        help="Montreal Forced Aligner's ID.TextGrid files: phonemes with durations, instead of espeak-ng's without any",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sample-rate", type=int, default=SAMPLE_RATE, metavar="HZ", help="of the result (default: %(default)s)"
+    )
+    _add_workers(parser)
+    _add_download(parser)
+    parser.set_defaults(prepare=_ljspeech)
+
+
 def run(args: argparse.Namespace) -> int:
     """Prepare and print what was kept and left out. Raises LeapformerError for what is missing or unusable."""
     for line in args.prepare(args):
@@ -77,7 +99,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _speech(args: argparse.Namespace) -> list[str]:
-    summaries = speech.prepare(SPEECH[args.dataset], args.root, args.out, args.vocab_size, args.workers)
+    return _split_lines(speech.prepare(SPEECH[args.dataset], args.root, args.out, args.vocab_size, args.workers))
+
+
+def _ljspeech(args: argparse.Namespace) -> list[str]:
+    return _split_lines(
+        ljspeech.prepare(args.root, args.out, args.textgrids, args.sample_rate, args.workers, args.download)
+    )
+
+
+def _split_lines(summaries: Mapping[str, speech.SplitSummary]) -> list[str]:
     return [
         f"{split}: {found.utterances} utterances, {found.seconds / 3600:.2f} h; left out: {found.reasons() or 'none'}"
         for split, found in summaries.items()

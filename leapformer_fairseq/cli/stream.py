@@ -34,8 +34,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.device != "cpu" and not torch.cuda.is_available():
         raise LeapformerError(f"--device {args.device}: there is no GPU here; leave it out")
-    if not Path(args.path).is_file():
-        raise LeapformerError(f"no file {args.path}; check --path")
     model, task = load_model(args.path, ("leapformer_lm",), "a stream", {"data": args.data})
     text = _text(args.data, args.gen_subset, task)[: args.limit].to(args.device)
     segment = task.args.tokens_per_sample if args.segment is None else args.segment

@@ -1,7 +1,6 @@
 """fairseq's losses for translation and for text to speech, plus that of a length predictor."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: fairseq reads the types of the configurations' fields.
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Fetching a data set's files, and reading what is inside archives without unpacking them."""
+"""Fetching a data set's files, and reading what is inside archives, unpacked or not."""
 
 from __future__ import annotations
 
@@ -41,6 +41,23 @@ def fetch(url: str, path: Path) -> None:
         raise LeapformerError(
             f"{url} cannot be downloaded ({reason}); try again later, or get it elsewhere and put it at {path}"
         ) from error
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a tar archive whose one folder is called like `folder`, which appears only when it is complete.
+
+    Raises LeapformerError when the archive is damaged, unsafe, or holds no such folder.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with tarfile.open(archive) as opened:
+            opened.extractall(partial, filter="data")
+        (partial / folder.name).rename(folder)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise LeapformerError(f"{archive} cannot be unpacked ({error}); delete it and download it again") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def member_lines(archive: Path, member: str) -> Iterator[str]:

@@ -164,9 +164,14 @@ def write_config(path: Path, root: Path, subwords: str, specaugment: Mapping[str
     if specaugment:
         config["specaugment"] = dict(specaugment)
         config["feature_transforms"]["_train"] = ["global_cmvn", "specaugment"]
+    write_yaml(path, config)
+
+
+def write_yaml(path: Path, config: Mapping[str, Any]) -> None:
+    """A data configuration, its values in the order given."""
     with replacing(path) as partial:
         # One line for each value: a path with a blank in it is not folded.
-        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=float("inf"))
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=float("inf"))
         partial.write_text(text, encoding="utf-8")
 
 

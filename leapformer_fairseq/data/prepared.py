@@ -1,4 +1,4 @@
-"""The mark of a folder of prepared text: which options it was made with, and what came out when it was finished."""
+"""The mark of a folder of prepared data: which options it was made with, and what came out when it was finished."""
 
 from __future__ import annotations
 

@@ -61,20 +61,26 @@ def read_clip(recording: Recording) -> np.ndarray:
 
     Raises Unusable when it cannot be decoded.
     """
+    return resample(*read_mono(recording))
+
+
+def read_mono(recording: Recording) -> tuple[np.ndarray, int]:
+    """The same at the file's own rate, and that rate."""
     try:
         samples, rate = soundfile.read(str(recording.path), dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
         raise Unusable("broken") from error
-    mono = samples.mean(axis=1)
-    return mono if rate == SAMPLE_RATE else resample(mono, rate)
+    return samples.mean(axis=1), rate
 
 
-def resample(samples: np.ndarray, rate: int) -> np.ndarray:
-    """(T,) at `rate` Hz to 16 kHz, band-limited."""
-    from scipy.signal import resample_poly  # a slow import, not needed for data that is at 16 kHz already
+def resample(samples: np.ndarray, rate: int, wanted: int = SAMPLE_RATE) -> np.ndarray:
+    """(T,) at `rate` Hz to `wanted` Hz, band-limited."""
+    if rate == wanted:
+        return samples
+    from scipy.signal import resample_poly  # a slow import, not needed for data that is at that rate already
 
-    shared = math.gcd(rate, SAMPLE_RATE)
-    return resample_poly(samples, SAMPLE_RATE // shared, rate // shared).astype(np.float32)
+    shared = math.gcd(rate, wanted)
+    return resample_poly(samples, wanted // shared, rate // shared).astype(np.float32)
 
 
 def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:

@@ -79,14 +79,13 @@ def prepare(
 
     Raises LeapformerError for impossible options, missing or unusable data, and an `out` with other data in it.
     """
-    if workers < 1:
-        raise LeapformerError(f"--workers is {workers}; give at least 1")
+    need_workers(workers)
     root, out = Path(root).absolute(), Path(out).absolute()
     done = _complete_splits(out, dataset, root, vocab_size)
     pending = {split: _recordings(dataset, root, split) for split in dataset.splits if split not in done}
     out.mkdir(parents=True, exist_ok=True)
     _write_state(out, dataset, root, vocab_size, done)  # from now on the folder is known as ours
-    with _mapper(workers) as run:
+    with mapper(workers) as run:
         for split, recordings in pending.items():
             done[split] = _prepare_split(dataset, split, recordings, out, run)
             _write_state(out, dataset, root, vocab_size, done)
@@ -245,8 +244,14 @@ def _write_evaluation_lists(out: Path, split: str) -> None:
     write_lines(out / f"{split}.target", (row["tgt_text"] for row in rows))
 
 
+def need_workers(workers: int) -> None:
+    """Raise LeapformerError unless `mapper` can have so many processes."""
+    if workers < 1:
+        raise LeapformerError(f"--workers is {workers}; give at least 1")
+
+
 @contextmanager
-def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
+def mapper(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """`map`, in this process or in several; results come in order."""
     if workers == 1:
         yield map

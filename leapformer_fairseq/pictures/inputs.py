@@ -60,15 +60,7 @@ def load(checkpoint: str, data: str | None = None) -> tuple[Any, Any]:
 
     Raises LeapformerError for missing or unreadable files, another architecture, and dictionaries of other data.
     """
-    if not Path(checkpoint).is_file():
-        raise LeapformerError(f"no file {checkpoint}; check --path")
-    try:
-        return load_model(checkpoint, MODELS, "leapformer maps", {} if data is None else {"data": data})
-    except OSError as error:
-        raise LeapformerError(
-            f"the data of {checkpoint} cannot be read ({error.filename or error}); "
-            "give the folder with the model's dictionary as --data"
-        ) from error
+    return load_model(checkpoint, MODELS, "leapformer maps", {} if data is None else {"data": data})
 
 
 def examples(model: Any, task: Any, request: Request) -> Iterator[Example]:

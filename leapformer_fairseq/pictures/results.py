@@ -102,14 +102,26 @@ def _train(found: dict[str, Any]) -> Any:
     for device, line in zip(devices, grid, strict=True):
         for axes, (rows, value, title) in zip(line, panels, strict=True):
             here = _only(rows, device=device)
-            lengths, names = _values(here, "length"), list(styles)
-            for row in here:
-                offset = (names.index(row["mechanism"]) + 0.5) / len(names) - 0.5
-                colour, _ = styles[row["mechanism"]]
-                place, label = lengths.index(row["length"]) + 0.8 * offset, row["mechanism"]
-                axes.bar(place, row[value], 0.8 / len(names), color=colour, label=label)
-            axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+            _bars(axes, here, "length", value, styles)
             axes.set(title=f"{title}, {device}", xlabel="tokens per sample")
+    return _with_legend(figure)
+
+
+def _model(found: dict[str, Any]) -> Any:
+    """How many times as fast as fairseq, decoder and encoder, by length, a line per plan; FLOPs as bars."""
+    rows = found["decoders"]
+    devices, styles = _values(rows, "device"), _styles(rows)
+    figure, grid = _grid(len(devices), 3, "Text to speech by attention plan (encoder/decoder/cross)")
+    for device, (decoder, encoder, flops) in zip(devices, grid, strict=True):
+        for axes, section, x, title, label in (
+            (decoder, "decoders", "steps", "decoder", "decoder steps"),
+            (encoder, "encoders", "source", "encoder", "phonemes"),
+        ):
+            _lines(axes, _only(found[section], device=device), x, "ratio", styles)
+            axes.set(title=f"{title}, {device}", xlabel=label, yscale="linear")
+        decoder.set_ylabel("times as fast as fairseq")
+        _bars(flops, found["flops"], "steps", "gflop", styles)
+        flops.set(title="GFLOP of a sentence", xlabel="decoder steps")
     return _with_legend(figure)
 
 
@@ -118,6 +130,7 @@ DRAWN: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "attention": ("times", _attention),
     "decode": ("decoders", _decode),
     "train": ("times", _train),
+    "model": ("decoders", _model),
 }
 
 
@@ -161,6 +174,17 @@ def _lines(axes: Any, rows: list[Row], x: str, y: str, styles: dict[str, tuple[s
     axes.set_xticks([], minor=True)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(LogFormatter())  # between powers of ten, where there are few of these
+
+
+def _bars(axes: Any, rows: list[Row], group: str, y: str, styles: dict[str, tuple[str, str]]) -> None:
+    """Groups of bars by the number in a column, a bar per mechanism."""
+    groups, names = _values(rows, group), _values(rows, "mechanism")
+    for row in rows:
+        offset = (names.index(row["mechanism"]) + 0.5) / len(names) - 0.5
+        colour, _ = styles[row["mechanism"]]
+        place, label = groups.index(row[group]) + 0.8 * offset, row["mechanism"]
+        axes.bar(place, row[y], 0.8 / len(names), color=colour, label=label)
+    axes.set_xticks(range(len(groups)), [f"{number:,}" for number in groups])
 
 
 def _points(axes: Any, rows: list[Row], x: str, y: str, styles: dict[str, tuple[str, str]]) -> None:

@@ -14,9 +14,10 @@ import soundfile
 from leapformer_fairseq.audio import SAMPLE_RATE, fbank, read_speech
 from leapformer_fairseq.cli import corpus as command
 from leapformer_fairseq.data.corpus import build as building
-from leapformer_fairseq.data.corpus import espeak, files
-from leapformer_fairseq.data.corpus.build import SEED, SIZES, Corpus, build
-from leapformer_fairseq.data.corpus.plan import SPLITS, VOICES, Utterance, fingerprint, plan
+from leapformer_fairseq.data.corpus import espeak, files, folder
+from leapformer_fairseq.data.corpus.build import SIZES, build
+from leapformer_fairseq.data.corpus.folder import Corpus
+from leapformer_fairseq.data.corpus.plan import SEED, SPLITS, VOICES, Utterance, fingerprint, of_split, plan
 from leapformer_fairseq.data.corpus.synthesize import with_noise
 from leapformer_fairseq.data.corpus.vocabulary import vocabulary
 from leapformer_fairseq.data.manifests import read_manifest
@@ -61,8 +62,8 @@ def test_the_seed_decides():
 
 def test_a_larger_train_set_keeps_the_test_set():
     small, large = (plan({**TINY_SIZES, "train": train}, 1, SNR_DB) for train in (12, 300))
-    assert files.of_split(small, "test") == files.of_split(large, "test")
-    assert files.of_split(small, "dev") == files.of_split(large, "dev")
+    assert of_split(small, "test") == of_split(large, "test")
+    assert of_split(small, "dev") == of_split(large, "dev")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_two_builds_give_the_same_bytes(tiny: Corpus, tmp_path):
 
 
 def test_a_finished_corpus_is_reused(tiny: Corpus, monkeypatch):
-    monkeypatch.setattr(building, "make", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(folder, "make", lambda *_: pytest.fail("built again"))
     before = contents(tiny.folder)
     assert build_tiny(tiny.folder) == tiny
     assert contents(tiny.folder) == before
@@ -200,7 +201,7 @@ def test_a_moved_corpus_gets_its_paths_mended(tmp_path):
     moved = tmp_path / "with blank"
     (tmp_path / "old").rename(moved)
     assert build_tiny(moved).folder == moved
-    mended = ["config_asr.yaml", "config_st.yaml", "dev.source", building.INFO]
+    mended = ["config_asr.yaml", "config_st.yaml", "dev.source", folder.INFO]
     assert all(str(moved) in (moved / name).read_text() for name in mended)
 
 
@@ -212,7 +213,7 @@ def test_another_corpus_is_refused_and_replaced_only_on_demand(tmp_path):
         build(out, TINY_SIZES, seed=7, vocab_size=100)
     assert contents(out) == before
     replaced = build(out, TINY_SIZES, seed=7, vocab_size=100, overwrite=True)
-    assert json.loads((out / building.INFO).read_text())["checksum"] == replaced.checksum
+    assert json.loads((out / folder.INFO).read_text())["checksum"] == replaced.checksum
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
@@ -221,7 +222,7 @@ def test_a_folder_that_is_no_corpus_is_never_touched(tmp_path):
     with pytest.raises(LeapformerError, match="is no corpus"):
         build(tmp_path, TINY_SIZES, overwrite=True)
     assert contents(tmp_path).keys() == {"thesis.txt"}
-    (tmp_path / building.INFO).write_text("{")
+    (tmp_path / folder.INFO).write_text("{")
     with pytest.raises(LeapformerError, match="lacks valid JSON"):
         build(tmp_path, TINY_SIZES, overwrite=True)
 

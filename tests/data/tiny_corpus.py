@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from leapformer_fairseq.data.corpus.build import Corpus, build
+from leapformer_fairseq.data.corpus.build import build
+from leapformer_fairseq.data.corpus.folder import Corpus
 
 TINY_SIZES = {"train": 12, "dev": 4, "test": 4}
 

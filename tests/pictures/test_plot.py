@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from matplotlib.colors import to_rgba
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
@@ -54,13 +55,22 @@ def train(devices=("cpu",)):
     }
 
 
+def model(devices=("cpu",)):
+    sizes, names = [(100, 150), (400, 600)], ("fairseq", "fairseq (post-net once)", "leap", "softmax/softmax/leap")
+    labels = [{"source": s, "steps": t, "mechanism": name} for s, t in sizes for name in names]
+    rates = [{**label, "device": device, "ratio": 1 + i} for device in devices for i, label in enumerate(labels)]
+    flops = [{**label, "gflop": 3 + i} for i, label in enumerate(labels) if "once" not in label["mechanism"]]
+    encoders = [{**row, "ratio": row["ratio"] / 2} for row in rates if "once" not in row["mechanism"]]
+    return {"benchmark": "model", "decoders": rates, "encoders": encoders, "flops": flops}
+
+
 def lines_of(axes):
     """Label -> points of every line with a mechanism's name."""
     found = {line.get_label(): [tuple(point) for point in line.get_xydata()] for line in axes.get_lines()}
     return {label: points for label, points in found.items() if not label.startswith("_")}
 
 
-@pytest.mark.parametrize("make", [attention, decode, train])
+@pytest.mark.parametrize("make", [attention, decode, train, model])
 def test_the_command_draws_beside_the_results(make, tmp_path, capsys):
     (tmp_path / "some.json").write_text(json.dumps(make()))
     assert main(["plot", str(tmp_path / "some.json")]) == 0
@@ -96,6 +106,18 @@ def test_train_draws_a_bar_per_length_and_mechanism():
     assert places == sorted(places) and all(abs(x - i // 3) < 0.4 for i, x in enumerate(places))
 
 
+def test_model_draws_ratios_by_length_and_flops_as_bars():
+    decoder, encoder, flops = results._model(model()).axes
+    assert [axes.get_title() for axes in (decoder, encoder)] == ["decoder, cpu", "encoder, cpu"]
+    assert lines_of(decoder)["leap"] == [(150, 3), (600, 7)] and len(lines_of(decoder)) == 4
+    assert lines_of(encoder)["softmax/softmax/leap"] == [(100, 2), (400, 4)] and len(lines_of(encoder)) == 3
+    assert [bar.get_height() for bar in flops.patches] == [3, 5, 6, 7, 9, 10]
+    assert [label.get_text() for label in flops.get_xticklabels()] == ["150", "600"]
+    colour = {line.get_label(): line.get_color() for line in decoder.get_lines()}["leap"]
+    assert to_rgba(colour) == flops.patches[1].get_facecolor(), "a plan has one colour"
+    assert len(results._model(model(("cpu", "cuda"))).axes) == 6
+
+
 def test_unknown_memory_leaves_its_panel_out_and_devices_have_a_line_each():
     assert len(results._train({**train(), "memory": []}).axes) == 1
     assert len(results._train(train(("cpu", "cuda"))).axes) == 4
@@ -105,8 +127,9 @@ def test_unknown_memory_leaves_its_panel_out_and_devices_have_a_line_each():
     ("content", "message"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "no results of a benchmark that can be drawn .attention, decode, train."),
+        ("[]", "no results of a benchmark that can be drawn .attention, decode, train, model."),
         ('{"benchmark": "sleep"}', "no results"),
+        ('{"benchmark": "model", "decoders": [{"device": "cpu", "mechanism": "leap"}]}', "lacks 'steps' in results"),
         ('{"benchmark": "decode"}', "lacks the decoders of decode; run the benchmark again"),
         ('{"benchmark": "attention", "times": []}', "lacks the times of attention"),
         ('{"benchmark": "train", "times": [{"device": "cpu"}]}', "lacks 'memory' in results of train"),

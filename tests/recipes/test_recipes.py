@@ -91,6 +91,13 @@ def test_mustc(speech, tmp_path, one_at_a_time):
     again = recipe("mustc/run.sh", *options)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("is finished, skipped") == 5
+    whole = ("--attention", "leap/cosformer/softmax", "--offline", "--st-options", "--arch leapformer_s2t_tiny")
+    done = recipe("mustc/run.sh", *options, *whole)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "is finished, skipped" in done.stdout, "the encoder of another plan with the same encoder"
+    run = tmp_path / "out/leap+cosformer+softmax-offline"
+    assert "--length-predictor ratio --length-ratio 0.6" in (run / "options").read_text(encoding="utf-8")
+    assert [path.name for path in (run / "tst-COMMON").iterdir() if path.is_dir()] == ["offline"]
     other = recipe("mustc/train.sh", *options, "--st-options", "--lr 1")
     assert other.returncode == 1
     assert "holds the results of another run" in other.stderr

@@ -19,15 +19,10 @@ from ..manifests import (
     write_lines,
     write_manifest,
 )
-from .plan import SPLITS, Utterance
+from .plan import SPLITS, Utterance, of_split
 
 ARCHIVE = "fbank80.zip"
 TASKS = ("asr", "st")
-
-
-def of_split(utterances: Sequence[Utterance], split: str) -> list[Utterance]:
-    """The utterances of one split, in order."""
-    return [utterance for utterance in utterances if utterance.split == split]
 
 
 def target_text(utterance: Utterance, task: str) -> str:

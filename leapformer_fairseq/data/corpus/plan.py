@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,7 +18,10 @@ from . import grammar
 from .grammar import Sentence
 
 SPLITS = ("train", "dev", "test")
-MAX_UTTERANCES = 1_000_000  # far below the number of sentences, so drawing new ones never slows down
+SEED = 1
+# Far below the number of sentences, and of short ones, so drawing new ones never slows down.
+MAX_UTTERANCES, MAX_READINGS = 1_000_000, 30_000
+READING_WORDS = range(2, 8)  # a second or three
 
 # Variants with `breath` in their definition (f2, f3, f5, ...) are left out: espeak-ng's breath differs from run to run.
 VOICES = ("en-us", "en-us+m3", "en-us+f4")
@@ -27,19 +31,12 @@ NOISE_COLOURS = (0.0, 1.0, 2.0)  # power falls as 1 / frequency ** colour: white
 
 
 @dataclass(frozen=True)
-class Utterance:
-    """One sentence and how it is spoken; `snr_db` is the ratio of speech to noise power over the whole utterance."""
+class Line:
+    """One sentence of a corpus, number `index` of its split."""
 
     split: str
     index: int
     english: str
-    german: str
-    voice: str
-    rate: int
-    pitch: int
-    snr_db: float
-    noise_colour: float
-    noise_seed: int
 
     @property
     def id(self) -> str:
@@ -52,42 +49,95 @@ class Utterance:
         return f"wav/{self.split}/{self.index:05d}.wav"
 
 
+@dataclass(frozen=True)
+class Utterance(Line):
+    """How a sentence is spoken; `snr_db` is the ratio of speech to noise power over the whole utterance."""
+
+    german: str
+    voice: str
+    rate: int
+    pitch: int
+    snr_db: float
+    noise_colour: float
+    noise_seed: int
+
+
+@dataclass(frozen=True)
+class Reading(Line):
+    """A sentence read aloud by the one voice of the text-to-speech corpus."""
+
+    voice: str = "en-us"
+    rate: int = 160
+    pitch: int = 50
+
+    @property
+    def textgrid(self) -> str:
+        """The file of its phonemes' times below the corpus folder."""
+        return f"textgrid/{self.split}/{self.index:05d}.TextGrid"
+
+    @property
+    def mel(self) -> str:
+        """The file of its log-mels below the corpus folder."""
+        return f"mel/{self.split}/{self.index:05d}.npy"
+
+
+AnyLine = TypeVar("AnyLine", bound=Line)
+
+
+def of_split(utterances: Sequence[AnyLine], split: str) -> list[AnyLine]:
+    """The utterances of one split, in order."""
+    return [utterance for utterance in utterances if utterance.split == split]
+
+
 def plan(sizes: Mapping[str, int], seed: int, snr_db: tuple[float, float]) -> list[Utterance]:
     """All utterances in order of synthesis, train then dev then test; no sentence occurs twice.
 
     Test and dev depend on their own size and the seed alone: a larger train set is compared on the same test set.
     Raises LeapformerError for sizes, a seed or a range that make no corpus.
     """
-    check(sizes, seed, snr_db)
-    taken: set[str] = set()
-    sentences = {split: draw(sizes[split], seed, split, taken) for split in reversed(SPLITS)}
+    check(sizes, seed, MAX_UTTERANCES)
+    if not snr_db[0] <= snr_db[1]:
+        raise LeapformerError(f"--snr-db {snr_db[0]} {snr_db[1]} is no range; give the lower ratio first")
     return [
-        speak(split, index, sentence, np.random.default_rng([seed, 1, number, index]), snr_db)
-        for number, split in enumerate(SPLITS)
-        for index, sentence in enumerate(sentences[split])
+        speak(split, index, sentence, np.random.default_rng([seed, 1, SPLITS.index(split), index]), snr_db)
+        for split, index, sentence in drawn_splits(sizes, seed)
     ]
 
 
-def check(sizes: Mapping[str, int], seed: int, snr_db: tuple[float, float]) -> None:
+def plan_readings(sizes: Mapping[str, int], seed: int) -> list[Reading]:
+    """The same of short sentences (READING_WORDS) for the text-to-speech corpus."""
+    check(sizes, seed, MAX_READINGS)
+    sentences = drawn_splits(sizes, seed, lambda sentence: len(sentence[0].split()) in READING_WORDS)
+    return [Reading(split, index, english) for split, index, (english, _) in sentences]
+
+
+def check(sizes: Mapping[str, int], seed: int, most: int) -> None:
     """Raise LeapformerError for what cannot be planned."""
     for split in SPLITS:
-        if not 1 <= sizes.get(split, 0) <= MAX_UTTERANCES:
+        if not 1 <= sizes.get(split, 0) <= most:
             raise LeapformerError(
-                f"{sizes.get(split, 0)} {split} utterances are not possible; give 1 to {MAX_UTTERANCES} with --{split}"
+                f"{sizes.get(split, 0)} {split} utterances are not possible; give 1 to {most} with --{split}"
             )
     if seed < 0:
         raise LeapformerError(f"seed {seed} is negative; give --seed 0 or more")
-    if not snr_db[0] <= snr_db[1]:
-        raise LeapformerError(f"--snr-db {snr_db[0]} {snr_db[1]} is no range; give the lower ratio first")
 
 
-def draw(size: int, seed: int, split: str, taken: set[str]) -> list[Sentence]:
+def drawn_splits(
+    sizes: Mapping[str, int], seed: int, fits: Callable[[Sentence], bool] = lambda _: True
+) -> list[tuple[str, int, Sentence]]:
+    """Different sentences that fit, each with its split and its number there."""
+    taken: set[str] = set()
+    sentences = {split: draw(sizes[split], seed, split, taken, fits) for split in reversed(SPLITS)}
+    return [(split, index, sentence) for split in SPLITS for index, sentence in enumerate(sentences[split])]
+
+
+def draw(size: int, seed: int, split: str, taken: set[str], fits: Callable[[Sentence], bool]) -> list[Sentence]:
     """`size` new sentences, added to `taken`."""
     rng = np.random.default_rng([seed, 0, SPLITS.index(split)])
     drawn: list[Sentence] = []
     while len(drawn) < size:
         sentence = grammar.sample(rng)
-        if sentence[0] not in taken:
+        if sentence[0] not in taken and fits(sentence):
             taken.add(sentence[0])
             drawn.append(sentence)
     return drawn
@@ -111,7 +161,7 @@ def speak(
     )
 
 
-def fingerprint(utterances: list[Utterance]) -> str:
+def fingerprint(utterances: Sequence[Line]) -> str:
     """sha256 of the plan; it changes with the grammar and the voices as well as with the options."""
     lines = (json.dumps(asdict(utterance), sort_keys=True) for utterance in utterances)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,41 +1,76 @@
-"""The worker that speaks a plan: `python -m leapformer_fairseq.data.corpus.synthesize PLAN FOLDER SPEAKERS INDEX`.
+"""Speaking a plan: `synthesize` starts workers, `python -m leapformer_fairseq.data.corpus.synthesize` is one of them.
 
-It is a program of its own because espeak-ng repeats itself only in a fresh process (see `espeak`). PLAN holds one JSON
-utterance a line, of which this one of SPEAKERS workers speaks every SPEAKERS-th from INDEX on; the recordings go below
-FOLDER as 16-bit wav. The first worker shows its progress, and so that of all, on stderr.
+A worker is a program of its own because espeak-ng repeats itself only in a fresh process (see `espeak`). Of its
+arguments TASK PLAN FOLDER SPEAKERS INDEX, PLAN holds one JSON utterance a line, of which this one of SPEAKERS workers
+speaks every SPEAKERS-th from INDEX on; the recordings go below FOLDER as 16-bit wav. The first worker shows its
+progress, and so that of all, on stderr.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
+from subprocess import Popen
 
 import numpy as np
 import soundfile
 from tqdm import tqdm
 
+from ... import PLUGIN_DIR
 from ...audio import SAMPLE_RATE
+from ...errors import LeapformerError
+from ..alignments import PAUSE, Interval, moved
+from ..textgrid import PHONES, write_textgrid
 from .espeak import Espeak
-from .plan import SPLITS, Utterance
+from .plan import Line, Reading, Utterance
 
+SPEAKERS = 2  # processes that synthesise speech
 PEAK = 0.6  # of full scale, which leaves room for the noise
+GAIN = 0.6  # of readings: espeak-ng's loudness stays as it is, and what resampling adds is not clipped
+EDGE_S = 0.05  # silence before and after a reading
+
+
+def synthesize(folder: Path, utterances: Sequence[Line], task: str) -> None:
+    """Speak the plan in fresh processes, the only way in which espeak-ng repeats itself.
+
+    Each speaks every SPEAKERS-th utterance in order. Their number never changes, whatever the machine: what espeak-ng
+    said before changes what it says next.
+    """
+    path = folder / "plan.jsonl"
+    path.write_text("".join(json.dumps(asdict(u)) + "\n" for u in utterances), encoding="utf-8")
+    search_path = os.pathsep.join(filter(None, [str(PLUGIN_DIR.parent), os.environ.get("PYTHONPATH")]))
+    module = f"{__package__}.synthesize"
+    worker = [sys.executable, "-m", module, task, str(path), str(folder), str(SPEAKERS)]
+    environment = {**os.environ, "PYTHONPATH": search_path}
+    with ExitStack() as stack:
+        speakers = [stack.enter_context(Popen([*worker, str(i)], env=environment)) for i in range(SPEAKERS)]
+        stack.callback(lambda: [speaker.terminate() for speaker in speakers])
+        for speaker in speakers:
+            if speaker.wait():
+                raise LeapformerError(f"speech synthesis failed with status {speaker.returncode}; its message is above")
 
 
 def main(arguments: list[str]) -> int:
     """Speak this worker's lines of the plan; returns the exit status."""
-    plan_path, folder = map(Path, arguments[:2])
-    speakers, index = map(int, arguments[2:])
+    kind, speak = TASKS[arguments[0]]
+    plan_path, folder = map(Path, arguments[1:3])
+    speakers, index = map(int, arguments[3:])
     lines = plan_path.read_text(encoding="utf-8").splitlines()[index::speakers]
-    for split in SPLITS:
-        (folder / "wav" / split).mkdir(parents=True, exist_ok=True)
     espeak = Espeak()
     for line in tqdm(lines, desc="speech", unit="utt", mininterval=1.0, disable=index > 0):
-        utterance = Utterance(**json.loads(line))
-        speech = espeak.say(utterance.english, utterance.voice, utterance.rate, utterance.pitch)
-        noisy = with_noise(speech * (PEAK / max(np.abs(speech).max(), 1e-6)), utterance)
-        soundfile.write(str(folder / utterance.wav), noisy, SAMPLE_RATE, subtype="PCM_16")
+        speak(espeak, kind(**json.loads(line)), folder)
     return 0
+
+
+def speak_in_noise(espeak: Espeak, utterance: Utterance, folder: Path) -> None:
+    """Write the recording of an utterance of the speech translation corpus."""
+    speech = espeak.say(utterance.english, utterance.voice, utterance.rate, utterance.pitch)
+    write_wav(folder / utterance.wav, with_noise(speech * (PEAK / max(np.abs(speech).max(), 1e-6)), utterance))
 
 
 def with_noise(speech: np.ndarray, utterance: Utterance) -> np.ndarray:
@@ -47,6 +82,33 @@ def with_noise(speech: np.ndarray, utterance: Utterance) -> np.ndarray:
     wanted = np.sqrt(np.mean(np.square(speech, dtype=np.float64))) * 10 ** (-utterance.snr_db / 20)
     noise *= wanted / np.sqrt(np.mean(noise**2))
     return np.clip(speech + noise, -1.0, 1.0).astype(np.float32)
+
+
+def read_aloud(espeak: Espeak, reading: Reading, folder: Path) -> None:
+    """Write the recording of a reading, with EDGE_S of silence at both ends, and its phonemes as a TextGrid."""
+    speech = espeak.say_with_phonemes(reading.english, reading.voice, reading.rate, reading.pitch)
+    spoken = [phoneme for phoneme in speech.phonemes if phoneme.text != PAUSE]
+    start, end = spoken[0].start, spoken[-1].end
+    edge = np.zeros(round(EDGE_S * SAMPLE_RATE), dtype=np.float32)
+    samples = speech.samples[round(start * SAMPLE_RATE) : round(end * SAMPLE_RATE)]
+    recording = np.concatenate([edge, GAIN * samples, edge])
+    write_wav(folder / reading.wav, recording)
+    inner = [phoneme for phoneme in speech.phonemes if start <= phoneme.start < end]
+    inner = [phoneme._replace(text=phoneme.text.replace(PAUSE, "")) for phoneme in moved(inner, EDGE_S - start)]
+    length = len(recording) / SAMPLE_RATE
+    phonemes = [Interval(0.0, EDGE_S, ""), *inner, Interval(inner[-1].end, length, "")]
+    path = folder / reading.textgrid
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_textgrid(path, {PHONES: phonemes})
+
+
+def write_wav(path: Path, samples: np.ndarray) -> None:
+    """Write samples (T,) in [-1, 1] as 16-bit wav at 16 kHz."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(str(path), samples, SAMPLE_RATE, subtype="PCM_16")
+
+
+TASKS = {"st": (Utterance, speak_in_noise), "tts": (Reading, read_aloud)}
 
 
 if __name__ == "__main__":

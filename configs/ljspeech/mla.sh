@@ -1,0 +1,12 @@
+# Modular Linearized Attention (Agostinelli and Chen, 2023, arXiv:2304.08453), text to speech on LJSpeech. Values are
+# the paper's; `ours` marks what it leaves open. A batch is max-tokens frames x GPUs; the paper trained on four.
+train_options=(
+    --arch leapformer_tts # 6 + 6 layers, 256 wide, feed-forward 1,024, 8 heads, 4 convolutions before and after
+    --n-frames-per-step 4 --bce-pos-weight 5 --dropout 0.1
+    --encoder-conv-kernel-size 5 --postnet-conv-kernel-size 5 # the paper says 4, which fairseq cannot build
+    --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 5
+    --lr 2e-3 --lr-scheduler inverse_sqrt --warmup-updates 4000
+    --max-update 18000
+    --max-tokens 30000 --update-freq 1 --log-interval 100     # ours: as in fairseq's recipe
+)
+tts_options=()

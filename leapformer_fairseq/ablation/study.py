@@ -1,0 +1,156 @@
+"""An ablation as a list of runs: what there is to train, what came out, and the plan that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..attention import find
+from ..errors import LeapformerError
+from . import running
+from .search import Candidate, Plan, Result, candidates, objective, plan_text, recommend, replaced, slots
+from .training import Training, plan_everywhere
+
+TO_DO, TRAINED, FAILED, REFUSED = "to do", "trained", "failed", "refused"
+BASELINE, REPLACEMENT, COMBINATION = "baseline", "replacement", "combination"
+
+
+@dataclass
+class Run:
+    """One plan to train.
+
+    role: the baseline, a replacement in one slot (`candidate`), or the combination of several that is recommended
+    status: "to do", "trained" (there is a `result`), or "failed" or "refused" (there is a `reason`)
+    """
+
+    plan: Plan
+    role: str
+    candidate: Candidate | None = None
+    status: str = TO_DO
+    result: Result | None = None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder, as the recipes' runs have it."""
+        return plan_text(self.plan).translate(str.maketrans("/,*", "+__"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is replaced by what, and what is good enough.
+
+    blocks: None for all that the model has
+    tolerance: the largest relative difference of the loss to the baseline that a replacement may have
+    speed_weight: what the logarithm of the speed ratio counts against the relative difference
+    """
+
+    baseline: str = "softmax"
+    mechanisms: tuple[str, ...] = ("leap", "relu", "cosformer")
+    blocks: tuple[str, ...] | None = None
+    layer_groups: int = 1
+    tolerance: float = 0.01
+    speed_weight: float = 0.0
+
+
+@dataclass
+class Study:
+    """An ablation: the command that is varied, the runs, of which the first is the baseline, and the outcome.
+
+    recommended: the modular plan, None before all replacements were tried
+    """
+
+    out: Path
+    training: Training
+    settings: Settings
+    runs: list[Run]
+    recommended: Plan | None = None
+
+    def folder(self, run: Run) -> Path:
+        return self.out / "runs" / run.name
+
+    def command(self, run: Run) -> list[str]:
+        return self.training.command(run.plan, self.folder(run))
+
+    def run_of(self, plan: Plan | None) -> Run | None:
+        """The run with this plan, None when there is none."""
+        return next((run for run in self.runs if run.plan == plan), None)
+
+
+def plan_study(out: Path, training: Training, settings: Settings) -> Study:
+    """All runs but that of the recommended plan; what is finished in `out` is read, what the model refuses is marked.
+
+    Raises LeapformerError for mechanisms, blocks and numbers that do not serve, and when the baseline cannot be built.
+    """
+    _check(settings)
+    layers = training.layers(settings.baseline)
+    for block in settings.blocks or ():
+        if block not in layers:
+            raise LeapformerError(f"--blocks {block}: this model has {', '.join(layers)}")
+    chosen = {block: count for block, count in layers.items() if block in (settings.blocks or layers)}
+    baseline = plan_everywhere(settings.baseline, layers)
+    study = Study(out, training, settings, [Run(baseline, BASELINE)])
+    refusals: dict[tuple[str, str], str | None] = {}
+    for candidate in candidates(baseline, slots(chosen, settings.layer_groups), settings.mechanisms):
+        run = Run(replaced(baseline, candidate), REPLACEMENT, candidate)
+        key = candidate.slot.block, candidate.mechanism  # a refusal holds for the block, whatever the layer
+        if key not in refusals:
+            refusals[key] = training.refusal(run.plan)
+        if reason := refusals[key]:
+            run.status, run.reason = REFUSED, reason
+        study.runs.append(run)
+    for run in study.runs:
+        _look_up(study, run)
+    return study
+
+
+def _check(settings: Settings) -> None:
+    for mechanism in settings.mechanisms:
+        find(mechanism)
+    if not settings.tolerance >= 0:
+        raise LeapformerError(f"--tolerance {settings.tolerance}: give 0 or more, e.g. 0.01 for one per cent")
+    if not settings.speed_weight >= 0:
+        raise LeapformerError(f"--speed-weight {settings.speed_weight}: give 0 or more; 0 is quality alone")
+
+
+def _look_up(study: Study, run: Run) -> None:
+    result = running.finished(study.folder(run))
+    if result is not None:
+        run.status, run.result = TRAINED, result
+
+
+def carry_out(study: Study, begin: Callable[[Run], None], watch: running.Watch, changed: Callable[[Run], None]) -> None:
+    """Train what is to do, recommend a plan and train that, too, unless it is one of the runs.
+
+    `begin` is called before a run, `watch` with the value of each validation, `changed` after a run. A run that fails
+    is marked; the others go on. Raises LeapformerError when the baseline fails: nothing could be compared with it.
+    """
+
+    def train(run: Run) -> None:
+        begin(run)
+        try:
+            run.result = running.complete(study.command(run), study.folder(run), study.training.measure, watch)
+            run.status = TRAINED
+        except LeapformerError as error:
+            run.status, run.reason = FAILED, str(error)
+        changed(run)
+
+    baseline, *others = study.runs
+    if baseline.status == TO_DO:
+        train(baseline)
+    if baseline.result is None:
+        raise LeapformerError(f"the baseline {plan_text(baseline.plan)} failed: {baseline.reason}")
+    settings = study.settings
+    objective(baseline.result, baseline.result, settings.speed_weight)  # fails now if it cannot be told
+    for run in others:
+        if run.status == TO_DO:
+            train(run)
+    found = [(run.candidate, run.result) for run in others if run.candidate and run.result]
+    study.recommended = recommend(baseline.plan, baseline.result, found, settings.tolerance, settings.speed_weight)
+    if study.run_of(study.recommended) is None:
+        run = Run(study.recommended, COMBINATION)
+        study.runs.append(run)
+        _look_up(study, run)
+        if run.status == TO_DO:
+            train(run)

@@ -1,0 +1,1 @@
+"""From speech to log-mel spectrograms and back, in PyTorch alone."""

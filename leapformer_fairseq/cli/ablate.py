@@ -1,0 +1,139 @@
+"""`leapformer ablate`: which attention blocks can be linear, tried one at a time, and the plan that follows."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .output import made_folder
+
+if TYPE_CHECKING:
+    from ..ablation.study import Run, Study
+
+HELP = "replace one attention block at a time in a training, rank what that costs, and recommend a plan"
+USAGE = "leapformer ablate --out DIR [OPTIONS] -- train DATA --arch leapformer_... --max-epoch N ..."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.usage = USAGE
+    parser.add_argument("--out", required=True, metavar="DIR", help="runs and results; the same command goes on there")
+    parser.add_argument("--baseline", default="softmax", metavar="PLAN", help="of all blocks (default: softmax)")
+    parser.add_argument(
+        "--mechanisms", nargs="+", default=["leap", "relu", "cosformer"], metavar="NAME",
+        help="what is tried in each block (default: leap relu cosformer); `leapformer list` shows all",
+    )  # fmt: skip
+    parser.add_argument(
+        "--blocks", nargs="+", metavar="BLOCK",
+        help="encoder-self, decoder-self, decoder-cross (default: those that the model has)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layer-groups", type=int, default=1, metavar="N",
+        help="cut the layers of each block into N groups, replaced one at a time (default: 1, all at once)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tolerance", type=float, default=0.01, metavar="X",
+        help="how much larger than the baseline's a loss may be, as a part of it (default: 0.01, one per cent)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--speed-weight", type=float, default=0.0, metavar="X",
+        help="let log(training speed / baseline's) count X times against the relative loss (default: 0, quality alone)",
+    )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="show the runs and their commands, train nothing")
+    parser.add_argument(
+        "command", nargs="+", metavar="train ...", help="behind --: a training as for `leapformer train`, with a budget"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, rank, recommend. The status is 1 when a run failed.
+
+    Raises LeapformerError for options and commands that do not serve, and when the baseline's training fails.
+    """
+    logging.disable(logging.INFO)  # of fairseq, hydra and matplotlib in this process
+    try:
+        return _ablate(args)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _ablate(args: argparse.Namespace) -> int:
+    from ..ablation import report, running
+    from ..ablation.study import FAILED, Settings, plan_study
+    from ..ablation.training import read_training
+
+    settings = Settings(
+        baseline=args.baseline,
+        mechanisms=tuple(args.mechanisms),
+        blocks=tuple(args.blocks) if args.blocks else None,
+        layer_groups=args.layer_groups,
+        tolerance=args.tolerance,
+        speed_weight=args.speed_weight,
+    )
+    training = read_training(args.command)
+    running.check_folder(Path(args.out), training.identity)
+    study = plan_study(Path(args.out), training, settings)
+    if args.dry_run:
+        _show(study)
+        return 0
+    with running.claimed(made_folder(args.out), training.identity):
+        try:
+            _train(study)
+        except KeyboardInterrupt:
+            print("leapformer: interrupted; all is kept, and the same command goes on from here", file=sys.stderr)
+            return 130
+    print(report.table(study))
+    print("\n".join([*report.outcome(study), report.SPEED_NOTE]))
+    return int(any(run.status == FAILED for run in study.runs))
+
+
+def _train(study: Study) -> None:
+    """All runs behind one bar of progress; the results are written anew after each."""
+    from tqdm import tqdm
+
+    from ..ablation.report import write_reports
+    from ..ablation.search import plan_text
+    from ..ablation.study import COMBINATION, REFUSED, TRAINED, carry_out
+
+    states = [run.status for run in study.runs]
+    runs = len(states) - states.count(REFUSED)
+    with tqdm(desc="ablation", unit="run", initial=states.count(TRAINED), total=runs) as progress:
+        current = ""
+
+        def begin(run: Run) -> None:
+            nonlocal current
+            current = plan_text(run.plan)
+            progress.total = runs + (run.role == COMBINATION)
+            progress.set_postfix_str(current)
+
+        def watch(value: str) -> None:
+            progress.set_postfix_str(f"{current}, valid {study.training.metric} {value}")
+
+        def changed(run: Run) -> None:
+            progress.update()
+            write_reports(study)
+
+        carry_out(study, begin, watch, changed)
+    write_reports(study)
+
+
+def _show(study: Study) -> None:
+    """What would be trained, and how."""
+    from ..ablation.report import outcome
+    from ..ablation.search import plan_text
+    from ..ablation.study import TO_DO, TRAINED
+
+    states = [run.status for run in study.runs]
+    print(
+        f"{states.count(TO_DO)} runs to train, {states.count(TRAINED)} trained before; "
+        "one more at the end, unless the recommended plan is one of these:"
+    )
+    for run in study.runs:
+        if run.status == TO_DO:
+            print(f"\n# {plan_text(run.plan)}\n{shlex.join(study.command(run))}")
+    for sentence in outcome(study):
+        print(f"\n{sentence}")

@@ -1,0 +1,136 @@
+"""`leapformer score-speech`: distortion and duration of synthesised speech, runs side by side, and their pictures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from ..errors import LeapformerError
+from ..pictures.spectrograms import draw_spectrograms
+from ..scoring.speech import (
+    Kind,
+    Report,
+    Run,
+    Spectra,
+    check_same,
+    read_run,
+    score_baselines,
+    score_speech,
+    speech_table,
+)
+from ..signature import signature
+from .output import made_folder, write_json
+
+HELP = "score synthesised speech: mel cepstral and spectral distortion, duration, and pictures"
+TITLE = "Synthesised speech: distortion and duration"
+LEGEND = (
+    "MCD and MSD are mel cepstral and mel spectral distortion by dynamic time warping, summed over all sentences and "
+    "divided by the frames of the references, or (aligned) by the frames of the alignment; smaller is better. Inserted "
+    "and deleted: steps of MCD's alignment that stay at a frame of one side, as shares of the reference. To reference: "
+    "frames as a multiple of the reference's. Duration error, predicted error: of what was said and of the length that "
+    "was predicted, the mean over sentences, without sign. Stopped: share of sentences that the model ended by itself.",
+    "A resynthesised reference is the recording after Griffin-Lim from its own log-mels.",
+)
+BASELINES_LEGEND = (
+    "Floor: Griffin-Lim of the recordings' own log-mels against the recordings. Mean spectrogram: the mean frame of "
+    "all recordings, as long as each of them.",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder of `leapformer tts`; gets speech.json")
+    parser.add_argument(
+        "--reference", choices=get_args(Kind), default=get_args(Kind)[0],
+        help="compare with recordings that went through Griffin-Lim, too, or as they are (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--baselines",
+        action="store_true",
+        help="add rows for what the vocoder alone costs, and for a model that says nothing",
+    )
+    parser.add_argument(
+        "--pictures", type=int, default=0, metavar="N", help="draw spectrograms of the first N sentences"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR",
+        help="folder for table.md, table.json and the pictures (default: where the runs lie, or the only RUN)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table and write it. Raises LeapformerError for a run that cannot be scored; it keeps those before."""
+    if args.pictures < 0:
+        raise LeapformerError(f"--pictures {args.pictures}: give a number of sentences")
+    folders = [Path(folder) for folder in args.runs]
+    out = made_folder(args.out) if args.out else _shared_folder(folders)
+    runs: dict[str, Run] = {}
+    reports: dict[str, Report] = {}
+    try:
+        for name, folder in zip(_names(folders), folders, strict=True):
+            found = read_run(folder)
+            if not runs:
+                first, spectra = found, Spectra(found.mels)
+            check_same(first, found)
+            report = score_speech(found, spectra, args.reference) | {"signature": signature(reference=args.reference)}
+            write_json(folder / "speech.json", report, "the result")
+            runs[name], reports[name] = found, report
+        if args.baselines:
+            reports |= score_baselines(first, spectra, args.reference)
+    finally:
+        if reports:
+            _write(out, reports)
+            print(speech_table(reports))
+    for path in _draw(runs, spectra, args.pictures, out):
+        print(path)
+    return 0
+
+
+def _shared_folder(folders: Sequence[Path]) -> Path:
+    """Where the table goes unless --out says it."""
+    if len(folders) == 1:
+        return folders[0]
+    parents = {folder.resolve().parent for folder in folders}
+    if len(parents) > 1:
+        raise LeapformerError("the runs lie in different folders; say with --out where the table is to go")
+    return parents.pop()
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The runs' folders, with the path where the name alone would not tell them apart."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def _write(out: Path, reports: Mapping[str, Report]) -> None:
+    made_with = signature()
+    has_baselines = any("model" not in report for report in reports.values())
+    notes = [*LEGEND, *(BASELINES_LEGEND if has_baselines else ())]
+    rows = [
+        {"name": name} | {key: value for key, value in report.items() if key != "instances"}
+        for name, report in reports.items()
+    ]
+    content = {"title": TITLE, "notes": notes, "rows": rows, "signature": made_with}
+    write_json(out / "table.json", content, "--out")
+    (out / "table.md").write_text(_markdown(reports, notes, made_with), encoding="utf-8")
+
+
+def _markdown(reports: Mapping[str, Report], notes: Sequence[str], made_with: str) -> str:
+    models: dict[str, dict[str, Any]] = {name: report["model"] for name, report in reports.items() if "model" in report}
+    signatures = [f"* {name}: `{model['signature']}`" for name, model in models.items() if "signature" in model]
+    parts = [f"# {TITLE}", speech_table(reports, "github"), *notes, "Signatures:"]
+    return "\n\n".join([*parts, "\n".join([*signatures, f"* this table: `{made_with}`"])]) + "\n"
+
+
+def _draw(runs: Mapping[str, Run], spectra: Spectra, count: int, out: Path) -> list[Path]:
+    """Pictures of the first `count` sentences: the reference's recording, then every run."""
+    first, *_ = runs.values()
+    paths = []
+    for rank, sentence in enumerate(first.sentences[:count]):
+        panels = {"reference": spectra.log_mels(sentence.reference)}
+        panels |= {name: spectra.log_mels(run.sentences[rank].audio) for name, run in runs.items()}
+        paths.append(out / f"spectrogram_{rank + 1}.png")
+        draw_spectrograms(panels, first.mels, f"{sentence.id}: {sentence.text}", paths[-1])
+    return paths

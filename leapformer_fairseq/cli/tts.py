@@ -1,0 +1,193 @@
+"""`leapformer tts`: speech from text, phonemes or a manifest, with a trained text to speech model."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import csv
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LeapformerError
+from .output import made_folder, write_json
+
+if TYPE_CHECKING:
+    from ..acoustics.mel import MelConfig
+    from ..acoustics.vocoder import Vocoder
+    from ..synthesis import Script, Utterance
+
+HELP = "speak text, phonemes or a manifest with a trained text to speech model"
+COLUMNS = ("id", "text", "audio", "frames", "stopped", "reference", "reference_frames", "predicted_frames")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.add_argument("--path", metavar="CHECKPOINT", required=True, help="a checkpoint of leapformer_tts")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--subset", metavar="NAME", help="speak the manifest NAME.tsv of the data")
+    what.add_argument("--phonemes", metavar="FILE_OR_TEXT", help="phonemes with spaces between them, a sentence a line")
+    what.add_argument(
+        "--text", metavar="FILE_OR_TEXT", help="written sentences, a line each; espeak-ng finds the phonemes"
+    )
+    parser.add_argument("--out", metavar="DIR", required=True, help="folder for wav/, mel/, manifest.tsv and run.json")
+    parser.add_argument("--data", metavar="DIR", help="folder with config.yaml (default: that of the training)")
+    parser.add_argument(
+        "--eos-threshold", type=float, default=0.5, metavar="P", help="probability that ends a sentence (default: 0.5)"
+    )
+    parser.add_argument(
+        "--max-steps", type=int, default=1000, metavar="N", help="decoder steps at most (default: 1000)"
+    )
+    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="sentences at a time (default: 16)")
+    parser.add_argument(
+        "--plots", type=int, default=0, metavar="N", help="draw spectrogram, alignment and end of the first N sentences"
+    )
+    parser.add_argument("--hifigan", nargs=2, metavar=("CHECKPOINT", "CONFIG"), help="vocoder instead of Griffin-Lim")
+    parser.add_argument("--iterations", type=int, default=32, metavar="N", help="of Griffin-Lim (default: 32)")
+    parser.add_argument(
+        "--model-overrides", metavar="DICT", default="{}",
+        help="options saved with the model, replaced, as in \"{'length_predictor': 'lookup'}\"",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=1, help="of the pre-net's dropout, which never rests (default: 1)")
+    parser.add_argument("--cpu", action="store_true", help="even where there is a GPU")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Speak, and write one sentence after the other; what an interrupted run has written is kept."""
+    import torch
+    from tqdm import tqdm
+
+    from ..acoustics.mel import MelConfig
+    from ..loading import load_model
+    from ..synthesis import Manner, speak
+
+    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
+    _check(args)
+    overrides = {**_overrides(args.model_overrides), **({"data": args.data} if args.data else {})}
+    model, task = load_model(args.path, ("leapformer_tts",), "speech", overrides)
+    mels = MelConfig.from_features(task.data_cfg.config["features"])
+    scripts, vocode = _scripts(args, task), _vocoder(args, mels)
+    if torch.cuda.is_available() and not args.cpu:
+        model = model.cuda()
+    folder = made_folder(args.out)
+    rows = _begin(folder, _description(args, task))
+    manner = Manner(args.eos_threshold, args.max_steps, args.batch_size, args.seed, args.plots)
+    done = {row["id"] for row in rows}
+    with tqdm(total=len(scripts), initial=len(done), unit="sentence", desc="speech") as progress:
+        for script, utterance in speak(model, task, scripts, manner, done):
+            rows.append(_write(folder, script, utterance, vocode, mels.sample_rate))
+            progress.update()
+    stopped = sum(int(row["stopped"]) for row in rows)
+    print(f"{len(rows)} sentences in {folder}; {stopped} of them ended by themselves")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if not 0 < args.eos_threshold < 1:
+        raise LeapformerError(f"--eos-threshold {args.eos_threshold}: give a probability between 0 and 1")
+    for name in ("max_steps", "batch_size", "iterations"):
+        if getattr(args, name) < 1:
+            raise LeapformerError(f"--{name.replace('_', '-')} {getattr(args, name)}: give a number from 1")
+
+
+def _overrides(text: str) -> dict[str, Any]:
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        found = None
+    if not isinstance(found, dict):
+        raise LeapformerError(
+            f"--model-overrides {text}: give a dictionary, as in \"{{'length_predictor': 'lookup'}}\""
+        )
+    return found
+
+
+def _scripts(args: argparse.Namespace, task: Any) -> list[Script]:
+    """What to say; names are those of the manifest, or numbers."""
+    from ..data.tts import phonemes_of
+    from ..synthesis import Script, encoded, scripts_of
+
+    if args.subset:
+        scripts = scripts_of(task, args.subset)
+    else:
+        lines = _lines(args.phonemes if args.text is None else args.text)
+        said = lines if args.text is None else phonemes_of(lines, task.data_cfg.config)
+        scripts = [
+            Script(f"{number:04d}", phonemes, line)
+            for number, (phonemes, line) in enumerate(zip(said, lines, strict=True), 1)
+        ]
+    encoded(scripts, task.src_dict)  # before anything is written: an unknown phoneme is said at once
+    return scripts
+
+
+def _lines(file_or_text: str) -> list[str]:
+    path = Path(file_or_text)
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else [file_or_text]
+
+
+def _vocoder(args: argparse.Namespace, mels: MelConfig) -> Vocoder:
+    from ..acoustics.vocoder import GriffinLim, load_hifigan
+
+    return load_hifigan(*args.hifigan) if args.hifigan else GriffinLim(mels, args.iterations)
+
+
+def _description(args: argparse.Namespace, task: Any) -> dict[str, Any]:
+    """What makes this run the one it is, for run.json."""
+    from ..scoring.runs import describe_checkpoint
+
+    what = ("path", "subset", "phonemes", "text", "model_overrides")
+    how = ("eos_threshold", "max_steps", "batch_size", "seed", "hifigan", "iterations")
+    return {
+        "options": {name: getattr(args, name) for name in (*what, *how)},
+        "model": describe_checkpoint(args.path),
+        "features": task.data_cfg.config["features"],
+    }
+
+
+def _begin(folder: Path, about: dict[str, Any]) -> list[dict[str, str]]:
+    """Make the folder that of this run, or find it so; gives the rows it already has. Never mixes two runs."""
+    from ..signature import signature
+
+    path, manifest = folder / "run.json", folder / "manifest.tsv"
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if {name: found.get(name) for name in about} != json.loads(json.dumps(about)):
+            raise LeapformerError(f"{folder} holds another run; choose another --out, or delete it")
+    else:
+        write_json(path, {**about, "signature": signature(**about["options"])})
+    if not manifest.is_file():
+        manifest.write_text("\t".join(COLUMNS) + "\n", encoding="utf-8")
+    with manifest.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def _write(folder: Path, script: Script, utterance: Utterance, vocode: Vocoder, rate: int) -> dict[str, Any]:
+    """wav/, mel/ and perhaps plots/ of one sentence, then its row of the manifest: a row means that all is there."""
+    import numpy as np
+    import soundfile
+
+    from ..pictures.utterances import draw_utterance
+
+    wav, mel = folder / "wav" / f"{script.id}.wav", folder / "mel" / f"{script.id}.npy"
+    for path in (wav, mel):
+        path.parent.mkdir(exist_ok=True)
+    np.save(mel, utterance.frames.numpy())
+    soundfile.write(str(wav), vocode(utterance.frames).clamp(-1, 1).numpy(), rate, subtype="PCM_16")
+    if utterance.alignment is not None:
+        (folder / "plots").mkdir(exist_ok=True)
+        draw_utterance(utterance, script, folder / "plots" / f"{script.id}.png")
+    per_step = len(utterance.frames) // len(utterance.ended)
+    row = {
+        "id": script.id,
+        "text": script.text,
+        "audio": str(wav.relative_to(folder)),
+        "frames": len(utterance.frames),
+        "stopped": int(utterance.stopped),
+        "reference": "" if script.recording is None else str(script.recording.absolute()),
+        "reference_frames": "" if script.frames is None else script.frames,
+        "predicted_frames": "" if utterance.predicted is None else f"{utterance.predicted * per_step:g}",
+    }
+    with (folder / "manifest.tsv").open("a", encoding="utf-8") as file:
+        file.write("\t".join(str(row[name]) for name in COLUMNS) + "\n")
+    return row

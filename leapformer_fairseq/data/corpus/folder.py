@@ -1,0 +1,164 @@
+"""The folder of a corpus: all or nothing, the same bytes for the same options, and never over other results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ...errors import LeapformerError
+from . import espeak
+from .plan import SPLITS, Line, of_split
+
+INFO = "corpus.json"
+TASK = "task"  # option of all corpora but those for speech translation, which were there first
+SPEECH_TRANSLATION = "st"
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """Size of one split; `words` counts English words, `word_types` different ones."""
+
+    utterances: int
+    seconds: float
+    words: int
+    word_types: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A finished corpus: its folder, the sha256 of all recordings and texts, and its size by split."""
+
+    folder: Path
+    checksum: str
+    splits: dict[str, SplitSummary]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a corpus is made, and what it is known by.
+
+    `options` are what two corpora can differ in. `fill(folder, root)` writes everything but `corpus.json` into a
+    folder, with absolute paths as they will be below `root`, and returns its `checksum` and `splits`. `locate(folder,
+    root)` writes only the files with absolute paths. `libraries` are those that the bytes depend on.
+    """
+
+    options: dict[str, Any]
+    fill: Callable[[Path, Path], dict[str, Any]]
+    locate: Callable[[Path, Path], None]
+    libraries: Sequence[str]
+
+
+def provide(out: str | Path, recipe: Recipe, overwrite: bool) -> Corpus:
+    """Make the corpus in the folder `out`, or return the one that is there if it was made with the same options.
+
+    The work is done in a folder beside `out` that is renamed at the end, so an interrupted build leaves nothing that
+    looks finished. Raises LeapformerError when espeak-ng is missing, or when `out` holds something else.
+    """
+    out = Path(out).resolve()
+    found = read_info(out)
+    if found is not None and found["options"] == recipe.options:
+        return reuse(out, found, recipe)
+    if found is not None and not overwrite:
+        raise LeapformerError(
+            f"{out} holds another corpus ({difference(found['options'], recipe.options)}); "
+            "choose another --out, or replace it with --overwrite"
+        )
+    return make(out, recipe)
+
+
+def make(out: Path, recipe: Recipe) -> Corpus:
+    """Build beside `out`, then take its place."""
+    espeak.require_loader()
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    contents = recipe.fill(partial, out)
+    libraries = {name: library_version(name) for name in recipe.libraries}
+    info = {"options": recipe.options, "root": str(out), **contents, "libraries": libraries}
+    write_info(partial, info)
+    if out.exists():
+        shutil.rmtree(out)
+    partial.rename(out)
+    return summary(out, info)
+
+
+def read_info(out: Path) -> dict[str, Any] | None:
+    """What `corpus.json` says, None where nothing is; a folder that is no corpus is refused, to be never written to."""
+    path = out / INFO
+    if not path.is_file():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise LeapformerError(f"{out} exists and is no corpus (no {INFO} in it); choose another --out")
+        return None
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"options", "root", "checksum", "splits"} - info.keys()
+    except (ValueError, AttributeError):
+        missing = {"valid JSON"}
+    if missing:
+        raise LeapformerError(f"{path} lacks {', '.join(sorted(missing))}; remove {out}, or choose another --out")
+    return info
+
+
+def write_info(folder: Path, info: dict[str, Any]) -> None:
+    """Write `corpus.json`, the mark of a finished corpus."""
+    (folder / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+
+
+def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What two sets of options disagree on, for people."""
+    found, wanted = ({TASK: SPEECH_TRANSLATION, **options} for options in (found, wanted))
+    names = [name for name in wanted if name != "plan_sha256" and found.get(name) != wanted[name]]
+    if not names:
+        return "from another version of the grammar"
+    if TASK in names:
+        names = [TASK]  # the rest cannot be compared
+    return ", ".join(f"{name} {found.get(name)} there, {wanted[name]} asked for" for name in names)
+
+
+def reuse(out: Path, info: dict[str, Any], recipe: Recipe) -> Corpus:
+    """The corpus as it is; only absolute paths are brought up to date, in case the folder was moved."""
+    if info["root"] != str(out):
+        recipe.locate(out, out)
+        write_info(out, {**info, "root": str(out)})
+    return summary(out, info)
+
+
+def summary(out: Path, info: dict[str, Any]) -> Corpus:
+    """What a build returns, from what `corpus.json` says."""
+    splits = {split: SplitSummary(**values) for split, values in info["splits"].items()}
+    return Corpus(out, info["checksum"], splits)
+
+
+def contents(
+    utterances: Sequence[Line], seconds: Mapping[str, float], records: Iterable[tuple[Sequence[str], Sequence[Path]]]
+) -> dict[str, Any]:
+    """What `Recipe.fill` returns: the size by split, from the seconds by id, and the checksum.
+
+    The checksum is the sha256 over all records, each of them some texts (joined by tabs) and the bytes of some files.
+    """
+    splits = {}
+    for split in SPLITS:
+        members = of_split(utterances, split)
+        words = [word for utterance in members for word in utterance.english.split()]
+        total = round(sum(seconds[utterance.id] for utterance in members), 2)
+        splits[split] = asdict(SplitSummary(len(members), total, len(words), len(set(words))))
+    digest = hashlib.sha256()
+    for texts, paths in records:
+        digest.update(("\t".join(texts) + "\n").encode())
+        for path in paths:
+            digest.update(path.read_bytes())
+    return {"checksum": digest.hexdigest(), "splits": splits}
+
+
+def library_version(name: str) -> str:
+    """The version of an installed library."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"

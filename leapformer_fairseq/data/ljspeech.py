@@ -1,0 +1,277 @@
+"""LJSpeech (Ito and Johnson, 2017): 13,100 clips of one reader, prepared for fairseq's text_to_speech task.
+
+ROOT/metadata.csv (lines ID|text|text with numbers in words) and ROOT/wavs/ID.wav, or both in ROOT/LJSpeech-1.1. The
+phonemes are those of Montreal Forced Aligner, with durations and cut off at the ends, or of espeak-ng without any.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import soundfile
+from tqdm import tqdm
+
+from ..audio import SAMPLE_RATE
+from ..errors import LeapformerError
+from . import prepared, tts
+from .alignments import PAUSE, Interval, moved
+from .corpus.espeak import Espeak
+from .download import fetch, unpack
+from .lines import read_lines
+from .manifests import CMVN, BinStatistics, write_lines
+from .recordings import Recording, Unusable, need_file, need_recordings, read_mono, resample
+from .speech import SplitSummary, mapper, need_workers
+from .text import tidy
+from .textgrid import PHONES, WORDS, read_textgrid, tier
+
+if TYPE_CHECKING:
+    from ..acoustics.mel import MelConfig
+
+NAME, SPEAKER, VOICE = "ljspeech", "ljspeech", "en-us"
+RELEASE = "LJSpeech-1.1"
+URL = f"https://data.keithito.com/data/speech/{RELEASE}.tar.bz2"
+SPLITS = ("train", "dev", "test")
+# By book, as in FastSpeech and fairseq's example: 12,229, 348 and 523 clips.
+SPLIT_OF_BOOK = {"LJ001": "test", "LJ002": "test", "LJ003": "dev"}
+LEFT_OUT = "left_out.txt"
+TOO_LONG_S = 0.02  # an alignment may end so much after its audio, from rounding
+SILENCES = ("", "sil", "sp", "<eps>")
+UNKNOWN = ("<unk>", "spn", "{lg}")  # what an aligner writes for a word that its dictionary lacks
+# The release leaves these in the text; some aligned what is said instead.
+ABBREVIATED = {
+    "mister": "mr", "misess": "mrs", "missis": "mrs", "doctor": "dr", "number": "no", "saint": "st", "company": "co",
+    "junior": "jr", "major": "maj", "general": "gen", "doctors": "drs", "reverend": "rev", "lieutenant": "lt",
+    "honorable": "hon", "sergeant": "sgt", "captain": "capt", "esquire": "esq", "limited": "ltd", "colonel": "col",
+    "fort": "ft",
+}  # fmt: skip
+
+
+class LeftOut(LeapformerError):
+    """A clip that cannot be used: the message is one for a user, `reason` a word or two, which is counted."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(reason, message)  # both, so that it can be sent between processes
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.args[1]
+
+
+def prepare(
+    root: str | Path,
+    out: str | Path,
+    textgrids: str | Path | None = None,
+    sample_rate: int = SAMPLE_RATE,
+    workers: int = 1,
+    download: bool = False,
+) -> dict[str, SplitSummary]:
+    """Prepare the release in `root` for training and evaluation in `out`; what is finished there is not done again.
+
+    OUT/{train,dev,test}.tsv, vocab.txt, config.yaml and gcmvn.npz, log-mels below mel/, recordings at `sample_rate`
+    below wav/, and left_out.txt, which says what is wrong with each clip that was left out. `textgrids` holds
+    ID.TextGrid files at any depth. Raises LeapformerError for impossible options, missing files, an `out` with other
+    data in it, and where nothing is left of a split.
+    """
+    need_workers(workers)
+    config = tts.mel_config(sample_rate)
+    root, out = Path(root).absolute(), Path(out).absolute()
+    folder = None if textgrids is None else Path(textgrids).absolute()
+    options = {"dataset": NAME, "sample_rate": sample_rate, "textgrids": folder and str(folder)}
+    state = prepared.begin(out, options) if (out / prepared.STATE).is_file() else None
+    if state is None:
+        work = _Work(out, config, None if folder is None else _find_textgrids(folder))
+        clips = _read_release(_find_release(root, download))
+        prepared.begin(out, options)
+        with mapper(workers) as run:
+            state = {split: asdict(summary) for split, summary in _prepare_splits(work, clips, run).items()}
+        prepared.finish(out, options, state)
+    espeak = None if textgrids else {"voice": VOICE, "silence": False}
+    tts.write_tts_config(out / tts.CONFIG, out, config, espeak)  # anew by every run, in case the folder was moved
+    return {split: SplitSummary(**summary) for split, summary in state.items()}
+
+
+# ------------------------------------------------------------------------------------------------- what is in the files
+def split_of(clip_id: str) -> str:
+    """The split of a clip, which its book decides."""
+    return SPLIT_OF_BOOK.get(clip_id.partition("-")[0], "train")
+
+
+def _find_release(root: Path, download: bool) -> Path:
+    """The folder with metadata.csv, downloaded and unpacked if allowed."""
+    unpacked = root / RELEASE
+    if (root / "metadata.csv").is_file():
+        return root
+    if not unpacked.is_dir() and download:
+        archive = root / URL.rpartition("/")[2]
+        if not archive.is_file():
+            fetch(URL, archive)
+        unpack(archive, unpacked)
+    need_file(unpacked / "metadata.csv" if unpacked.is_dir() else root / "metadata.csv")
+    return unpacked
+
+
+def _find_textgrids(folder: Path) -> dict[str, Path]:
+    """The TextGrids below a folder by the name of their recording."""
+    if not folder.is_dir():
+        raise LeapformerError(f"--textgrids {folder} is not a folder; check the path")
+    found = {path.stem: path for path in sorted(folder.rglob("*.TextGrid"))}
+    if not found:
+        raise LeapformerError(f"--textgrids {folder} holds no *.TextGrid; unpack them there")
+    return found
+
+
+def _read_release(folder: Path) -> dict[str, list[Recording | LeftOut]]:
+    """The clips of each split in the order of metadata.csv, none of their recordings missing."""
+    path = folder / "metadata.csv"
+    clips: dict[str, list[Recording | LeftOut]] = {split: [] for split in SPLITS}
+    for number, line in enumerate(read_lines(path), 1):
+        clips[split_of(line)].append(_read_line(line, f"{path}, line {number}", folder))
+    for split, members in clips.items():
+        need_recordings([clip for clip in members if isinstance(clip, Recording)], split)
+    return clips
+
+
+def _read_line(line: str, place: str, folder: Path) -> Recording | LeftOut:
+    fields = line.strip("\r").split("|")
+    if len(fields) != 3 or not re.fullmatch(r"[\w-]+", fields[0]):
+        return LeftOut("no clip", f"{place}: {line[:40]!r} is not ID|text|text in words; mend the line")
+    clip_id, text = fields[0], tidy(fields[2])
+    if not text:
+        return LeftOut("no text", f"{place}: {clip_id} has no text; mend the line")
+    return Recording(clip_id, folder / "wavs" / f"{clip_id}.wav", SPEAKER, source=text, target="")
+
+
+# ------------------------------------------------------------------------------------------------------------ splits
+def _prepare_splits(work: _Work, clips: Mapping[str, list[Recording | LeftOut]], run: Any) -> dict[str, SplitSummary]:
+    """Write everything but the configuration."""
+    if work.textgrids is None:
+        clips = {split: list(_with_phonemes(members)) for split, members in clips.items()}
+    summaries, messages = {}, []
+    for split, members in clips.items():
+        statistics, rows = BinStatistics(work.config.n_mels), []
+        dropped: Counter[str] = Counter()
+        progress = tqdm(run(work, members), total=len(members), desc=f"{NAME} {split}", unit="utt", mininterval=1.0)
+        for result in progress:
+            if isinstance(result, LeftOut):
+                dropped[result.reason] += 1
+                messages.append(str(result))
+            else:
+                rows.append(result[0])
+                statistics.add(result[1])
+        seconds = sum(row.frames for row in rows) * work.config.hop_length / work.config.sample_rate
+        summaries[split] = SplitSummary(len(rows), round(seconds, 2), dict(dropped))
+        write_lines(work.out / LEFT_OUT, messages)
+        if not rows:
+            raise LeapformerError(f"all of split {split} was left out ({summaries[split].reasons()}): {messages[-1]}")
+        tts.write_tts_manifest(work.out / f"{split}.tsv", rows)
+        if split == SPLITS[0]:
+            statistics.save(work.out / CMVN)
+            tts.write_vocabulary(work.out / tts.VOCABULARY, rows)
+    return summaries
+
+
+def _with_phonemes(clips: Iterable[Recording | LeftOut]) -> Iterator[Recording | LeftOut]:
+    """The clips with espeak-ng's phonemes as `target`."""
+    espeak = Espeak()
+    for clip in clips:
+        if isinstance(clip, Recording):
+            clip = replace(clip, target=" ".join(espeak.phonemes(clip.source, VOICE)))
+            if not clip.target:
+                clip = LeftOut("no text", f"{clip.id} has nothing to say in {clip.source!r}; mend its text")
+        yield clip
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The work on one clip, in a form that can be sent to another process; `textgrids` are by id."""
+
+    out: Path
+    config: MelConfig
+    textgrids: Mapping[str, Path] | None
+
+    def __call__(self, clip: Recording | LeftOut) -> tuple[tts.Row, np.ndarray] | LeftOut:
+        """Write recording and log-mels; the row of the manifest and the log-mels, or why the clip is left out."""
+        if isinstance(clip, LeftOut):
+            return clip
+        try:
+            return self._prepare(clip)
+        except LeftOut as reason:
+            return reason
+
+    def _prepare(self, clip: Recording) -> tuple[tts.Row, np.ndarray]:
+        try:
+            samples, rate = read_mono(clip)
+        except Unusable as error:
+            raise LeftOut(str(error), f"{clip.path} cannot be decoded; download it again") from error
+        intervals = None
+        if self.textgrids is not None:
+            intervals = _aligned(clip, self.textgrids.get(clip.id), len(samples) / rate)
+            start = intervals[0].start
+            samples = samples[round(start * rate) : round(intervals[-1].end * rate)]
+            intervals = moved(intervals, -start)
+        if not len(samples):
+            raise LeftOut("too short", f"{clip.path} holds no speech; download it again")
+        samples = np.clip(resample(samples, rate, self.config.sample_rate), -1.0, 1.0)
+        mel = tts.log_mels(samples, self.config)
+        phonemes, durations = clip.target.split(), None
+        if intervals is not None:
+            try:
+                phonemes, durations = tts.phonemes_with_durations(intervals, len(mel), self.config)
+            except LeapformerError as error:
+                raise LeftOut("too short", f"{clip.id}: {error}") from error
+        place = f"{split_of(clip.id)}/{clip.id}"
+        row = tts.Row(
+            clip.id, f"mel/{place}.npy", len(mel), phonemes, clip.speaker, durations, clip.source, f"wav/{place}.wav"
+        )
+        for name in (row.mel, row.recording):
+            (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(self.out / row.mel, mel)
+        soundfile.write(str(self.out / row.recording), samples, self.config.sample_rate, subtype="PCM_16")
+        return row, mel
+
+
+# -------------------------------------------------------------------------------------------------------- alignments
+def _aligned(clip: Recording, path: Path | None, seconds: float) -> list[Interval]:
+    """The phonemes of a clip from the first to the last that is said. Raises LeftOut for what does not fit the clip."""
+    if path is None:
+        raise LeftOut("no TextGrid", f"{clip.id} has no TextGrid; align it")
+    try:
+        tiers = read_textgrid(path)
+        words, phones = (tier(tiers, name, path) for name in (WORDS, PHONES))
+    except LeapformerError as error:
+        raise LeftOut("damaged TextGrid", str(error)) from error
+    if not same_words(clip.source, [word.text for word in words]):
+        found = " ".join(word.text for word in words if word.text)
+        raise LeftOut("other words", f"{path} says {found[:60]!r} but the text {clip.source[:60]!r}; align it again")
+    phones = [phone._replace(text=PAUSE if phone.text.lower() in SILENCES else phone.text) for phone in phones]
+    spoken = [place for place, phone in enumerate(phones) if phone.text != PAUSE]
+    if not spoken:
+        raise LeftOut("no phonemes", f"{path} has no phonemes but silence; align it again")
+    phones = phones[spoken[0] : spoken[-1] + 1]
+    if phones[0].start < 0 or phones[-1].end > seconds + TOO_LONG_S:
+        times = f"{phones[0].start:g} to {phones[-1].end:g} s, its audio has {seconds:.3f} s"
+        raise LeftOut("beyond the audio", f"{path} goes from {times}; align it again")
+    return phones
+
+
+def same_words(text: str, words: Iterable[str]) -> bool:
+    """Whether aligned words are those of a text: the same letters, whatever the marks, capitals and accents.
+
+    An unknown word stands for any letters. An abbreviation equals its word.
+    """
+    pattern = "".join(".+" if word in UNKNOWN else _letters(word) for word in words)
+    return re.fullmatch(pattern, "".join(map(_letters, text.split()))) is not None
+
+
+def _letters(word: str) -> str:
+    """The letters and digits of a word, lower-case and without accents: nothing with a meaning in a pattern."""
+    plain = unicodedata.normalize("NFKD", word.casefold())
+    letters = "".join(letter for letter in plain if letter.isalnum())
+    return ABBREVIATED.get(letters, letters)

@@ -1,0 +1,150 @@
+"""What fairseq's text_to_speech task reads: log-mels, manifests with phonemes and their durations, a dictionary.
+
+The formats are those of fairseq's `examples/speech_synthesis`, with the log-mels as .npy files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..audio import SAMPLE_RATE
+from ..errors import LeapformerError
+from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
+from .manifests import CMVN, replacing, write_manifest, write_yaml
+
+if TYPE_CHECKING:
+    from ..acoustics.mel import MelConfig
+
+CONFIG, VOCABULARY = "config.yaml", "vocab.txt"
+ESPEAK = "espeak"  # a key of the configuration
+COLUMNS = ("id", "audio", "n_frames", "tgt_text", "speaker", "duration", "src_text", "recording")
+WINDOW_S, HOP_S = 0.05, 0.0125
+MAX_HZ = 8000.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """An utterance in a manifest: `mel` and `recording` are files below the audio root, `frames` those of the log-mels.
+
+    `durations` are the frames of each phoneme, None where nobody aligned them.
+    """
+
+    id: str
+    mel: str
+    frames: int
+    phonemes: Sequence[str]
+    speaker: str
+    durations: Sequence[int] | None
+    text: str
+    recording: str
+
+
+def mel_config(sample_rate: int = SAMPLE_RATE) -> MelConfig:
+    """80 log-mels up to 8 kHz in windows of 50 ms every 12.5 ms (to the nearest sample), whatever the sample rate.
+
+    Raises LeapformerError for a sample rate that is too low for 8 kHz.
+    """
+    from ..acoustics.mel import MelConfig  # imports torch, which takes a second
+
+    if sample_rate < 2 * MAX_HZ:
+        raise LeapformerError(f"--sample-rate {sample_rate} has no {MAX_HZ:g} Hz; give at least {2 * MAX_HZ:g}")
+    window = round(WINDOW_S * sample_rate)
+    return MelConfig(
+        sample_rate=sample_rate,
+        n_fft=1 << (window - 1).bit_length(),
+        win_length=window,
+        hop_length=round(HOP_S * sample_rate),
+        f_max=MAX_HZ,
+    )
+
+
+def log_mels(samples: np.ndarray, config: MelConfig) -> np.ndarray:
+    """The log-mels of samples (T,) in [-1, 1]: (frames, n_mels) float32."""
+    import torch
+
+    from ..acoustics.mel import log_mel
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # an utterance is too little work to share: on busy cores sharing takes ten times as long
+    try:
+        return log_mel(torch.from_numpy(samples), config).numpy()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def phonemes_with_durations(
+    intervals: Sequence[Interval], frames: int, config: MelConfig
+) -> tuple[list[str], list[int]]:
+    """The phonemes of a recording from its start, pauses joined, and the frames of each, `frames` together.
+
+    Raises LeapformerError where there are more phonemes than frames.
+    """
+    phonemes = with_single_pauses(intervals)
+    durations = frame_durations(phonemes, frames, config.hop_length / config.sample_rate)
+    return [phoneme.text for phoneme in phonemes], durations
+
+
+def write_tts_manifest(path: Path, rows: Sequence[Row]) -> None:
+    """A manifest for fairseq's text_to_speech task; without durations it has no such column."""
+    aligned = all(row.durations is not None for row in rows)
+    columns = [column for column in COLUMNS if aligned or column != "duration"]
+    values = (
+        {
+            "id": row.id,
+            "audio": row.mel,
+            "n_frames": str(row.frames),
+            "tgt_text": " ".join(row.phonemes),
+            "speaker": row.speaker,
+            "duration": " ".join(map(str, row.durations or ())),
+            "src_text": row.text,
+            "recording": row.recording,
+        }
+        for row in rows
+    )
+    write_manifest(path, ([value[column] for column in columns] for value in values), columns)
+
+
+def write_vocabulary(path: Path, rows: Iterable[Row]) -> None:
+    """fairseq's dictionary of the phonemes in `rows`, the most frequent first."""
+    counts = Counter(phoneme for row in rows for phoneme in row.phonemes)
+    lines = [f"{phoneme} {count}\n" for phoneme, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
+    with replacing(path) as partial:
+        partial.write_text("".join(lines), encoding="utf-8")
+
+
+def phonemes_of(texts: Sequence[str], data: Mapping[str, Any]) -> list[str]:
+    """Written sentences as the phonemes, with spaces between them, of a data set with this configuration."""
+    if ESPEAK not in data:
+        raise LeapformerError(
+            "the phonemes of this model's data are not those that espeak-ng makes of text; give --phonemes"
+        )
+    from .corpus.espeak import Espeak
+
+    espeak, around = Espeak(), [PAUSE] if data[ESPEAK]["silence"] else []
+    said = [espeak.phonemes(text, data[ESPEAK]["voice"]) for text in texts]
+    return [" ".join([*around, *phonemes, *around]) if phonemes else "" for phonemes in said]
+
+
+def write_tts_config(path: Path, root: Path, config: MelConfig, espeak: Mapping[str, Any] | None) -> None:
+    """fairseq's data configuration for data below `root`, with global CMVN; absolute as in `manifests.write_config`.
+
+    `espeak` says how its phonemes came from text, if they did: the voice, and whether there is silence around them.
+    """
+    write_yaml(
+        path,
+        {
+            **({} if espeak is None else {ESPEAK: dict(espeak)}),
+            "audio_root": str(root),
+            "vocab_filename": VOCABULARY,
+            "sample_rate": config.sample_rate,
+            "features": config.features(),
+            "global_cmvn": {"stats_npz_path": str(root / CMVN)},
+            "feature_transforms": {"*": ["global_cmvn"]},
+        },
+    )

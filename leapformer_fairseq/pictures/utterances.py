@@ -1,0 +1,32 @@
+"""What a text to speech model said and where it looked: spectrogram, alignment, and the probability of the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..synthesis import Script, Utterance
+
+
+def draw_utterance(utterance: Utterance, script: Script, path: str | Path) -> None:
+    """One PNG with three panels over the same time; the alignment is there only if it was kept."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    steps, phonemes = len(utterance.ended), [*script.phonemes.split(), "."]
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    spectrogram, alignment, end = figure.subplots(3, 1, height_ratios=(3, 3, 1), sharex=True)
+    extent = (0, steps, 0, utterance.frames.shape[1])
+    spectrogram.imshow(utterance.frames.T.numpy(), "magma", aspect="auto", origin="lower", extent=extent)
+    spectrogram.set_ylabel("mel channel")
+    if utterance.alignment is not None:
+        extent = (0, steps, -0.5, len(phonemes) - 0.5)
+        alignment.imshow(utterance.alignment.T.float().cpu().numpy(), aspect="auto", origin="lower", extent=extent)
+        alignment.set_yticks(range(len(phonemes)), phonemes, fontsize=6, parse_math=False)
+    alignment.set_ylabel("phonemes")
+    end.plot([step + 0.5 for step in range(steps)], utterance.ended.float().cpu().numpy())
+    end.set(ylabel="end", xlabel="decoder step", ylim=(0, 1))
+    if utterance.predicted is not None:
+        end.axvline(utterance.predicted, linestyle=":", label="predicted length")
+        end.legend(fontsize=7)
+    figure.suptitle(script.text, fontsize=10, parse_math=False, wrap=True)
+    FigureCanvasAgg(figure).print_png(str(path))

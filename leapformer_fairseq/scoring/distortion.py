@@ -1,0 +1,119 @@
+"""How far synthesised speech is from a recording of the same text: mel cepstral and mel spectral distortion.
+
+Frames of both are aligned by dynamic time warping, and the distances along the path are summed (Weiss et al. 2021,
+arXiv:2011.03568). Features and distances are those of fairseq's evaluation of speech synthesis: windows of
+50 ms every 12.5 ms, 80 mel channels, 13 cepstral coefficients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..acoustics.mel import MelConfig, stft
+
+CEPSTRA = 13
+CHANNELS = 80
+OFFSET = 1e-6  # added to the power in a mel channel before its logarithm
+
+
+@dataclass(frozen=True)
+class Distortion:
+    """The distances of frames along the path of alignment, summed, and how long everything is, in frames.
+
+    The sum of several is that of a corpus.
+    """
+
+    total: float = 0.0
+    reference_frames: int = 0
+    synthesised_frames: int = 0
+    aligned: int = 0
+
+    def __add__(self, other: Distortion) -> Distortion:
+        return Distortion(
+            self.total + other.total,
+            self.reference_frames + other.reference_frames,
+            self.synthesised_frames + other.synthesised_frames,
+            self.aligned + other.aligned,
+        )
+
+    @property
+    def insertions(self) -> int:
+        """Steps of the path that stay at a reference frame: synthesised speech in excess."""
+        return self.aligned - self.reference_frames
+
+    @property
+    def deletions(self) -> int:
+        """Steps of the path that stay at a synthesised frame: reference frames that are missing."""
+        return self.aligned - self.synthesised_frames
+
+    @property
+    def per_reference_frame(self) -> float:
+        """Also falls for speech that is too short, for it has less to be summed."""
+        return self.total / self.reference_frames
+
+    @property
+    def per_aligned_frame(self) -> float:
+        """The mean distance of two frames that are aligned."""
+        return self.total / self.aligned
+
+
+def mcd(reference: Tensor, synthesised: Tensor, sample_rate: int) -> Distortion:
+    """Mel cepstral distortion of two waveforms, (T,) each, with samples in [-1, 1]."""
+    return distance(cepstra(log_spectrum(reference, sample_rate)), cepstra(log_spectrum(synthesised, sample_rate)))
+
+
+def msd(reference: Tensor, synthesised: Tensor, sample_rate: int) -> Distortion:
+    """Mel spectral distortion of two waveforms, (T,) each, with samples in [-1, 1]."""
+    return distance(log_spectrum(reference, sample_rate), log_spectrum(synthesised, sample_rate))
+
+
+def log_spectrum(waveform: Tensor, sample_rate: int) -> Tensor:
+    """Log power in mel channels of a waveform (T,): (frames, 80), as torchaudio's MFCC with log_mels=True makes it."""
+    window, hop = int(0.05 * sample_rate), int(0.0125 * sample_rate)
+    config = MelConfig(sample_rate, window, window, hop, CHANNELS, 20.0, sample_rate / 2)
+    power = stft(waveform.float(), config).abs().square().T
+    return (power @ config.filters("htk").T + OFFSET).log()
+
+
+def cepstra(log_spectrum: Tensor) -> Tensor:
+    """The first 13 coefficients, (frames, 13), of the orthonormal DCT-II of a log spectrum (frames, 80)."""
+    channels = log_spectrum.shape[1]
+    angles = math.pi / channels * (torch.arange(channels) + 0.5)[:, None] * torch.arange(CEPSTRA)
+    basis = angles.cos() * math.sqrt(2 / channels)
+    basis[:, 0] /= math.sqrt(2)
+    return log_spectrum @ basis
+
+
+def distance(reference: Tensor, synthesised: Tensor) -> Distortion:
+    """The distortion between features, (frames, K) each: the distance of two frames is sqrt(mean over K (c - c')^2)."""
+    # Through products, as cdist does by default, a frame would be at a distance from itself.
+    costs = torch.cdist(reference, synthesised, compute_mode="donot_use_mm_for_euclid_dist")
+    total, aligned = warp((costs / math.sqrt(reference.shape[1])).double().numpy())
+    return Distortion(total, len(reference), len(synthesised), aligned)
+
+
+def warp(costs: np.ndarray) -> tuple[float, int]:
+    """The sum of `costs` (M, N) along the cheapest path from corner to corner, and its length; exact, without bounds.
+
+    A step goes one down, one right, or both. Of several cheapest paths it is the shortest. M + N - 1 vector operations:
+    all cells of an anti-diagonal depend on the two before it only.
+    """
+    rows, columns = costs.shape
+    # Sums and lengths at the rows of an anti-diagonal, row i at place i + 1, so that the row above always has a place.
+    before, last = np.full((2, 2, rows + 1), np.inf)
+    before[:, 0] = 0  # where every path comes from
+    for offset in range(rows + columns - 1):
+        low, high = max(0, offset - columns + 1), min(rows, offset + 1)
+        here = np.arange(low, high)
+        sums, lengths = np.stack((before[:, low:high], last[:, low:high], last[:, low + 1 : high + 1]), axis=1)
+        least = sums.min(axis=0)
+        current = np.full_like(last, np.inf)
+        current[0, low + 1 : high + 1] = least + costs[here, offset - here]
+        current[1, low + 1 : high + 1] = np.where(sums == least, lengths, np.inf).min(axis=0) + 1
+        before, last = last, current
+    return float(last[0, rows]), int(last[1, rows])

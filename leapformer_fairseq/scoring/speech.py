@@ -1,0 +1,277 @@
+"""Scores of synthesised speech: distortion from the recordings of the same sentences, and duration.
+
+A run is a folder with `manifest.tsv`, a row for every sentence, and `run.json`, which says how the speech was made.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+from tabulate import tabulate
+from torch import Tensor
+from tqdm import tqdm
+
+from ..acoustics.mel import MelConfig, log_mel
+from ..acoustics.vocoder import GriffinLim
+from ..audio import read_speech
+from ..errors import LeapformerError
+from .distortion import Distortion, cepstra, distance, log_spectrum
+
+MANIFEST, DESCRIPTION = "manifest.tsv", "run.json"
+COLUMNS = ("id", "text", "audio", "frames", "stopped", "reference", "reference_frames")
+PREDICTED = "predicted_frames"  # a further column, of models that predict the length
+Kind = Literal["resynthesised", "recording"]
+
+# column of the table -> name of the score, and how it is written
+_TABLE = {
+    "MCD": ("MCD", ".3f"),
+    "MSD": ("MSD", ".3f"),
+    "MCD aligned": ("MCD_aligned", ".3f"),
+    "MSD aligned": ("MSD_aligned", ".3f"),
+    "inserted": ("insertions", ".1%"),
+    "deleted": ("deletions", ".1%"),
+    "frames": ("frames", ",d"),
+    "to reference": ("duration_ratio", ".3f"),
+    "duration error": ("duration_error", ".1%"),
+    "predicted error": ("prediction_error", ".1%"),
+    "stopped": ("stopped", ".1%"),
+}
+
+Report = dict[str, Any]
+Distortions = dict[str, Distortion]  # by measure: MCD and MSD
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence that was synthesised to `audio`, and its recording; `stopped`: the model ended it by itself.
+
+    `predicted_frames` is the length that the model reckoned with, if it predicted one.
+    """
+
+    id: str
+    text: str
+    audio: Path
+    frames: int
+    stopped: bool
+    reference: Path
+    reference_frames: int
+    predicted_frames: float | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a model has synthesised, the features it was trained on, and what else `run.json` says about it."""
+
+    folder: Path
+    sentences: Sequence[Sentence]
+    mels: MelConfig
+    model: Mapping[str, Any]
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read a run's files. Raises LeapformerError when something is missing, damaged, or without a recording."""
+    folder = Path(folder)
+    model = _description(folder / DESCRIPTION)
+    sentences = _sentences(folder / MANIFEST)
+    missing = [path for one in sentences for path in (one.audio, one.reference) if not path.is_file()]
+    if missing:
+        raise LeapformerError(
+            f"{len(missing)} audio files of {folder} are missing, the first is {missing[0]}; check {folder / MANIFEST}"
+        )
+    return Run(folder, sentences, MelConfig.from_features(model["features"]), model)
+
+
+def _description(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LeapformerError(f"{path} cannot be read ({reason}); give a folder of `leapformer tts`") from error
+    if not isinstance(found, dict) or not isinstance(found.get("features"), dict):
+        raise LeapformerError(f"{path} describes no features; give a folder of `leapformer tts`")
+    return found
+
+
+def _sentences(path: Path) -> list[Sentence]:
+    if not path.is_file():
+        raise LeapformerError(f"no {path.name} in {path.parent}; give a folder of `leapformer tts`")
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+        if missing:
+            raise LeapformerError(f"{path} has no column {missing[0]!r}; give a folder of `leapformer tts`")
+        sentences = [_sentence(row, path) for row in reader]
+    if not sentences:
+        raise LeapformerError(f"{path} lists no sentences; synthesise some first")
+    return sentences
+
+
+def _sentence(row: Mapping[str, str | None], manifest: Path) -> Sentence:
+    values = {column: row[column] or "" for column in COLUMNS}
+    name = f"sentence {values['id']!r} in {manifest}"
+    if not values["reference"]:
+        raise LeapformerError(f"{name} has no reference; speech can be scored against recordings only")
+    try:
+        frames, reference_frames = int(values["frames"]), int(values["reference_frames"])
+        stopped = {"0": False, "1": True}[values["stopped"]]
+        predicted = float(row[PREDICTED] or "") if row.get(PREDICTED) else None
+    except (KeyError, ValueError) as error:
+        raise LeapformerError(f"{name} has no usable frames or stopped ({error}); synthesise it again") from error
+    if frames < 0 or reference_frames < 1:
+        raise LeapformerError(
+            f"{name} has {frames} frames for {reference_frames} of the reference; synthesise it again"
+        )
+    audio, reference = (manifest.parent / values[column] for column in ("audio", "reference"))
+    return Sentence(values["id"], values["text"], audio, frames, stopped, reference, reference_frames, predicted)
+
+
+def check_same(first: Run, other: Run) -> None:
+    """Raise LeapformerError unless two runs have the same sentences, recordings and features."""
+    if first.mels != other.mels:
+        raise LeapformerError(f"{other.folder} has other features than {first.folder}; score them apart")
+    known, found = ([(one.id, one.text, one.reference.resolve()) for one in run.sentences] for run in (first, other))
+    if known != found:
+        raise LeapformerError(f"{other.folder} has other sentences than {first.folder}; score them apart")
+
+
+class Spectra:
+    """The spectra that are compared, those of recordings computed once: all runs have the same.
+
+    Synthesised speech has been through a vocoder. "resynthesised" recordings have been, too, by Griffin-Lim from their
+    own log-mels, so that the vocoder is not held against the model; "recording" is the recording itself.
+    """
+
+    def __init__(self, mels: MelConfig) -> None:
+        self.mels, self._vocoder = mels, GriffinLim(mels)
+        self._recordings: dict[tuple[Path, Kind], Tensor] = {}
+
+    def of_recording(self, path: Path, kind: Kind) -> Tensor:
+        """Of what speech is compared with, (frames, 80)."""
+        if (path, kind) not in self._recordings:
+            vocode = kind == "resynthesised"
+            self._recordings[path, kind] = self.of_log_mels(self.log_mels(path)) if vocode else self.of_file(path)
+        return self._recordings[path, kind]
+
+    def of_log_mels(self, log_mels: Tensor) -> Tensor:
+        """Of the speech that Griffin-Lim makes of log-mels (frames, n_mels)."""
+        return log_spectrum(self._vocoder(log_mels), self.mels.sample_rate)
+
+    def of_file(self, path: Path) -> Tensor:
+        """Of speech as it is."""
+        return log_spectrum(self._samples(path), self.mels.sample_rate)
+
+    def log_mels(self, path: Path) -> Tensor:
+        """The log-mels of speech, (frames, n_mels). Raises LeapformerError for an unreadable file or another rate."""
+        return log_mel(self._samples(path), self.mels)
+
+    def _samples(self, path: Path) -> Tensor:
+        samples = torch.from_numpy(read_speech(path, self.mels.sample_rate))
+        if not samples.isfinite().all():
+            raise LeapformerError(f"{path} holds samples that are no numbers; synthesise it again")
+        return samples
+
+
+def score_speech(run: Run, spectra: Spectra, kind: Kind) -> Report:
+    """Score a run against its recordings.
+
+    Keys: `scores` of the corpus (MCD and MSD per frame of the reference, `_aligned` per aligned pair of frames;
+    insertions and deletions in MCD's alignment, as shares of the reference; frames, and their ratio to the reference's;
+    the mean over sentences of the relative error of duration, without sign, and of the predicted length, if there is
+    one; the share that stopped by itself),
+    `alignment` (the sums behind them), `n_instances`, `reference` (the kind), `instances` and `model`.
+    """
+    found = _compare(run, run.folder.name, spectra, kind, lambda one: spectra.of_file(one.audio))
+    frames, reference_frames = (
+        sum(getattr(one, side) for one in run.sentences) for side in ("frames", "reference_frames")
+    )
+    durations = {
+        "frames": frames,
+        "reference_frames": reference_frames,
+        "duration_ratio": frames / reference_frames,
+        "duration_error": _error(run, "frames"),
+        "stopped": fmean(one.stopped for one in run.sentences),
+    }
+    if all(one.predicted_frames is not None for one in run.sentences):
+        durations["prediction_error"] = _error(run, PREDICTED)
+    instances = [
+        {"id": one.id, "frames": one.frames, "reference_frames": one.reference_frames, "stopped": one.stopped}
+        | {name: value.per_reference_frame for name, value in distortions.items()}
+        for one, distortions in zip(run.sentences, found, strict=True)
+    ]
+    report = _corpus(found, kind)
+    return report | {"scores": report["scores"] | durations, "instances": instances, "model": dict(run.model)}
+
+
+def _error(run: Run, length: str) -> float:
+    """The mean relative error of one of the sentences' lengths, without sign."""
+    return fmean(abs(getattr(one, length) / one.reference_frames - 1) for one in run.sentences)
+
+
+def score_baselines(run: Run, spectra: Spectra, kind: Kind) -> dict[str, Report]:
+    """What the scores of a run on the same sentences are to be seen beside: name -> `scores` and `alignment`.
+
+    "floor" is Griffin-Lim of each recording's log-mels against the recording itself: what the vocoder alone costs.
+    "mean spectrogram" is the mean of all frames of all recordings, as long as each of them: a model that says nothing.
+    """
+    log_mels = {one.reference: spectra.log_mels(one.reference) for one in run.sentences}
+    mean = torch.cat(list(log_mels.values())).mean(dim=0)
+
+    def flat(one: Sentence) -> Tensor:
+        return spectra.of_log_mels(mean.expand(len(log_mels[one.reference]), -1))
+
+    def resynthesised(one: Sentence) -> Tensor:
+        return spectra.of_recording(one.reference, "resynthesised")
+
+    rows: list[tuple[str, Kind, Callable[[Sentence], Tensor]]] = [
+        ("floor", "recording", resynthesised),
+        ("mean spectrogram", kind, flat),
+    ]
+    return {name: _corpus(_compare(run, name, spectra, of, speech), of) for name, of, speech in rows}
+
+
+def _compare(
+    run: Run, name: str, spectra: Spectra, kind: Kind, speech: Callable[[Sentence], Tensor]
+) -> list[Distortions]:
+    """How far the spectrum that `speech` gives for each sentence is from its recording."""
+    found = []
+    for one in tqdm(run.sentences, desc=name, unit="sentence"):
+        reference, synthesised = spectra.of_recording(one.reference, kind), speech(one)
+        cepstral = distance(cepstra(reference), cepstra(synthesised))
+        found.append({"MCD": cepstral, "MSD": distance(reference, synthesised)})
+    return found
+
+
+def _corpus(found: Sequence[Distortions], kind: Kind) -> Report:
+    sums = {name: sum((one[name] for one in found), start=Distortion()) for name in found[0]}
+    scores = {name: value.per_reference_frame for name, value in sums.items()}
+    scores |= {f"{name}_aligned": value.per_aligned_frame for name, value in sums.items()}
+    cepstral = sums["MCD"]
+    for name in ("insertions", "deletions"):
+        scores[name] = getattr(cepstral, name) / cepstral.reference_frames
+    alignment = {
+        name: asdict(value) | {"insertions": value.insertions, "deletions": value.deletions}
+        for name, value in sums.items()
+    }
+    return {"scores": scores, "alignment": alignment, "n_instances": len(found), "reference": kind}
+
+
+def speech_table(rows: Mapping[str, Report], style: str = "simple") -> str:
+    """One line for each named report; "github" is Markdown."""
+    lines = [
+        [name, report["n_instances"], report["reference"], *(_cell(report["scores"], *of) for of in _TABLE.values())]
+        for name, report in rows.items()
+    ]
+    headers = ["system", "sentences", "reference", *_TABLE]
+    align = ["left", "right", "left", *("right" for _ in _TABLE)]
+    return tabulate(lines, headers, tablefmt=style, disable_numparse=True, colalign=align)
+
+
+def _cell(scores: Mapping[str, float], name: str, digits: str) -> str:
+    return format(scores[name], digits) if name in scores else ""

@@ -1,0 +1,131 @@
+# The steps of the recipes for text to speech: espeak_tts and ljspeech. A script names its data set and sources this:
+#
+#   dataset=ljspeech paper=mla root_holds="metadata.csv and wavs"
+#   . "$(dirname "$0")/../tts.sh"
+#   recipe prepare train evaluate "$@"
+. "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
+
+value_options="--root --out --attention --predictors --seed --pictures --workers --textgrids"
+list_options="--train-options --tts-options"
+flag_options="--download"
+
+usage() {
+    cat <<HELP
+usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
+
+$(usage_of_data)
+  --out DIR             prepared data and runs; the same command again goes on where it stopped
+  --paper NAME          hyperparameters: $(papers)
+  --attention PLAN      mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
+  --predictors LIST     length predictors to speak with, in quotes, where a decoder block has cosformer: ratio, lookup,
+                        conv, oracle (default: conv; conv is trained with the model, the others learn beside it)
+  --seed N              seed of the training (default: 1)
+  --pictures N          spectrograms of the first N test sentences, all systems below each other (default: 2)
+  --train-options TEXT  more options for training, e.g. "--max-update 1000 --fp16"
+  --tts-options TEXT    more options for leapformer tts, e.g. "--eos-threshold 0.4"
+  --help                this text
+
+All systems in --out are rows of OUT/speech/table.md, so further attentions and seeds with the same --out join it. Of an
+option given twice the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
+HELP
+}
+
+# usage_of_data: the options that say where the data comes from.
+usage_of_data() {
+    cat <<HELP
+  --root DIR            the data, a folder that holds $root_holds (only to prepare)
+  --download            fetch what --root lacks
+  --textgrids DIR       Montreal Forced Aligner's TextGrids: phonemes with durations
+  --workers N           processes that prepare the data (default: 1)
+HELP
+}
+
+defaults() {
+    root='' out='' attention=leap predictors=conv seed=1 pictures=2 workers=1 textgrids='' download=''
+}
+
+finish_options() {
+    whole_number --seed "$seed"
+    whole_number --pictures "$pictures" 0
+    local predictor
+    for predictor in $predictors; do
+        [[ $predictor =~ ^(ratio|lookup|conv|oracle)$ ]] ||
+            fail "--predictors $predictor: choose from ratio, lookup, conv, oracle"
+    done
+}
+
+need_data() {
+    [[ $download ]] || need_dir "--root (the folder that holds $root_holds)" "$root"
+    [[ $root ]] || fail "--download needs --root, the folder to put the data into; see --help"
+}
+
+step_prepare() {
+    say "preparing $dataset in $data"
+    leapformer prepare "$dataset" "$root" --out "$data" --workers "$workers" ${download:+--download} \
+        ${textgrids:+--textgrids "$textgrids"}
+}
+
+step_train() {
+    local run=$out/$(file_name "$attention")-seed$seed plan
+    [[ -f $data/config.yaml ]] || fail "$data holds no prepared data; run scripts/$dataset/prepare.sh first"
+    plan=$(plan_flags "$attention")
+    ! needs_length "$attention" || plan+=" --length-predictor conv"
+    say "training $attention, seed $seed, in $run"
+    claim "$run" "$plan --seed $seed ${train_options[*]}"
+    once "$run/model" train_tts "$run/model" $plan --seed "$seed" "${train_options[@]}"
+}
+
+# train_tts SAVE OPTIONS...: train on the manifests; the whole output goes to SAVE/train.log.
+train_tts() {
+    local save=$1
+    shift
+    leapformer train "$data" --save-dir "$save" --task text_to_speech --config-yaml config.yaml \
+        --train-subset train --valid-subset dev --criterion tacotron2_with_length --no-epoch-checkpoints \
+        --num-workers 1 --required-batch-size-multiple 1 --skip-invalid-size-inputs-valid-test \
+        --log-format simple --no-progress-bar "$@" 2>&1 | tee -a "$save/train.log" | brief_speech
+}
+
+# brief_speech: of fairseq's training log only the losses and errors, a short line each.
+brief_speech() {
+    sed -unE \
+        -e 's/.*train_inner:.* loss=([0-9.]+), l1_loss=([0-9.]+),.* num_updates=([0-9]+),.*/  update \3: loss \1, L1 \2/p' \
+        -e 's/.*valid on .*\| loss ([0-9.]+) \| l1_loss ([0-9.]+) .*num_updates ([0-9]+).*/  update \3: valid loss \1, L1 \2/p' \
+        -e '/^leapformer: |^[A-Za-z.]*(Error|Interrupt)\b/p'
+}
+
+# step_speak: the test sentences, with every length predictor where the plan needs one.
+step_speak() {
+    local name run speech predictor
+    name=$(file_name "$attention")-seed$seed
+    run=$out/$name speech=$out/speech
+    need_step "$run/model" train
+    if needs_length "$attention"; then
+        for predictor in $predictors; do
+            speak "$speech/$name-$predictor" --model-overrides "{'length_predictor': '$predictor'}"
+        done
+    else
+        speak "$speech/$name"
+    fi
+}
+
+step_evaluate() {
+    step_speak
+    step_score
+}
+
+# step_score: all systems that have spoken, side by side.
+step_score() {
+    local speech=$out/speech
+    say "scoring all systems in $speech"
+    leapformer score-speech "$speech"/*/ --out "$speech" --baselines --pictures "$pictures"
+    say "done: $speech/table.md, table.json, spectrogram_*.png; recordings in $speech/SYSTEM/wav"
+}
+
+# speak OUT OPTIONS...: the test sentences with this run's model.
+speak() {
+    local results=$1
+    shift
+    say "speaking the test sentences in $results"
+    leapformer tts --path "$run/model/checkpoint_best.pt" --data "$data" --subset test --out "$results" \
+        --plots "$pictures" "$@" "${tts_options[@]}"
+}

@@ -1,0 +1,84 @@
+"""A whole ablation of a tiny language model with real trainings, interrupted while the second one runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from leapformer_fairseq.scoring.runs import describe_checkpoint
+
+from ..pictures.images import pixels
+from .test_text import done, leapformer, sentences
+
+TRAINING = (
+    "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16 --optimizer adam --lr 2e-3 "
+    "--max-epoch 2 --max-tokens 160 --required-batch-size-multiple 1 --num-workers 0 --seed 1 --cpu --log-interval 1 "
+    "--no-epoch-checkpoints"
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("ablation")
+    for split, (count, seed) in {"train": (40, 1), "valid": (10, 2)}.items():
+        (root / f"{split}.en").write_text("\n".join(sentences(count, seed)) + "\n")
+    prefixes = [f"--{split}pref={root / split}.en" for split in ("train", "valid")]
+    done(leapformer("preprocess", "--only-source", *prefixes, "--destdir", str(root / "lm"), "--workers", "1"))
+    return root / "lm"
+
+
+def interrupted(command: list[str], sign: Path) -> str:
+    """What `command` says on standard error when it is interrupted as soon as the file `sign` is there."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs the tests in the background ignores SIGINT, and so would this process.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not sign.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    return errors
+
+
+def test_an_ablation_that_was_interrupted_ends_with_a_table(data, tmp_path):
+    out = tmp_path / "out"
+    options = ["--out", str(out), "--mechanisms", "leap", "cosformer", "--tolerance", "0.5"]
+    command = leapformer("ablate", *options, "--", "train", str(data), *TRAINING.split())
+    errors = interrupted(command, out / "runs/leap/train.log")
+    assert errors.splitlines()[-1] == "leapformer: interrupted; all is kept, and the same command goes on from here"
+    assert (out / "runs/softmax/done").exists() and not (out / "runs/leap/done").exists()
+    before = (out / "runs/softmax/train.log").read_text()
+
+    output = done(command)
+    assert (out / "runs/softmax/train.log").read_text() == before, "not trained again"
+    found = json.loads((out / "table.json").read_text(encoding="utf-8"))
+    rows = {row["plan"]: row for row in found["rows"]}
+    assert {plan: row["status"] for plan, row in rows.items()} == {
+        "softmax": "trained", "leap": "trained", "cosformer": "refused",
+    }  # fmt: skip
+    for plan in ("softmax", "leap"):
+        best = describe_checkpoint(out / f"runs/{plan}/checkpoint_best.pt")
+        assert rows[plan]["loss"] == best["valid_loss"] and rows[plan]["wps"] > 0
+        logged = re.findall(r'"valid_loss": "([\d.]+)"', (out / f"runs/{plan}/train.log").read_text())
+        assert rows[plan]["loss"] == min(map(float, logged)), "the best of the run"
+    assert found["recommended"] == "leap" and "--decoder-self-attention leap" in output
+    pixels(out / "ablation.png")
+    script = (out / "commands.sh").read_text(encoding="utf-8")
+    assert script.count("leapformer_fairseq.cli.main train") == 2

@@ -1,0 +1,78 @@
+"""The recipes for text to speech, from nothing or from the layout of the release to scores and pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ..data.test_ljspeech import IDS, ljspeech_tree
+from .test_text_recipes import SCRIPTS, finished, recipe
+
+SIZES = "--encoder-transformer-layers 1 --decoder-transformer-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16"
+TINY = (
+    "--train-options", f"--arch leapformer_tts_tiny {SIZES} --prenet-dim 16 --postnet-conv-dim 16 --max-update 3",
+    "--tts-options", "--max-steps 8 --iterations 2",
+)  # fmt: skip
+
+pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the installed package has no scripts beside it")
+
+
+def table(out: Path) -> dict[str, dict]:
+    """The scores of all systems by name."""
+    content = json.loads((out / "speech/table.json").read_text(encoding="utf-8"))
+    return {row["name"]: row for row in content["rows"]}
+
+
+def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
+    out = tmp_path / "out"
+    options = ("--out", out, "--train", 12, "--dev", 2, "--test", 2, "--pictures", 1, *TINY)
+    predictors = ("--predictors", "ratio lookup conv oracle")
+    finished("espeak_tts/run.sh", *options, "--attention", "cosformer/relu/cosformer", *predictors)
+    finished("espeak_tts/run.sh", *options, "--attention", "softmax", "--seed", 2)
+    systems = [f"cosformer+relu+cosformer-seed1-{name}" for name in ("conv", "lookup", "oracle", "ratio")]
+    found = table(out)
+    assert list(found) == [*systems, "softmax-seed2", "floor", "mean spectrogram"]
+    assert all(found[name]["model"]["options"]["path"].endswith("checkpoint_best.pt") for name in systems)
+    predicted = {name: (out / "speech" / name / "manifest.tsv").read_text(encoding="utf-8") for name in systems}
+    assert len(set(predicted.values())) == 4, "each predictor says something else"
+    assert (out / "speech/spectrogram_1.png").is_file()
+    again = finished("espeak_tts/run.sh", *options, "--attention", "softmax", "--seed", 2)
+    assert again.count("is finished, skipped") == 1
+
+
+def test_ljspeech_step_by_step(tmp_path):
+    out = tmp_path / "out"
+    options = ("--root", ljspeech_tree(tmp_path / "LJSpeech-1.1"), "--out", out, "--pictures", 0, *TINY)
+    for step in ("prepare", "train", "evaluate"):
+        finished(f"ljspeech/{step}.sh", *options)
+    assert table(out)["leap-seed1"]["sentences"] == len(IDS["test"])
+
+
+@pytest.mark.parametrize("dataset", ["espeak_tts", "ljspeech"])
+class TestWrongUse:
+    @pytest.mark.parametrize("script", ["prepare", "train", "evaluate", "run"])
+    def test_help(self, dataset, script):
+        done = recipe(f"{dataset}/{script}.sh", "--help")
+        assert done.returncode == 0 and f"scripts/{dataset}/{script}.sh" in done.stdout
+
+    @pytest.mark.parametrize(
+        ("options", "named"),
+        [
+            ([], "no --out given"),
+            (["--out", "x", "--predictors", "guess"], "choose from ratio, lookup, conv, oracle"),
+            (["--out", "x", "--seed", "first"], "--seed first"),
+            (["--out", "x", "--paper", "nature"], "nature"),
+        ],
+    )
+    def test_wrong_option_is_named(self, dataset, options, named):
+        done = recipe(f"{dataset}/train.sh", *options)
+        assert done.returncode == 1 and named in done.stderr
+
+    @pytest.mark.parametrize(
+        ("step", "message"), [("train", "run scripts/{}/prepare.sh"), ("evaluate", "run scripts/{}/train.sh")]
+    )
+    def test_steps_need_the_one_before(self, dataset, tmp_path, step, message):
+        done = recipe(f"{dataset}/{step}.sh", "--out", tmp_path / "out")
+        assert done.returncode == 1 and message.format(dataset) in done.stderr
