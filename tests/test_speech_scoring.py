@@ -126,8 +126,19 @@ def test_table_has_a_line_for_each_and_leaves_unknown_cells_empty(tmp_path):
     table = speech_table({"leap": report, **score_baselines(run, spectra, "recording")}, "github").splitlines()
     leap, floor, _ = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table[2:])
     assert leap[:4] == ["leap", "2", "recording", f"{report['scores']['MCD']:.3f}"]
-    assert leap[-4:] == ["70", "1.061", "33.8%", "50.0%"]
-    assert floor[0] == "floor" and floor[-4:] == [""] * 4
+    assert leap[-5:] == ["70", "1.061", "33.8%", "", "50.0%"]
+    assert floor[0] == "floor" and floor[-5:] == [""] * 5
+
+
+def test_the_error_of_a_predicted_length(tmp_path):
+    folder = write_run(tmp_path / "run", SPOKEN, RECORDED)
+    header, *rows = (folder / "manifest.tsv").read_text().splitlines()
+    recorded = [int(row.split("\t")[-1]) for row in rows]
+    predicted = [f"{row}\t{1.5 * recorded[0] if i == 0 else recorded[i]:g}" for i, row in enumerate(rows)]
+    (folder / "manifest.tsv").write_text("\n".join([f"{header}\tpredicted_frames", *predicted]) + "\n")
+    run = read_run(folder)
+    scores = score_speech(run, Spectra(run.mels), "recording")["scores"]
+    assert scores["prediction_error"] == pytest.approx(0.5 / len(rows))
 
 
 def edit(folder, old, new):

@@ -47,7 +47,7 @@ def test_ljspeech_step_by_step(tmp_path):
     options = ("--root", ljspeech_tree(tmp_path / "LJSpeech-1.1"), "--out", out, "--pictures", 0, *TINY)
     for step in ("prepare", "train", "evaluate"):
         finished(f"ljspeech/{step}.sh", *options)
-    assert table(out)["leap-seed1"]["sentences"] == len(IDS["test"])
+    assert table(out)["leap-seed1"]["n_instances"] == len(IDS["test"])
 
 
 @pytest.mark.parametrize("dataset", ["espeak_tts", "ljspeech"])
