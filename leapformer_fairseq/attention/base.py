@@ -6,7 +6,7 @@ Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,10 @@ class Mechanism(nn.Module):
     forms: ClassVar[tuple[str, ...]] = ("parallel",)
     #: True when the output depends on the lengths of the whole sequences
     needs_length: ClassVar[bool] = False
+    #: True when the keys' `Rows.inputs`, the block's input before the projections, is to be given
+    needs_inputs: ClassVar[bool] = False
+    #: True when queries may see prefixes of the keys other than the causal one (wait-k)
+    prefixes: ClassVar[bool] = True
     #: the longest target it can serve in a decoder, if there is a limit
     max_positions: int | None = None
     #: False when the state grows with what was read
@@ -69,9 +73,23 @@ class Mechanism(nn.Module):
     #: True when new keys may be appended to a state without changing what the old ones contributed
     streaming: ClassVar[bool] = True
 
-    def __init__(self, head_dim: int, num_heads: int, *, dropout: float = 0.0, **options: Any) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        *,
+        dropout: float = 0.0,
+        block: str | None = None,
+        input_dim: int | None = None,
+        **options: Any,
+    ) -> None:
+        """`block` is where it will serve, `input_dim` the width of the keys' inputs (default: that of all heads)."""
         super().__init__()
         self.head_dim, self.num_heads, self.dropout = head_dim, num_heads, dropout
+        self.block, self.input_dim = block, head_dim * num_heads if input_dim is None else input_dim
+
+    def share(self, first: Self) -> None:
+        """Share parameters with the same block's mechanism in the first layer that has it; by default none are."""
 
     def refusal(self, block: str, length_known: bool = False) -> str | None:
         """Why this mechanism with its options cannot serve `block`, with the remedy; None when it can.

@@ -5,7 +5,7 @@ Shapes: B batch, T queries, S keys. Keep masks are True where a row is real (fai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,11 +56,13 @@ class Rows:
     positions: (B or 1, T), from 1 for the first real row, so left padding does not shift a sequence.
     lengths:   (B or 1,) lengths, true or predicted, or None while the sequence is still being written.
     keep:      (B, T), True for real rows, or None when all are.
+    inputs:    (B, T, C), what the rows were projected from, for mechanisms that ask for it (`needs_inputs`).
     """
 
     positions: Tensor
     lengths: Tensor | None = None
     keep: Tensor | None = None
+    inputs: Tensor | None = None
 
     @classmethod
     def whole(cls, count: int, keep: Tensor | None = None, device: torch.device | None = None) -> Rows:
@@ -78,7 +80,7 @@ class Rows:
 
     def of_length(self, lengths: Tensor | None) -> Rows:
         """The same rows for a block that knows other lengths, (B or 1,): predicted ones, or none."""
-        return Rows(self.positions, lengths, self.keep)
+        return replace(self, lengths=lengths)
 
     def without_lengths(self) -> Rows:
         """The same rows for a block that must not know how long the sequence will become."""
@@ -86,5 +88,7 @@ class Rows:
 
     def narrow(self, start: int, stop: int) -> Rows:
         """Rows `start` to `stop` (columns)."""
-        keep = None if self.keep is None else self.keep[:, start:stop]
-        return Rows(self.positions[:, start:stop], self.lengths, keep)
+        columns = slice(start, stop)
+        keep = None if self.keep is None else self.keep[:, columns]
+        inputs = None if self.inputs is None else self.inputs[:, columns]
+        return Rows(self.positions[:, columns], self.lengths, keep, inputs)

@@ -65,7 +65,16 @@ def find(name: str) -> type[Mechanism]:
     return MECHANISMS[name]
 
 
-def build(name: str, head_dim: int, num_heads: int, *, dropout: float = 0.0, **options: Any) -> Mechanism:
+def build(
+    name: str,
+    head_dim: int,
+    num_heads: int,
+    *,
+    dropout: float = 0.0,
+    block: str | None = None,
+    input_dim: int | None = None,
+    **options: Any,
+) -> Mechanism:
     """A mechanism by name. Options not given take their defaults; an unknown one raises LeapformerError."""
     cls = find(name)
     known = {option.name: option.default for option in cls.options}
@@ -77,4 +86,4 @@ def build(name: str, head_dim: int, num_heads: int, *, dropout: float = 0.0, **o
         value = options.get(option.name, option.default)
         if option.choices and value not in option.choices:
             raise LeapformerError(f"{option.flag} {value!r}: choose from: {', '.join(option.choices)}")
-    return cls(head_dim, num_heads, dropout=dropout, **{**known, **options})
+    return cls(head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **{**known, **options})

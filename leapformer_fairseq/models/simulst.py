@@ -72,6 +72,13 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
             )
         model = super().build_model(args, task)
         model.lagging = parse_lagging(args.waitk_lagging)
+        for i, layer in enumerate(model.decoder.layers):
+            mechanism = layer.encoder_attn.mechanism
+            if model.lagging is not None and not mechanism.prefixes:
+                raise LeapformerError(
+                    f"decoder-cross attention, layer {i}: {mechanism.name} cannot be used: it is not defined over the "
+                    "prefixes of wait-k; give --waitk-lagging offline, or another mechanism there"
+                )
         model.pre_decision_ratio = args.fixed_pre_decision_ratio
         model.set_lagging(None if model.lagging is None else model.lagging[1])
         return model

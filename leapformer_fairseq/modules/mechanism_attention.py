@@ -138,7 +138,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _whole(self, query: Tensor, key: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Everything at once: training, scoring, encoders."""
-        key_rows = Rows.whole(len(key), keep, key.device)
+        key_rows = self._with_inputs(Rows.whole(len(key), keep, key.device), key)
         if self.visible == CAUSAL:
             key_rows = key_rows.of_length(self.target.lengths)
         query_rows = key_rows
@@ -159,6 +159,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
             out = memory.step.extend(query[0], memory.keys, memory.queries + 1, self.target.lengths).unsqueeze(0)
         else:
             rows = memory.rows(len(query), keep, query.device, self.target.lengths)
+            rows = self._with_inputs(rows, query)
             out, memory.keys = self.mechanism.extend(memory.keys, self._q(query), self._k(query), self._v(query), rows)
             out = self._out(out)
         memory.advance(len(query), keep)
@@ -185,7 +186,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def _step_weights(self, query: Tensor, key: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Cross-attention weights (B, H, T, S) of the next queries."""
         rows = memory.rows(len(query), None, query.device, self.target.lengths)
-        source = Rows.whole(len(key), keep, key.device)
+        source = self._with_inputs(Rows.whole(len(key), keep, key.device), key)
         visible = self._visible_from(memory)
         return self.mechanism.weights(self._q(query), self._k(key), query=rows, key=source, visible=visible)
 
@@ -196,9 +197,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         keep = _keep(padding)
         if memory.keys is None:
             memory.shared = self._shared(key, keep)
+        key = key[:, :: memory.shared]
         rows = Rows.whole(len(key), None if keep is None else keep[:: memory.shared], key.device)
-        new = key[memory.read : stop, :: memory.shared]
-        memory.keys = self.mechanism.update(memory.keys, self._k(new), self._v(new), rows.narrow(memory.read, stop))
+        rows, new = self._with_inputs(rows, key).narrow(memory.read, stop), key[memory.read : stop]
+        memory.keys = self.mechanism.update(memory.keys, self._k(new), self._v(new), rows)
         memory.read = stop
 
     def _attend(self, query: Tensor, memory: Memory) -> Tensor:
@@ -223,6 +225,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         sides = [key.transpose(0, 1)] if keep is None else [key.transpose(0, 1), keep]
         groups = (side.unflatten(0, (-1, n)) for side in sides)
         return n if all(torch.equal(group, group[:, :1].expand_as(group)) for group in groups) else 1
+
+    def _with_inputs(self, rows: Rows, x: Tensor) -> Rows:
+        """The rows with what they are projected from, (T, B, C), if the mechanism wants to see it."""
+        return replace(rows, inputs=x.transpose(0, 1)) if self.mechanism.needs_inputs else rows
 
     def _step(self) -> Step | None:
         """The mechanism's fast way through one row, if it has one; prepared anew when a weight has changed."""

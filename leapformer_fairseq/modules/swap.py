@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from torch import Tensor, nn
 
-from ..attention import CAUSAL, MECHANISMS, OPTIONS, Option, Visible, build, find
+from ..attention import CAUSAL, MECHANISMS, OPTIONS, Mechanism, Option, Visible, build, find
 from ..errors import LeapformerError
 from .mechanism_attention import IncrementalState, MechanismAttention, Memory, TargetLength
 from .plan import expand_plan
@@ -84,14 +84,23 @@ def swap_attention(stack: nn.Module, kind: str, args: argparse.Namespace, target
     for block in BLOCKS:
         if block.stack != kind or getattr(layers[0], block.attribute, None) is None:
             continue
+        first: dict[str, Mechanism] = {}
         for i, name in enumerate(expand_plan(getattr(args, block.argument), len(layers))):
             stock = getattr(layers[i], block.attribute)
             options = {option.name: getattr(args, option.name) for option in find(name).options}
-            dropout = stock.dropout_module.p
-            mechanism = build(name, stock.head_dim, stock.num_heads, dropout=dropout, **options)
+            mechanism = build(
+                name,
+                stock.head_dim,
+                stock.num_heads,
+                dropout=stock.dropout_module.p,
+                block=block.name,
+                input_dim=stock.kdim,
+                **options,
+            )
             refusal = mechanism.refusal(block.name, length_known=target is not None)
             if refusal:
                 raise LeapformerError(f"{block.name} attention, layer {i}: {name} cannot be used: {refusal}")
+            mechanism.share(first.setdefault(name, mechanism))
             setattr(layers[i], block.attribute, MechanismAttention(stock, mechanism, block.visible, target))
 
 
