@@ -1,4 +1,4 @@
-# What the recipes for text share; translation.sh and lm.sh source it and say which options and steps there are.
+# What the recipes for text share; translation.sh and runs.sh source it and say which options and steps there are.
 . "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
 
 list_options="--train-options --eval-options"
@@ -18,13 +18,15 @@ logged() {
     }
 }
 
-# brief_text: of fairseq's training log only the losses and errors, a short line each.
+# brief_text: of fairseq's training log only the losses, accuracies and errors, a short line each.
 brief_text() {
     local loss='loss ([0-9.]+) .*\| ppl ([0-9.e+]+) .*num_updates ([0-9]+)'
+    local accuracy='loss ([0-9.]+) .*\| accuracy ([0-9.]+) .*num_updates ([0-9]+)'
     sed -unE \
         -e 's/.*train_inner[ :|]+epoch.* loss=([0-9.]+),.* num_updates=([0-9]+),.*/  update \2: loss \1/p' \
         -e "s/.*valid on .*\| $loss.*/  update \\3: valid loss \\1, perplexity \\2/p" \
-        -e '/^leapformer: |^[A-Za-z.]*(Error|Interrupt)\b/p'
+        -e "s/.*valid on .*\| $accuracy.*/  update \\3: valid loss \\1, accuracy \\2 %/p" \
+        -e '/^leapformer: |^[A-Za-z.]*(Error|Exception|Interrupt)\b/p'
 }
 
 # train_text SAVE OPTIONS...: train on the binary data; the whole output goes to SAVE/train.log. It goes on from the

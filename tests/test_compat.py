@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -218,3 +219,27 @@ def test_a_missing_checkpoint_says_so_itself(tmp_path):
 
     with pytest.raises(OSError, match="nowhere"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "nowhere.pt"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [
+        (LeapformerError("another vocabulary"), "^another vocabulary$"),
+        (RuntimeError("a page of sizes"), "Cannot load model parameters from checkpoint"),
+    ],
+)
+def test_training_tells_what_a_model_says_of_a_checkpoint(wrong, shown, tmp_path, monkeypatch):
+    from fairseq.trainer import Trainer
+
+    class Model:
+        def load_state_dict(self, *args, **kwargs):
+            raise wrong
+
+    checkpoint = SimpleNamespace(load_checkpoint_on_all_dp_ranks=True)
+    config = SimpleNamespace(checkpoint=checkpoint, model=SimpleNamespace())
+    trainer = SimpleNamespace(cfg=config, model=Model(), data_parallel_world_size=1, tpu=False, is_fsdp=False)
+    monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", lambda *args, **kwargs: {"model": {}})
+    (tmp_path / "a.pt").touch()
+    with pytest.raises(Exception, match=shown) as caught:
+        Trainer.load_checkpoint(trainer, str(tmp_path / "a.pt"))
+    assert isinstance(caught.value, LeapformerError) == isinstance(wrong, LeapformerError)

@@ -1,9 +1,21 @@
 """Attention mechanisms on (B, H, T, D) tensors in pure torch; nothing here needs fairseq.
 
-To add a mechanism, write its file and name it in the one import below.
+To add a mechanism, write its file and name it in the import below.
 """
 
-from . import cosformer, elu, leap, relu, rope, softmax  # noqa: F401  (each import registers a mechanism)
+from . import (  # noqa: F401  (each import registers its mechanisms)
+    abc_cluster,
+    abc_linformer,
+    abc_mlp,
+    abc_positions,
+    abc_window,
+    cosformer,
+    elu,
+    leap,
+    relu,
+    rope,
+    softmax,
+)
 from .base import BLOCKS, Mechanism, State
 from .linear import Features, LinearMechanism, LinearState
 from .masks import CAUSAL, Rows, Visible

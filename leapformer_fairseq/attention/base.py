@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from .masks import Rows, Visible
+from .masks import CAUSAL, Rows, Visible
 from .registry import Option
 from .step import Projections, Step
 
@@ -58,6 +58,8 @@ class Mechanism(nn.Module):
     name: ClassVar[str]
     options: ClassVar[tuple[Option, ...]] = ()
     blocks: ClassVar[tuple[str, ...]] = BLOCKS
+    #: why it cannot serve the other blocks
+    undefined: ClassVar[str] = "it is not defined for this block"
     #: `forward` may be asked for these forms besides "auto"
     forms: ClassVar[tuple[str, ...]] = ("parallel",)
     #: True when the output depends on the lengths of the whole sequences
@@ -66,12 +68,14 @@ class Mechanism(nn.Module):
     needs_inputs: ClassVar[bool] = False
     #: True when queries may see prefixes of the keys other than the causal one (wait-k)
     prefixes: ClassVar[bool] = True
+    #: names of the parameters that all layers of a block have in common
+    tied: tuple[str, ...] = ()
     #: the longest target it can serve in a decoder, if there is a limit
     max_positions: int | None = None
     #: False when the state grows with what was read
     constant_state: ClassVar[bool] = True
     #: True when new keys may be appended to a state without changing what the old ones contributed
-    streaming: ClassVar[bool] = True
+    streaming: bool = True
 
     def __init__(
         self,
@@ -89,7 +93,9 @@ class Mechanism(nn.Module):
         self.block, self.input_dim = block, head_dim * num_heads if input_dim is None else input_dim
 
     def share(self, first: Self) -> None:
-        """Share parameters with the same block's mechanism in the first layer that has it; by default none are."""
+        """Have the `tied` parameters in common with the same block's mechanism in the first layer that has it."""
+        for name in self.tied:
+            setattr(self, name, getattr(first, name))
 
     def refusal(self, block: str, length_known: bool = False) -> str | None:
         """Why this mechanism with its options cannot serve `block`, with the remedy; None when it can.
@@ -98,7 +104,15 @@ class Mechanism(nn.Module):
         """
         if block in self.blocks:
             return None
-        return f"it is not defined for this block; allowed: {', '.join(self.blocks)}"
+        return f"{self.undefined}; allowed: {', '.join(self.blocks)}"
+
+    def objection(self, visible: Visible | None) -> str | None:
+        """Why it cannot let queries see this much of the keys, whatever the block; None when it can."""
+        if visible not in (None, CAUSAL):
+            return None if self.prefixes else "it is not defined over the prefixes of wait-k"
+        blocks = BLOCKS[1:2] if visible == CAUSAL else (BLOCKS[0], BLOCKS[2])
+        reasons = [self.refusal(block, length_known=True) for block in blocks]
+        return None if None in reasons else reasons[0]
 
     def forward(
         self,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .masks import Visible
+from .masks import CAUSAL, Visible
 
 
 def append_ones(v: Tensor) -> Tensor:
@@ -64,9 +64,18 @@ def chunkwise(q: Tensor, k: Tensor, v: Tensor, visible: Visible | None, chunk: i
         return q @ first
     q, late = q.split((n, queries - n), 1) if n < queries else (q, None)
     gained = n * visible.ratio
-    chunk = chunk or default_chunk(visible)
-    sums, after = _ChunkSums.apply(q, k[:, :gained], v[:, :gained], first, visible.ratio, chunk)
+    sums, after = chunk_sums(q, k[:, :gained], v[:, :gained], first, visible, chunk)
     return sums if late is None else torch.cat([sums, late @ after], 1)
+
+
+def chunk_sums(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, visible: Visible = CAUSAL, chunk: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sums (G, T, M) of queries that see the state `first` (G, F, M) and gain keys, and the state after all keys.
+
+    Every query gains at least one key: the one in its place, or `visible.ratio` of them.
+    """
+    return _ChunkSums.apply(q, k, v, first, visible.ratio, chunk or default_chunk(visible))
 
 
 class Chunks(NamedTuple):

@@ -143,7 +143,7 @@ class _Recompute(torch.autograd.Function):
                 send_to_queries(dfq)
             send_to_keys(dfk)
             dv[:, :, s0:s1] = dv1[..., :-1].unflatten(0, v.shape[:2])
-        return None, queries.grad, keys.grad, dv, *map(_total, queries.parameter_grads, keys.parameter_grads)
+        return None, queries.grad, keys.grad, dv, *map(total, queries.parameter_grads, keys.parameter_grads)
 
 
 def _grad_of_sums(grad: Tensor, out: Tensor, norm: Tensor, floor: float) -> Tensor:
@@ -172,12 +172,12 @@ class _Side:
             inputs = (rows, *self.parameters)
             grads = torch.autograd.grad(mapped, inputs, grad.unflatten(0, mapped.shape[:2]), allow_unused=True)
             self.grad[:, :, start:stop] = grads[0]
-            self.parameter_grads = list(map(_total, self.parameter_grads, grads[1:]))
+            self.parameter_grads = list(map(total, self.parameter_grads, grads[1:]))
 
         return mapped.detach().flatten(0, 1), send_back
 
 
-def _total(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+def total(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """The sum of two gradients; None where a parameter had none."""
     if first is None or second is None:
         return second if first is None else first

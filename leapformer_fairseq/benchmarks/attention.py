@@ -31,8 +31,13 @@ from .tables import Table
 
 HEADS, HEAD_DIM = 8, 32
 SDPA = "sdpa"
-# what a mechanism needs to be built at all
-OPTIONS: dict[str, dict[str, Any]] = {"cosformer": {"cosformer_length": 4096}}
+# what a mechanism needs to be built, and to hold the longest sequence here
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cosformer": {"cosformer_length": 4096},
+    "abc-linformer": {"abc_max_length": 20_000},
+    "abc-pool": {"abc_pool_size": 625},
+    "abc-global": {"abc_global_every": 512},
+}
 MECHANISMS_MEASURED = tuple(sorted(set(MECHANISMS) - {"softmax"}))  # by default
 # the quadratic form is left out above this many pairs of query and key per head
 PARALLEL_PAIRS = 2048 * 2048
@@ -120,16 +125,25 @@ def make(name: str, device: torch.device | str = "cpu") -> Mechanism:
     return build(name, HEAD_DIM, HEADS, **OPTIONS.get(name, {})).to(device)
 
 
+def serving(names: list[str], case: Case) -> list[str]:
+    """The mechanisms that are defined for this kind of attention."""
+    return [name for name in names if make(name).objection(case.visible) is None]
+
+
 def disagreement(name: str) -> str | None:
     """Which form of the mechanism is not the same function as its parallel form, and by how much; None if all are."""
     mechanism, exact = make(name).double(), measure.Place(torch.device("cpu"), torch.float64)
     for case in (Case("causal", 150, 150), Case("bidirectional", 33, 47), Case("wait-k", 40, 300)):
+        if not serving([name], case):
+            continue
         q, k, v = _inputs(case, exact, batch=1)
         expected = _results(mechanism, q, k, v, case, "parallel")
         for form in (*mechanism.forms[1:], "auto"):
             error = _largest_error(_results(mechanism, q, k, v, case, form), expected)
             if not error < PARITY:
                 return f"its {form} form differs from the parallel one by {error:.1e} ({case})"
+    if not serving([name], Case("causal", 20, 20)):
+        return None
     q, k, v = _inputs(Case("causal", 20, 20), exact, batch=1)
     rows = Rows.whole(20).without_lengths()
     with torch.no_grad():
@@ -142,7 +156,7 @@ def times(case: Case, names: list[str], place: measure.Place, seconds: float) ->
     """Milliseconds of every form of the mechanisms, and of SDPA in the first row."""
     inputs = _inputs(case, place)
     grad = torch.randn_like(inputs[0])
-    mechanisms = {name: make(name, place.device) for name in names}
+    mechanisms = {name: make(name, place.device) for name in serving(names, case)}
     ways: dict[tuple[str, str], Callable[..., Tensor]] = {(SDPA, SDPA): _sdpa(case, place.device)}
     ways |= {(name, "auto"): way for name, way in peers.find(mechanisms, case.kind, place).items()}
     for name, mechanism in mechanisms.items():
@@ -174,7 +188,7 @@ def steps(length: int, names: list[str], place: measure.Place, seconds: float) -
     device = place.device
     past, row = Rows.whole(length, device=device).without_lengths(), Rows(torch.tensor([[length + 1]], device=device))
     calls = {}
-    for name in ("softmax", *(name for name in names if name != "softmax")):
+    for name in ("softmax", *(name for name in serving(names, case) if name != "softmax")):
         mechanism = make(name, device)
         state = mechanism.update(None, k, v, past)
         token = (x[:, :, :1] for x in (q, k, v))
@@ -188,7 +202,8 @@ def steps(length: int, names: list[str], place: measure.Place, seconds: float) -
 
 def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
     """Peak MiB above the inputs, SDPA in the first row; no rows where that is not known or too little to be seen."""
-    found = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(place)) for name in (SDPA, *names)}
+    systems = (SDPA, *serving(names, case))
+    found = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(place)) for name in systems}
     base = found[SDPA]
     return [
         {

@@ -18,12 +18,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "corpus": ("corpus", "synthesise a small corpus: English-German speech translation, or text to speech"),
     "prepare": (
         "prepare",
-        "prepare a data set: speech translation, translation, language modelling, text to speech",
+        "prepare a data set: speech translation, translation, language modelling, classification, text to speech",
     ),
     "average": ("average", "average the parameters of a training's last or best checkpoints"),
     "score": (
         "score",
-        "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity)",
+        "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity) or "
+        "validate (perplexity of masked subwords, accuracy)",
     ),
     "tts": ("tts", "speak text, phonemes or a manifest with a trained text to speech model"),
     "score-speech": (

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Mapping
 
 from ..audio import SAMPLE_RATE
-from ..data import covost2, ljspeech, mustc, parallel, speech, wikitext
+from ..data import covost2, documents, glue, ljspeech, mustc, parallel, speech, wikitext
 
-HELP = "prepare a data set: speech translation, translation, language modelling, text to speech"
+HELP = "prepare a data set: speech translation, translation, language modelling, classification, text to speech"
 SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2)}
 _ROOTS = {
     "mustc": "MuST-C en-de: holds en-de/data",
@@ -18,31 +18,35 @@ _ROOTS = {
     "wmt14": "WMT 2014: holds {train,valid,test}.LANGUAGE, or the archives of the release",
     "wikitext2": "WikiText-2: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
     "wikitext103": "WikiText-103: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
+    "mlm": "text for masked language models: holds {train,valid,test}.txt or wiki.{train,valid,test}.tokens, a "
+    "sentence a line, an empty line between documents",
+    "glue": "a task of GLUE: holds TASK/*.tsv, where TASK is MNLI, QNLI, QQP or SST-2",
     "ljspeech": "LJSpeech: holds metadata.csv and wavs, or LJSpeech-1.1 with both",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one sub-command per data set."""
+    adders = {
+        **dict.fromkeys(SPEECH, _add_speech),
+        **dict.fromkeys(parallel.DATASETS, _add_parallel),
+        **dict.fromkeys(wikitext.SIZES, _add_wikitext),
+        documents.NAME: _add_documents,
+        glue.NAME: _add_glue,
+        ljspeech.NAME: _add_ljspeech,
+    }
     actions = parser.add_subparsers(metavar="DATASET", required=True)
     for name, root in _ROOTS.items():
         action = actions.add_parser(name, help=root, description=f"prepare {root}")
-        is_lm = name in wikitext.SIZES
-        action.add_argument("root", metavar="ROOT", nargs="?" if is_lm else None, help=root.partition(": ")[2])
+        if name == glue.NAME:
+            action.add_argument("task", metavar="TASK", help=", ".join(glue.TASKS))
+        optional = "?" if name in wikitext.SIZES else None
+        action.add_argument("root", metavar="ROOT", nargs=optional, help=root.partition(": ")[2])
         action.add_argument(
             "--out", required=True, metavar="DIR", help="where to write; the same command again goes on after a break"
         )
         action.set_defaults(dataset=name)
-        if is_lm:
-            _add_wikitext(action)
-        elif name in SPEECH:
-            _add_vocabulary(action, speech.VOCAB_SIZE, "subwords per language")
-            _add_workers(action)
-            action.set_defaults(prepare=_speech)
-        elif name == ljspeech.NAME:
-            _add_ljspeech(action)
-        else:
-            _add_parallel(action, parallel.DATASETS[name])
+        adders[name](action, name)
 
 
 def _add_vocabulary(parser: argparse.ArgumentParser, size: int, what: str) -> None:
@@ -57,7 +61,14 @@ def _add_download(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="fetch the files that ROOT lacks")
 
 
-def _add_parallel(parser: argparse.ArgumentParser, dataset: parallel.ParallelText) -> None:
+def _add_speech(parser: argparse.ArgumentParser, name: str) -> None:
+    _add_vocabulary(parser, speech.VOCAB_SIZE, "subwords per language")
+    _add_workers(parser)
+    parser.set_defaults(prepare=_speech)
+
+
+def _add_parallel(parser: argparse.ArgumentParser, name: str) -> None:
+    dataset = parallel.DATASETS[name]
     parser.add_argument(
         "--pair", default=dataset.pair, metavar="SOURCE-TARGET", help="languages (default: %(default)s)"
     )
@@ -66,7 +77,7 @@ def _add_parallel(parser: argparse.ArgumentParser, dataset: parallel.ParallelTex
     parser.set_defaults(prepare=_parallel)
 
 
-def _add_wikitext(parser: argparse.ArgumentParser) -> None:
+def _add_wikitext(parser: argparse.ArgumentParser, name: str) -> None:
     for split in wikitext.SPLITS:
         parser.add_argument(f"--{split}", metavar="FILE", help=f"the {split} text, instead of the one in ROOT")
     parser.add_argument(
@@ -78,7 +89,27 @@ def _add_wikitext(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(prepare=_wikitext)
 
 
-def _add_ljspeech(parser: argparse.ArgumentParser) -> None:
+def _add_documents(parser: argparse.ArgumentParser, name: str) -> None:
+    _add_vocabulary(parser, documents.VOCAB_SIZE, "subwords, made of the training text")
+    parser.add_argument(
+        "--vocabulary", metavar="DIR",
+        help="cut the text with this vocabulary instead: the result of another `prepare mlm`, or a folder with "
+        "RoBERTa's encoder.json, vocab.bpe and dict.txt",
+    )  # fmt: skip
+    parser.set_defaults(prepare=_documents)
+
+
+def _add_glue(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument(
+        "--vocabulary", required=True, metavar="DIR",
+        help="that of the pre-trained model: the result of `prepare mlm`, or a folder with RoBERTa's encoder.json, "
+        "vocab.bpe and dict.txt",
+    )  # fmt: skip
+    _add_download(parser)
+    parser.set_defaults(prepare=_glue)
+
+
+def _add_ljspeech(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument(
         "--textgrids", metavar="DIR",
         help="Montreal Forced Aligner's ID.TextGrid files: phonemes with durations, instead of espeak-ng's without any",
@@ -130,3 +161,13 @@ def _wikitext(args: argparse.Namespace) -> list[str]:
     summary = wikitext.prepare(args.dataset, args.root, args.out, files, args.train_on_valid, args.download)
     lines = [f"{split}: {count} tokens" for split, count in summary["tokens"].items()]
     return [*lines, f"{summary['words']} words; {summary['unknown_in_test']} of the test text's are not among them"]
+
+
+def _documents(args: argparse.Namespace) -> list[str]:
+    summary = documents.prepare(args.root, args.out, args.vocab_size, args.vocabulary)
+    return [f"{split}: {count} tokens" for split, count in summary.items()]
+
+
+def _glue(args: argparse.Namespace) -> list[str]:
+    summary = glue.prepare(args.task, args.root, args.out, args.vocabulary, args.download)
+    return [f"{split}: {found['examples']} examples; left out: {found['left_out']}" for split, found in summary.items()]

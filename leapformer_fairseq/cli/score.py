@@ -1,10 +1,12 @@
-"""`leapformer score`: quality and latency of a SimulEval run, quality of what fairseq generated, perplexity."""
+"""`leapformer score`: quality and latency of a SimulEval run, quality of what fairseq generated or validated."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
+from ..data.lines import read_lines
 from ..data.wikitext import count_tokens
 from ..errors import LeapformerError
 from ..scoring.generation import score_generation
@@ -12,26 +14,37 @@ from ..scoring.perplexity import score_evaluation
 from ..scoring.report import score_run
 from ..scoring.runlog import UNITS
 from ..scoring.runs import describe_checkpoint
+from ..scoring.validation import score_validation
 from ..signature import signature
 from .output import write_json
 
-HELP = "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity)"
+HELP = (
+    "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity) or "
+    "validate (perplexity of masked subwords, accuracy)"
+)
 _UNITS_OF_SCORES = {
     "BLEU": "",
     "chrF": "",
     "AP": "",
     "perplexity": "",
     "bits": "per token",
+    "accuracy": "%",
 }  # all others are milliseconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument(
-        "output", metavar="OUTPUT", help="the --output folder of simuleval, a generate-*.txt, or the output of eval-lm"
-    )
+        "output", metavar="OUTPUT",
+        help="the --output folder of simuleval, a generate-*.txt, or the output of eval-lm or validate",
+    )  # fmt: skip
     parser.add_argument("--references", metavar="FILE", help="for a generate-*.txt: one detokenised reference per line")
     parser.add_argument("--text", metavar="FILE", help="for the output of eval-lm: the text that was evaluated")
+    parser.add_argument(
+        "--examples",
+        metavar="FILE",
+        help="for the output of validate: the text or labels that were validated, one a line",
+    )
     parser.add_argument("--checkpoint", metavar="FILE", help="the model: how far it was trained is written down, too")
     parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
     parser.add_argument("--unit", choices=UNITS, default="word", help="the run's --eval-latency-unit (default: word)")
@@ -40,25 +53,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the scores as a table. Raises LeapformerError for a folder or option that cannot be scored."""
-    if args.references and args.text:
-        raise LeapformerError("--references is for translations, --text for language models; give one of them")
+    if sum(map(bool, (args.references, args.text, args.examples))) > 1:
+        raise LeapformerError(
+            "--references is for translations, --text for language models, --examples for validate; give one of them"
+        )
     if args.references:
         report = score_generation(args.output, args.references, args.tokenize)
     elif args.text:
         report = score_evaluation(args.output, count_tokens(args.text))
+    elif args.examples:
+        report = score_validation(args.output, sum(1 for _ in read_lines(Path(args.examples))))
     else:
         report = score_run(args.output, args.tokenize, args.unit)
     if args.checkpoint:
         report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature()}
     if args.json:
         write_json(args.json, report)
-    print("\n".join(_lines(report)))
+    counted = "tokens" if args.text else "lines" if args.examples else None
+    print("\n".join(_lines(report, counted)))
     return 0
 
 
-def _lines(report: dict[str, Any]) -> list[str]:
-    if "perplexity" in report["scores"]:
-        lines = [f"{report['n_instances']} tokens"]
+def _lines(report: dict[str, Any], counted: str | None) -> list[str]:
+    if counted:
+        lines = [f"{report['n_instances']} {counted}"]
     else:
         lines = [f"{report['n_instances']} utterances, {report['n_empty']} without output (they have no latency)"]
     width = max(8, *(len(name) for name in report["scores"]))

@@ -58,6 +58,24 @@ def _say_what_is_unreadable() -> None:
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
 
 
+def _let_our_errors_through() -> None:
+    """What one of our models says of a checkpoint that does not fit it, instead of fairseq's guess at the reason."""
+    from fairseq.trainer import Trainer
+
+    load = Trainer.load_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return load(self, *args, **kwargs)
+        except Exception as error:
+            if isinstance(error.__context__, LeapformerError):
+                raise error.__context__ from None
+            raise
+
+    Trainer.load_checkpoint = load_checkpoint
+
+
 PATCHES = (
     Patch(
         "checkpoint-types",
@@ -72,5 +90,12 @@ PATCHES = (
         "fairseq 0.12",
         always,
         _say_what_is_unreadable,
+    ),
+    Patch(
+        "checkpoint-that-does-not-fit",
+        "training from a checkpoint that does not fit ends in a page without what the model said was wrong",
+        "fairseq 0.12",
+        always,
+        _let_our_errors_through,
     ),
 )

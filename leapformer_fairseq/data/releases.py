@@ -29,6 +29,8 @@ WMT14_VALID = "http://data.statmt.org/wmt17/translation-task/dev.tgz"
 WMT14_TEST = "http://www.statmt.org/wmt14/test-full.tgz"
 WIKITEXT = "https://wikitext.smerity.com/wikitext-{size}-v1.zip"
 WIKITEXT_SPLITS = ("train", "valid", "test")
+GLUE = "https://dl.fbaipublicfiles.com/glue/data/{archive}.zip"
+GLUE_ARCHIVES = {"QQP": "QQP-clean", "QNLI": "QNLIv2"}  # others are called like their task
 
 _SEGMENT = re.compile(r"<seg[^>]*>\s*(.*?)\s*</seg>")
 _TITLE = re.compile(r"</?(?:title|description)>")
@@ -93,6 +95,14 @@ def wikitext(root: Path, size: int, download: bool) -> None:
     archive = root / _file_name(url)
     texts: Texts = {name: partial(member_lines, archive, f"wikitext-{size}/{name}") for name in names}
     _provide(root, texts, [url], download)
+
+
+def glue(root: Path, task: str, names: Iterable[str], download: bool) -> None:
+    """ROOT/TASK/{train,dev,test}.tsv of a GLUE task (Wang et al., 2019, arXiv:1804.07461)."""
+    url = GLUE.format(archive=GLUE_ARCHIVES.get(task, task))
+    archive = root / task / _file_name(url)
+    texts: Texts = {name: partial(member_lines, archive, f"{task}/{name}") for name in names}
+    _provide(root / task, texts, [url], download)
 
 
 def _provide(root: Path, texts: Texts, urls: Sequence[str], download: bool) -> None:

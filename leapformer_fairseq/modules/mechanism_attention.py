@@ -6,6 +6,7 @@ keep masks True at real rows inside.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from ..attention import CAUSAL, Mechanism, Projections, Rows, State, Step, Visible
+from ..errors import LeapformerError
 
 IncrementalState = dict[str, Any]
 
@@ -292,13 +294,35 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.compose_weights = need_attn
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Warm start: a checkpoint of another mechanism loads; this one's own parameters keep their initial value."""
+        """Warm start: a checkpoint of another mechanism loads; this one's own parameters keep their initial value.
+
+        Raises LeapformerError for a checkpoint of the same mechanism with other options.
+        """
         prefix = f"{name}.mechanism."
         own = {prefix + key: value for key, value in self.mechanism.state_dict().items()}
         for key in [key for key in state_dict if key.startswith(prefix) and key not in own]:
             del state_dict[key]
         for key, value in own.items():
-            state_dict.setdefault(key, value)
+            found = self._trained(state_dict, key, tied=key.removeprefix(prefix) in self.mechanism.tied)
+            if found is not None and found.shape != value.shape:
+                shapes = f"is {tuple(found.shape)} in the checkpoint and {tuple(value.shape)} in this model"
+                raise LeapformerError(f"{key} {shapes}; {self._remedy()}")
+            state_dict[key] = value if found is None else found
+
+    def _trained(self, state_dict: dict[str, Tensor], key: str, tied: bool) -> Tensor | None:
+        """A parameter in a checkpoint; one that all layers have in common may stand in any of them."""
+        if not tied:
+            return state_dict.get(key)
+        found = [value for other, value in state_dict.items() if _in_any_layer(other) == _in_any_layer(key)]
+        if any(not torch.equal(value, found[0]) for value in found):
+            raise LeapformerError(
+                f"{key} differs between the layers of the checkpoint, in this model they share it; {self._remedy()}"
+            )
+        return found[0] if found else None
+
+    def _remedy(self) -> str:
+        options = ", ".join(option.flag for option in self.mechanism.options)
+        return f"give {self.mechanism.name} the options that it was trained with ({options})"
 
     # The decoder layer asks every self-attention for fairseq's own buffer; this module keeps its state elsewhere.
     def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor]:
@@ -306,6 +330,11 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def extra_repr(self) -> str:
         return f"mechanism={self.mechanism.name}, heads={self.num_heads}, visible={self.visible}"
+
+
+def _in_any_layer(key: str) -> str:
+    """The name of a parameter without the number of its layer, which is the last number in it."""
+    return re.sub(r"\.\d+\.(?!.*\.\d+\.)", ".*.", key)
 
 
 def _keep(padding: Tensor | None) -> Tensor | None:

@@ -18,7 +18,7 @@ from ..errors import LeapformerError
 from ..loading import load_model
 from .heatmaps import Axis
 
-MODELS = ("leapformer_lm", "leapformer_nmt", "leapformer_s2t", "leapformer_simulst")
+MODELS = ("leapformer_lm", "leapformer_mlm", "leapformer_nmt", "leapformer_s2t", "leapformer_simulst")
 MANIFEST = ".tsv"
 
 
@@ -41,7 +41,7 @@ class Example:
     """The arguments of a model's `forward` for one sentence, what its rows are, and what the user should know."""
 
     batch: dict[str, Tensor]
-    read: Axis  # the decoder's rows by the tokens they read,
+    read: Axis | None = None  # the decoder's rows by the tokens they read,
     written: Axis | None = None  # and by those they write
     source: Axis | None = None
     notes: list[str] = field(default_factory=list)
@@ -66,9 +66,9 @@ def load(checkpoint: str, data: str | None = None) -> tuple[Any, Any]:
 def examples(model: Any, task: Any, request: Request) -> Iterator[Example]:
     """The sentences of a request, one after the other.
 
-    Language models read one text per line; translation models a source and a target each, speech models an audio file
-    or the rows of a manifest. Where no target is given it is the model's own translation (greedy search). Raises
-    LeapformerError for input that is missing, empty or not in the model's vocabulary.
+    Language models, masked ones too, read one text per line; translation models a source and a target each, speech
+    models an audio file or the rows of a manifest. Where no target is given it is the model's own translation (greedy
+    search). Raises LeapformerError for input that is missing, empty or not in the model's vocabulary.
     """
     # The end of a sentence, and something before it.
     for option, value, least in (("--lines", request.lines, 1), ("--max-length", request.max_length, 2)):
@@ -76,6 +76,8 @@ def examples(model: Any, task: Any, request: Request) -> Iterator[Example]:
             raise LeapformerError(f"{option} {value}: give at least {least}")
     if not hasattr(model, "encoder"):
         yield from _texts(model, task, request)
+    elif not hasattr(model, "decoder"):
+        yield from _bidirectional_texts(model, task, request)
     elif hasattr(task, "data_cfg"):
         yield from _speech(model, task, request)
     else:
@@ -84,8 +86,7 @@ def examples(model: Any, task: Any, request: Request) -> Iterator[Example]:
 
 # ------------------------------------------------------------------------------------------------ language models
 def _texts(model: Any, task: Any, request: Request) -> Iterator[Example]:
-    if request.target is not None:
-        raise LeapformerError("--target is for translation models, this is a language model; leave it out")
+    _refuse_target(request)
     dictionary, subwords = task.source_dictionary, _subwords(request.subwords)
     first = dictionary.bos() if getattr(task.args, "add_bos_token", False) else dictionary.eos()
     limit = min(request.max_length, model.max_positions())
@@ -94,6 +95,24 @@ def _texts(model: Any, task: Any, request: Request) -> Iterator[Example]:
         tokens = _cut([first, *_encoded(line, dictionary, subwords, notes)], limit, "text", notes)
         batch = {"src_tokens": torch.tensor([tokens]), "src_lengths": torch.tensor([len(tokens)])}
         yield Example(batch, Axis("token", _words(dictionary, tokens)), notes=notes)
+
+
+def _bidirectional_texts(model: Any, task: Any, request: Request) -> Iterator[Example]:
+    """Texts between the marks of their start and end, as in training."""
+    _refuse_target(request)
+    dictionary, subwords = task.source_dictionary, _subwords(request.subwords)
+    limit = min(request.max_length, model.max_positions())
+    for (line,) in _sentences(request):
+        notes: list[str] = []
+        tokens = [dictionary.bos(), *_encoded(line, dictionary, subwords, notes)]
+        tokens = [*_cut(tokens, limit - 1, "text", notes), dictionary.eos()]
+        axis = Axis("token", _words(dictionary, tokens))
+        yield Example({"src_tokens": torch.tensor([tokens])}, source=axis, notes=notes)
+
+
+def _refuse_target(request: Request) -> None:
+    if request.target is not None:
+        raise LeapformerError("--target is for translation models, this is a language model; leave it out")
 
 
 # -------------------------------------------------------------------------------------------------- translation

@@ -21,7 +21,8 @@ from ..errors import LeapformerError
 
 BASELINE = "softmax"
 SMALLER_IS_BETTER = ("perplexity", "bits")
-MEASURES = ("BLEU", "chrF", "perplexity", "bits")  # the first one that a run has is what runs are compared by
+# The first one that a run has is what runs are compared by.
+MEASURES = ("BLEU", "chrF", "accuracy", "perplexity", "bits")
 _FORMATS = {"BLEU": ".2f", "perplexity": ".2f", "bits": ".3f"}
 
 Row = dict[str, Any]
@@ -31,7 +32,10 @@ def describe_checkpoint(path: str | Path) -> dict[str, Any]:
     """How far a training had come, and the number of parameters. Raises LeapformerError when it is no checkpoint."""
     state = load_checkpoint(Path(path))
     extra, history = state.get("extra_state") or {}, state.get("optimizer_history") or [{}]
-    loss, place = extra.get("val_loss"), extra.get("train_iterator") or {}
+    place = extra.get("train_iterator") or {}
+    # Under this name fairseq keeps whatever the best checkpoint is chosen by.
+    chosen_by = ((state.get("cfg") or {}).get("checkpoint") or {}).get("best_checkpoint_metric", "loss")
+    loss = extra.get("val_loss") if chosen_by == "loss" else None
     # After the last batch of an epoch fairseq counts as the next one.
     epoch = place["epoch"] - (place.get("iterations_in_epoch") == 0) if "epoch" in place else None
     return {

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, LinearMechanism, Mechanism, Rows, Visible, build
+from leapformer_fairseq.attention.bounded import BoundedMechanism
 
 NAMES = sorted(MECHANISMS)
 LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism)]
 RECOMPUTING = [name for name in NAMES if "recompute" in MECHANISMS[name].forms]
-# what a mechanism needs to be built at all
-OPTIONS = {"cosformer": {"cosformer_length": 50}}
+BOUNDED = [name for name in NAMES if issubclass(MECHANISMS[name], BoundedMechanism)]
+CONSTANT = [name for name in NAMES if MECHANISMS[name].constant_state]
+# whose weights of all keys are no average
+UNNORMALIZED = ("rope", "abc-linformer", "abc-pool", "abc-random")
+SLOTS = {"abc_slots": 5}
+# what a mechanism needs to be built, or to be tested in all blocks
+OPTIONS = {
+    "cosformer": {"cosformer_length": 50},
+    **{name: SLOTS for name in BOUNDED},
+    "abc-pool": {"abc_slots": 5, "abc_pool_size": 100},
+    "abc-global": {"abc_slots": 5, "abc_global_every": 3},
+}
 SIDES = (None, "left", "right")
 HEADS, DIM, VALUE_DIM = 2, 8, 5
 
@@ -42,10 +55,26 @@ CASES = (
     Case(4, 100, Visible(1, 3)),  # most keys are never seen
     Case(5, 13, Visible(9, 2)),  # k * ratio > S: every query sees everything
 )
+PATTERNS = (CAUSAL, None, Visible(2, 2))
 
 
 def make(name: str, **options: object) -> Mechanism:
     return build(name, DIM, HEADS, **{**OPTIONS.get(name, {}), **options}).double()
+
+
+def serving(visible: Visible | None, names: Sequence[str] = NAMES) -> list[str]:
+    """The mechanisms that are defined for queries that see this much."""
+    return [name for name in names if make(name).objection(visible) is None]
+
+
+def pairs(names: Sequence[str], patterns: Iterable[Any]) -> list[Any]:
+    """Every mechanism with every case or pattern that it serves, as parameters of a test."""
+    found = [(name, one) for name in names for one in patterns]
+    return [
+        pytest.param(name, one, id=f"{name}-{one}")
+        for name, one in found
+        if make(name).objection(one.visible if isinstance(one, Case) else one) is None
+    ]
 
 
 def inputs(queries: int, keys: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:

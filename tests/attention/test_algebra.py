@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from leapformer_fairseq.attention import CAUSAL, Rows, Visible
 
-from .cases import LINEAR, NAMES, difference, inputs, make, run
+from .cases import LINEAR, NAMES, PATTERNS, UNNORMALIZED, difference, inputs, make, pairs, run, serving
 
 FEW = settings(deadline=None, max_examples=30)
 
@@ -77,7 +77,7 @@ def test_cosformer_with_a_huge_length_is_relu():
     assert difference(got, run(make("relu"), qkv, visible=CAUSAL)) < 1e-10
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", serving(None))
 def test_masking_a_key_is_removing_it(name):
     q, k, v = inputs(9, 12)
     keep = torch.ones(2, 12, dtype=torch.bool)
@@ -89,7 +89,7 @@ def test_masking_a_key_is_removing_it(name):
     assert difference(masked, run(mechanism, (q, *removed), key=Rows.whole(9))) < 1e-12
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", serving(CAUSAL))
 def test_padding_on_either_side_changes_nothing(name):
     mechanism, (q, k, v) = make(name), inputs(15, 15)
     alone = run(mechanism, (q[:, :, :10], k[:, :, :10], v[:, :, :10]), visible=CAUSAL)
@@ -112,8 +112,7 @@ def test_rope_sees_differences_of_positions_only(shift, visible):
     assert difference(run(mechanism, qkv, query=shifted, key=shifted, visible=visible), expected) < 1e-9
 
 
-@pytest.mark.parametrize("visible", [CAUSAL, None, Visible(2, 2)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "visible"), pairs(NAMES, PATTERNS))
 def test_weights_times_values_is_the_output(name, visible):
     mechanism, (q, k, v) = make(name), inputs(14, 14)
     weights = mechanism.weights(q, k, visible=visible)
@@ -122,19 +121,19 @@ def test_weights_times_values_is_the_output(name, visible):
         assert not weights[:, :, ~visible.mask(14, 14)].any()
 
 
-# rope rotates the numerator only, so its weights need not sum to 1
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "rope"])
-def test_weights_of_a_query_sum_to_one_above_the_floor(name):
+@pytest.mark.parametrize(("name", "visible"), pairs([n for n in NAMES if n not in UNNORMALIZED], (CAUSAL, None)))
+def test_weights_of_a_query_sum_to_one_above_the_floor(name, visible):
     q, k, _ = inputs(14, 14)
     q[:, :, 3] = -1.0  # a dead query for ReLU maps
     floor = 0.5
     mechanism = make(name, normalizer_floor=floor) if name in LINEAR else make(name)
-    sums = mechanism.weights(q, k, visible=CAUSAL).sum(-1)
+    sums = mechanism.weights(q, k, visible=visible).sum(-1)
     if name in LINEAR:
         low = make(name, normalizer_floor=1e-30)
         low.load_state_dict(mechanism.state_dict())
         fq, fk = low.map_queries(q, Rows.whole(14)).rows(), low.map_keys(k, Rows.whole(14)).rows()
-        normalizer = (fq @ fk.mT).tril().sum(-1)
+        scores = fq @ fk.mT
+        normalizer = (scores if visible is None else scores.tril()).sum(-1)
         expected = normalizer / normalizer.clamp_min(floor)
     else:
         expected = torch.ones_like(sums)
@@ -153,7 +152,12 @@ def test_visible_counts_by_brute_force(lagging, ratio, queries, keys):
 
 
 @FEW
-@given(name=st.sampled_from(NAMES), lagging=st.integers(1, 12), ratio=st.integers(1, 5), queries=st.integers(1, 9))
+@given(
+    name=st.sampled_from(serving(Visible(2))),
+    lagging=st.integers(1, 12),
+    ratio=st.integers(1, 5),
+    queries=st.integers(1, 9),
+)
 def test_wait_k_that_waits_for_everything_is_bidirectional(name, lagging, ratio, queries):
     mechanism, qkv = make(name), inputs(queries, lagging * ratio)
     expected = run(mechanism, qkv)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from leapformer_fairseq.attention import CAUSAL, Rows, Visible, forms, recompute
+from leapformer_fairseq.attention import CAUSAL, Rows, Visible, bounded, forms, recompute
 from leapformer_fairseq.attention.relu import ReLULinear
 
-from .cases import DIM, HEADS, NAMES, RECOMPUTING, VALUE_DIM, difference, inputs, make, run
+from .cases import DIM, HEADS, NAMES, RECOMPUTING, VALUE_DIM, difference, inputs, make, pairs, run
 
 PATTERNS = [CAUSAL, Visible(1, 3), Visible(3, 2)]
 QUERIES, KEYS = 24, 40
@@ -47,10 +47,10 @@ def gradients_agree(mechanism, form):
 @pytest.fixture(autouse=True)
 def short_stretches(monkeypatch):
     monkeypatch.setattr(recompute, "ROWS", 16)
+    monkeypatch.setattr(bounded, "ROWS", 16)
 
 
-@pytest.mark.parametrize("visible", PATTERNS, ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "visible"), pairs(NAMES, PATTERNS))
 def test_nothing_is_seen_too_early(name, visible):
     mechanism = make(name)
     for form in mechanism.forms:

@@ -6,10 +6,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Visible, build
+from leapformer_fairseq.attention import CAUSAL, Visible, build
 
-LINEAR = sorted(name for name in MECHANISMS if name != "softmax")
+from .cases import CONSTANT, Case, pairs
+
 HEADS, DIM = 2, 16
+# room for the longest sequence here
+OPTIONS = {
+    "cosformer": {"cosformer_length": 4000},
+    "abc-linformer": {"abc_max_length": 8192},
+    "abc-pool": {"abc_pool_size": 256},
+    "abc-global": {"abc_global_every": 64},
+}
 
 
 class LargestTensor(TorchDispatchMode):
@@ -27,9 +35,8 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-def largest(name: str, queries: int, keys: int, visible: Visible, form: str = "auto") -> int:
-    options = {"cosformer_length": 4000} if name == "cosformer" else {}
-    mechanism = build(name, DIM, HEADS, **options)
+def largest(name: str, queries: int, keys: int, visible: Visible | None, form: str = "auto") -> int:
+    mechanism = build(name, DIM, HEADS, **OPTIONS.get(name, {}))
     q = torch.randn(1, HEADS, queries, DIM, requires_grad=True)
     k, v = (torch.randn(1, HEADS, keys, DIM, requires_grad=True) for _ in range(2))
     with LargestTensor() as made:
@@ -37,20 +44,19 @@ def largest(name: str, queries: int, keys: int, visible: Visible, form: str = "a
     return made.elements
 
 
-CASES = [(2048, 2048, CAUSAL), (400, 3200, Visible(3, 8))]
+CASES = [Case(2048, 2048, CAUSAL), Case(2048, 2048, None), Case(400, 3200, Visible(3, 8))]
 
 
-@pytest.mark.parametrize(("queries", "keys", "visible"), CASES)
-@pytest.mark.parametrize("name", LINEAR)
-def test_training_makes_no_quadratic_tensor_and_no_outer_product_per_row(name, queries, keys, visible):
-    made = largest(name, queries, keys, visible)
-    assert made < HEADS * queries * keys / 4
-    assert made < HEADS * keys * DIM * DIM / 2
+@pytest.mark.parametrize(("name", "case"), pairs(CONSTANT, CASES))
+def test_training_makes_no_quadratic_tensor_and_no_outer_product_per_row(name, case):
+    made = largest(name, *case)
+    assert made < HEADS * case.queries * case.keys / 4
+    assert made < HEADS * case.keys * DIM * DIM / 2
 
 
-@pytest.mark.parametrize("name", LINEAR)
-def test_the_largest_tensor_grows_linearly(name):
-    small, large = (largest(name, n, n, CAUSAL) for n in (2048, 8192))
+@pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
+def test_the_largest_tensor_grows_linearly(name, visible):
+    small, large = (largest(name, n, n, visible) for n in (2048, 8192))
     assert large <= 4 * small
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from leapformer_fairseq.attention import native
 from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.models.lm import ANY_LENGTH
 
 from .tiny import PLANS, dictionary, make_model
 
@@ -118,8 +120,9 @@ def test_generation_holds_a_state_of_constant_size():
 @pytest.mark.parametrize("plan", PLANS)
 def test_longer_text_than_in_training_can_be_read(plan):
     model = lm(plan)
-    limit = 40 if plan == "cosformer" else 10_000
-    assert model.max_positions() >= limit
+    limit = model.decoder.mechanism_limit()
+    assert model.max_positions() == min(limit, ANY_LENGTH)
+    assert limit == {"cosformer": 40, "abc-linformer": 1024, "abc-pool": 300}.get(plan, sys.maxsize)
     with torch.no_grad():
         assert torch.isfinite(model(tokens(1, 200))[0]).all()
 

@@ -8,9 +8,11 @@ import torch
 from fairseq.models.text_to_speech.tts_transformer import TTSTransformerModel
 from fairseq.speech_generator import AutoRegressiveSpeechGenerator
 
+from leapformer_fairseq.attention import MECHANISMS
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.modules import attentions, state_bytes
+from leapformer_fairseq.modules import attentions
 
+from ..attention.cases import UNNORMALIZED
 from .tiny import PLANS, make_tts, tts_batch
 
 LENGTHS = {"length_predictor": "ratio", "length_ratio": 1.5, "cosformer_length": 0}
@@ -87,12 +89,15 @@ def test_fairseqs_own_model_depends_on_the_batch():
     assert (states[last, 2] - ours[last, 2]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan != "softmax"])
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if MECHANISMS[plan].constant_state])
 @torch.no_grad()
 def test_the_state_does_not_grow(plan):
-    model = make_tts(plan)
-    sizes = [state_bytes(stepwise(model, tts_batch((5, 5), (n, n)))[3]) for n in (3, 30)]
-    assert sizes[0] == sizes[1]
+    model, sizes = make_tts(plan), []
+    ours = [attention for attention in attentions(model.decoder) if attention.mechanism.name == plan]
+    for n in (3, 30):
+        state = stepwise(model, tts_batch((5, 5), (n, n)))[3]
+        sizes.append([attention.memory(state).keys.nbytes() for attention in ours])
+    assert sizes[0] == sizes[1] != []
 
 
 class Data:
@@ -113,7 +118,7 @@ def test_fairseqs_generator_works(plan, tmp_path):
     found = generator.generate(model, sample)
     assert [len(utterance["feature"]) for utterance in found] == [10, 10, 10]  # two frames a step
     assert found[0]["attn"].shape == (9, 10)
-    if plan not in ("relu", "rope"):  # where nothing matches, and where the normalizer has features of its own
+    if plan not in ("relu", *UNNORMALIZED):  # relu: where nothing matches
         torch.testing.assert_close(found[0]["attn"].sum(0), torch.ones(10).double())
     model.decoder.eos_proj.bias.data.fill_(50)
     assert [len(utterance["feature"]) for utterance in generator.generate(model, sample)] == [2, 2, 2]

@@ -15,6 +15,7 @@ import leapformer_fairseq  # noqa: F401  (registers the models)
 from leapformer_fairseq.attention import MECHANISMS
 
 PLANS = sorted(MECHANISMS)
+BLOCKS = {"encoder_self": "encoder-self", "decoder_self": "decoder-self", "decoder_cross": "decoder-cross"}
 SIZES = dict(
     encoder_layers=2,
     decoder_layers=2,
@@ -26,6 +27,8 @@ SIZES = dict(
     input_feat_per_channel=8,
     input_channels=1,
     cosformer_length=40,
+    abc_slots="4/3/5",
+    abc_pool_size="0/100/0",
     dropout=0.1,
 )
 
@@ -38,12 +41,18 @@ def dictionary(symbols: int = 30) -> Dictionary:
 
 
 def make_model(arch: str, plan: str = "leap", seed: int = 0, **options: Any) -> Any:
-    """A float64 model in eval mode, every block with the same plan unless `options` name one."""
-    args = Namespace(arch=arch, **SIZES)
-    for block in ("encoder_self", "decoder_self", "decoder_cross"):
-        setattr(args, f"{block}_attention", plan)
-    vars(args).update(options)
+    """A float64 model in eval mode, every block that the plan can serve with it unless `options` name another.
+
+    A mechanism that is not defined for a block, or for wait-k, leaves it to softmax.
+    """
+    args = Namespace(arch=arch, **{**SIZES, **options})
     ARCH_CONFIG_REGISTRY[arch](args)
+    waits = getattr(args, "waitk_lagging", "offline") != "offline"
+    for argument, block in BLOCKS.items():
+        serves = plan not in MECHANISMS or block in MECHANISMS[plan].blocks
+        prefixes = plan not in MECHANISMS or MECHANISMS[plan].prefixes or not (waits and block == "decoder-cross")
+        setattr(args, f"{argument}_attention", plan if serves and prefixes else "softmax")
+    vars(args).update(options)
     words = dictionary()
     torch.manual_seed(seed)
     task = SimpleNamespace(target_dictionary=words, source_dictionary=words, src_dict=words)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Visible, build
+from leapformer_fairseq.attention import CAUSAL, Rows, Visible, build
 from leapformer_fairseq.modules import MechanismAttention, fork_state
 
+from ..attention.cases import CONSTANT, NAMES, OPTIONS, pairs, serving
+
 T, B, C, H = 7, 3, 16, 2
-PLANS = sorted(MECHANISMS)
+CAUSAL_PLANS = serving(CAUSAL)
 
 
 def adapter(name="softmax", visible=None, cross=False, **options):
     torch.manual_seed(0)
     stock = MultiheadAttention(C, H, self_attention=not cross, encoder_decoder_attention=cross)
-    options = {"cosformer_length": 20, **options} if name == "cosformer" else options
+    options = {**OPTIONS.get(name, {}), **options}
     return stock.double().eval(), MechanismAttention(stock, build(name, C // H, H, **options), visible).double().eval()
 
 
@@ -50,7 +53,7 @@ def test_causal_softmax_equals_the_stock_module_with_a_future_mask():
     torch.testing.assert_close(ours(x, x, x, attn_mask=future)[0], expected)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CAUSAL_PLANS)
 def test_self_attention_steps_and_prompts_equal_the_whole(name):
     _, attention = adapter(name, CAUSAL)
     x = torch.randn(T, B, C).double()
@@ -65,7 +68,7 @@ def test_self_attention_steps_and_prompts_equal_the_whole(name):
             torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CAUSAL_PLANS)
 def test_padded_steps_leave_no_trace(name):
     """A finished hypothesis is fed padding; what it and others say next must not change."""
     _, attention = adapter(name, CAUSAL)
@@ -82,8 +85,7 @@ def test_padded_steps_leave_no_trace(name):
     assert torch.isfinite(out).all()
 
 
-@pytest.mark.parametrize("visible", [None, Visible(2, 3)])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(("name", "visible"), pairs(NAMES, (None, Visible(2, 3))))
 def test_cross_attention_steps_equal_the_whole(name, visible):
     _, attention = adapter(name, visible, cross=True)
     source, target, mask = (
@@ -112,7 +114,26 @@ def test_cross_attention_steps_equal_the_whole(name, visible):
     torch.testing.assert_close(torch.cat(maps, 2), weights, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_a_control_reads_what_the_keys_are_projected_from(cross):
+    """The layer's input, or the encoder's output, which may be of another width."""
+    width = 10 if cross else C
+    stock = MultiheadAttention(C, H, kdim=width, vdim=width, self_attention=not cross, encoder_decoder_attention=cross)
+    mechanism = build("abc-mlp", C // H, H, abc_slots=3, input_dim=width)
+    attention = MechanismAttention(stock, mechanism, None if cross else CAUSAL).double().eval()
+    x, source = torch.randn(T, B, C).double(), torch.randn(9, B, width).double()
+    key = source if cross else x
+    with torch.no_grad():
+        out, _ = attention(x, key, key)
+        q, k, v = attention._q(x), attention._k(key), attention._v(key)
+        rows = replace(Rows.whole(len(key)), inputs=key.transpose(0, 1))
+        expected = attention._out(mechanism(q, k, v, key=rows, visible=None if cross else CAUSAL, form="parallel"))
+        other = attention._out(mechanism(q, k, v, key=replace(rows, inputs=rows.inputs.flip(0)), visible=None))
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    assert (other - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", CAUSAL_PLANS)
 def test_states_follow_reordering_to_a_smaller_batch(name):
     _, attention = adapter(name, CAUSAL)
     x, order = torch.randn(5, B, C).double(), torch.tensor([2, 0])
@@ -127,7 +148,7 @@ def test_states_follow_reordering_to_a_smaller_batch(name):
     torch.testing.assert_close(out[0], expected[-1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CAUSAL_PLANS)
 def test_a_fork_is_independent(name):
     _, attention = adapter(name, CAUSAL)
     x = torch.randn(3, B, C).double()
@@ -144,7 +165,7 @@ def test_a_fork_is_independent(name):
         torch.testing.assert_close(step(1, fork), expected)
 
 
-@pytest.mark.parametrize("name", [n for n in PLANS if n != "softmax"])
+@pytest.mark.parametrize("name", serving(CAUSAL, CONSTANT))
 def test_linear_states_do_not_grow(name):
     _, attention = adapter(name, CAUSAL)
     state, sizes = {}, []
@@ -174,7 +195,7 @@ def stepped(attention, x):
         return torch.cat([attention(row, row, row, incremental_state=state)[0] for row in x.split(1)])
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CAUSAL_PLANS)
 def test_a_changed_weight_is_seen_by_the_next_generation(name):
     _, attention = adapter(name, CAUSAL)
     x = torch.randn(3, B, C).double()
@@ -188,7 +209,7 @@ def test_a_changed_weight_is_seen_by_the_next_generation(name):
     assert (after - before).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CAUSAL_PLANS)
 def test_a_module_that_has_generated_can_be_copied_and_pickled(name):
     _, attention = adapter(name, CAUSAL)
     x = torch.randn(3, B, C).double()

@@ -114,3 +114,104 @@ def test_a_checkpoint_that_lacks_more_than_the_mechanism_does_not_load():
     del state["encoder.transformer_layers.0.self_attn.q_proj.weight"]
     with pytest.raises(RuntimeError, match="q_proj"):
         make_model("leapformer_s2t_tiny", "leap").load_state_dict(state, strict=True)
+
+
+ABC = {"abc_slots": "4/3/5", "encoder_layers": 3}
+
+
+def controls(stack, cross):
+    """The control's weights of all layers."""
+    return [a.mechanism.control_weight for a in attentions(stack) if a.encoder_decoder_attention == cross]
+
+
+def test_a_control_is_tied_over_the_layers_of_a_block():
+    model = make_model("leapformer_s2t_tiny", "abc-mlp", **ABC)
+    blocks = [controls(model.encoder, False), controls(model.decoder, False), controls(model.decoder, True)]
+    assert [(len(block), len(set(block)), len(block[0])) for block in blocks] == [(3, 1, 8), (2, 1, 6), (2, 1, 10)]
+    found = [name for name, _ in model.named_parameters() if "control_weight" in name]
+    assert len(found) == 3, "each is trained once"
+    untied = make_model("leapformer_s2t_tiny", "abc-mlp", abc_untied=True, **ABC)
+    assert len(set(controls(untied.encoder, False))) == 3
+
+
+def test_a_plan_with_gaps_ties_what_is_left():
+    model = make_model("leapformer_s2t_tiny", encoder_self_attention="abc-mlp,softmax,abc-mlp", **ABC)
+    first, _, last = (a.mechanism for a in attentions(model.encoder))
+    assert first.control_weight is last.control_weight
+
+
+def with_encoder(plan, seed, **options):
+    return make_model("leapformer_s2t_tiny", encoder_self_attention=plan, seed=seed, **{**ABC, **options})
+
+
+def loaded(model, checkpoint):
+    model.load_state_dict(dict(checkpoint.state_dict()), strict=True)  # what fairseq does, too
+    return controls(model.encoder, False)
+
+
+@pytest.mark.parametrize("options", [{}, {"abc_untied": True}])
+def test_a_checkpoint_with_a_tied_control_loads(options):
+    """Into a model without ties it is the same function."""
+    trained = with_encoder("abc-mlp", 1)
+    for weight in loaded(with_encoder("abc-mlp", 2, **options), trained):
+        torch.testing.assert_close(weight, trained.encoder.transformer_layers[0].self_attn.mechanism.control_weight)
+
+
+@pytest.mark.parametrize("plan", ["softmax,abc-mlp,softmax", "softmax,softmax,abc-mlp", "abc-mlp,softmax,softmax"])
+def test_a_tied_control_is_found_in_any_layer(plan):
+    trained = with_encoder(plan, 1)
+    (expected,) = {a.mechanism.control_weight for a in attentions(trained.encoder) if a.mechanism.tied}
+    for weight in loaded(with_encoder("abc-mlp", 2), trained):
+        torch.testing.assert_close(weight, expected)
+
+
+def test_a_tied_control_starts_new_where_there_was_none():
+    model = with_encoder("abc-mlp", 2)
+    before = model.encoder.transformer_layers[0].self_attn.mechanism.control_weight.clone()
+    assert all(torch.equal(weight, before) for weight in loaded(model, with_encoder("leap", 1)))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "message"),
+    [
+        ({"abc_slots": 7}, {}, r"control_weight is \(14, 16\) in the checkpoint and \(8, 16\) in this model; give"),
+        ({"abc_untied": True}, {}, "control_weight differs between the layers of the checkpoint, .*--abc-untied"),
+    ],
+)  # fmt: skip
+def test_a_control_of_another_kind_is_refused(theirs, ours, message):
+    with pytest.raises(LeapformerError, match=message) as error:
+        loaded(with_encoder("abc-mlp", 2, **ours), with_encoder("abc-mlp", 1, **theirs))
+    assert "\n" not in str(error.value) and "encoder.transformer_layers.0.self_attn" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder_self_attention": "leap,abc-window"}, "encoder-self attention, layer 1: abc-window cannot be used"),
+        ({"decoder_cross_attention": "abc-dilated"}, "decoder-cross attention, layer 0: abc-dilated .*decoder-self"),
+        ({"decoder_self_attention": "abc-cluster"}, "decoder-self attention, layer 0: abc-cluster .*still to come"),
+        ({"decoder_self_attention": "abc-pool", "abc_pool_size": "0"}, "decoder-self .*--abc-pool-size 0 needs the"),
+        ({"encoder_self_attention": "abc-mlp", "abc_slots": "0"}, "--abc-slots '0': give a whole number"),
+    ],
+)  # fmt: skip
+def test_bounded_mechanisms_refuse_what_they_cannot_serve(options, message):
+    with pytest.raises(LeapformerError, match=message):
+        make_model("leapformer_s2t_tiny", **options)
+
+
+def test_wait_k_needs_a_mechanism_over_prefixes():
+    options = {"waitk_lagging": "3", "decoder_cross_attention": "leap,abc-mlp"}
+    with pytest.raises(LeapformerError, match="layer 1: abc-mlp cannot be used: .*prefixes of wait-k; give --waitk"):
+        make_model("leapformer_simulst_tiny", **options)
+    make_model("leapformer_simulst_tiny", **{**options, "waitk_lagging": "offline"})
+
+
+@pytest.mark.parametrize(("length", "fails"), [(32, False), (40, True)])
+def test_a_source_longer_than_a_table_is_refused_when_it_comes(length, fails):
+    model = make_model("leapformer_s2t_tiny", encoder_self_attention="abc-linformer", abc_max_length=8)
+    batch = speech_batch((length,))
+    if fails:
+        with pytest.raises(LeapformerError, match="abc-linformer was built for 8 tokens and reads 10; cut the text"):
+            model.encoder(**batch)
+    else:
+        model.encoder(**batch)

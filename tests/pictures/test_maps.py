@@ -92,6 +92,20 @@ def test_command_on_a_language_model(lm, tmp_path, capsys):
     assert "decoder-self" in printed.out and "below 0.05" in printed.out and f"4 pictures in {out}" in printed.out
 
 
+def test_command_on_a_masked_language_model(data, tmp_path, capsys):
+    flags = ("--tokens-per-sample", "64", "--encoder-self-attention", "leap,softmax")
+    model = save_checkpoint(data / "mlm.pt", data, "masked_lm", "leapformer_mlm_tiny", *flags)
+    assert run("--path", model, "--input", "w1 <mask> w3", "--out", tmp_path) == 0
+    names = ["encoder-self_layer0_attention", "encoder-self_layer0_reweighting", "encoder-self_layer1_attention"]
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == [*names, "proportions"]
+    (sentence,) = examples(*load(str(model)), Request("w1 <mask> w3 w4 w5", max_length=5))
+    read, same = sentence.axes("encoder-self")
+    assert read.tokens == same.tokens == ["<s>", "w1", "<mask>", "w3", "</s>"]
+    assert "text cut from 6 to 4 tokens" in sentence.notes
+    with pytest.raises(LeapformerError, match="--target is for translation models"):
+        next(examples(*load(str(model)), Request("w1", "w2")))
+
+
 def test_command_without_proportions(lm, tmp_path, capsys):
     assert run("--path", lm, "--input", "w1 w2", "--layer", 1, "--head", 0, "--out", tmp_path) == 0
     assert "No mechanism here has proportions" in capsys.readouterr().out

@@ -1,0 +1,311 @@
+"""Attention with bounded-memory control (ABC): queries read n slots instead of N keys.
+
+Every key and value is written into a memory of n slots, K~ = sum_i phi_i k_i^T and V~ = sum_i phi_i v_i^T, and a query
+reads it with a softmax, o = V~^T softmax(K~ q / sqrt(D)) (Peng et al., 2022, arXiv:2110.02488, section 3). What the
+members of the family have in common is here; they differ in their control phi: what goes into which slot.
+
+A causal query reads the memory of its own prefix. Both halves of that are sums over visible keys as linear attention
+has them (`forms`): the logits with the control in place of the values, the output with the control in place of the
+keys. So training is linear in N, without a tensor of size N x n x D.
+
+Shapes: B batch, H heads, T queries, S keys, n slots, D head dimension, E value dimension, G batch times heads.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import LeapformerError
+from . import forms
+from .base import BLOCKS, Form, Mechanism, State
+from .carried import carried
+from .linear import accumulated
+from .masks import CAUSAL, Rows, Visible
+from .registry import Option
+
+SLOTS = Option(
+    "abc_slots",
+    "32/8/32",
+    "abc: slots of the memory, one number or ENCODER/DECODER/CROSS; a window's are the tokens it sees",
+)
+EMPTY_SLOTS = Option(
+    "abc_empty_slots",
+    "mask",
+    "abc: slots that nothing was written to are left out of the softmax (mask), or take part as zeros, as the paper's "
+    "formula has it (literal)",
+    ("mask", "literal"),
+)
+UNTIED = Option("abc_untied", False, "abc: a learned control of its own in every layer, not one for all of a block")
+
+# Rows read at once in training, over all heads and the batch: few enough for the cache (2,000 to 8,000 do as well).
+ROWS = 8192
+
+
+def per_block(flag: str, value: str | int, block: str | None, least: int) -> int:
+    """The number that holds in `block` (without one: the first) of an option such as 8 or 32/8/32."""
+    try:
+        numbers = [int(number) for number in str(value).split("/")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, len(BLOCKS)) or min(numbers) < least:
+        raise LeapformerError(
+            f"{flag} {value!r}: give a whole number of at least {least}, or one each for {'/'.join(BLOCKS)}, as in "
+            f"{SLOTS.default}"
+        )
+    return numbers[0] if len(numbers) == 1 or block is None else numbers[BLOCKS.index(block)]
+
+
+class BoundedMechanism(Mechanism):
+    """A memory of n slots that is read with a softmax: what all members of the family do alike.
+
+    A subclass says what the memory is made of (`state_class`, `_empty`), how it is written and read (`_update`,
+    `_attend`), and both at once for causal rows (`_extend`); what these get is float32 (float64 for double inputs), and
+    so is the memory. Dropout falls on the slots' weights.
+    """
+
+    forms: ClassVar[tuple[str, ...]] = ("parallel", "chunkwise")
+    prefixes = False
+    state_class: ClassVar[type[State]]
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        *,
+        abc_slots: str | int = "32/8/32",
+        abc_empty_slots: str = "mask",
+        **options: Any,
+    ) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.slots = per_block(SLOTS.flag, abc_slots, self.block, least=1)
+        self.literal = abc_empty_slots == "literal"
+
+    @abstractmethod
+    def _empty(self, rows: int, value_dim: int, like: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of the state before the first key."""
+
+    @abstractmethod
+    def _update(self, memory: Sequence[Tensor], k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, ...]:
+        """The memory after reading more rows; may change the old one in place."""
+
+    @abstractmethod
+    def _attend(self, memory: Sequence[Tensor], q: Tensor, rows: Rows) -> Tensor:
+        """Output of queries that see all of the memory."""
+
+    @abstractmethod
+    def _extend(
+        self, memory: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, rows: Rows, chunk: int | None
+    ) -> tuple[Tensor, ...]:
+        """Causal attention of rows that follow a memory: the output and the tensors of the memory after them."""
+
+    @abstractmethod
+    def _weights(self, q: Tensor, k: Tensor, query: Rows, key: Rows, visible: Visible | None, dropout: float) -> Tensor:
+        """What every key contributes to every query, (B, H, T, S): quadratic, the reference of all else."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        query: Rows | None = None,
+        key: Rows | None = None,
+        visible: Visible | None = None,
+        form: Form = "auto",
+        chunk: int | None = None,
+    ) -> Tensor:
+        q, k, v, query, key, dtype = self._prepared(q, k, v, query, key, visible)
+        with torch.autocast(q.device.type, enabled=False):
+            if form == "parallel":
+                return (self._weights(q, k, query, key, visible, self._dropping()) @ v).to(dtype)
+            if visible is None:
+                return self._attend(self._update(self._memory(None, k, v), k, v, key), q, query).to(dtype)
+            return self._causal(q, k, v, key, chunk).to(dtype)
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        query: Rows | None = None,
+        key: Rows | None = None,
+        visible: Visible | None = None,
+    ) -> Tensor:
+        keys = k.shape[2]
+        q, k, _, query, key, dtype = self._prepared(q, k, k, query, key, visible)
+        with torch.autocast(q.device.type, enabled=False):
+            weights = self._weights(q, k, query, key, visible, 0.0)
+            return F.pad(weights, (0, keys - k.shape[2])).to(dtype)
+
+    def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:
+        with torch.autocast(k.device.type, enabled=False):
+            k, v = accumulated(k), accumulated(v)
+            return self.state_class(*self._update(self._memory(state, k, v), k, v, key))
+
+    def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
+        with torch.autocast(q.device.type, enabled=False):
+            x = accumulated(q)
+            return self._attend(self._memory(state, x, x), x, query).to(q.dtype)
+
+    def extend(self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, State]:
+        q, k, v, _, rows, dtype = self._prepared(q, k, v, rows, rows, CAUSAL)
+        with torch.autocast(q.device.type, enabled=False):
+            memory = self._memory(state, k, v)
+            if q.shape[2] == 1:
+                memory = self._update(memory, k, v, rows)
+                return self._attend(memory, q, rows).to(dtype), self.state_class(*memory)
+            out, *after = self._extend(memory, q, k, v, rows, None)
+            return out.to(dtype), self.state_class(*after)
+
+    def _prepared(
+        self, q: Tensor, k: Tensor, v: Tensor, query: Rows | None, key: Rows | None, visible: Visible | None
+    ) -> tuple[Tensor, Tensor, Tensor, Rows, Rows, torch.dtype]:
+        """Inputs in the precision of the sums, with their rows, and the precision they came in.
+
+        The rows of causal queries are those of the keys; keys that no query sees are cut off.
+        """
+        objection = self.objection(visible)
+        if objection is not None:
+            raise LeapformerError(f"{self.name} attention cannot be used like this: {objection}")
+        queries, keys = q.shape[2], k.shape[2]
+        key = key or Rows.whole(keys, device=k.device)
+        if visible is not None:
+            if queries > keys:
+                raise LeapformerError(
+                    f"{self.name} attention of {queries} causal queries over {keys} keys; give as many of both"
+                )
+            if queries < keys:
+                k, v, key = k[:, :, :queries], v[:, :, :queries], key.narrow(0, queries)
+            query = key
+        query = query or Rows.whole(queries, device=q.device)
+        return accumulated(q), accumulated(k), accumulated(v), query, key, v.dtype
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, chunk: int | None) -> Tensor:
+        """Causal attention in stretches; what happens inside one is not kept for the backward pass but done again."""
+        size, first = self._stretch(q, chunk), self._empty(len(q), v.shape[3], q)
+        if q.shape[2] <= size:
+            return self._extend(first, q, k, v, rows, chunk)[0]
+
+        def run(memory: Sequence[Tensor], parts: Sequence[Tensor], start: int) -> tuple[Tensor, ...]:
+            q, k, v, *inputs = parts
+            here = replace(rows.narrow(start, start + size), inputs=inputs[0].squeeze(1) if inputs else None)
+            return self._extend(memory, q, k, v, here, chunk)
+
+        inputs = () if rows.inputs is None else (rows.inputs.unsqueeze(1),)
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return carried(run, first, (q, k, v, *inputs), parameters, size, random=self._dropping() > 0)
+
+    def _stretch(self, q: Tensor, chunk: int | None) -> int:
+        """How many rows to read at once."""
+        chunk = chunk or forms.default_chunk(CAUSAL)
+        return max(1, ROWS // (q.shape[0] * q.shape[1] * chunk)) * chunk
+
+    def _memory(self, state: State | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of a state, which must be of this mechanism; without one those before the first key."""
+        if state is None:
+            return self._empty(len(k), v.shape[3], k)
+        if not isinstance(state, self.state_class):
+            raise TypeError(f"a {type(state).__name__} does not belong to this mechanism")
+        return tuple(state.tensors().values())
+
+    def _dropping(self) -> float:
+        return self.dropout if self.training else 0.0
+
+
+def read(logits: Tensor, empty: Tensor | None, dropout: float) -> Tensor:
+    """Weights of the slots: a softmax that leaves out the `empty` ones. Where all are, any weights do: they hold 0."""
+    if empty is not None:
+        logits = logits.masked_fill(empty, torch.finfo(logits.dtype).min)
+    weights = logits.softmax(-1)
+    return F.dropout(weights, dropout) if dropout else weights
+
+
+@dataclass
+class SlotState(State):
+    """A memory of sums: K~ (B, H, D, n), V~ (B, H, n, E), and the sum of the control in each slot, (B, H, n)."""
+
+    keys: Tensor
+    values: Tensor
+    mass: Tensor
+
+
+class SlotSums(BoundedMechanism):
+    """Members whose memory is a sum over the keys, K~ = sum_i phi_i k_i^T, with a control phi_i = alpha_i or
+    phi_i = alpha_i / sum_j alpha_j, element by element.
+
+    The quotient is taken when the memory is read, which makes the causal one linear in time (appendix B.1): over the
+    keys so far there, over all keys in a bidirectional block.
+    """
+
+    state_class = SlotState
+    #: whether the control is divided by its sum in each slot
+    normalized: bool = False
+    #: the least that it is divided by
+    floor: float = 1.0
+    #: whether a slot can be empty when something has been read
+    gaps: bool = True
+
+    @abstractmethod
+    def control(self, k: Tensor, rows: Rows) -> Tensor:
+        """What rows (B, H, S, D) write into every slot, alpha: (B or 1, H or 1, S, n); the caller masks padding."""
+
+    def _control(self, k: Tensor, rows: Rows) -> Tensor:
+        alpha = self.control(k, rows)
+        if rows.keep is not None:
+            alpha = alpha * rows.keep[:, None, :, None].to(alpha.dtype)
+        return alpha.expand(*k.shape[:3], self.slots)
+
+    def _read(self, logits: Tensor, mass: Tensor, dropout: float) -> Tensor:
+        """Weights (.., T, n) of the sums in V~, from the products of queries and the sums in K~."""
+        empty = mass <= 0 if self.gaps and not self.literal else None
+        if not self.normalized:
+            return read(logits, empty, dropout)
+        total = mass.clamp_min(self.floor)
+        return read(logits / total, empty, dropout) / total
+
+    def _scaled(self, q: Tensor) -> Tensor:
+        return q * self.head_dim**-0.5
+
+    def _weights(self, q: Tensor, k: Tensor, query: Rows, key: Rows, visible: Visible | None, dropout: float) -> Tensor:
+        alpha = self._control(k, key)
+        scores = forms.scores_of(self._scaled(q), k)
+        if visible is None:
+            return self._read(scores @ alpha, alpha.sum(2, keepdim=True), dropout) @ alpha.mT
+        return (self._read(scores.tril() @ alpha, alpha.cumsum(2), dropout) @ alpha.mT).tril()
+
+    def _empty(self, rows: int, value_dim: int, like: Tensor) -> tuple[Tensor, ...]:
+        shapes = ((self.head_dim, self.slots), (self.slots, value_dim), (self.slots,))
+        return tuple(accumulated(like).new_zeros(rows, self.num_heads, *shape) for shape in shapes)
+
+    def _extend(
+        self, memory: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, rows: Rows, chunk: int | None
+    ) -> tuple[Tensor, ...]:
+        q, k, v, alpha, *memory = (x.flatten(0, 1) for x in (self._scaled(q), k, v, self._control(k, rows), *memory))
+        keys, values, before = memory
+        logits, keys = forms.chunk_sums(q, k, alpha, keys, chunk=chunk)
+        mass = alpha.cumsum(1) + before.unsqueeze(1)
+        out, values = forms.chunk_sums(self._read(logits, mass, self._dropping()), alpha, v, values, chunk=chunk)
+        return tuple(x.unflatten(0, (-1, self.num_heads)) for x in (out, keys, values, mass[:, -1].clone()))
+
+    def _update(self, memory: Sequence[Tensor], k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, ...]:
+        keys, values, mass = memory
+        alpha = self._control(k, rows)
+        return _added(keys, k.mT, alpha), _added(values, alpha.mT, v), mass + alpha.sum(2)
+
+    def _attend(self, memory: Sequence[Tensor], q: Tensor, rows: Rows) -> Tensor:
+        keys, values, mass = memory
+        return self._read(self._scaled(q) @ keys, mass.unsqueeze(2), self._dropping()) @ values
+
+
+def _added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The total and a @ b; in place where no gradient is wanted, for one row without new memory."""
+    if torch.is_grad_enabled():
+        return total + a @ b
+    return total.addcmul_(a, b) if a.shape[-1] == 1 else total.add_(a @ b)

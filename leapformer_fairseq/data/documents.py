@@ -1,0 +1,84 @@
+"""Plain text for masked language models: a sentence a line, an empty line between documents.
+
+OUT/{train,valid,test}.txt are cut into subwords, for `fairseq-preprocess --only-source` with the dictionary
+OUT/dict.txt; OUT is the vocabulary, too, that a fine-tuned model's data is cut with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from ..errors import LeapformerError
+from . import prepared
+from .lines import find_text, read_lines, write_text
+from .text import tidy
+from .vocabulary import copy_vocabulary, encoded, load_vocabulary, make_vocabulary
+from .wikitext import count_tokens
+
+NAME = "mlm"
+SPLITS = ("train", "valid", "test")
+VOCAB_SIZE = 8_000
+
+
+def prepare(
+    root: str | Path, out: str | Path, vocab_size: int = VOCAB_SIZE, vocabulary: str | Path | None = None
+) -> prepared.Summary:
+    """Prepare the text in `root` in `out`; what is finished there is not done again.
+
+    The subwords are made from the training text, or those of the folder `vocabulary`. Returns the tokens (subwords and
+    ends of lines) by split. Raises LeapformerError for missing or empty files, a folder that is no vocabulary, and an
+    `out` with other data in it.
+    """
+    root, out = Path(root).absolute(), Path(out).absolute()
+    given = None if vocabulary is None else str(Path(vocabulary).absolute())
+    options = {"dataset": NAME, "vocab_size": vocab_size if given is None else None, "vocabulary": given}
+    if (out / prepared.STATE).is_file() and (summary := prepared.begin(out, options)) is not None:
+        return summary
+    files = _find(root)
+    cut = None if given is None else load_vocabulary(given)
+    prepared.begin(out, options)
+    if cut is None:
+        make_vocabulary(out, partial(_sentences, files["train"]), vocab_size)
+        cut = load_vocabulary(out)
+    else:
+        copy_vocabulary(given, out)
+    for split, path in files.items():
+        write_text(out / f"{split}.txt", encoded(_sentences(path), cut))
+    summary = {split: count_tokens(out / f"{split}.txt") for split in SPLITS}
+    for split, count in summary.items():
+        if not count:
+            raise LeapformerError(f"{files[split]} holds no text; check the file")
+    prepared.finish(out, options, summary)
+    return summary
+
+
+def _find(root: Path) -> dict[str, Path]:
+    if not root.is_dir():
+        raise LeapformerError(f"{NAME} root {root} is not a folder; check the path")
+    found = {}
+    for split in SPLITS:
+        names = [f"{split}.txt", f"wiki.{split}.tokens"]
+        path = find_text(root, names)
+        if path is None:
+            raise LeapformerError(f"{root} holds no {' and no '.join(names)}, nor with .gz; check the folder")
+        found[split] = path
+    return found
+
+
+def _sentences(path: Path) -> Iterator[str]:
+    return _single_breaks(tidy(line) for line in read_lines(path))
+
+
+def _single_breaks(lines: Iterable[str]) -> Iterator[str]:
+    """Lines with one empty line between documents, none at the start, none at the end."""
+    pending = started = False
+    for line in lines:
+        if line:
+            if pending:
+                yield ""
+            yield line
+            pending, started = False, True
+        else:
+            pending = started

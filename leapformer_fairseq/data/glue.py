@@ -1,0 +1,166 @@
+"""The larger classification tasks of GLUE (Wang et al., 2019, arXiv:1804.07461) for fairseq's sentence_prediction.
+
+OUT/input0/SPLIT, and OUT/input1/SPLIT for pairs, hold sentences cut into subwords, OUT/label/SPLIT their labels; the
+splits are train, valid and test, of MNLI also valid1 and test1 (mismatched). OUT/dict.txt and OUT/label/dict.txt are
+the dictionaries. The test sets have no labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import LeapformerError
+from . import prepared, releases
+from .lines import find_text, read_lines, write_text
+from .text import tidy
+from .vocabulary import DICTIONARY, copy_vocabulary, encoded, load_vocabulary
+
+NAME = "glue"
+_FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
+_MNLI_FILES = {
+    "train": "train.tsv",
+    "valid": "dev_matched.tsv",
+    "valid1": "dev_mismatched.tsv",
+    "test": "test_matched.tsv",
+    "test1": "test_mismatched.tsv",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: the columns of its sentences and of its labels, which labels there are, and its files by split.
+
+    Where the release is `ragged` it has lines with fields missing, which nobody uses; elsewhere they are errors.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    files: Mapping[str, str]
+    ragged: bool = False
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "MNLI",
+            ("sentence1", "sentence2"),
+            "gold_label",
+            ("contradiction", "neutral", "entailment"),
+            _MNLI_FILES,
+        ),
+        Task("QNLI", ("question", "sentence"), "label", ("entailment", "not_entailment"), _FILES),
+        Task("QQP", ("question1", "question2"), "is_duplicate", ("0", "1"), _FILES, ragged=True),
+        Task("SST-2", ("sentence",), "label", ("0", "1"), _FILES),
+    )
+}
+
+
+class Example(NamedTuple):
+    """One or two sentences and their label; None where the labels are not public."""
+
+    sentences: tuple[str, ...]
+    label: str | None
+
+
+def prepare(
+    name: str, root: str | Path, out: str | Path, vocabulary: str | Path, download: bool = False
+) -> prepared.Summary:
+    """Prepare the task `name` of the GLUE folder `root`, which holds {name}/train.tsv and so on, in `out`.
+
+    `vocabulary` is that of the pre-trained model. Returns, by split, how many examples there are, and how many lines
+    were left out. Raises LeapformerError for an unknown task, for missing and damaged files, a folder that is no
+    vocabulary, and an `out` with other data in it.
+    """
+    task = find_task(name)
+    root, out, vocabulary = (Path(path).absolute() for path in (root, out, vocabulary))
+    options = {"dataset": NAME, "task": name, "vocabulary": str(vocabulary)}
+    if (out / prepared.STATE).is_file() and (summary := prepared.begin(out, options)) is not None:
+        return summary
+    files = _find(task, root, download)
+    cut = load_vocabulary(vocabulary)
+    prepared.begin(out, options)
+    copy_vocabulary(vocabulary, out)
+    folders = [f"input{place}" for place in range(len(task.inputs))]
+    for folder in (*folders, "label"):
+        (out / folder).mkdir(exist_ok=True)
+    write_text(out / "label" / DICTIONARY, (f"{label} 1" for label in task.labels))
+    summary = {}
+    for split, path in files.items():
+        labelled = not split.startswith("test")
+        examples, left_out = read_examples(path, task, labelled)
+        for place, folder in enumerate(folders):
+            write_text(out / folder / split, encoded((tidy(one.sentences[place]) for one in examples), cut))
+        if labelled:
+            write_text(out / "label" / split, (str(one.label) for one in examples))
+        summary[split] = {"examples": len(examples), "left_out": left_out}
+    prepared.finish(out, options, summary)
+    return summary
+
+
+def find_task(name: str) -> Task:
+    """A task by name; an unknown one raises LeapformerError with the choices."""
+    if name not in TASKS:
+        raise LeapformerError(f"unknown GLUE task {name!r}; choose from: {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def read_examples(path: Path, task: Task, labelled: bool = True) -> tuple[list[Example], int]:
+    """The examples of a file of the release, as they are, and the number of lines left out because fields are missing.
+
+    Quotation marks are text there: only tabs part fields, only line feeds end lines. Raises LeapformerError for other
+    columns than the task's, for lines with other fields than the header, and for labels that the task does not have.
+    """
+    lines = (line.removesuffix("\r").split("\t") for line in read_lines(path))
+    header = next(lines, [""])
+    places = [_column(path, task, header, name) for name in task.inputs]
+    label_place = _column(path, task, header, task.label) if labelled else None
+    examples, left_out = [], 0
+    for number, fields in enumerate(lines, 2):
+        if len(fields) != len(header):
+            if not task.ragged:
+                raise LeapformerError(
+                    f"{path}, line {number}: {len(fields)} fields, {len(header)} in the header; download it again"
+                )
+            left_out += 1
+            continue
+        label = None if label_place is None else fields[label_place]
+        if label is not None and label not in task.labels:
+            raise LeapformerError(
+                f"{path}, line {number}: label {label!r}, but {task.name} has {', '.join(task.labels)}; "
+                "download it again"
+            )
+        examples.append(Example(tuple(fields[place] for place in places), label))
+    if not examples:
+        raise LeapformerError(f"{path} holds no examples; download it again")
+    return examples, left_out
+
+
+def _column(path: Path, task: Task, header: Sequence[str], name: str) -> int:
+    if name in header:
+        return header.index(name)
+    remedy = f"is it the {task.name} of GLUE?"
+    if name == task.label:
+        remedy += " Its test sets have no labels, and cannot train or validate"
+    raise LeapformerError(f"{path} has no column {name} but {', '.join(header) or 'none'}; {remedy}")
+
+
+def _find(task: Task, root: Path, download: bool) -> dict[str, Path]:
+    """The file of every split; test sets may be missing."""
+    if not root.is_dir() and not download:
+        raise LeapformerError(f"{NAME} root {root} is not a folder; check the path")
+    releases.glue(root, task.name, task.files.values(), download)
+    found = {}
+    for split, name in task.files.items():
+        path = find_text(root / task.name, [name])
+        if path is not None:
+            found[split] = path
+        elif not split.startswith("test"):
+            wanted = root / task.name / name
+            raise LeapformerError(f"no file {wanted}, nor with .gz; check the data folder, or let --download fetch it")
+    return found

@@ -1,0 +1,71 @@
+"""How text is cut into subwords for models that are pre-trained and fine-tuned on different data with one vocabulary.
+
+A vocabulary is a folder: dict.txt, fairseq's dictionary, and either spm.model, a sentencepiece model of ours, or
+encoder.json and vocab.bpe, the byte pairs of GPT-2 that the released RoBERTa was trained with.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import sentencepiece
+
+from ..errors import LeapformerError
+from .manifests import train_subwords
+
+DICTIONARY = "dict.txt"
+LINES = 2_000_000  # as many lines, spread over all of them, are enough to find subwords
+_SENTENCEPIECE, _GPT2 = ("spm.model",), ("encoder.json", "vocab.bpe")
+
+Cut = Callable[[str], Iterable[object]]  # a line to its subwords
+
+
+def make_vocabulary(folder: Path, read: Callable[[], Iterator[str]], size: int) -> None:
+    """A vocabulary of at most `size` byte pairs from the lines that `read` reads, as often as it is called.
+
+    Raises LeapformerError when there is no text, or no room for its letters.
+    """
+    every = math.ceil(sum(1 for _ in read()) / LINES) or 1
+    prefix = folder / "spm"
+    train_subwords(prefix, (line for line in islice(read(), 0, None, every) if line), size, "bpe")
+    prefix.with_suffix(".txt").replace(folder / DICTIONARY)
+
+
+def copy_vocabulary(source: str | Path, folder: Path) -> None:
+    """The vocabulary `source`, in `folder` too. Raises LeapformerError when it is none."""
+    for name in (DICTIONARY, *_files(Path(source))):
+        shutil.copyfile(Path(source, name), folder / name)
+
+
+def load_vocabulary(folder: str | Path) -> Cut:
+    """What cuts a line into the vocabulary's subwords. Raises LeapformerError when a file is missing or damaged."""
+    paths = [str(Path(folder, name)) for name in _files(Path(folder))]
+    try:
+        if len(paths) == 1:
+            processor = sentencepiece.SentencePieceProcessor(model_file=paths[0])
+            return lambda line: processor.encode(line, out_type=str)
+        from fairseq.data.encoders.gpt2_bpe_utils import get_encoder  # a slow import, needed by few
+
+        return get_encoder(*paths).encode
+    except (OSError, RuntimeError, ValueError) as error:
+        raise LeapformerError(f"the vocabulary {folder} cannot be read ({error}); make or download it again") from error
+
+
+def encoded(lines: Iterable[str], cut: Cut) -> Iterator[str]:
+    """Lines as `fairseq-preprocess` reads them, with blanks between the subwords."""
+    return (" ".join(map(str, cut(line))) for line in lines)
+
+
+def _files(folder: Path) -> tuple[str, ...]:
+    """The names of the files that cut text."""
+    for names in (_SENTENCEPIECE, _GPT2):
+        if all((folder / name).is_file() for name in (DICTIONARY, *names)):
+            return names
+    raise LeapformerError(
+        f"{folder} holds no vocabulary: {DICTIONARY} and {' '.join(_SENTENCEPIECE)}, as `leapformer prepare mlm` makes "
+        f"them, or {DICTIONARY}, {' and '.join(_GPT2)} of RoBERTa; check the path"
+    )

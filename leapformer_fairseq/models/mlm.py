@@ -1,0 +1,128 @@
+"""Masked language models in the way of RoBERTa with any attention plan in the encoder, and classification on top.
+
+Liu et al., 2019, RoBERTa (arXiv:1907.11692). ABC (arXiv:2110.02488) and Luna (arXiv:2106.01540) have their attention
+pre-trained like this, and compare it on GLUE.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.roberta import RobertaEncoder, RobertaModel
+from fairseq.models.roberta.model import base_architecture
+from torch import Tensor, nn
+
+from ..errors import LeapformerError
+from ..modules import add_attention_args, fill_attention_args, swap_attention
+
+POOLINGS = ("cls", "mean")
+
+
+class Encoder(RobertaEncoder):
+    """fairseq's RoBERTa encoder with its output layer over the vocabulary."""
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers, under the name that every other encoder has for them."""
+        return self.sentence_encoder.layers
+
+
+@register_model("leapformer_mlm")
+class LeapformerMaskedLanguageModel(RobertaModel):
+    """A masked language model with a mechanism per layer, for masked_lm, sentence_prediction and sentence_ranking.
+
+    Every flag of fairseq's `roberta` is there, too, and its checkpoints load, the released ones as well
+    (`--finetune-from-model`, `--restore-file`): only `*.mechanism.*` is new.
+    """
+
+    def __init__(self, args: Namespace, encoder: Encoder) -> None:
+        super().__init__(args, encoder)
+        # Last of all: RoBERTa initialises every linear layer that it finds, mechanisms have ways of their own.
+        swap_attention(encoder, "encoder", args)
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        RobertaModel.add_args(parser)
+        add_attention_args(parser, ("encoder",))
+        parser.add_argument(
+            "--pooling",
+            choices=POOLINGS,
+            help="what a sentence's classes are told from: the state of its first token (cls), as in RoBERTa, or the "
+            "mean over all of its tokens (default: cls)",
+        )
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any) -> LeapformerMaskedLanguageModel:
+        # What a preset or an older checkpoint left open.
+        leapformer_mlm(args)
+        if getattr(args, "mha_heads_to_keep", -1) != -1:
+            raise LeapformerError("--mha-heads-to-keep: heads of a mechanism cannot be pruned; leave the flag out")
+        return cls(args, Encoder(args, task.source_dictionary))
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        classification_head_name: str | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Scores (B, T, V) of the vocabulary, (M, V) of the M `masked_tokens` alone, (B, T, C) or (B, classes)."""
+        if classification_head_name is None or self.args.pooling == "cls":
+            return super().forward(src_tokens, features_only, return_all_hiddens, classification_head_name, **options)
+        features, extra = self.encoder(src_tokens, True, return_all_hiddens, **options)
+        padding = src_tokens.eq(self.encoder.dictionary.pad()).unsqueeze(-1)
+        mean = features.masked_fill(padding, 0).sum(1, keepdim=True) / (~padding).sum(1, keepdim=True)
+        # The head looks at the first position.
+        return self.classification_heads[classification_head_name](mean), extra
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        _split_projections(state_dict)
+        super().upgrade_state_dict_named(state_dict, name)
+        own = self.state_dict()
+        wrong = [key for key in own.keys() & state_dict.keys() if own[key].shape != state_dict[key].shape]
+        if wrong:
+            key = min(wrong)
+            raise LeapformerError(
+                f"the checkpoint's {key} is {tuple(state_dict[key].shape)}, this model's {tuple(own[key].shape)}; use "
+                "the vocabulary (dict.txt), the --arch and the --max-positions (--tokens-per-sample) of its training"
+            )
+
+
+def _split_projections(state_dict: dict[str, Tensor]) -> None:
+    """Queries, keys and values of checkpoints that are as old as the released RoBERTa are projected by one matrix."""
+    for key in [key for key in state_dict if ".in_proj_" in key]:
+        for side, part in zip("qkv", state_dict.pop(key).chunk(3), strict=True):
+            state_dict[key.replace(".in_proj_", f".{side}_proj.")] = part
+
+
+@register_model_architecture("leapformer_mlm", "leapformer_mlm")
+def leapformer_mlm(args: Namespace) -> None:
+    """RoBERTa-base, as in the ABC and Luna papers: 12 layers, 768 wide, feed-forward 3,072, 12 heads."""
+    fill_attention_args(args)
+    args.pooling = getattr(args, "pooling", None) or "cls"
+    if getattr(args, "max_positions", None) is None:  # --task sentence_ranking needs a number, too
+        args.max_positions = getattr(args, "tokens_per_sample", None) or 512
+    base_architecture(args)
+
+
+@register_model_architecture("leapformer_mlm", "leapformer_mlm_small")
+def leapformer_mlm_small(args: Namespace) -> None:
+    """For two CPU cores: 4 layers, 256 wide, 4 heads."""
+    _sizes(args, layers=4, width=256, heads=4)
+
+
+@register_model_architecture("leapformer_mlm", "leapformer_mlm_tiny")
+def leapformer_mlm_tiny(args: Namespace) -> None:
+    """For tests: 2 layers, 64 wide, 2 heads."""
+    _sizes(args, layers=2, width=64, heads=2)
+
+
+def _sizes(args: Namespace, layers: int, width: int, heads: int) -> None:
+    args.encoder_layers = getattr(args, "encoder_layers", layers)
+    args.encoder_embed_dim = getattr(args, "encoder_embed_dim", width)
+    args.encoder_ffn_embed_dim = getattr(args, "encoder_ffn_embed_dim", 4 * width)
+    args.encoder_attention_heads = getattr(args, "encoder_attention_heads", heads)
+    leapformer_mlm(args)
