@@ -83,7 +83,7 @@ def test_the_aim_is_that_of_the_fully_linear_plan(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("sofmax", "unknown attention mechanism 'sofmax'; choose from: cosformer"),
+        ("sofmax", "unknown attention mechanism 'sofmax'; choose from: abc-cluster"),
         ("leap/sofmax/leap", "unknown attention mechanism 'sofmax'"),
         ("leap//leap", "unknown attention mechanism ''"),
         ("leap/relu", "plan 'leap/relu' names 2 blocks; give encoder/decoder/cross"),

@@ -38,8 +38,13 @@ LAYERS, WIDTH, FFN, HEADS = 6, 256, 1024, 8
 FAIRSEQ, TORCH = "fairseq", "leap (torch)"
 SECONDS = 6.0  # per case
 PARITY = 1e-10
-COSFORMER_LENGTH = 8192
-MECHANISMS_MEASURED = tuple(sorted(set(MECHANISMS) - {"softmax"}))  # by default; softmax is always there
+# room for the longest case
+LENGTHS_HELD = {"cosformer_length": 8192, "abc_max_length": 8192, "abc_pool_size": "0/1024/0"}
+DECODER = {"decoder-self", "decoder-cross"}
+# by default; softmax is always there
+MECHANISMS_MEASURED = tuple(
+    sorted(name for name, mechanism in MECHANISMS.items() if name != "softmax" and set(mechanism.blocks) >= DECODER)
+)
 TITLE = "Decoding: speed and state"
 TABLES = (
     Table("A token of the whole decoder: times as fast as fairseq", "decoders", "ratio", "ms", FAIRSEQ),
@@ -172,7 +177,7 @@ def make(name: str, place: measure.Place, layers: int = LAYERS) -> Any:
     )
     base_architecture(args)
     fill_attention_args(args)
-    args.cosformer_length = COSFORMER_LENGTH
+    vars(args).update(LENGTHS_HELD)
     config = TransformerConfig.from_namespace(args)
     words = Dictionary()
     for i in range(30):

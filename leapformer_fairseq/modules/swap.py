@@ -153,6 +153,9 @@ def load_component(component: nn.Module, kind: str, path: str) -> None:
     own = component.state_dict()
     new = [name for name in own if name not in found]
     extra = [name for name in found if name not in own]
+    for name, part in component.named_modules():
+        if isinstance(part, MechanismAttention):
+            part.upgrade_state_dict_named(found, name)
     wrong = [n for n in new if ".mechanism." not in n] + [
         n for n in extra if ".mechanism." not in n and "ctc_proj" not in n
     ]

@@ -81,6 +81,16 @@ def test_an_encoder_starts_warm_from_any_mechanism(old, new, checkpoint):
         assert name in theirs or ".mechanism." in name
 
 
+def test_an_encoder_takes_a_tied_control_from_any_layer(checkpoint):
+    teacher = with_encoder("softmax,abc-mlp,softmax", 1)
+    student = with_encoder("abc-mlp", 2)
+    load_component(student.encoder, "encoder", checkpoint(teacher))
+    (expected,) = {a.mechanism.control_weight for a in attentions(teacher.encoder) if a.mechanism.tied}
+    torch.testing.assert_close(controls(student.encoder, False)[0], expected)
+    with pytest.raises(LeapformerError, match="differs between the layers of the checkpoint"):
+        load_component(student.encoder, "encoder", checkpoint(with_encoder("abc-mlp", 1, abc_untied=True)))
+
+
 def test_a_component_of_another_size_is_refused(checkpoint):
     path = checkpoint(make_model("leapformer_s2t_tiny", encoder_layers=3))
     with pytest.raises(LeapformerError, match="does not fit this model"):

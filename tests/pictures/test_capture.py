@@ -15,6 +15,7 @@ from leapformer_fairseq.pictures.capture import capture, choose
 from leapformer_fairseq.pictures.heatmaps import Axis, draw_attention, draw_reweighting
 from leapformer_fairseq.pictures.proportions import Proportions, saturation
 
+from ..attention.cases import UNNORMALIZED
 from ..models.tiny import PLANS, make_model, speech_batch, target_prefix
 from .images import pixels
 
@@ -77,12 +78,12 @@ def test_reweighting_of_cosformer_is_that_of_relative_positions():
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_rows_sum_to_one_but_for_rope(plan):
+def test_rows_sum_to_one_where_they_are_averages(plan):
     found = captured(plan, normalizer_floor=1e-12)
     sums = torch.cat([one.weights().sum(-1).flatten() for one in found])
     matched = sums[sums != 0]  # a query that matches nothing attends to nothing
     assert len(matched) > 0.5 * len(sums)
-    assert bool(((matched - 1).abs() < 1e-10).all()) == (plan != "rope")
+    assert bool(((matched - 1).abs() < 1e-10).all()) == (plan not in UNNORMALIZED)
     assert all((one.proportions() is not None) == (plan in WITH_PROPORTIONS) for one in found)
 
 
