@@ -5,7 +5,6 @@ Shapes: B sentences, S phonemes, T decoder steps, M mel channels.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,13 +95,13 @@ def synthesise(
     probabilities = torch.cat(ended, 1)
     refined = decoder.refine(torch.cat(frames, 1), last).unflatten(-1, (decoder.n_frames_per_step, -1)).flatten(1, 2)
     attention = torch.cat(maps, 2).mT if alignments else None
-    predicted = encoder_out.get("target_length")
+    predicted = model.predicted_length(encoder_out)
     return [
         Utterance(
             frames=refined[i, : n * decoder.n_frames_per_step],
             stopped=bool(probabilities[i, n - 1] > manner.threshold),
             ended=probabilities[i, :n],
-            predicted=float(predicted[0][i]) if predicted else None,
+            predicted=None if predicted is None else float(predicted[i]),
             alignment=None if attention is None else attention[i, :n, : lengths[i]],
         )
         for i, n in enumerate(last.tolist())
@@ -132,27 +131,6 @@ def speak(
         for script, utterance in zip(batch, said, strict=True):
             if script.id not in done:
                 yield script, replace(utterance, frames=normal.undo(utterance.frames.float().cpu()))
-
-
-def scripts_of(task: Any, subset: str) -> list[Script]:
-    """The sentences of a manifest of the model's data, in its order."""
-    manifest, root = Path(task.args.data) / f"{subset}.tsv", Path(task.data_cfg.audio_root)
-    if not manifest.is_file():
-        raise LeapformerError(f"there is no manifest {manifest}; choose another --subset or --data")
-    with manifest.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    speakers = task.speaker_to_id or {}
-    return [
-        Script(
-            id=row["id"],
-            phonemes=row["tgt_text"],
-            text=row.get("src_text") or row["tgt_text"],
-            speaker=speakers.get(row.get("speaker"), 0),
-            recording=root / row["recording"] if row.get("recording") else None,
-            frames=int(row["n_frames"]),
-        )
-        for row in rows
-    ]
 
 
 def encoded(scripts: Sequence[Script], dictionary: Any) -> tuple[Tensor, Tensor]:

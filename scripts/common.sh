@@ -87,12 +87,26 @@ needs_length() {
     [[ ${decoder:-$encoder} == *cosformer* ]]
 }
 
-# brief: of fairseq's log only the losses and errors, a short line each.
+# train DATA SAVE OPTIONS...: leapformer train with what all recipes have in common; the whole output goes to
+# SAVE/train.log. It goes on from the last checkpoint if there is one.
+train() {
+    local data=$1 save=$2
+    shift 2
+    leapformer train "$data" --save-dir "$save" --num-workers 1 --required-batch-size-multiple 1 \
+        --skip-invalid-size-inputs-valid-test --log-format simple --no-progress-bar "$@" 2>&1 |
+        tee -a "$save/train.log" | brief
+}
+
+# brief: of fairseq's training log only the losses, accuracies and errors, a short line each.
 brief() {
+    local inner='.*train_inner[ :|]+epoch.* loss=([0-9.]+),' valid='.*valid on .*\| loss ([0-9.]+) ' n='num_updates[ =]([0-9]+)'
     sed -unE \
-        -e 's/.*train_inner:.* loss=([0-9.]+),.* num_updates=([0-9]+),.*/  update \2: loss \1/p' \
-        -e 's/.*valid on .*\| loss ([0-9.]+) .*accuracy ([0-9.]+) .*num_updates ([0-9]+).*/  update \3: valid loss \1, accuracy \2 %/p' \
-        -e '/^leapformer: |^[A-Za-z.]*(Error|Interrupt)\b/p'
+        -e "s/$inner l1_loss=([0-9.]+),.* $n,.*/  update \\3: loss \\1, L1 \\2/p" \
+        -e "s/$inner.* $n,.*/  update \\2: loss \\1/p" \
+        -e "s/$valid\| l1_loss ([0-9.]+) .*$n.*/  update \\3: valid loss \\1, L1 \\2/p" \
+        -e "s/$valid.*\| accuracy ([0-9.]+) .*$n.*/  update \\3: valid loss \\1, accuracy \\2 %/p" \
+        -e "s/$valid.*\| ppl ([0-9.e+]+) .*$n.*/  update \\3: valid loss \\1, perplexity \\2/p" \
+        -e '/^leapformer: |^[A-Za-z.]*(Error|Exception|Interrupt)\b/p'
 }
 
 # file_name PLAN: a name for the folder of a run with this plan.
@@ -100,15 +114,12 @@ file_name() {
     tr '/,*' '+__' <<<"$1"
 }
 
-# train_speech DATA CONFIG SUBSET SAVE OPTIONS...: train on {train,dev}_SUBSET of a speech manifest folder; the whole
-# output goes to SAVE/train.log.
+# train_speech DATA CONFIG SUBSET SAVE OPTIONS...: train on {train,dev}_SUBSET of a speech manifest folder.
 train_speech() {
     local data=$1 config=$2 subset=$3 save=$4
     shift 4
-    leapformer train "$data" --task speech_to_text --config-yaml "$config" \
-        --train-subset "train_$subset" --valid-subset "dev_$subset" --save-dir "$save" \
-        --num-workers 1 --required-batch-size-multiple 1 --skip-invalid-size-inputs-valid-test \
-        --log-format simple --no-progress-bar --report-accuracy "$@" 2>&1 | tee -a "$save/train.log" | brief
+    train "$data" "$save" --task speech_to_text --config-yaml "$config" \
+        --train-subset "train_$subset" --valid-subset "dev_$subset" --report-accuracy "$@"
 }
 
 # simul_eval DATA CONFIG SET CHECKPOINT K OUT OPTIONS...: SimulEval with the wait-k agent on SET.source, then our scores.

@@ -30,8 +30,7 @@ defaults() {
 }
 
 need_data() {
-    [[ $download ]] || need_dir --root "$root"
-    [[ $root ]] || fail "--download needs --root, the folder to put the data into; see --help"
+    need_root --root
     need_dir "--vocabulary (or else --pretrained, the folder that holds it)" "$(vocabulary_folder)"
 }
 
@@ -83,7 +82,7 @@ train_run() {
     settings+=("${train_options[@]}") # those from the command line last, where they count
     say "training $1, seed $2, on $3 in $run"
     claim "$run" "--attention $1 --seed $2 --pretrained $pretrained --pretrained-seed $pretrained_seed ${settings[*]}"
-    once "$run/model" train_text "$run/model" --task sentence_prediction --criterion sentence_prediction \
+    once "$run/model" train "$data/binary" "$run/model" --task sentence_prediction --criterion sentence_prediction \
         --num-classes "$(wc -l <"$data/text/label/dict.txt")" --init-token 0 --separator-token 2 \
         --shorten-method truncate --encoder-self-attention "$1" --finetune-from-model "$checkpoint" --seed "$2" \
         --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints "${settings[@]}"

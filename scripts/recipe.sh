@@ -72,6 +72,12 @@ whole_number() {
     [[ $2 =~ ^[0-9]+$ && $2 -ge ${3:-1} ]] || fail "$1 $2: give a whole number from ${3:-1}"
 }
 
+# need_root NAME: stop unless --root, called NAME, is a folder, or --download is given with a folder to fill.
+need_root() {
+    [[ $download ]] || need_dir "$1" "$root"
+    [[ $root ]] || fail "--download needs --root, the folder to put the data into; see --help"
+}
+
 # need_step DIR STEP: stop unless the step that leaves DIR/done is finished.
 need_step() {
     [[ -f $1/done ]] || fail "$1 is not finished; run scripts/$dataset/$2.sh first"

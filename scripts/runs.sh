@@ -94,7 +94,7 @@ train_run() {
     run=$(run_folder "$1" "$2")
     say "training $1, seed $2, in $run"
     claim "$run" "--attention $1 --seed $2 ${marks:+$marks }${train_options[*]}"
-    once "$run/model" train_text "$run/model" "${task_options[@]}" "$1" --seed "$2" --no-epoch-checkpoints \
+    once "$run/model" train "$data/binary" "$run/model" "${task_options[@]}" "$1" --seed "$2" --no-epoch-checkpoints \
         "${train_options[@]}"
 }
 

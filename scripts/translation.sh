@@ -40,8 +40,7 @@ defaults() {
 }
 
 need_data() {
-    [[ $download ]] || need_dir "--root (the folder that holds $root_holds)" "$root"
-    [[ $root ]] || fail "--download needs --root, the folder to put the data into; see --help"
+    need_root "--root (the folder that holds $root_holds)"
 }
 
 step_prepare() {
@@ -77,7 +76,7 @@ step_train() {
     ((average == 0)) || keep=(--keep-last-epochs "$average")
     say "training $attention, seed $seed, in $run"
     claim "$run" "$(run_options)"
-    once "$run/model" train_text "$run/model" --task translation --source-lang "${pair%-*}" \
+    once "$run/model" train "$data/binary" "$run/model" --task translation --source-lang "${pair%-*}" \
         --target-lang "${pair#*-}" $(plan_flags "$attention") --seed "$seed" "${keep[@]}" "${train_options[@]}"
 }
 

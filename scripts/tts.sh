@@ -55,8 +55,7 @@ finish_options() {
 }
 
 need_data() {
-    [[ $download ]] || need_dir "--root (the folder that holds $root_holds)" "$root"
-    [[ $root ]] || fail "--download needs --root, the folder to put the data into; see --help"
+    need_root "--root (the folder that holds $root_holds)"
 }
 
 step_prepare() {
@@ -72,25 +71,9 @@ step_train() {
     ! needs_length "$attention" || plan+=" --length-predictor conv"
     say "training $attention, seed $seed, in $run"
     claim "$run" "$plan --seed $seed ${train_options[*]}"
-    once "$run/model" train_tts "$run/model" $plan --seed "$seed" "${train_options[@]}"
-}
-
-# train_tts SAVE OPTIONS...: train on the manifests; the whole output goes to SAVE/train.log.
-train_tts() {
-    local save=$1
-    shift
-    leapformer train "$data" --save-dir "$save" --task text_to_speech --config-yaml config.yaml \
-        --train-subset train --valid-subset dev --criterion tacotron2_with_length --no-epoch-checkpoints \
-        --num-workers 1 --required-batch-size-multiple 1 --skip-invalid-size-inputs-valid-test \
-        --log-format simple --no-progress-bar "$@" 2>&1 | tee -a "$save/train.log" | brief_speech
-}
-
-# brief_speech: of fairseq's training log only the losses and errors, a short line each.
-brief_speech() {
-    sed -unE \
-        -e 's/.*train_inner:.* loss=([0-9.]+), l1_loss=([0-9.]+),.* num_updates=([0-9]+),.*/  update \3: loss \1, L1 \2/p' \
-        -e 's/.*valid on .*\| loss ([0-9.]+) \| l1_loss ([0-9.]+) .*num_updates ([0-9]+).*/  update \3: valid loss \1, L1 \2/p' \
-        -e '/^leapformer: |^[A-Za-z.]*(Error|Interrupt)\b/p'
+    once "$run/model" train "$data" "$run/model" --task text_to_speech --config-yaml config.yaml \
+        --train-subset train --valid-subset dev --criterion tacotron2_with_length --no-epoch-checkpoints $plan \
+        --seed "$seed" "${train_options[@]}"
 }
 
 # step_speak: the test sentences, with every length predictor where the plan needs one.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import LeapformerError
 from .base import State
-from .bounded import EMPTY_SLOTS, SLOTS, SlotSums
+from .bounded import EMPTY_SLOTS, SLOTS, SlotSums, inputs_of
 from .masks import Rows
 from .registry import Option, register
 
@@ -42,8 +42,7 @@ class Cluster(SlotSums):
         self.rounds = abc_cluster_rounds
 
     def control(self, k: Tensor, rows: Rows) -> Tensor:
-        x = k.transpose(1, 2).flatten(2) if rows.inputs is None else rows.inputs.to(k.dtype)
-        found = clusters(x, rows.keep, self.slots, self.rounds)
+        found = clusters(inputs_of(k, rows), rows.keep, self.slots, self.rounds)
         return F.one_hot(found, self.slots).to(k.dtype).unsqueeze(1)
 
     def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from .bounded import EMPTY_SLOTS, SLOTS, UNTIED, SlotSums
+from .bounded import EMPTY_SLOTS, SLOTS, UNTIED, SlotSums, inputs_of
 from .masks import Rows
 from .registry import Option, register
 
@@ -62,8 +62,7 @@ class MLP(SlotSums):
         nn.init.xavier_uniform_(self.control_weight, gain=2**-0.5)
 
     def control(self, k: Tensor, rows: Rows) -> Tensor:
-        """Without inputs, as a library, it reads the keys of all heads side by side."""
-        x = k.transpose(1, 2).flatten(2) if rows.inputs is None else rows.inputs.to(k.dtype)
+        x = inputs_of(k, rows)
         if x.shape[-1] != self.input_dim:
             raise LeapformerError(
                 f"abc-mlp was built for inputs {self.input_dim} wide and got {x.shape[-1]}; give their width as "

@@ -219,6 +219,11 @@ class BoundedMechanism(Mechanism):
         return self.dropout if self.training else 0.0
 
 
+def inputs_of(k: Tensor, rows: Rows) -> Tensor:
+    """What a control reads, (B, S, C): the block's input or, without one, as a library, the keys of all heads."""
+    return k.transpose(1, 2).flatten(2) if rows.inputs is None else rows.inputs.to(k.dtype)
+
+
 def read(logits: Tensor, empty: Tensor | None, dropout: float) -> Tensor:
     """Weights of the slots: a softmax that leaves out the `empty` ones. Where all are, any weights do: they hold 0."""
     if empty is not None:

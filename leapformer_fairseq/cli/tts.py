@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import csv
 import json
 import logging
 from pathlib import Path
@@ -105,8 +104,8 @@ def _overrides(text: str) -> dict[str, Any]:
 
 def _scripts(args: argparse.Namespace, task: Any) -> list[Script]:
     """What to say; names are those of the manifest, or numbers."""
-    from ..data.tts import phonemes_of
-    from ..synthesis import Script, encoded, scripts_of
+    from ..data.tts import phonemes_of, scripts_of
+    from ..synthesis import Script, encoded
 
     if args.subset:
         scripts = scripts_of(task, args.subset)
@@ -147,6 +146,7 @@ def _description(args: argparse.Namespace, task: Any) -> dict[str, Any]:
 
 def _begin(folder: Path, about: dict[str, Any]) -> list[dict[str, str]]:
     """Make the folder that of this run, or find it so; gives the rows it already has. Never mixes two runs."""
+    from ..data.manifests import read_manifest
     from ..signature import signature
 
     path, manifest = folder / "run.json", folder / "manifest.tsv"
@@ -158,8 +158,7 @@ def _begin(folder: Path, about: dict[str, Any]) -> list[dict[str, str]]:
         write_json(path, {**about, "signature": signature(**about["options"])})
     if not manifest.is_file():
         manifest.write_text("\t".join(COLUMNS) + "\n", encoding="utf-8")
-    with manifest.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return list(read_manifest(manifest))
 
 
 def _write(folder: Path, script: Script, utterance: Utterance, vocode: Vocoder, rate: int) -> dict[str, Any]:

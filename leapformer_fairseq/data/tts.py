@@ -16,10 +16,11 @@ import numpy as np
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
 from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
-from .manifests import CMVN, replacing, write_manifest, write_yaml
+from .manifests import CMVN, read_manifest, replacing, write_manifest, write_yaml
 
 if TYPE_CHECKING:
     from ..acoustics.mel import MelConfig
+    from ..synthesis import Script
 
 CONFIG, VOCABULARY = "config.yaml", "vocab.txt"
 ESPEAK = "espeak"  # a key of the configuration
@@ -116,6 +117,27 @@ def write_vocabulary(path: Path, rows: Iterable[Row]) -> None:
     lines = [f"{phoneme} {count}\n" for phoneme, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
     with replacing(path) as partial:
         partial.write_text("".join(lines), encoding="utf-8")
+
+
+def scripts_of(task: Any, subset: str) -> list[Script]:
+    """The sentences of a manifest of the model's data, in its order."""
+    from ..synthesis import Script  # imports torch, too
+
+    manifest, root = Path(task.args.data) / f"{subset}.tsv", Path(task.data_cfg.audio_root)
+    if not manifest.is_file():
+        raise LeapformerError(f"there is no manifest {manifest}; choose another --subset or --data")
+    speakers = task.speaker_to_id or {}
+    return [
+        Script(
+            id=row["id"],
+            phonemes=row["tgt_text"],
+            text=row.get("src_text") or row["tgt_text"],
+            speaker=speakers.get(row.get("speaker"), 0),
+            recording=root / row["recording"] if row.get("recording") else None,
+            frames=int(row["n_frames"]),
+        )
+        for row in read_manifest(manifest)
+    ]
 
 
 def phonemes_of(texts: Sequence[str], data: Mapping[str, Any]) -> list[str]:

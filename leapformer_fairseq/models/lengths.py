@@ -16,6 +16,7 @@ from ..modules import (
     Source,
     TargetLength,
     add_options,
+    fill_options,
     length_options,
 )
 
@@ -44,9 +45,7 @@ def add_length_args(parser: ArgumentParser) -> None:
 
 def fill_length_args(args: Namespace) -> None:
     """Give every option of length prediction that is not set its declared default; no predictor by default."""
-    for name, default in (("length_predictor", None), *((o.name, o.default) for o in length_options())):
-        if getattr(args, name, None) is None:
-            setattr(args, name, default)
+    fill_options(args, {"length_predictor": None, **{option.name: option.default for option in length_options()}})
 
 
 def build_length_predictor(
@@ -109,6 +108,11 @@ class PredictingEncoder(nn.Module):
         return reordered
 
 
+def predicted_length(encoder_out: EncoderOut) -> Tensor | None:
+    """Decoder steps (B,) that the encoder has predicted, if it has."""
+    return encoder_out[PREDICTED][0] if PREDICTED in encoder_out else None
+
+
 def tell_length(target: TargetLength | None, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
     """Tell a decoder's attention, before its layers run: the predicted length, or else the true one (B,).
 
@@ -116,9 +120,9 @@ def tell_length(target: TargetLength | None, encoder_out: EncoderOut | None, tru
     """
     if target is None:
         return
-    predicted = (encoder_out or {}).get(PREDICTED)
-    if not predicted and true_lengths is None:
+    predicted = predicted_length(encoder_out or {})
+    if predicted is None and true_lengths is None:
         raise LeapformerError(
             "the decoder was given no target length; generate from what encoder.forward_torchscript returns"
         )
-    target.lengths = predicted[0] if predicted else true_lengths
+    target.lengths = true_lengths if predicted is None else predicted

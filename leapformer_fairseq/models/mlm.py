@@ -79,7 +79,6 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         return self.classification_heads[classification_head_name](mean), extra
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        _split_projections(state_dict)
         super().upgrade_state_dict_named(state_dict, name)
         own = self.state_dict()
         wrong = [key for key in own.keys() & state_dict.keys() if own[key].shape != state_dict[key].shape]
@@ -89,13 +88,6 @@ class LeapformerMaskedLanguageModel(RobertaModel):
                 f"the checkpoint's {key} is {tuple(state_dict[key].shape)}, this model's {tuple(own[key].shape)}; use "
                 "the vocabulary (dict.txt), the --arch and the --max-positions (--tokens-per-sample) of its training"
             )
-
-
-def _split_projections(state_dict: dict[str, Tensor]) -> None:
-    """Queries, keys and values of checkpoints that are as old as the released RoBERTa are projected by one matrix."""
-    for key in [key for key in state_dict if ".in_proj_" in key]:
-        for side, part in zip("qkv", state_dict.pop(key).chunk(3), strict=True):
-            state_dict[key.replace(".in_proj_", f".{side}_proj.")] = part
 
 
 @register_model_architecture("leapformer_mlm", "leapformer_mlm")

@@ -37,6 +37,7 @@ from .lengths import (
     add_length_args,
     build_length_predictor,
     fill_length_args,
+    predicted_length,
     tell_length,
 )
 
@@ -192,6 +193,10 @@ class LeapformerTTSModel(TTSTransformerModel):
         """What a generator starts from, with the predicted length; `target_lengths` (B,) are for an oracle."""
         encoder_out = self.encoder(src_tokens, src_lengths, speaker=speaker)
         return self.encoder.with_length(encoder_out, src_tokens, target_lengths)
+
+    def predicted_length(self, encoder_out: EncoderOut) -> Tensor | None:
+        """Decoder steps (B,) that attention reckons with, where there is a predictor."""
+        return predicted_length(encoder_out)
 
     def compose_attention(self, wanted: bool) -> None:
         """Whether generation composes attention weights at every step: for alignments, at some cost."""

@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 LONGEST = 1000  # decoder steps that the network may predict
 PRECISION = 1000  # a table's lengths are kept in this many parts of a frame
 
-CHOSEN = Option("length_predictor", "", "how the target's length is predicted where a mechanism needs it")
 IN_TRAINING = Option(
     "length_in_training",
     "true",

@@ -296,8 +296,13 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Warm start: a checkpoint of another mechanism loads; this one's own parameters keep their initial value.
 
-        Raises LeapformerError for a checkpoint of the same mechanism with other options.
+        Old ones, as that of the released RoBERTa, project queries, keys and values by one matrix: it is split. Raises
+        LeapformerError for a checkpoint of the same mechanism with other options.
         """
+        for part in ("weight", "bias"):
+            if f"{name}.in_proj_{part}" in state_dict:
+                for side, own in zip("qkv", state_dict.pop(f"{name}.in_proj_{part}").chunk(3), strict=True):
+                    state_dict[f"{name}.{side}_proj.{part}"] = own
         prefix = f"{name}.mechanism."
         own = {prefix + key: value for key, value in self.mechanism.state_dict().items()}
         for key in [key for key in state_dict if key.startswith(prefix) and key not in own]:

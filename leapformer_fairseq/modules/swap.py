@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fairseq import checkpoint_utils
@@ -69,7 +69,13 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> N
 
 def fill_attention_args(args: argparse.Namespace, plan: str = "leap") -> None:
     """Give every plan that is not set the value `plan`, every option its declared default."""
-    for name, default in [(block.argument, plan) for block in BLOCKS] + [(o.name, o.default) for o in OPTIONS.values()]:
+    fill_options(args, {block.argument: plan for block in BLOCKS})
+    fill_options(args, {option.name: option.default for option in OPTIONS.values()})
+
+
+def fill_options(args: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
+    """Give every option that is not set its default."""
+    for name, default in defaults.items():
         if getattr(args, name, None) is None:
             setattr(args, name, default)
 
@@ -141,7 +147,8 @@ def load_component(component: nn.Module, kind: str, path: str) -> None:
     """Warm start: load the "encoder" or "decoder" of a checkpoint, with whatever mechanisms it was trained.
 
     Projections, feed-forward layers and embeddings must fit; a mechanism's own parameters are taken where names agree
-    and keep their initial value where not; a recogniser's CTC head is left out when this model has none.
+    and keep their initial value where not; a recogniser's CTC head is left out when this model has none. A length
+    predictor starts anew: what it learned of transcripts is not true of translations.
     """
     if not PathManager.exists(path):
         raise LeapformerError(
@@ -150,13 +157,14 @@ def load_component(component: nn.Module, kind: str, path: str) -> None:
     state = checkpoint_utils.load_checkpoint_to_cpu(path)["model"]
     prefix = kind + "."
     found: dict[str, Tensor] = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+    found = {name: value for name, value in found.items() if not _of_a_length_predictor(name)}
     own = component.state_dict()
     new = [name for name in own if name not in found]
     extra = [name for name in found if name not in own]
     for name, part in component.named_modules():
         if isinstance(part, MechanismAttention):
             part.upgrade_state_dict_named(found, name)
-    wrong = [n for n in new if ".mechanism." not in n] + [
+    wrong = [n for n in new if ".mechanism." not in n and not _of_a_length_predictor(n)] + [
         n for n in extra if ".mechanism." not in n and "ctc_proj" not in n
     ]
     wrong += [n for n in found if n in own and found[n].shape != own[n].shape]
@@ -167,3 +175,7 @@ def load_component(component: nn.Module, kind: str, path: str) -> None:
         )
     component.load_state_dict({**own, **{name: value for name, value in found.items() if name in own}})
     logger.info("%s: loaded %d tensors from %s, %d new", kind, len(own) - len(new), path, len(new))
+
+
+def _of_a_length_predictor(name: str) -> bool:
+    return name.startswith("length_predictor.")

@@ -81,6 +81,19 @@ def test_an_encoder_starts_warm_from_any_mechanism(old, new, checkpoint):
         assert name in theirs or ".mechanism." in name
 
 
+@pytest.mark.parametrize(("old", "new"), [(None, "ratio"), ("ratio", None), ("ratio", "ratio"), ("ratio", "conv")])
+def test_a_length_predictor_starts_anew(old, new, checkpoint):
+    teacher = make_model("leapformer_s2t_tiny", seed=1, length_predictor=old)
+    student = make_model("leapformer_s2t_tiny", seed=2, length_predictor=new)
+    if old:
+        teacher.encoder.length_predictor.by_name["ratio"].source_length += 7
+    before = {k: v.clone() for k, v in student.encoder.state_dict().items() if k.startswith("length_predictor.")}
+    load_component(student.encoder, "encoder", checkpoint(teacher))
+    after, theirs = student.encoder.state_dict(), teacher.encoder.state_dict()
+    assert bool(before) == bool(new) and all(torch.equal(after[name], value) for name, value in before.items())
+    assert all(torch.equal(after[name], theirs[name]) for name in after.keys() - before.keys())
+
+
 def test_an_encoder_takes_a_tied_control_from_any_layer(checkpoint):
     teacher = with_encoder("softmax,abc-mlp,softmax", 1)
     student = with_encoder("abc-mlp", 2)
@@ -207,6 +220,21 @@ def test_a_control_of_another_kind_is_refused(theirs, ours, message):
 def test_bounded_mechanisms_refuse_what_they_cannot_serve(options, message):
     with pytest.raises(LeapformerError, match=message):
         make_model("leapformer_s2t_tiny", **options)
+
+
+def test_old_checkpoints_with_one_matrix_for_queries_keys_and_values_load():
+    model = make_model("leapformer_nmt_tiny", "softmax", **{"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24})
+    expected, old = dict(model.state_dict()), {}
+    for key, value in expected.items():
+        if ".self_attn.q_proj." in key:
+            old[key.replace(".q_proj.", ".in_proj_")] = torch.cat(
+                [expected[key.replace(".q_", f".{x}_")] for x in "qkv"]
+            )
+        elif ".self_attn.k_proj." not in key and ".self_attn.v_proj." not in key:
+            old[key] = value
+    model.upgrade_state_dict(old)
+    assert old.keys() == expected.keys()
+    assert all(torch.equal(old[key], value) for key, value in expected.items())
 
 
 def test_wait_k_needs_a_mechanism_over_prefixes():
