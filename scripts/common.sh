@@ -71,19 +71,42 @@ together() {
     trap - INT TERM
 }
 
-# The three attention plans behind PLAN, which is one mechanism or plan for all blocks, or ENCODER/DECODER/CROSS.
+# An ATTENTION is one mechanism or plan for all blocks, or ENCODER/DECODER/CROSS; options of its mechanisms may follow, as
+# in luna:luna-length=32 or softmax/abc-mlp/abc-mlp:abc-slots=32/8/32.
+
+# plan_of ATTENTION: without the options.
+plan_of() {
+    echo "${1%%:*}"
+}
+
+# options_of ATTENTION: its options as flags.
+options_of() {
+    local option options=()
+    IFS=: read -ra options <<<"$1"
+    for option in "${options[@]:1}"; do
+        echo -n " --${option/=/ }"
+    done
+}
+
+# encoder_of ATTENTION: the plan of its encoder, with the options.
+encoder_of() {
+    local plan=${1%%:*}
+    echo "${plan%%/*}${1:${#plan}}"
+}
+
+# plan_flags ATTENTION: the plans of the three blocks, and the options.
 plan_flags() {
     local encoder decoder cross
-    IFS=/ read -r encoder decoder cross <<<"$1"
+    IFS=/ read -r encoder decoder cross <<<"$(plan_of "$1")"
     decoder=${decoder:-$encoder}
     cross=${cross:-$decoder}
-    echo "--encoder-self-attention $encoder --decoder-self-attention $decoder --decoder-cross-attention $cross"
+    echo "--encoder-self-attention $encoder --decoder-self-attention $decoder --decoder-cross-attention $cross$(options_of "$1")"
 }
 
 # needs_length PLAN: whether a decoder block has a mechanism that needs the target's length.
 needs_length() {
     local encoder decoder
-    IFS=/ read -r encoder decoder <<<"$1"
+    IFS=/ read -r encoder decoder <<<"$(plan_of "$1")"
     [[ ${decoder:-$encoder} == *cosformer* ]]
 }
 
@@ -109,9 +132,9 @@ brief() {
         -e '/^leapformer: |^[A-Za-z.]*(Error|Exception|Interrupt)\b/p'
 }
 
-# file_name PLAN: a name for the folder of a run with this plan.
+# file_name ATTENTION: a name for the folder of a run with it.
 file_name() {
-    tr '/,*' '+__' <<<"$1"
+    tr '/,*:=' '+____' <<<"$1"
 }
 
 # train_speech DATA CONFIG SUBSET SAVE OPTIONS...: train on {train,dev}_SUBSET of a speech manifest folder.

@@ -47,7 +47,7 @@ each() {
     read -ra kinds <<<"$tasks"
     ((${#kinds[@]})) || kinds=('')
     for name in "${plans[@]}"; do
-        [[ $name != */* ]] || fail "--attention $name: the model has one attention block; give one plan for it"
+        [[ $(plan_of "$name") != */* ]] || fail "--attention $name: the model has one attention block; give one plan for it"
         for number in "${numbers[@]}"; do
             whole_number --seeds "$number"
             for task in "${kinds[@]}"; do
@@ -94,8 +94,8 @@ train_run() {
     run=$(run_folder "$1" "$2")
     say "training $1, seed $2, in $run"
     claim "$run" "--attention $1 --seed $2 ${marks:+$marks }${train_options[*]}"
-    once "$run/model" train "$data/binary" "$run/model" "${task_options[@]}" "$1" --seed "$2" --no-epoch-checkpoints \
-        "${train_options[@]}"
+    once "$run/model" train "$data/binary" "$run/model" "${task_options[@]}" "$(plan_of "$1")" $(options_of "$1") \
+        --seed "$2" --no-epoch-checkpoints "${train_options[@]}"
 }
 
 step_evaluate() {

@@ -48,7 +48,7 @@ need_data() {
 
 # places: the folders of the recogniser and of this run.
 places() {
-    asr=$out/asr-$(file_name "${attention%%/*}")
+    asr=$out/asr-$(file_name "$(encoder_of "$attention")")
     run=$out/$(file_name "$attention")${offline:+-offline}
 }
 
@@ -64,7 +64,7 @@ step_train() {
     # share the pre-training. The decoder is softmax, as in the released scripts.
     say "pre-training the encoder on speech recognition in $asr"
     local plan
-    plan=$(plan_flags "${attention%%/*}/softmax")
+    plan="$(plan_flags "$(plan_of "$(encoder_of "$attention")")/softmax")$(options_of "$attention")"
     claim "$asr" "$plan ${asr_options[*]}"
     once "$asr/model" train_speech "$data" config_asr.yaml asr "$asr/model" $plan --keep-last-epochs 1 \
         "${asr_options[@]}"

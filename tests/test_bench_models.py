@@ -29,7 +29,7 @@ def test_decode_writes_both_files(tiny_decode, tmp_path, capsys):
         (str(c), n) for c in TINY for n in systems
     ]
     assert all(row["ms"] > 0 for row in found["decoders"])
-    assert [row["mechanism"] for row in found["blocks"]] == ["softmax", "leap", "leap (torch)"]
+    assert [row["mechanism"] for row in found["blocks"]] == ["softmax", *decode.BLOCKS]
     report = (tmp_path / "decode.md").read_text()
     assert found["signature"] in report and "times as fast as fairseq" in report and "6 rows, 5/7" in report
     assert "A step of one block" in capsys.readouterr().out

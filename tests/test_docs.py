@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, OPTIONS, build
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, OPTIONS, Rows, build
 from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.cli.main import COMMANDS
 
@@ -47,6 +47,36 @@ def test_the_library_example_of_the_readme_runs():
     names: dict = {}
     exec(code, names)
     torch.testing.assert_close(names["step"], names["out"][:, :, 9:10])
+
+
+def rows_of_the_mechanism_table():
+    """(names, cells) of every row of the README's table."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("| mechanism | what a query i gets")[2].partition("\n\n")[0].splitlines()[2:]
+    for line in table:
+        first, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
+        yield re.findall(r"`([\w-]+)`", first), cells
+
+
+def test_the_readme_has_a_row_for_every_mechanism():
+    assert sorted(name for names, _ in rows_of_the_mechanism_table() for name in names) == sorted(MECHANISMS)
+
+
+@pytest.mark.parametrize(("names", "cells"), rows_of_the_mechanism_table(), ids=lambda x: x[0])
+def test_the_sizes_of_states_in_the_readme_are_those_of_the_code(names, cells):
+    d, e, n, heads, tokens = 8, 5, 3, 2, 12
+    for name, size in zip(names, cells[1].removesuffix(", grows").split(", "), strict=True):
+        options = {"abc_slots": n, "luna_length": n, "cosformer_length": 20, "abc_pool_size": 9, "abc_global_every": 4}
+        known = {option.name for option in MECHANISMS[name].options}
+        mechanism = build(name, d, heads, **{key: value for key, value in options.items() if key in known})
+        k, v = torch.randn(1, heads, tokens, d), torch.randn(1, heads, tokens, e)
+        if mechanism.objection(CAUSAL):
+            state = mechanism.update(None, k, v, Rows.whole(tokens))
+        else:
+            _, state = mechanism.extend(None, k, k, v, Rows.whole(tokens))
+        numbers = sum(x.numel() for x in state.tensors().values() if x.is_floating_point())
+        formula = re.sub(r"(\d)([a-z])", r"\1 * \2", size).replace(" (", " * (")
+        assert numbers == heads * eval(formula, {"d": d, "e": e, "n": n, "l": n, "T": tokens}), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -12,13 +12,14 @@ from . import (  # noqa: F401  (each import registers its mechanisms)
     cosformer,
     elu,
     leap,
+    luna,
     relu,
     rope,
     softmax,
 )
 from .base import BLOCKS, Mechanism, State
 from .linear import Features, LinearMechanism, LinearState
-from .masks import CAUSAL, Rows, Visible
+from .masks import CAUSAL, Packed, Rows, Visible
 from .registry import MECHANISMS, OPTIONS, Option, build, find, register
 from .step import Projections, Step, StepMap
 
@@ -32,6 +33,7 @@ __all__ = [
     "LinearState",
     "Mechanism",
     "Option",
+    "Packed",
     "Projections",
     "Rows",
     "State",

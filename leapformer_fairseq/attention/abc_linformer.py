@@ -30,6 +30,7 @@ class Linformer(SlotSums):
     """
 
     gaps = False  # the first token writes everywhere
+    positional = True
 
     def __init__(
         self, head_dim: int, num_heads: int, *, abc_max_length: int = 1024, abc_untied: bool = False, **options: Any

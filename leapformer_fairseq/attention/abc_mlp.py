@@ -13,6 +13,7 @@ from ..errors import LeapformerError
 from .bounded import EMPTY_SLOTS, SLOTS, UNTIED, SlotSums, inputs_of
 from .masks import Rows
 from .registry import Option, register
+from .slot_step import InputControl
 
 # The control's logits are kept within plus and minus this: exp(32) and its inverse, times any number of tokens that
 # there are, are within float32, so that sums need no running maximum.
@@ -68,5 +69,12 @@ class MLP(SlotSums):
                 f"abc-mlp was built for inputs {self.input_dim} wide and got {x.shape[-1]}; give their width as "
                 "input_dim when it is built, and the inputs themselves in Rows.inputs"
             )
-        logits = F.linear(x, self.control_weight.to(x.dtype)).clamp(-LOGIT_BOUND, LOGIT_BOUND)
-        return self.activation(logits).unflatten(-1, (self.num_heads, self.slots)).transpose(1, 2)
+        logits = F.linear(x, self.control_weight.to(x.dtype))
+        return self.alpha(logits).unflatten(-1, (self.num_heads, self.slots)).transpose(1, 2)
+
+    def alpha(self, logits: Tensor) -> Tensor:
+        """The control of its logits W x."""
+        return self.activation(logits.clamp(-LOGIT_BOUND, LOGIT_BOUND))
+
+    def input_control(self) -> InputControl:
+        return InputControl(self.control_weight, self.alpha)

@@ -17,6 +17,8 @@ from .registry import Option, register
 class Placed(SlotSums):
     """Every token goes to one slot or to none, phi_i = e_j or 0."""
 
+    positional = True
+
     @abstractmethod
     def places(self, rows: Rows) -> Tensor:
         """The slot of every row, from 0, or a number that no slot has: (B or 1, H or 1, S)."""
@@ -64,7 +66,7 @@ class Segmented(Placed):
     def __init__(self, head_dim: int, num_heads: int, *, segment: str | int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.segment = per_block(self.flag, segment, self.block, least=0)
-        self.streaming = self.segment > 0
+        self.streaming = self.positional = self.segment > 0
 
     def refusal(self, block: str, length_known: bool = False) -> str | None:
         if block == "decoder-self" and not self.segment:

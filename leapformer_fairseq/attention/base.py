@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from .masks import CAUSAL, Rows, Visible
+from .masks import CAUSAL, Packed, Rows, Visible
 from .registry import Option
 from .step import Projections, Step
 
@@ -66,6 +66,12 @@ class Mechanism(nn.Module):
     needs_length: ClassVar[bool] = False
     #: True when the keys' `Rows.inputs`, the block's input before the projections, is to be given
     needs_inputs: ClassVar[bool] = False
+    #: True when layers hand a packed sequence on to each other (`Rows.packed`), which `packed_after` a state gives
+    packs: ClassVar[bool] = False
+    #: True when the first layer has no packed sequence of its own, so the encoder must hand one on
+    needs_packed: bool = False
+    #: True when k is v: one projection serves for both (`adopt` is for a use of the other)
+    keys_are_values: bool = False
     #: True when queries may see prefixes of the keys other than the causal one (wait-k)
     prefixes: ClassVar[bool] = True
     #: names of the parameters that all layers of a block have in common
@@ -96,6 +102,12 @@ class Mechanism(nn.Module):
         """Have the `tied` parameters in common with the same block's mechanism in the first layer that has it."""
         for name in self.tied:
             setattr(self, name, getattr(first, name))
+
+    def adopt(self, projections: Projections) -> None:
+        """Know the block's projections, for mechanisms that also project what is neither queries nor keys nor values.
+
+        They remain the block's: nothing of them may be registered as a part of the mechanism.
+        """
 
     def refusal(self, block: str, length_known: bool = False) -> str | None:
         """Why this mechanism with its options cannot serve `block`, with the remedy; None when it can.
@@ -151,6 +163,14 @@ class Mechanism(nn.Module):
 
     def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
         """Output (B, H, T, E) of queries that see everything in the state."""
+        raise NotImplementedError
+
+    def first_packed(self, count: int) -> Packed:
+        """The packed sequences of `count` sentences before the first layer; where it `packs`."""
+        raise NotImplementedError
+
+    def packed_after(self, state: State) -> Packed:
+        """The packed sequence that the next layer gets, once this one has read its keys; where it `packs`."""
         raise NotImplementedError
 
     def step(self, projections: Projections) -> Step | None:

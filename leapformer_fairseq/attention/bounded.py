@@ -29,6 +29,8 @@ from .carried import carried
 from .linear import accumulated
 from .masks import CAUSAL, Rows, Visible
 from .registry import Option
+from .slot_step import InputControl, SlotStep
+from .step import Projections, Step
 
 SLOTS = Option(
     "abc_slots",
@@ -124,9 +126,9 @@ class BoundedMechanism(Mechanism):
         q, k, v, query, key, dtype = self._prepared(q, k, v, query, key, visible)
         with torch.autocast(q.device.type, enabled=False):
             if form == "parallel":
-                return (self._weights(q, k, query, key, visible, self._dropping()) @ v).to(dtype)
+                return self._parallel(q, k, v, query, key, visible).to(dtype)
             if visible is None:
-                return self._attend(self._update(self._memory(None, k, v), k, v, key), q, query).to(dtype)
+                return self.attend(self.update(None, k, v, key), q, query).to(dtype)
             return self._causal(q, k, v, key, chunk).to(dtype)
 
     def weights(
@@ -147,22 +149,31 @@ class BoundedMechanism(Mechanism):
     def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:
         with torch.autocast(k.device.type, enabled=False):
             k, v = accumulated(k), accumulated(v)
-            return self.state_class(*self._update(self._memory(state, k, v), k, v, key))
+            return self.state_class(*self._update(self._memory(state, k, v, key), k, v, key))
 
     def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
-            x = accumulated(q)
-            return self._attend(self._memory(state, x, x), x, query).to(q.dtype)
+            return self._attend(self._tensors(state), accumulated(q), query).to(q.dtype)
 
     def extend(self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, State]:
         q, k, v, _, rows, dtype = self._prepared(q, k, v, rows, rows, CAUSAL)
         with torch.autocast(q.device.type, enabled=False):
-            memory = self._memory(state, k, v)
+            memory = self._memory(state, k, v, rows)
             if q.shape[2] == 1:
-                memory = self._update(memory, k, v, rows)
-                return self._attend(memory, q, rows).to(dtype), self.state_class(*memory)
-            out, *after = self._extend(memory, q, k, v, rows, None)
+                out, *after = self._extend_by_one(memory, q, k, v, rows)
+            else:
+                out, *after = self._extend(memory, q, k, v, rows, None)
             return out.to(dtype), self.state_class(*after)
+
+    def _extend_by_one(
+        self, memory: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, rows: Rows
+    ) -> tuple[Tensor, ...]:
+        """The same for one row, a decoding step: without the means that serve many."""
+        memory = self._update(memory, k, v, rows)
+        return self._attend(memory, q, rows), *memory
+
+    def _parallel(self, q: Tensor, k: Tensor, v: Tensor, query: Rows, key: Rows, visible: Visible | None) -> Tensor:
+        return self._weights(q, k, query, key, visible, self._dropping()) @ v
 
     def _prepared(
         self, q: Tensor, k: Tensor, v: Tensor, query: Rows | None, key: Rows | None, visible: Visible | None
@@ -189,7 +200,7 @@ class BoundedMechanism(Mechanism):
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, chunk: int | None) -> Tensor:
         """Causal attention in stretches; what happens inside one is not kept for the backward pass but done again."""
-        size, first = self._stretch(q, chunk), self._empty(len(q), v.shape[3], q)
+        size, first = self._stretch(q, chunk), self._memory(None, k, v, rows)
         if q.shape[2] <= size:
             return self._extend(first, q, k, v, rows, chunk)[0]
 
@@ -207,10 +218,12 @@ class BoundedMechanism(Mechanism):
         chunk = chunk or forms.default_chunk(CAUSAL)
         return max(1, ROWS // (q.shape[0] * q.shape[1] * chunk)) * chunk
 
-    def _memory(self, state: State | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """The tensors of a state, which must be of this mechanism; without one those before the first key."""
-        if state is None:
-            return self._empty(len(k), v.shape[3], k)
+    def _memory(self, state: State | None, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, ...]:
+        """The tensors of a state; without one those before the first of these rows."""
+        return self._empty(len(k), v.shape[3], k) if state is None else self._tensors(state)
+
+    def _tensors(self, state: State) -> tuple[Tensor, ...]:
+        """The tensors of a state, which must be of this mechanism."""
         if not isinstance(state, self.state_class):
             raise TypeError(f"a {type(state).__name__} does not belong to this mechanism")
         return tuple(state.tensors().values())
@@ -256,10 +269,41 @@ class SlotSums(BoundedMechanism):
     floor: float = 1.0
     #: whether a slot can be empty when something has been read
     gaps: bool = True
+    #: whether `control` is a function of the rows' positions alone
+    positional: bool = False
 
     @abstractmethod
     def control(self, k: Tensor, rows: Rows) -> Tensor:
         """What rows (B, H, S, D) write into every slot, alpha: (B or 1, H or 1, S, n); the caller masks padding."""
+
+    def input_control(self) -> InputControl | None:
+        """How `control` is a function of the block's input, row by row; None where it is none, or none of that kind."""
+        return None
+
+    def step(self, projections: Projections) -> Step | None:
+        if projections.k is not None and not self.positional:
+            learned = self.input_control()
+            if learned is None or learned.weight.shape[1] != projections.q.in_features:
+                return None
+        return SlotStep(self, projections)
+
+    def empty_state(self, rows: int, value_dim: int, like: Tensor) -> SlotState:
+        return SlotState(*self._empty(rows, value_dim, like))
+
+    def write(self, memory: Sequence[Tensor], k: Tensor, v: Tensor, alpha: Tensor) -> tuple[Tensor, ...]:
+        """The memory after rows were written into the slots by their control; may change the old one in place."""
+        keys, values, mass = memory
+        return added(keys, k.mT, alpha), added(values, alpha.mT, v), mass + alpha.sum(2)
+
+    def lookup(self, memory: Sequence[Tensor], q: Tensor) -> Tensor:
+        """What queries (B, H, T, D) read in all of the memory, (B, H, T, E)."""
+        keys, values, mass = memory
+        return self._read(self._scaled(q) @ keys, mass.unsqueeze(2), self._dropping()) @ values
+
+    @property
+    def masks_empty(self) -> bool:
+        """Whether there may be slots that the softmax leaves out."""
+        return self.gaps and not self.literal
 
     def _control(self, k: Tensor, rows: Rows) -> Tensor:
         alpha = self.control(k, rows)
@@ -269,7 +313,7 @@ class SlotSums(BoundedMechanism):
 
     def _read(self, logits: Tensor, mass: Tensor, dropout: float) -> Tensor:
         """Weights (.., T, n) of the sums in V~, from the products of queries and the sums in K~."""
-        empty = mass <= 0 if self.gaps and not self.literal else None
+        empty = mass <= 0 if self.masks_empty else None
         if not self.normalized:
             return read(logits, empty, dropout)
         total = mass.clamp_min(self.floor)
@@ -300,16 +344,13 @@ class SlotSums(BoundedMechanism):
         return tuple(x.unflatten(0, (-1, self.num_heads)) for x in (out, keys, values, mass[:, -1].clone()))
 
     def _update(self, memory: Sequence[Tensor], k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, ...]:
-        keys, values, mass = memory
-        alpha = self._control(k, rows)
-        return _added(keys, k.mT, alpha), _added(values, alpha.mT, v), mass + alpha.sum(2)
+        return self.write(memory, k, v, self._control(k, rows))
 
     def _attend(self, memory: Sequence[Tensor], q: Tensor, rows: Rows) -> Tensor:
-        keys, values, mass = memory
-        return self._read(self._scaled(q) @ keys, mass.unsqueeze(2), self._dropping()) @ values
+        return self.lookup(memory, q)
 
 
-def _added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The total and a @ b; in place where no gradient is wanted, for one row without new memory."""
     if torch.is_grad_enabled():
         return total + a @ b

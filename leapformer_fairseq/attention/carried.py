@@ -22,11 +22,11 @@ Stretch = Callable[[Sequence[Tensor], Sequence[Tensor], int], tuple[Tensor, ...]
 
 
 class Plan(NamedTuple):
-    """What the Function needs besides tensors: the `first` memory has no gradient, `random` stretches draw numbers."""
+    """What the Function needs besides tensors, whose first ones are the memory's; `random` stretches draw numbers."""
 
     run: Stretch
-    first: Sequence[Tensor]
     size: int
+    memory: int
     rows: int
     random: bool
 
@@ -39,17 +39,17 @@ def carried(
     size: int,
     random: bool = False,
 ) -> Tensor:
-    """The outputs (B, H, T, E) of all stretches of `size` rows, one after the other.
+    """The outputs (B, H, T, E) of all stretches of `size` rows, one after the other, behind the `first` memory.
 
     `rows` are tensors with T rows in dimension 2, `parameters` what else `run` uses and wants a gradient.
     """
-    return _Carried.apply(Plan(run, first, size, len(rows), random), *rows, *parameters)
+    return _Carried.apply(Plan(run, size, len(first), len(rows), random), *first, *rows, *parameters)
 
 
 class _Carried(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: Tensor) -> Tensor:
-        rows, memory = tensors[: plan.rows], plan.first
+        memory, rows, _ = _split(plan, tensors)
         outputs: list[Tensor] = []
         memories: list[Tensor] = []
         drawn: list[Tensor | None] = []  # states of the random numbers
@@ -68,16 +68,17 @@ class _Carried(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
-        count, needed = len(ctx.needs_input_grad) - 1, ctx.needs_input_grad[1 : plan.rows + 1]
+        first_needed, needed, _ = _split(plan, ctx.needs_input_grad[1:])
+        count = len(ctx.needs_input_grad) - 1
         tensors, memories = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:])
-        rows, parameters = tensors[: plan.rows], tensors[plan.rows :]
+        first, rows, parameters = _split(plan, tensors)
         grads = [torch.empty_like(x) if wanted else None for x, wanted in zip(rows, needed, strict=True)]
         totals: list[Tensor | None] = [None] * len(parameters)
-        after: Sequence[Tensor | None] = [None] * len(plan.first)
+        after: Sequence[Tensor | None] = [None] * len(first)
         starts = range(0, grad.shape[2], plan.size)
         for start, drawn in zip(reversed(starts), reversed(ctx.drawn), strict=True):
-            before = _leaves(memories[-len(plan.first) :], [x.is_floating_point() for x in plan.first])
-            del memories[-len(plan.first) :]
+            before = _leaves(memories[-len(first) :], [x.is_floating_point() for x in first])
+            del memories[-len(first) :]
             parts = _leaves(_narrow(rows, start, plan.size), needed)
             with torch.enable_grad(), _drawing(drawn, grad.device):
                 outputs = plan.run(before, parts, start)
@@ -87,7 +88,14 @@ class _Carried(torch.autograd.Function):
                 if whole is not None:
                     whole[:, :, start : start + plan.size] = 0 if part is None else part
             totals = list(map(total, totals, found[plan.rows :]))
-        return None, *grads, *totals
+        firsts = [grad if wanted else None for grad, wanted in zip(after, first_needed, strict=True)]
+        return None, *firsts, *grads, *totals
+
+
+def _split(plan: Plan, items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """What belongs to the first memory, to the rows and to the parameters."""
+    rows = plan.memory + plan.rows
+    return items[: plan.memory], items[plan.memory : rows], items[rows:]
 
 
 def _narrow(rows: Sequence[Tensor], start: int, size: int) -> list[Tensor]:

@@ -6,6 +6,7 @@ Shapes: B batch, T queries, S keys. Keep masks are True where a row is real (fai
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +50,13 @@ class Visible:
 CAUSAL = Visible()
 
 
+class Packed(NamedTuple):
+    """A packed sequence (Luna): rows (B, l, C), and `keep` (B, l), False for those that are out of use, or None."""
+
+    rows: Tensor
+    keep: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Rows:
     """One side of an attention: where each row of a (B, T) batch stands in its own sequence.
@@ -57,12 +65,14 @@ class Rows:
     lengths:   (B or 1,) lengths, true or predicted, or None while the sequence is still being written.
     keep:      (B, T), True for real rows, or None when all are.
     inputs:    (B, T, C), what the rows were projected from, for mechanisms that ask for it (`needs_inputs`).
+    packed:    the packed sequence that the layer before handed on, for mechanisms that have one (`packs`).
     """
 
     positions: Tensor
     lengths: Tensor | None = None
     keep: Tensor | None = None
     inputs: Tensor | None = None
+    packed: Packed | None = None
 
     @classmethod
     def whole(cls, count: int, keep: Tensor | None = None, device: torch.device | None = None) -> Rows:
@@ -91,4 +101,4 @@ class Rows:
         columns = slice(start, stop)
         keep = None if self.keep is None else self.keep[:, columns]
         inputs = None if self.inputs is None else self.inputs[:, columns]
-        return Rows(self.positions[:, columns], self.lengths, keep, inputs)
+        return replace(self, positions=self.positions[:, columns], keep=keep, inputs=inputs)

@@ -148,7 +148,11 @@ def disagreement(name: str) -> str | None:
     rows = Rows.whole(20).without_lengths()
     with torch.no_grad():
         expected = [mechanism(q, k, v, query=rows, key=rows, visible=CAUSAL, form="parallel")]
-        error = _largest_error([Mechanism.extend(mechanism, None, q, k, v, rows)[0]], expected)
+        outputs, state = [], None
+        for t in range(20):
+            out, state = mechanism.extend(state, *(x[:, :, t : t + 1] for x in (q, k, v)), rows.narrow(t, t + 1))
+            outputs.append(out)
+        error = _largest_error([torch.cat(outputs, 2)], expected)
     return None if error < PARITY else f"its recurrent form differs from the parallel one by {error:.1e}"
 
 
@@ -190,7 +194,7 @@ def steps(length: int, names: list[str], place: measure.Place, seconds: float) -
     calls = {}
     for name in ("softmax", *(name for name in serving(names, case) if name != "softmax")):
         mechanism = make(name, device)
-        state = mechanism.update(None, k, v, past)
+        _, state = mechanism.extend(None, k, k, v, past)
         token = (x[:, :, :1] for x in (q, k, v))
         calls[name] = partial(_step, partial(mechanism.extend, state, *token, row), device)
     found = measure.medians(calls, seconds)

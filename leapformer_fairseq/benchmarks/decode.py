@@ -11,7 +11,7 @@ and values, a preallocated cache, sources shared by the hypotheses of a sentence
 the compiled step and, "leap (torch)", without. Ratio = time of fairseq / time of ours. State: bytes of all layers.
 
 One block: self-attention with its projections, one row of the batch after `keys` others; ratio = time of our softmax
-with its preallocated cache / time of leap.
+with its preallocated cache / time of the other.
 
 Nothing is reported of a mechanism whose decoder, token by token, differs from its full forward pass in float64.
 """
@@ -38,8 +38,13 @@ LAYERS, WIDTH, FFN, HEADS = 6, 256, 1024, 8
 FAIRSEQ, TORCH = "fairseq", "leap (torch)"
 SECONDS = 6.0  # per case
 PARITY = 1e-10
-# room for the longest case
-LENGTHS_HELD = {"cosformer_length": 8192, "abc_max_length": 8192, "abc_pool_size": "0/1024/0"}
+# room for the longest case, and no encoder
+LENGTHS_HELD = {
+    "cosformer_length": 8192,
+    "abc_max_length": 8192,
+    "abc_pool_size": "0/1024/0",
+    "luna_packed": "learned",
+}
 DECODER = {"decoder-self", "decoder-cross"}
 # by default; softmax is always there
 MECHANISMS_MEASURED = tuple(
@@ -76,7 +81,7 @@ CASES = [
     *(Case(8, 5, *lengths) for lengths in LENGTHS if max(lengths) <= 1000),
 ]
 QUICK_CASES = [Case(1, 1, 10, 50), Case(2, 2, 100, 100)]
-KEYS = (16, 32, 60, 80, 110, 160, 265, 500, 1000, 4000)
+KEYS = (16, 32, 60, 64, 80, 110, 150, 265, 500, 1000, 4000)
 QUICK_KEYS = (32, 256)
 BLOCK_ROWS = (1, 5, 40)
 # time of fairseq's decoder over that of leap, at least
@@ -85,8 +90,21 @@ AIMS = {
     (5, 10, 50): 1.2, (5, 150, 500): 1.7, (5, 1000, 1000): 9.0, (5, 4000, 4000): 25.0,
     (40, 10, 50): 1.05, (40, 150, 500): 4.0, (40, 1000, 1000): 35.0,
 }  # fmt: skip
-# rows -> keys from which on one block is faster than softmax with a preallocated cache: step in PyTorch, compiled
-BLOCK_AIMS = {TORCH: {1: 265, 5: 110, 40: 80}, "leap": {1: 60, 5: 60, 40: 60}}
+# what is measured as one block, with its options, beside softmax; in PyTorch leap is measured again
+BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "leap": ("leap", {}),
+    TORCH: ("leap", {}),
+    "abc-mlp, 8 slots": ("abc-mlp", {"abc_slots": 8}),
+    "abc-mlp, 32 slots": ("abc-mlp", {"abc_slots": 32}),
+    "luna, 16 rows": ("luna", {"luna_length": 16}),
+}
+# rows -> keys from which on one block is faster than softmax with a preallocated cache
+BLOCK_AIMS = {
+    TORCH: {1: 265, 5: 110, 40: 80},
+    "leap": {1: 60, 5: 60, 40: 60},
+    "abc-mlp, 8 slots": {1: 64, 5: 64, 40: 64},
+    "abc-mlp, 32 slots": {1: 150, 5: 150, 40: 150},
+}
 
 
 def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
@@ -200,7 +218,7 @@ def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
         if isinstance(layer.self_attn, MechanismAttention):
             for attention in (layer.self_attn, layer.encoder_attn):
                 attention.memory(state).queries = case.target
-            layer.self_attn.memory(state).keys = layer.self_attn.mechanism.update(None, k, v, rows)
+            _, layer.self_attn.memory(state).keys = layer.self_attn.mechanism.extend(None, k, k, v, rows)
         else:
             past = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": None}
             layer.self_attn._set_input_buffer(state, past)
@@ -218,9 +236,11 @@ def blocks(rows: int, keys: int, place: measure.Place, seconds: float) -> list[d
 
     past = torch.randn(keys, rows, WIDTH, device=place.device, dtype=place.dtype)
     calls: dict[str, Callable[[], measure.Seconds]] = {}
-    for name in ("softmax", "leap", *([TORCH] if place.device.type == "cpu" else [])):
+    for name, (kind, options) in {"softmax": ("softmax", {}), **BLOCKS}.items():
+        if name == TORCH and place.device.type != "cpu":
+            continue
         stock = MultiheadAttention(WIDTH, HEADS, self_attention=True)
-        mechanism = build("leap" if name == TORCH else name, WIDTH // HEADS, HEADS)
+        mechanism = build(kind, WIDTH // HEADS, HEADS, **options)
         block = MechanismAttention(stock, mechanism, CAUSAL).to(*place).eval()
         state: dict[str, Any] = {}
         block(past, past, past, incremental_state=state)

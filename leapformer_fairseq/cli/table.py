@@ -27,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", nargs="+", default=[], metavar="PLAN", help="attentions in the order of the table")
     parser.add_argument(
-        "--expect", nargs="+", metavar="PLAN", help="attentions from best to worst: say whether this is what came out"
+        "--expect",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="PLAN",
+        help="attentions from best to worst: say whether this is what came out; may be repeated",
     )
 
 
@@ -36,20 +41,20 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     runs = collect_runs(folder)
     rows = compare(runs, args.rows)
-    check = check_order(runs, args.expect) if args.expect else None
+    checks = [check_order(runs, expected) for expected in args.expect]
     made_with = signature()
     content = {
         "title": args.title,
         "notes": args.note,
         "rows": rows,
-        "expected": check,
+        "expected": checks,
         "runs": runs,
         "signature": made_with,
     }
     _write(folder / "table.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    _write(folder / "table.md", _markdown(args.title, args.note, rows, check, runs, made_with))
+    _write(folder / "table.md", _markdown(args.title, args.note, rows, checks, runs, made_with))
     print(runs_table(rows))
-    if check:
+    for check in checks:
         print(order_sentence(check))
     return 0
 
@@ -66,12 +71,12 @@ def _markdown(
     title: str,
     notes: Sequence[str],
     rows: Sequence[dict[str, Any]],
-    check: dict[str, Any] | None,
+    checks: Sequence[dict[str, Any]],
     runs: Sequence[dict[str, Any]],
     made_with: str,
 ) -> str:
     parts = [f"# {title}", "", runs_table(rows, "github"), ""]
-    if check:
+    for check in checks:
         parts += [order_sentence(check), ""]
     for note in (*notes, *_legend(rows)):
         parts += [note, ""]

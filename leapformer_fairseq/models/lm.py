@@ -23,7 +23,7 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from ..errors import LeapformerError
-from ..modules import add_attention_args, fill_attention_args
+from ..modules import add_attention_args, fill_attention_args, fill_options
 from .transformer import Decoder
 
 # fairseq wants a number; it must also fit where fairseq adds to it.
@@ -94,7 +94,7 @@ def _check(args: Namespace) -> None:
 @register_model_architecture("leapformer_lm", "leapformer_lm")
 def leapformer_lm(args: Namespace) -> None:
     """6 layers, 512 wide, 8 heads."""
-    fill_attention_args(args)
+    _fill_attention_args(args)
     base_lm_architecture(args)
 
 
@@ -123,10 +123,15 @@ def leapformer_lm_tiny(args: Namespace) -> None:
     _small(args, layers=2, width=64, heads=2)
 
 
+def _fill_attention_args(args: Namespace) -> None:
+    fill_options(args, {"luna_packed": "learned"})  # there is no encoder that would hand one on
+    fill_attention_args(args)
+
+
 def _baevski(args: Namespace, width: int, ffn: int) -> None:
     args.decoder_embed_dim = getattr(args, "decoder_embed_dim", width)
     args.decoder_ffn_embed_dim = getattr(args, "decoder_ffn_embed_dim", ffn)
-    fill_attention_args(args)
+    _fill_attention_args(args)
     transformer_lm_baevski_wiki103(args)
 
 

@@ -9,19 +9,26 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+import torch.nn.functional as F
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.models.roberta.model import base_architecture
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from ..modules import add_attention_args, fill_attention_args, swap_attention
+from ..modules import PackedSequence, add_attention_args, attentions, fill_attention_args, swap_attention
 
-POOLINGS = ("cls", "mean")
+POOLINGS = ("cls", "mean", "packed")
 
 
 class Encoder(RobertaEncoder):
     """fairseq's RoBERTa encoder with its output layer over the vocabulary."""
+
+    packed: PackedSequence
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+        self.packed.value = None
+        return super().forward(*args, **kwargs)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -40,7 +47,12 @@ class LeapformerMaskedLanguageModel(RobertaModel):
     def __init__(self, args: Namespace, encoder: Encoder) -> None:
         super().__init__(args, encoder)
         # Last of all: RoBERTa initialises every linear layer that it finds, mechanisms have ways of their own.
-        swap_attention(encoder, "encoder", args)
+        encoder.packed = swap_attention(encoder, "encoder", args)
+        if args.pooling == "packed" and not any(attention.mechanism.packs for attention in attentions(encoder)):
+            raise LeapformerError(
+                f"--pooling packed: no layer of {args.encoder_self_attention!r} has a packed sequence; take luna, or "
+                "--pooling cls or mean"
+            )
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -49,8 +61,9 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         parser.add_argument(
             "--pooling",
             choices=POOLINGS,
-            help="what a sentence's classes are told from: the state of its first token (cls), as in RoBERTa, or the "
-            "mean over all of its tokens (default: cls)",
+            help="what a sentence's classes are told from: the state of its first token (cls), as in RoBERTa, the "
+            "mean over all of its tokens, or over the packed sequence that the last layer with luna hands on "
+            "(default: cls)",
         )
 
     @classmethod
@@ -73,8 +86,12 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         if classification_head_name is None or self.args.pooling == "cls":
             return super().forward(src_tokens, features_only, return_all_hiddens, classification_head_name, **options)
         features, extra = self.encoder(src_tokens, True, return_all_hiddens, **options)
-        padding = src_tokens.eq(self.encoder.dictionary.pad()).unsqueeze(-1)
-        mean = features.masked_fill(padding, 0).sum(1, keepdim=True) / (~padding).sum(1, keepdim=True)
+        rows, keep = features, src_tokens.ne(self.encoder.dictionary.pad())
+        if self.args.pooling == "packed":
+            rows, keep = self.encoder.packed.value
+            rows = F.layer_norm(rows, rows.shape[-1:]).to(features.dtype)  # as a layer that reads it does
+        keep = keep.unsqueeze(-1)
+        mean = rows.masked_fill(~keep, 0).sum(1, keepdim=True) / keep.sum(1, keepdim=True)
         # The head looks at the first position.
         return self.classification_heads[classification_head_name](mean), extra
 

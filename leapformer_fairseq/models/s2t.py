@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
 from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
+from .packed import PackingEncoder
 from .transformer import Decoder
 
 
-class S2TEncoder(PredictingEncoder, ConvTransformerEncoder):
+class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
     """fairseq's convolutional encoder with swapped attention, mended in three ways.
 
     A sentence is encoded the same alone and in a batch (padding is zeroed between the convolutions and lengths follow
@@ -36,7 +37,7 @@ class S2TEncoder(PredictingEncoder, ConvTransformerEncoder):
     def __init__(self, args: Namespace, vocabulary: int) -> None:
         super().__init__(args)
         self.ctc_proj = nn.Linear(args.encoder_embed_dim, vocabulary) if getattr(args, "ctc_weight", 0) > 0 else None
-        swap_attention(self, "encoder", args)
+        self.packed = swap_attention(self, "encoder", args)
         self.length_predictor = build_length_predictor(args, args.encoder_embed_dim)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, **unused: Any) -> EncoderOut:
@@ -47,11 +48,12 @@ class S2TEncoder(PredictingEncoder, ConvTransformerEncoder):
         padding = F.pad(padding, (0, len(x) - padding.shape[1]), value=True)
         x = self.embed_scale * x + self.embed_positions(padding).transpose(0, 1)
         x = F.dropout(x, p=self.dropout, training=self.training)
+        self.packed.value = None
         for i in range(len(self.transformer_layers)):
             x = self.transformer_layers[i](x, padding)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
-        return {
+        encoder_out: EncoderOut = {
             "encoder_out": [x],
             "encoder_padding_mask": [padding],
             "encoder_embedding": [],
@@ -59,6 +61,7 @@ class S2TEncoder(PredictingEncoder, ConvTransformerEncoder):
             "src_tokens": [],
             "src_lengths": [],
         }
+        return self.with_packed(encoder_out)
 
     def subsample(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve (B, T, n_bins) to (ceil(T / 4), B, C) and the lengths with it."""

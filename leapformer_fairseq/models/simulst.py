@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from fairseq.models import register_model, register_model_architecture
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attention import Visible
 from ..errors import LeapformerError
@@ -72,13 +72,8 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
             )
         model = super().build_model(args, task)
         model.lagging = parse_lagging(args.waitk_lagging)
-        for i, layer in enumerate(model.decoder.layers):
-            mechanism = layer.encoder_attn.mechanism
-            if model.lagging is not None and not mechanism.prefixes:
-                raise LeapformerError(
-                    f"decoder-cross attention, layer {i}: {mechanism.name} cannot be used: it is not defined over the "
-                    "prefixes of wait-k; give --waitk-lagging offline, or another mechanism there"
-                )
+        if model.lagging is not None:
+            _check_prefixes(model.decoder)
         model.pre_decision_ratio = args.fixed_pre_decision_ratio
         model.set_lagging(None if model.lagging is None else model.lagging[1])
         return model
@@ -103,6 +98,21 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
             low, high = self.lagging
             self.set_lagging(int(torch.randint(low, high + 1, ())))
         return super().forward(src_tokens, src_lengths, prev_output_tokens)
+
+
+def _check_prefixes(decoder: nn.Module) -> None:
+    """Refuse what needs the whole source where wait-k shows a prefix of it."""
+    for i, layer in enumerate(decoder.layers):
+        cross, own = layer.encoder_attn.mechanism, layer.self_attn.mechanism
+        for block, name, refused, reason in (
+            ("decoder-cross", cross.name, not cross.prefixes, "it is not defined over the prefixes of wait-k"),
+            ("decoder-self", own.name, own.needs_packed, "its packed sequence holds the whole source"),
+        ):
+            if refused:
+                raise LeapformerError(
+                    f"{block} attention, layer {i}: {name} cannot be used: {reason}; give --waitk-lagging offline, or "
+                    "another mechanism there"
+                )
 
 
 def _wait_k(args: Namespace) -> None:

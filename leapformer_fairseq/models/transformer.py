@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from ..errors import LeapformerError
 from ..modules import IncrementalState, TargetLength, attentions, swap_attention
 from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, tell_length
+from .packed import PackingEncoder, take_packed
 
 _AHEAD = "features of the prompt"  # a key of `incremental_state`: (B, T, C)
 
 
-class Encoder(PredictingEncoder, TransformerEncoderBase):
+class Encoder(PredictingEncoder, PackingEncoder, TransformerEncoderBase):
     """A transformer encoder whose attention follows the plan in `config`, and that may predict the target's length."""
 
     def __init__(self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding) -> None:
         super().__init__(config, dictionary, embed_tokens)
-        swap_attention(self, "encoder", config)
+        self.packed = swap_attention(self, "encoder", config)
         self.length_predictor = build_length_predictor(config, config.encoder.embed_dim, dictionary)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -44,7 +45,7 @@ class Decoder(TransformerDecoderBase):
         super().__init__(config, dictionary, embed_tokens, no_encoder_attn)
         self.prompt: Tensor | None = None
         self.target = TargetLength() if getattr(config, "length_predictor", None) else None
-        swap_attention(self, "decoder", config, self.target)
+        self.packed = swap_attention(self, "decoder", config, self.target)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """Nothing: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
@@ -70,6 +71,7 @@ class Decoder(TransformerDecoderBase):
         if incremental_state is None and self.target is not None:
             true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
         tell_length(self.target, encoder_out, true_lengths)
+        take_packed(self.packed, encoder_out)
         if incremental_state is not None:
             if self.prompt is not None and not incremental_state:
                 self._read_prompt(len(prev_output_tokens), incremental_state)
@@ -108,6 +110,7 @@ class Decoder(TransformerDecoderBase):
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
+        take_packed(self.packed, encoder_out)
         source, padding = None, None
         if encoder_out is not None:
             source = encoder_out["encoder_out"][0]

@@ -40,9 +40,10 @@ from .lengths import (
     predicted_length,
     tell_length,
 )
+from .packed import PackingEncoder, take_packed
 
 
-class TTSEncoder(PredictingEncoder, TTSTransformerEncoder):
+class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
     """fairseq's encoder of phonemes with swapped attention; padding is zeroed between its convolutions.
 
     So a sentence is encoded the same alone and in a batch, up to the batch normalisation of training.
@@ -50,7 +51,7 @@ class TTSEncoder(PredictingEncoder, TTSTransformerEncoder):
 
     def __init__(self, args: Namespace, dictionary: Any, embed_speaker: nn.Embedding | None) -> None:
         super().__init__(args, dictionary, embed_speaker)
-        swap_attention(self, "encoder", args)
+        self.packed = swap_attention(self, "encoder", args)
         self.length_predictor = build_length_predictor(
             args, args.encoder_embed_dim, dictionary, args.n_frames_per_step, timed=True
         )
@@ -63,6 +64,7 @@ class TTSEncoder(PredictingEncoder, TTSTransformerEncoder):
         x = convolved(self.prenet, self.embed_tokens(src_tokens), ~padding)
         x = self.prenet_proj(x) + self.pos_emb_alpha * self.embed_positions(padding)
         x = self.dropout_module(x).transpose(0, 1)
+        self.packed.value = None
         for i in range(len(self.transformer_layers)):
             x = self.transformer_layers[i](x, padding)
         if self.layer_norm is not None:
@@ -70,7 +72,7 @@ class TTSEncoder(PredictingEncoder, TTSTransformerEncoder):
         if self.embed_speaker is not None:
             voice = self.embed_speaker(speaker).transpose(0, 1).expand(len(x), -1, -1)
             x = self.spk_emb_proj(torch.cat([x, voice], 2))
-        return {
+        encoder_out: EncoderOut = {
             "encoder_out": [x],
             "encoder_padding_mask": [padding] if padding.any() else [],
             "encoder_embedding": [],
@@ -78,6 +80,7 @@ class TTSEncoder(PredictingEncoder, TTSTransformerEncoder):
             "src_tokens": [],
             "src_lengths": [],
         }
+        return self.with_packed(encoder_out)
 
 
 class TTSDecoder(TTSTransformerDecoder):
@@ -89,7 +92,7 @@ class TTSDecoder(TTSTransformerDecoder):
     def __init__(self, args: Namespace, dictionary: Any) -> None:
         super().__init__(args, dictionary)
         self.target = TargetLength() if args.length_predictor else None
-        swap_attention(self, "decoder", args, self.target)
+        self.packed = swap_attention(self, "decoder", args, self.target)
         if getattr(args, "use_guided_attention_loss", False):
             # The loss looks at the last layer's alignment.
             self.transformer_layers[-1].encoder_attn.weights_in_training = True
@@ -108,6 +111,7 @@ class TTSDecoder(TTSTransformerDecoder):
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         tell_length(self.target, encoder_out, target_lengths if incremental_state is None else None)
+        take_packed(self.packed, encoder_out)
         return super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
 
     def forward(

@@ -1,7 +1,7 @@
 """fairseq adapters: an attention module that asks a mechanism, the plan grammar and the swap."""
 
 from .length_predictor import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
-from .mechanism_attention import IncrementalState, MechanismAttention, Memory, TargetLength
+from .mechanism_attention import IncrementalState, MechanismAttention, Memory, PackedSequence, TargetLength
 from .plan import expand_plan
 from .swap import (
     BLOCKS,
@@ -26,6 +26,7 @@ __all__ = [
     "LengthPredictor",
     "MechanismAttention",
     "Memory",
+    "PackedSequence",
     "Setting",
     "Source",
     "TargetLength",

@@ -7,6 +7,7 @@ keep masks True at real rows inside.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from ..attention import CAUSAL, Mechanism, Projections, Rows, State, Step, Visible
+from ..attention import CAUSAL, Mechanism, Packed, Projections, Rows, State, Step, Visible
 from ..errors import LeapformerError
 
 IncrementalState = dict[str, Any]
@@ -29,6 +30,31 @@ class TargetLength:
     """
 
     lengths: Tensor | None = None
+
+
+@dataclass
+class PackedSequence:
+    """What the layers of a stack hand on to each other beside their input, in the pass that runs (Luna).
+
+    value: None before the first layer that has a packed sequence.
+    first: the mechanism of that layer, or None if there is no such layer.
+    """
+
+    value: Packed | None = None
+    first: Mechanism | None = None
+
+    def of(self, rows: int) -> Packed | None:
+        """One for each of `rows` sentences, where the rows of the pass are hypotheses of them, side by side."""
+        return self._mapped(lambda x: x[:: len(x) // rows])
+
+    def hand_on(self, packed: Packed, hypotheses: int) -> None:
+        """What the next layer gets: that of a sentence for each of its hypotheses."""
+        self.value = packed
+        if hypotheses > 1:
+            self.value = self._mapped(lambda x: x.repeat_interleave(hypotheses, 0))
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Packed | None:
+        return None if self.value is None else Packed(*(x if x is None else function(x) for x in self.value))
 
 
 @dataclass
@@ -87,7 +113,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     `like` is the stock attention that this module replaces: its projections are reused, so its checkpoints load and
     only `mechanism.*` is new. `visible` limits what a query may see: CAUSAL in decoder self-attention, a wait-k prefix
     in simultaneous cross-attention, None otherwise; it holds in training and generation alike. `target` is where a
-    decoder says how long its target becomes, if that is known or predicted.
+    decoder says how long its target becomes, if that is known or predicted. `packed` is what the layers of a stack hand
+    on to each other; without it every layer has its own.
     """
 
     def __init__(
@@ -96,6 +123,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         mechanism: Mechanism,
         visible: Visible | None = None,
         target: TargetLength | None = None,
+        packed: PackedSequence | None = None,
     ) -> None:
         super().__init__()
         self.embed_dim, self.num_heads, self.head_dim = like.embed_dim, like.num_heads, like.head_dim
@@ -104,6 +132,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.mechanism = mechanism
         self.visible = visible
         self.target = TargetLength() if target is None else target
+        self.packed = packed if mechanism.packs else None
+        mechanism.adopt(self._projections())
         self.compose_weights, self.weights_in_training = True, False
         self.beam_size = 1
         self._prepared: tuple[list[tuple[int, int]], Step | None] | None = None
@@ -140,16 +170,20 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _whole(self, query: Tensor, key: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Everything at once: training, scoring, encoders."""
-        key_rows = self._with_inputs(Rows.whole(len(key), keep, key.device), key)
+        key_rows = self._as_asked(Rows.whole(len(key), keep, key.device), key)
         if self.visible == CAUSAL:
             key_rows = key_rows.of_length(self.target.lengths)
         query_rows = key_rows
         if not self.self_attention:
             query_rows = Rows.whole(len(query), device=query.device).of_length(self.target.lengths)
         where = {"query": query_rows, "key": key_rows, "visible": self.visible}
-        q, k = self._q(query), self._k(key)
+        q, (k, v) = self._q(query), self._kv(key)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
-        return self._out(self.mechanism(q, k, self._v(key), **where)), weights
+        if self.packed is None or self.visible is not None:
+            return self._out(self.mechanism(q, k, v, **where)), weights
+        state = self.mechanism.update(None, k, v, key_rows)
+        self.packed.hand_on(self.mechanism.packed_after(state), 1)
+        return self._out(self.mechanism.attend(state, q, query_rows)), weights
 
     def _self_step(self, query: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Decoder self-attention over new rows: one token, or a prompt."""
@@ -161,8 +195,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
             out = memory.step.extend(query[0], memory.keys, memory.queries + 1, self.target.lengths).unsqueeze(0)
         else:
             rows = memory.rows(len(query), keep, query.device, self.target.lengths)
-            rows = self._with_inputs(rows, query)
-            out, memory.keys = self.mechanism.extend(memory.keys, self._q(query), self._k(query), self._v(query), rows)
+            rows = self._as_asked(rows, query)
+            out, memory.keys = self.mechanism.extend(memory.keys, self._q(query), *self._kv(query), rows)
             out = self._out(out)
         memory.advance(len(query), keep)
         return out
@@ -188,21 +222,25 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def _step_weights(self, query: Tensor, key: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Cross-attention weights (B, H, T, S) of the next queries."""
         rows = memory.rows(len(query), None, query.device, self.target.lengths)
-        source = self._with_inputs(Rows.whole(len(key), keep, key.device), key)
+        source = self._as_asked(Rows.whole(len(key), keep, key.device), key)
         visible = self._visible_from(memory)
-        return self.mechanism.weights(self._q(query), self._k(key), query=rows, key=source, visible=visible)
+        return self.mechanism.weights(self._q(query), self._kv(key)[0], query=rows, key=source, visible=visible)
 
     def _read(self, memory: Memory, key: Tensor, padding: Tensor | None, stop: int) -> None:
         """Bring source columns up to `stop` into the state."""
-        if stop <= memory.read:
-            return
+        if stop > memory.read:
+            self._read_more(memory, key, padding, stop)
+        if self.packed is not None:
+            self.packed.hand_on(self.mechanism.packed_after(memory.keys), memory.shared)
+
+    def _read_more(self, memory: Memory, key: Tensor, padding: Tensor | None, stop: int) -> None:
         keep = _keep(padding)
         if memory.keys is None:
             memory.shared = self._shared(key, keep)
         key = key[:, :: memory.shared]
         rows = Rows.whole(len(key), None if keep is None else keep[:: memory.shared], key.device)
-        rows, new = self._with_inputs(rows, key).narrow(memory.read, stop), key[memory.read : stop]
-        memory.keys = self.mechanism.update(memory.keys, self._k(new), self._v(new), rows)
+        rows, new = self._as_asked(rows, key).narrow(memory.read, stop), key[memory.read : stop]
+        memory.keys = self.mechanism.update(memory.keys, *self._kv(new), rows)
         memory.read = stop
 
     def _attend(self, query: Tensor, memory: Memory) -> Tensor:
@@ -228,15 +266,20 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         groups = (side.unflatten(0, (-1, n)) for side in sides)
         return n if all(torch.equal(group, group[:, :1].expand_as(group)) for group in groups) else 1
 
-    def _with_inputs(self, rows: Rows, x: Tensor) -> Rows:
-        """The rows with what they are projected from, (T, B, C), if the mechanism wants to see it."""
-        return replace(rows, inputs=x.transpose(0, 1)) if self.mechanism.needs_inputs else rows
+    def _as_asked(self, rows: Rows, x: Tensor) -> Rows:
+        """The rows with what the mechanism wants to see: what they come from, (T, B, C), and what layers hand on."""
+        if self.mechanism.needs_inputs:
+            rows = replace(rows, inputs=x.transpose(0, 1))
+        return rows if self.packed is None else replace(rows, packed=self.packed.of(x.shape[1]))
+
+    def _projections(self) -> Projections:
+        return Projections(self.q_proj, self.out_proj, self.k_proj, self.v_proj)
 
     def _step(self) -> Step | None:
         """The mechanism's fast way through one row, if it has one; prepared anew when a weight has changed."""
-        projections = Projections(self.q_proj, self.out_proj)
-        if not self.encoder_decoder_attention:
-            projections = Projections(*projections[:2], self.k_proj, self.v_proj)
+        projections = self._projections()
+        if self.encoder_decoder_attention:
+            projections = projections._replace(k=None, v=None)
         linear = [projection for projection in projections if projection is not None]
         if any(type(projection) is not nn.Linear for projection in linear):
             return None
@@ -254,11 +297,9 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def _q(self, x: Tensor) -> Tensor:
         return self._heads(self.q_proj(x))
 
-    def _k(self, x: Tensor) -> Tensor:
-        return self._heads(self.k_proj(x))
-
-    def _v(self, x: Tensor) -> Tensor:
-        return self._heads(self.v_proj(x))
+    def _kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        v = self._heads(self.v_proj(x))
+        return v if self.mechanism.keys_are_values else self._heads(self.k_proj(x)), v
 
     def _out(self, heads: Tensor) -> Tensor:
         """(B, H, T, E) to the block's output (T, B, C)."""

@@ -14,6 +14,19 @@ def expand_plan(plan: str, layers: int) -> list[str]:
 
     Raises LeapformerError for an unknown mechanism, a bad repeat or a plan that does not fit `layers`.
     """
+    names = names_in(plan)
+    if len(names) == 1 and "*" not in plan:
+        names *= layers
+    if len(names) != layers:
+        raise LeapformerError(
+            f"attention plan {plan!r} names {len(names)} layers but the stack has {layers}; "
+            f"name one mechanism for all, or one per layer, e.g. {names[0]}*{layers}"
+        )
+    return names
+
+
+def names_in(plan: str) -> list[str]:
+    """The mechanisms that a plan names, as often as it says; LeapformerError for an unknown one or a bad repeat."""
     names: list[str] = []
     for part in plan.split(","):
         name, star, times = (piece.strip() for piece in part.partition("*"))
@@ -23,11 +36,4 @@ def expand_plan(plan: str, layers: int) -> list[str]:
             )
         find(name)
         names += [name] * (int(times) if star else 1)
-    if len(names) == 1 and "*" not in plan:
-        names *= layers
-    if len(names) != layers:
-        raise LeapformerError(
-            f"attention plan {plan!r} names {len(names)} layers but the stack has {layers}; "
-            f"name one mechanism for all, or one per layer, e.g. {names[0]}*{layers}"
-        )
     return names

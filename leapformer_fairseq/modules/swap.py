@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..attention import CAUSAL, MECHANISMS, OPTIONS, Mechanism, Option, Visible, build, find
 from ..errors import LeapformerError
-from .mechanism_attention import IncrementalState, MechanismAttention, Memory, TargetLength
-from .plan import expand_plan
+from .mechanism_attention import IncrementalState, MechanismAttention, Memory, PackedSequence, TargetLength
+from .plan import expand_plan, names_in
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,10 @@ class Block(NamedTuple):
     def argument(self) -> str:
         """`encoder-self` is planned by `--encoder-self-attention`, stored as `encoder_self_attention`."""
         return self.name.replace("-", "_") + "_attention"
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.argument.replace("_", "-")
 
 
 BLOCKS = (
@@ -49,7 +53,7 @@ def add_attention_args(parser: argparse.ArgumentParser, stacks: tuple[str, ...] 
     for block in BLOCKS:
         if block.stack in stacks:
             parser.add_argument(
-                "--" + block.argument.replace("_", "-"),
+                block.flag,
                 metavar="PLAN",
                 help=f"mechanism for every layer, or one per layer as in softmax,leap*4,softmax; known: {choices}",
             )
@@ -80,13 +84,18 @@ def fill_options(args: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
             setattr(args, name, default)
 
 
-def swap_attention(stack: nn.Module, kind: str, args: argparse.Namespace, target: TargetLength | None = None) -> None:
+def swap_attention(
+    stack: nn.Module, kind: str, args: argparse.Namespace, target: TargetLength | None = None
+) -> PackedSequence:
     """Replace the attention of every layer in an "encoder" or "decoder" by the mechanism its plan names.
 
-    `target` is where a decoder with a length predictor will say how long its target becomes.
-    Raises LeapformerError naming block, layer, mechanism, reason and remedy when a mechanism cannot serve a block.
+    `target` is where a decoder with a length predictor will say how long its target becomes. Gives what the layers hand
+    on to each other: empty it, or fill in what the encoder handed on, before the layers run. Raises LeapformerError
+    naming block, layer, mechanism, reason and remedy when a mechanism cannot serve a block.
     """
-    layers = layers_of(stack)
+    layers, packed = layers_of(stack), PackedSequence()
+    reads_a_source = getattr(layers[0], BLOCKS[2].attribute, None) is not None
+    source = getattr(args, BLOCKS[0].argument) if reads_a_source else "softmax"
     for block in BLOCKS:
         if block.stack != kind or getattr(layers[0], block.attribute, None) is None:
             continue
@@ -104,10 +113,32 @@ def swap_attention(stack: nn.Module, kind: str, args: argparse.Namespace, target
                 **options,
             )
             refusal = mechanism.refusal(block.name, length_known=target is not None)
+            refusal = refusal or _packing_refusal(mechanism, args, source)
             if refusal:
                 raise LeapformerError(f"{block.name} attention, layer {i}: {name} cannot be used: {refusal}")
             mechanism.share(first.setdefault(name, mechanism))
-            setattr(layers[i], block.attribute, MechanismAttention(stock, mechanism, block.visible, target))
+            if mechanism.packs and packed.first is None:
+                packed.first = mechanism
+            setattr(layers[i], block.attribute, MechanismAttention(stock, mechanism, block.visible, target, packed))
+    return packed
+
+
+def _packing_refusal(mechanism: Mechanism, args: argparse.Namespace, source: str) -> str | None:
+    """Why a model of these `args` cannot hand a packed sequence on as the mechanism needs it, with the remedy.
+
+    `source` is the plan of the encoder that a decoder reads.
+    """
+    if mechanism.packs and getattr(args, "checkpoint_activations", False):
+        return (
+            "its layers hand on a packed sequence, whose gradient is lost when layers are run again in the backward "
+            "pass; leave --checkpoint-activations out"
+        )
+    if mechanism.needs_packed and not any(find(name).packs for name in names_in(source)):
+        return (
+            f"no layer of an encoder hands on a packed sequence; give one to {BLOCKS[0].flag}, or take --luna-packed "
+            "learned"
+        )
+    return None
 
 
 def layers_of(stack: nn.Module) -> nn.ModuleList:

@@ -5,7 +5,7 @@ dataset=multi30k paper=small root_holds="{train,val,test_2016_flickr}.{en,de}"
 . "$(dirname "$0")/../translation.sh"
 
 value_options+=" --plans"
-flag_options+=" --full"
+flag_options+=" --full --bounded"
 
 usage() {
     cat <<HELP
@@ -21,8 +21,12 @@ is there with fewer epochs is gone on with, too: the first epochs are the same.
   --download            fetch what --root lacks
   --out DIR             prepared data and runs
   --full                instead: softmax, and leap and relu in decoder self-attention, for 16 epochs
+  --bounded             instead: memories of bounded size, ABC in the decoder with a learned control (32 slots for the
+                        source and 8 or 32 for the target), Linformer's and a random one; Luna everywhere, its packed
+                        sequence of 16 or 32 rows from the encoder, and a learned one in the decoder
   --epochs N            passes over the training data (default: 8; with --full 16)
-  --plans LIST          train only these, in quotes, each ENCODER/DECODER/CROSS or one for all
+  --plans LIST          train only these, in quotes, each ENCODER/DECODER/CROSS or one for all, options of a mechanism
+                        behind it as in luna:luna-length=16
   --seed N              seed of the trainings (default: 1)
   --paper, --average, --vocab-size, --workers, --train-options, --eval-options
                         as in scripts/multi30k/run.sh
@@ -31,7 +35,7 @@ HELP
 }
 
 defaults() {
-    root='' out='' seed=1 workers=1 download='' full='' plans='' epochs=8
+    root='' out='' seed=1 workers=1 download='' full='' bounded='' plans='' epochs=8
     [[ " ${arguments[*]} " != *" --full "* ]] || epochs=16
 }
 
@@ -55,14 +59,23 @@ lengthen() {
 }
 
 step_ablation() {
-    local plan chosen all=(softmax)
+    local plan chosen abc=softmax/abc-X/abc-X:abc-slots all=(softmax) expected=()
     for plan in X/softmax/softmax softmax/X/softmax softmax/softmax/X X; do
         all+=("${plan//X/leap}" "${plan//X/relu}")
     done
     [[ ! $full ]] || all=(softmax softmax/leap/softmax softmax/relu/softmax)
+    if [[ $bounded ]]; then
+        all=("${abc//X/mlp}=32/8/32" "${abc//X/mlp}=32" "${abc//X/linformer}=32/8/32" "${abc//X/random}=32/8/32"
+            luna:luna-length=16 luna:luna-length=32 luna:luna-length=16:luna-packed=learned)
+        # The papers' order: a learned control is better than a random one and Linformer's, a packed sequence that comes
+        # from the source better than a constant one.
+        expected=(--expect "${all[0]}" "${all[3]}" --expect "${all[0]}" "${all[2]}" --expect "${all[4]}" "${all[6]}")
+        all=(softmax "${all[@]}")
+    fi
     read -ra chosen <<<"${plans:-${all[*]}}"
     runs=$out/epochs$epochs
-    table_options=(--title "Multi30k $pair: linear attention by block, at most $epochs epochs" --rows "${all[@]}")
+    table_options=(--title "Multi30k $pair: linear attention by block, at most $epochs epochs" --rows "${all[@]}"
+        "${expected[@]}")
     for attention in "${chosen[@]}"; do
         lengthen
         step_train

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, LinearMechanism, Mechanism, Rows, Visible, build
-from leapformer_fairseq.attention.bounded import BoundedMechanism
 
 NAMES = sorted(MECHANISMS)
 LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism)]
 RECOMPUTING = [name for name in NAMES if "recompute" in MECHANISMS[name].forms]
-BOUNDED = [name for name in NAMES if issubclass(MECHANISMS[name], BoundedMechanism)]
+BOUNDED = [name for name in NAMES if name.startswith("abc-")]
 CONSTANT = [name for name in NAMES if MECHANISMS[name].constant_state]
 # whose weights of all keys are no average
-UNNORMALIZED = ("rope", "abc-linformer", "abc-pool", "abc-random")
+UNNORMALIZED = ("rope", "abc-linformer", "abc-pool", "abc-random", "luna")
 SLOTS = {"abc_slots": 5}
 # what a mechanism needs to be built, or to be tested in all blocks
 OPTIONS = {

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, LinearState, Projections, Rows, build, native
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, Rows, build, native
 
 B, H, D, C, T = 3, 2, 8, 16, 9
-VARIANTS = [
+LINEAR = [
     ("relu", {}),
     ("elu", {}),
     ("cosformer", {"cosformer_length": 6}),  # shorter than T: proportions saturate
@@ -22,11 +23,28 @@ VARIANTS = [
     ("rope", {}),
     ("rope", {"rope_dims": D, "rope_theta": 100.0}),
 ]
+SLOTS = [
+    ("abc-mlp", {"abc_slots": 5}),
+    ("abc-mlp", {"abc_slots": 5, "abc_activation": "relu"}),
+    ("abc-mlp", {"abc_slots": 5, "abc_activation": "relu", "abc_empty_slots": "literal"}),
+    ("abc-mlp", {"abc_slots": 8, "abc_activation": "sigmoid"}),
+    ("abc-linformer", {"abc_slots": 5, "abc_max_length": 11}),
+    ("abc-random", {"abc_slots": 5}),
+    ("abc-random", {"abc_slots": 5, "abc_empty_slots": "literal"}),
+    ("abc-global", {"abc_slots": 5, "abc_global_every": 3}),
+    ("abc-pool", {"abc_slots": 5, "abc_pool_size": 3}),
+]
+VARIANTS = [*LINEAR, *SLOTS]
+# not defined for a decoder's self-attention
+CROSS_ONLY = [("abc-cluster", {"abc_slots": 5})]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
-variants = pytest.mark.parametrize(
-    ("name", "options"), VARIANTS, ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x))
-)
+
+def each(variants):
+    ids = ["-".join(map(str, (name, *options.values()))) for name, options in variants]
+    return pytest.mark.parametrize(("name", "options"), variants, ids=ids)
+
+
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 
@@ -42,7 +60,7 @@ def language(request, monkeypatch):
 
 def block(name, options, dtype, bias=True):
     torch.manual_seed(0)
-    mechanism = build(name, D, H, **options).to(dtype)
+    mechanism = build(name, D, H, input_dim=C, **options).to(dtype)
     q, k, v, out = (nn.Linear(C, H * D, bias=bias).to(dtype) for _ in range(4))
     return mechanism, Projections(q, out, k, v)
 
@@ -56,41 +74,46 @@ def joined(x):
     return x.permute(2, 0, 1, 3).flatten(2)
 
 
-def rows(count):
-    return Rows.whole(count).without_lengths()
+def rows(count, x=None):
+    """Rows of unknown length that are projected from x (T, B, C)."""
+    return replace(Rows.whole(count).without_lengths(), inputs=None if x is None else x.transpose(0, 1))
+
+
+def assert_same_states(state, other, tolerance):
+    for name, tensor in state.tensors().items():
+        torch.testing.assert_close(tensor, other.tensors()[name], rtol=0, atol=tolerance)
 
 
 @dtypes
-@variants
+@each(VARIANTS)
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
 def test_steps_of_self_attention_equal_the_parallel_form(name, options, dtype, bias, language):
     mechanism, projections = block(name, options, dtype, bias)
     q, o, k, v = projections
     x = torch.randn(T, B, C, dtype=dtype)
-    where = {"query": rows(T), "key": rows(T), "visible": CAUSAL}
+    where = {"query": rows(T), "key": rows(T, x), "visible": CAUSAL}
     expected = o(joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), form="parallel", **where)))
     step, state = mechanism.step(projections), mechanism.empty_state(B, D, x)
     out = torch.stack([step.extend(x[t], state, t + 1) for t in range(T)])
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype])
-    general = mechanism.update(None, heads(k(x)), heads(v(x)), rows(T))
-    torch.testing.assert_close(state.kv, general.kv, rtol=0, atol=10 * TOLERANCE[dtype])
+    assert_same_states(state, mechanism.update(None, heads(k(x)), heads(v(x)), rows(T, x)), 10 * TOLERANCE[dtype])
 
 
 @dtypes
-@variants
+@each([*VARIANTS, *CROSS_ONLY])
 @pytest.mark.parametrize("shared", [1, 3])
 @torch.no_grad()
 def test_steps_of_cross_attention_equal_attend(name, options, dtype, shared, language):
     mechanism, (q, o, k, v) = block(name, options, dtype)
     source, x = torch.randn(11, 2, C, dtype=dtype), torch.randn(4, 2 * shared, C, dtype=dtype)
-    state = mechanism.update(None, heads(k(source)), heads(v(source)), Rows.whole(11))
-    copies = LinearState(state.kv.repeat_interleave(shared, 0))
-    expected, before = o(joined(mechanism.attend(copies, heads(q(x)), rows(4)))), state.kv.clone()
+    state = mechanism.update(None, heads(k(source)), heads(v(source)), rows(11, source).of_length(torch.tensor([11])))
+    copies, before = state.reorder(torch.arange(2).repeat_interleave(shared)), state.fork()
+    expected = o(joined(mechanism.attend(copies, heads(q(x)), rows(4))))
     step = mechanism.step(Projections(q, o))
     out = torch.stack([step.attend(x[t], state, t + 1) for t in range(4)])
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype])
-    assert torch.equal(before, state.kv)  # reading changes nothing
+    assert_same_states(state, before, 0)  # reading changes nothing
 
 
 @dtypes
@@ -118,7 +141,7 @@ def test_every_sequence_has_its_own_length(dtype, overrun, language):
     assert not torch.allclose(other, expected, atol=1e-4), "lengths matter"
 
 
-@variants
+@each(VARIANTS)
 @torch.no_grad()
 def test_a_dead_row_gives_zero(name, options, language):
     """No key, no similarity: the floor, not NaN."""
@@ -148,17 +171,20 @@ def test_half_precision_keeps_a_float32_state(language):
 @pytest.mark.parametrize("name", sorted(MECHANISMS))
 @torch.no_grad()
 def test_every_mechanism_says_whether_it_has_a_step(name):
-    mechanism = build(name, D, H, **({"cosformer_length": 6} if name == "cosformer" else {}))
-    has = mechanism.step(block("relu", {}, torch.float32)[1]) is not None
+    mechanism, projections = block(name, dict([*VARIANTS, *CROSS_ONLY]).get(name, {}), torch.float32)
     tested = {variant for variant, _ in VARIANTS} | {"softmax"}  # softmax: tests/modules
-    assert has == (name in tested), "name its step in VARIANTS"
+    assert (mechanism.step(projections) is not None) == (name in tested), "name its step in VARIANTS"
+    tested |= {variant for variant, _ in CROSS_ONLY}
+    has = mechanism.step(Projections(*projections[:2])) is not None
+    assert has == (name in tested), "name its step in VARIANTS or CROSS_ONLY"
 
 
+@pytest.mark.parametrize(("name", "step"), [("leap", "step"), ("abc-mlp", "slot_step"), ("abc-random", "slot_step")])
 @torch.no_grad()
-def test_the_step_in_c_is_really_taken(monkeypatch):
-    mechanism, projections = block("leap", {}, torch.float32)
-    calls, real = [], native.step()
-    monkeypatch.setattr(native, "step", lambda: lambda *args: (calls.append(1), real(*args)))
+def test_the_step_in_c_is_really_taken(monkeypatch, name, step):
+    mechanism, projections = block(name, {}, torch.float32)
+    calls, real = [], getattr(native, step)()
+    monkeypatch.setattr(native, step, lambda: lambda *args: (calls.append(1), real(*args)))
     mechanism.step(projections).extend(torch.randn(B, C), mechanism.empty_state(B, D, torch.zeros(1)), 1)
     assert calls == [1]
 

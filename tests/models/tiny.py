@@ -48,6 +48,8 @@ def make_model(arch: str, plan: str = "leap", seed: int = 0, **options: Any) -> 
     args = Namespace(arch=arch, **{**SIZES, **options})
     ARCH_CONFIG_REGISTRY[arch](args)
     waits = getattr(args, "waitk_lagging", "offline") != "offline"
+    if waits:
+        args.luna_packed = "learned"  # that of the encoder holds the whole source
     for argument, block in BLOCKS.items():
         serves = plan not in MECHANISMS or block in MECHANISMS[plan].blocks
         prefixes = plan not in MECHANISMS or MECHANISMS[plan].prefixes or not (waits and block == "decoder-cross")

@@ -125,7 +125,7 @@ def test_a_control_reads_what_the_keys_are_projected_from(cross):
     key = source if cross else x
     with torch.no_grad():
         out, _ = attention(x, key, key)
-        q, k, v = attention._q(x), attention._k(key), attention._v(key)
+        q, (k, v) = attention._q(x), attention._kv(key)
         rows = replace(Rows.whole(len(key)), inputs=key.transpose(0, 1))
         expected = attention._out(mechanism(q, k, v, key=rows, visible=None if cross else CAUSAL, form="parallel"))
         other = attention._out(mechanism(q, k, v, key=replace(rows, inputs=rows.inputs.flip(0)), visible=None))

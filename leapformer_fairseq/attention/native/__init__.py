@@ -1,7 +1,7 @@
-"""The decoding step in C, compiled on first use into the user's cache; everything works without it, slower.
+"""The decoding steps in C, compiled on first use into the user's cache; everything works without them, slower.
 
-No compiler, a read-only cache, another platform: then `step` is None and the step in PyTorch serves.
-`LEAPFORMER_NATIVE=0` turns it off.
+No compiler, a read-only cache, another platform: then they are None and the steps in PyTorch serve.
+`LEAPFORMER_NATIVE=0` turns them off.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("step.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.c", "slot_step.c"))
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=c99")
 SWITCH = "LEAPFORMER_NATIVE"
 MAX_DIM = 1024  # as in step.c
+MAX_SLOTS = 1024  # as in slot_step.c
 
 
 class Sizes(ctypes.Structure):
@@ -37,14 +38,41 @@ class Sizes(ctypes.Structure):
     ]
 
 
+class SlotSizes(ctypes.Structure):
+    """`SlotSizes` of slot_step.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rows", "heads", "dim", "value_dim", "slots", "shared")),
+        *((name, ctypes.c_int32) for name in ("normalized", "masked")),
+        *((name, ctypes.c_float) for name in ("floor", "scale")),
+    ]
+
+
+_POINTER, _STRIDE = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS = {
+    "leapformer_step": (ctypes.POINTER(Sizes), _POINTER, _STRIDE, *[_POINTER] * 6),
+    "leapformer_slot_step": (ctypes.POINTER(SlotSizes), _POINTER, _STRIDE, _POINTER, *[_STRIDE] * 2, *[_POINTER] * 4),
+}
+
+
 def step() -> Callable[..., None] | None:
     """`leapformer_step` of step.c, or None where it cannot be had or is turned off."""
-    return None if os.environ.get(SWITCH) == "0" else load()
+    return _function("leapformer_step")
+
+
+def slot_step() -> Callable[..., None] | None:
+    """`leapformer_slot_step` of slot_step.c, or None where it cannot be had or is turned off."""
+    return _function("leapformer_slot_step")
+
+
+def _function(name: str) -> Callable[..., None] | None:
+    library = None if os.environ.get(SWITCH) == "0" else load()
+    return None if library is None else getattr(library, name)
 
 
 @contextmanager
 def turned_off() -> Iterator[None]:
-    """The step in PyTorch for a while, to compare."""
+    """The steps in PyTorch for a while, to compare."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = "0"
     try:
@@ -56,23 +84,24 @@ def turned_off() -> Iterator[None]:
 
 
 @functools.cache
-def load() -> Callable[..., None] | None:
+def load() -> ctypes.CDLL | None:
     """Compile, if this processor has not, and load; where that fails, the reason is logged once."""
     try:
-        function = ctypes.CDLL(str(_compiled())).leapformer_step
+        library = ctypes.CDLL(str(_compiled()))
     except (OSError, subprocess.SubprocessError) as error:
         logger.info("decoding step in PyTorch, since the one in C could not be compiled: %s", error)
         return None
-    pointer = ctypes.c_void_p
-    function.argtypes = (ctypes.POINTER(Sizes), pointer, ctypes.c_int64, *[pointer] * 6)
-    function.restype = None
-    return function
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
 
 
 def _compiled() -> Path:
-    """The shared library for this source and this processor."""
+    """The shared library for these sources and this processor."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leapformer_fairseq"
-    identity = hashlib.sha256("\0".join([SOURCE.read_text(), *FLAGS, _processor()]).encode()).hexdigest()[:16]
+    parts = [*(source.read_text() for source in SOURCES), *FLAGS, _processor()]
+    identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     library = cache / f"step-{identity}.so"
     if not library.exists():
         compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -81,9 +110,8 @@ def _compiled() -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             built = Path(folder) / library.name
-            subprocess.run(
-                [compiler, *FLAGS, str(SOURCE), "-o", str(built), "-lm"], check=True, capture_output=True, timeout=60
-            )
+            command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(built), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
             built.replace(library)  # in one step: another process may be doing the same
     return library
 

@@ -1,0 +1,42 @@
+"""The packed sequence of Luna, from layer to layer and from the encoder to the decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..attention import Packed
+from ..modules import PackedSequence
+from .lengths import EncoderOut
+
+PACKED = "packed"  # key of the encoder's output: [rows (B, l, C)], or [rows, keep (B, l)]
+
+
+class PackingEncoder(nn.Module):
+    """Mixin for fairseq encoders: what the last layer hands on goes to the decoder with the encoder's output."""
+
+    packed: PackedSequence
+
+    def forward(self, *args: Any, **kwargs: Any) -> EncoderOut:
+        self.packed.value = None
+        return self.with_packed(super().forward(*args, **kwargs))
+
+    def with_packed(self, encoder_out: EncoderOut) -> EncoderOut:
+        """The encoder's output and the packed sequence, if there is one: the first, if all layers were dropped."""
+        if self.packed.first is None:
+            return encoder_out
+        packed = self.packed.value or self.packed.first.first_packed(encoder_out["encoder_out"][0].shape[1])
+        return {**encoder_out, PACKED: [x for x in packed if x is not None]}
+
+    def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
+        reordered = super().reorder_encoder_out(encoder_out, new_order)
+        if PACKED in encoder_out:
+            reordered[PACKED] = [x.index_select(0, new_order) for x in encoder_out[PACKED]]
+        return reordered
+
+
+def take_packed(packed: PackedSequence, encoder_out: EncoderOut | None) -> None:
+    """Give a decoder's layers, before they run, what the encoder handed on, if anything."""
+    found = (encoder_out or {}).get(PACKED)
+    packed.value = Packed(*found) if found else None

@@ -1,0 +1,236 @@
+"""Luna: packing, unpacking and the causal memory against the paper's formulas, with a block's projections."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from leapformer_fairseq.attention import CAUSAL, Packed, Projections, Rows, bounded, build
+from leapformer_fairseq.errors import LeapformerError
+
+from .cases import DIM, HEADS, SIDES, difference, padding, run, steps
+
+L, COUNT, WIDTH = 5, 23, DIM * HEADS
+PROJECTIONS = ("tied", "untied", "standard")
+BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
+WRITTEN = {"elu1": lambda x: x + 1 if x > 0 else math.exp(x), "softplus2": lambda x: math.log2(1 + 2**x)}
+
+
+def luna(block, projections="tied", adopt=True, **options):
+    """A mechanism in float64 whose numbers all matter, in a block with projections, and these."""
+    mechanism = build("luna", DIM, HEADS, block=block, luna_length=L, luna_projections=projections, **options).double()
+    stock = Projections(*(nn.Linear(WIDTH, WIDTH).double() for _ in range(4)))
+    for parameter in (*mechanism.parameters(), *(x for layer in stock for x in layer.parameters())):
+        nn.init.normal_(parameter, std=0.4)
+    if adopt:
+        mechanism.adopt(stock)
+    return mechanism, stock
+
+
+def packed_rows(keep=True):
+    return Packed(torch.randn(2, L, WIDTH).double(), torch.arange(L) < torch.tensor([[L], [3]]) if keep else None)
+
+
+def projected(mechanism, stock, x, queries=COUNT):
+    """q, k, v (B, H, ., D) of inputs x (B, S, C), as the block makes them."""
+    heads = [layer(x).unflatten(-1, (HEADS, DIM)).transpose(1, 2) for layer in (stock.q, stock.k, stock.v)]
+    q, k, v = heads
+    return q[:, :, :queries], v if mechanism.keys_are_values else k, v
+
+
+def vectors(layer, x, h):
+    """One row through a projection, and of that one head."""
+    return (x if layer is None else layer(x))[h * DIM : (h + 1) * DIM]
+
+
+def layers(mechanism, stock, projections):
+    """What projects P, writes (causal), and unpacks keys and values, as the paper and its code have it."""
+    own = mechanism.own
+    if projections == "tied":
+        return own["query"], stock.k, stock.k, stock.k
+    if projections == "standard":
+        return stock.q, stock.k, stock.k, stock.v
+    return (own["query"], *(dict(own.items()).get(name) for name in ("write", "unpack_key", "unpack_value")))
+
+
+def normalised(mechanism, row):
+    norm = mechanism.packed_norm
+    return (row - row.mean()) / (row.var(unbiased=False) + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def softmax(logits):
+    top = max(logits)
+    powers = [math.exp(x - top) for x in logits]
+    return [x / sum(powers) for x in powers]
+
+
+def attention_of_one(query, keys, values):
+    """softmax(K q / sqrt(D)) V for one query, with lists of vectors."""
+    weights = softmax([float(key @ query) / math.sqrt(DIM) for key in keys])
+    return sum(w * value for w, value in zip(weights, values, strict=True))
+
+
+def bidirectional(mechanism, stock, projections, q, k, v, key):
+    """Outputs and the packed sequence for the next layer: P reads the keys, queries read what it found."""
+    _, _, unpack_key, unpack_value = layers(mechanism, stock, projections)
+    query = layers(mechanism, stock, projections)[0]
+    out, after = torch.zeros(*q.shape[:3], DIM).double(), torch.zeros(len(q), L, WIDTH).double()
+    for b in range(len(q)):
+        real = [i for i in range(k.shape[2]) if key.keep is None or key.keep[b, i]]
+        used = L if mechanism.fixed else min(L, len(real))
+        rows = [normalised(mechanism, key.packed.rows[b, j]) for j in range(L)]
+        found = [
+            torch.cat([attention_of_one(vectors(query, row, h), k[b, h, real], v[b, h, real]) for h in range(HEADS)])
+            for row in rows
+        ]
+        for h in range(HEADS):
+            keys, values = ([vectors(x, y, h) for y in found[:used]] for x in (unpack_key, unpack_value))
+            for t in range(q.shape[2]):
+                out[b, h, t] = attention_of_one(q[b, h, t], keys, values)
+        after[b] = torch.stack(rows) + torch.stack(found)
+    return out, after
+
+
+def causal(mechanism, stock, projections, activation, q, k, v, key):
+    """Outputs of queries that read what tokens up to their own have written, (1/t) sum k_i a_i^T and a_i v_i^T."""
+    query, write, _, _ = layers(mechanism, stock, projections)
+    out = torch.zeros_like(q)
+    for b in range(len(q)):
+        used = [j for j in range(L) if key.packed.keep is None or key.packed.keep[b, j]]
+        rows = [normalised(mechanism, key.packed.rows[b, j]) for j in used]
+        for h in range(HEADS):
+            pseudo, keys, values, seen = [vectors(query, row, h) for row in rows], 0, 0, 0
+            for t in range(q.shape[2]):
+                if key.keep is not None and not key.keep[b, t]:
+                    continue
+                token = vectors(write, key.inputs[b, t], h)
+                a = [WRITTEN[activation](float(token @ p) / math.sqrt(DIM)) for p in pseudo]
+                a = torch.tensor(a, dtype=torch.float64)
+                keys, values, seen = keys + torch.outer(a, k[b, h, t]), values + torch.outer(a, v[b, h, t]), seen + 1
+                logits = (keys / seen) @ q[b, h, t] / math.sqrt(DIM)
+                out[b, h, t] = torch.tensor(softmax(logits.tolist()), dtype=torch.float64) @ values / seen
+    return out
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("projections", PROJECTIONS)
+@pytest.mark.parametrize(("block", "count"), [("encoder-self", COUNT), ("decoder-cross", COUNT), ("decoder-cross", 4)])
+@torch.no_grad()
+def test_pack_and_unpack_are_the_papers(block, count, projections, side, fixed):
+    mechanism, stock = luna(block, projections, luna_fixed_length=fixed)
+    x = torch.randn(2, count, WIDTH).double()
+    key = replace(Rows.whole(count, padding(count, side)), inputs=x, packed=packed_rows(keep=False))
+    q, k, v = projected(mechanism, stock, x, queries=4)
+    expected, after = bidirectional(mechanism, stock, projections, q, k, v, key)
+    for form in mechanism.forms:
+        assert difference([mechanism(q, k, v, key=key, form=form)], [expected]) < 1e-12
+    state = mechanism.update(None, k, v, key)
+    assert difference([mechanism.attend(state, q, Rows.whole(4))], [expected]) < 1e-12
+    handed = mechanism.packed_after(state)
+    assert difference([handed.rows], [after]) < 1e-12
+    real = count if key.keep is None else int(key.keep[1].sum())
+    assert handed.keep.sum(1).tolist() == [L if fixed else min(L, count), L if fixed else min(L, real)]
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("activation", WRITTEN)
+@pytest.mark.parametrize("projections", PROJECTIONS)
+@torch.no_grad()
+def test_causal_attention_is_the_papers(projections, activation, side, monkeypatch):
+    monkeypatch.setattr(bounded, "ROWS", 64)  # stretches of 16 rows for chunks of 4
+    mechanism, stock = luna("decoder-self", projections, luna_activation=activation)
+    x = torch.randn(2, COUNT, WIDTH).double()
+    key = replace(Rows.whole(COUNT, padding(COUNT, side)), inputs=x, packed=packed_rows())
+    q, k, v = projected(mechanism, stock, x)
+    expected = causal(mechanism, stock, projections, activation, q, k, v, key)
+    real = 1.0 if key.keep is None else key.keep[:, None, :, None]
+    for form in mechanism.forms:
+        out = mechanism(q, k, v, query=key, key=key, visible=CAUSAL, form=form, chunk=4)
+        assert difference([out * real], [expected * real]) < 1e-12, form
+    for prompt in (0, 1, 9):
+        out, _ = steps(mechanism, (q, k, v), key.without_lengths(), prompt)
+        assert difference([out * real], [expected * real]) < 1e-12, prompt
+
+
+@pytest.mark.parametrize("projections", PROJECTIONS)
+def test_gradients_reach_the_packed_sequence_through_stretches(projections, monkeypatch):
+    monkeypatch.setattr(bounded, "ROWS", 64)
+    mechanism, stock = luna("decoder-self", projections)
+    x, grad = torch.randn(2, COUNT, WIDTH).double(), torch.randn(2, HEADS, COUNT, DIM).double()
+    qkv, packed, found = projected(mechanism, stock, x), packed_rows(), {}
+    for form in ("parallel", "chunkwise"):
+        start, inputs = packed.rows.clone().requires_grad_(), x.clone().requires_grad_()
+        # The packed sequence comes out of other layers: it is no leaf.
+        key = replace(Rows.whole(COUNT), inputs=inputs * 1, packed=Packed(start * 1, packed.keep))
+        found[form] = run(mechanism, qkv, grad, key=key, visible=CAUSAL, form=form, chunk=4)
+        found[form] += [start.grad, torch.zeros_like(x) if inputs.grad is None else inputs.grad]
+        assert start.grad.abs().max() > 1e-3
+    assert difference(found["chunkwise"], found["parallel"]) < 1e-12
+
+
+@pytest.mark.parametrize("projections", PROJECTIONS)
+@pytest.mark.parametrize("block", ["encoder-self", "decoder-cross"])
+@torch.no_grad()
+def test_weights_compose_both_matrices(block, projections):
+    """The weights of a token are those of the packed rows that a query reads, times theirs of the token."""
+    mechanism, stock = luna(block, projections)
+    x, keep = torch.randn(2, COUNT, WIDTH).double(), padding(COUNT, "right")
+    key = replace(Rows.whole(COUNT, keep), inputs=x, packed=packed_rows(keep=False))
+    q, k, v = projected(mechanism, stock, x, queries=4)
+    weights = mechanism.weights(q, k, key=key)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, HEADS, 4).double())
+    assert weights[1, :, :, ~keep[1]].abs().max() == 0
+    state = mechanism.update(None, k, v, key)
+    unpack = ((q @ state.keys.mT) / math.sqrt(DIM)).masked_fill(~state.keep[:, None, None], -math.inf).softmax(-1)
+    query = layers(mechanism, stock, projections)[0]
+    pseudo = query(mechanism.packed_norm(key.packed.rows)).unflatten(-1, (HEADS, DIM)).transpose(1, 2)
+    pack = (pseudo @ k.mT / math.sqrt(DIM)).masked_fill(~keep[:, None, None], -math.inf).softmax(-1)
+    torch.testing.assert_close(weights, unpack @ pack)
+
+
+def test_the_number_of_matrices_is_the_papers():
+    """5 tied, 7 untied (6 causal), 4 standard: those of the block and the mechanism's own."""
+    for projections, own in (("tied", 1), ("untied", 3), ("standard", 0)):
+        for block in ("encoder-self", "decoder-cross"):
+            assert len(luna(block, projections)[0].own) == own
+    assert len(luna("decoder-self", "untied")[0].own) == 2
+
+
+def test_nothing_of_the_block_is_registered_twice():
+    mechanism, stock = luna("encoder-self")
+    own = {id(parameter) for parameter in mechanism.parameters()}
+    assert not own & {id(parameter) for layer in stock for parameter in layer.parameters()}
+
+
+def test_dropout_falls_on_training_alone():
+    torch.manual_seed(0)
+    mechanism, stock = luna("encoder-self", dropout=0.5)
+    x = torch.randn(2, COUNT, WIDTH).double()
+    key = replace(Rows.whole(COUNT), inputs=x, packed=packed_rows(keep=False))
+    qkv = projected(mechanism, stock, x)
+    first, second = (mechanism.train()(*qkv, key=key) for _ in range(2))
+    assert difference([first], [second]) > 1e-3
+    assert difference([mechanism.weights(*qkv[:2], key=key)], [mechanism.weights(*qkv[:2], key=key)]) == 0
+    assert difference([mechanism.eval()(*qkv, key=key)], [mechanism(*qkv, key=key)]) == 0
+
+
+def test_bad_input_is_said_in_one_line():
+    with pytest.raises(LeapformerError, match="--luna-length 0: give at least one packed row"):
+        build("luna", DIM, HEADS, luna_length=0)
+    with pytest.raises(LeapformerError, match="--luna-projections 'five': choose from: tied, untied, standard"):
+        build("luna", DIM, HEADS, luna_projections="five")
+    assert "source 9; make them equal" in build("luna", DIM, HEADS, input_dim=9).refusal("decoder-cross")
+    needy, stock = luna("decoder-self")
+    x = torch.randn(2, COUNT, WIDTH).double()
+    with pytest.raises(LeapformerError, match="given no packed sequence; .*--luna-packed learned"):
+        needy(*projected(needy, stock, x), key=replace(Rows.whole(COUNT), inputs=x), visible=CAUSAL)
+    mechanism, _ = luna("encoder-self", adopt=False)
+    q, k, v = (torch.randn(1, HEADS, 3, DIM).double() for _ in range(3))
+    state = mechanism.update(None, k, v, Rows.whole(3))
+    with pytest.raises(LeapformerError, match="packs all keys at once"):
+        mechanism.update(state, k, v, Rows.whole(3))
