@@ -84,8 +84,9 @@ train_run() {
     claim "$run" "--attention $1 --seed $2 --pretrained $pretrained --pretrained-seed $pretrained_seed ${settings[*]}"
     once "$run/model" train "$data/binary" "$run/model" --task sentence_prediction --criterion sentence_prediction \
         --num-classes "$(wc -l <"$data/text/label/dict.txt")" --init-token 0 --separator-token 2 \
-        --shorten-method truncate --encoder-self-attention "$(plan_of "$1")" $(options_of "$1") \
-        --finetune-from-model "$checkpoint" --seed "$2" --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints "${settings[@]}"
+        --shorten-method truncate --encoder-self-attention "$(plan_of "$1")" \
+        --finetune-from-model "$checkpoint" --seed "$2" --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints "${settings[@]}" \
+        $(options_of "$1")
 }
 
 # pretrained_model ATTENTION: the checkpoint that its fine-tuning starts from.

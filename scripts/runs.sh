@@ -94,8 +94,8 @@ train_run() {
     run=$(run_folder "$1" "$2")
     say "training $1, seed $2, in $run"
     claim "$run" "--attention $1 --seed $2 ${marks:+$marks }${train_options[*]}"
-    once "$run/model" train "$data/binary" "$run/model" "${task_options[@]}" "$(plan_of "$1")" $(options_of "$1") \
-        --seed "$2" --no-epoch-checkpoints "${train_options[@]}"
+    once "$run/model" train "$data/binary" "$run/model" "${task_options[@]}" "$(plan_of "$1")" --seed "$2" \
+        --no-epoch-checkpoints "${train_options[@]}" $(options_of "$1")
 }
 
 step_evaluate() {

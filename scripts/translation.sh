@@ -1,24 +1,35 @@
-# The steps of the recipes for text translation: multi30k, iwslt14_deen, wmt14_ende. A script names its data set and
-# sources this:
+# The steps of the recipes for text translation: multi30k, iwslt14_deen, wmt14_ende, iwslt14_esen_doc. A script names
+# its data set and sources this:
 #
 #   dataset=multi30k paper=small root_holds="train.en, train.de, ..."
 #   . "$(dirname "$0")/../translation.sh"
 #   recipe prepare train evaluate "$@"
+#
+# A data set whose name ends with _doc consists of documents and is translated in windows of sentences.
 . "$(dirname "${BASH_SOURCE[0]}")/text.sh"
 
 value_options="--root --out --pair --attention --seed --epochs --vocab-size --average --workers"
 flag_options="--download"
+documents='' window=''
+attention=leap
 table_options=()
+
+if [[ $dataset == *_doc ]]; then
+    documents=1
+    value_options+=" --window"
+    flag_options=""
+fi
 
 usage() {
     cat <<HELP
 usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
 
   --root DIR            the data, a folder that holds $root_holds (only to prepare)
-  --download            fetch what --root lacks
+$(usage_of_data)
   --out DIR             prepared data and runs; the same command again goes on where it stopped
   --paper NAME          hyperparameters: $(papers)
-  --attention PLAN      mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
+  --attention PLAN      mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: the
+                        configuration's, or else leap)
   --pair SOURCE-TARGET  languages (default: the configuration's)
   --seed N              seed of the training (default: 1)
   --epochs N            passes over the training data at most (default: the configuration's)
@@ -35,8 +46,19 @@ twice the last value counts, so all of configs/$dataset/NAME.sh can be overridde
 HELP
 }
 
+usage_of_data() {
+    if [[ $documents ]]; then
+        cat <<HELP
+  --window N            sentences of a document that are translated together, of which the last one counts; in plain
+                        files an empty line ends a document (only to prepare; default: the configuration's)
+HELP
+    else
+        echo "  --download            fetch what --root lacks"
+    fi
+}
+
 defaults() {
-    root='' out='' attention=leap seed=1 workers=1 download=
+    root='' out='' seed=1 workers=1 download=
 }
 
 need_data() {
@@ -45,8 +67,8 @@ need_data() {
 
 step_prepare() {
     say "preparing $dataset in $data"
-    leapformer prepare "${dataset%%_*}" "$root" --out "$data/text" --pair "$pair" --vocab-size "$vocab_size" \
-        ${download:+--download}
+    leapformer prepare "${dataset%%_*}${documents:+-documents}" "$root" --out "$data/text" --pair "$pair" \
+        --vocab-size "$vocab_size" ${window:+--window "$window"} ${download:+--download}
     once "$data/binary" binarise
 }
 
@@ -77,7 +99,7 @@ step_train() {
     say "training $attention, seed $seed, in $run"
     claim "$run" "$(run_options)"
     once "$run/model" train "$data/binary" "$run/model" --task translation --source-lang "${pair%-*}" \
-        --target-lang "${pair#*-}" $(plan_flags "$attention") --seed "$seed" "${keep[@]}" "${train_options[@]}"
+        --target-lang "${pair#*-}" --seed "$seed" "${keep[@]}" "${train_options[@]}" $(plan_flags "$attention")
 }
 
 step_evaluate() {
@@ -97,18 +119,29 @@ step_evaluate() {
 
 # translate CHECKPOINT OUT: the test set, then BLEU and chrF on detokenised text.
 translate() {
+    local translations=$2/generate-test.txt
     logged "$2/generate.log" leapformer generate "$data/binary" --task translation --source-lang "${pair%-*}" \
         --target-lang "${pair#*-}" --gen-subset test --path "$1" --max-tokens 8000 --num-workers 1 \
         --required-batch-size-multiple 1 --bpe sentencepiece --sentencepiece-model "$data/text/spm.model" \
-        --results-path "$2" "${eval_options[@]}" &&
-        leapformer score "$2/generate-test.txt" --references "$data/text/raw/test.${pair#*-}" \
-            --checkpoint "$1" --json "$2/scores.json"
+        --results-path "$2" "${eval_options[@]}" || return
+    if [[ $documents ]]; then
+        last_sentences <"$translations" >"$2/sentences-test.txt"
+        translations=$2/sentences-test.txt
+    fi
+    leapformer score "$translations" --references "$data/text/raw/test.${pair#*-}" --checkpoint "$1" \
+        --json "$2/scores.json"
+}
+
+# last_sentences: of the translation of every window in fairseq-generate's output what follows the last separator.
+last_sentences() {
+    sed -E $'s/^(D-[0-9]+\t[^\t]*\t).*<sep> ?/\\1/'
 }
 
 step_table() {
-    local evaluated="the checkpoint with the lowest validation loss"
-    ((average == 0)) || evaluated="the average of the last $average epochs"
+    local evaluated="the checkpoint with the lowest validation loss of each run"
+    ((average == 0)) || evaluated="the average of the last $average epochs of each run"
+    [[ ! $documents ]] || evaluated+=", in windows of sentences, of which the last one counts"
     leapformer table "${runs:-$out}" --title "$dataset, $pair" "${table_options[@]}" \
-        --note "Test set, detokenised text, one reference; translated with $evaluated of each run."
+        --note "Test set, detokenised text, one reference; translated with $evaluated."
     say "done: ${runs:-$out}/table.md, table.json; details in RUN/model and RUN/test"
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..audio import SAMPLE_RATE
 from ..data import covost2, documents, glue, ljspeech, mustc, parallel, speech, wikitext
@@ -15,6 +16,8 @@ _ROOTS = {
     "covost2": "CoVoST 2 fr-en: holds validated.tsv, covost_v2.*.tsv, clips",
     "multi30k": "Multi30k: holds {train,val,test_2016_flickr}.LANGUAGE, all files here as they are or with .gz",
     "iwslt14": "IWSLT 2014: holds {train,valid,test}.LANGUAGE, or the release de-en.tgz",
+    "iwslt14-documents": "IWSLT 2014 in windows of sentences of one talk: holds {train,valid,test}.LANGUAGE with an "
+    "empty line between talks, or the release SOURCE-TARGET.tgz",
     "wmt14": "WMT 2014: holds {train,valid,test}.LANGUAGE, or the archives of the release",
     "wikitext2": "WikiText-2: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
     "wikitext103": "WikiText-103: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
@@ -73,7 +76,16 @@ def _add_parallel(parser: argparse.ArgumentParser, name: str) -> None:
         "--pair", default=dataset.pair, metavar="SOURCE-TARGET", help="languages (default: %(default)s)"
     )
     _add_vocabulary(parser, dataset.vocab_size, "subwords for both languages together")
-    _add_download(parser)
+    if dataset.window is None:
+        _add_download(parser)
+        parser.set_defaults(window=None)
+    else:
+        parser.set_defaults(download=False)
+        parser.add_argument(
+            "--window", type=int, default=dataset.window, metavar="N",
+            help="sentences of a document that are translated together, the last one with the others as its context "
+            "(default: %(default)s)",
+        )  # fmt: skip
     parser.set_defaults(prepare=_parallel)
 
 
@@ -147,12 +159,13 @@ def _split_lines(summaries: Mapping[str, speech.SplitSummary]) -> list[str]:
 
 
 def _parallel(args: argparse.Namespace) -> list[str]:
-    dataset = parallel.DATASETS[args.dataset]
+    dataset = replace(parallel.DATASETS[args.dataset], window=args.window)
     summary = parallel.prepare(dataset, args.root, args.out, args.pair, args.vocab_size, args.download)
     lines = []
     for split, found in summary.items():
         dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(found["dropped"].items()))
-        lines.append(f"{split}: {found['pairs']} sentence pairs; left out: {dropped or 'none'}")
+        documents_of = f" of {found['documents']} documents" if "documents" in found else ""
+        lines.append(f"{split}: {found['pairs']} sentence pairs{documents_of}; left out: {dropped or 'none'}")
     return lines
 
 

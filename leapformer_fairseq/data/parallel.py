@@ -1,7 +1,8 @@
 """From parallel text to what translation is trained on: one subword model for both languages, and encoded splits.
 
 OUT/{train,valid,test}.LANGUAGE are encoded, for `fairseq-preprocess` with the dictionary OUT/spm.txt; OUT/spm.model
-writes text again; OUT/raw/{valid,test}.LANGUAGE are the references, with every word and mark.
+writes text again; OUT/raw/{valid,test}.LANGUAGE are the references, with every word and mark. Documents are encoded as
+windows of sentences; their references are single sentences, those that the windows end with.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from . import prepared, releases
 from .lines import find_text, read_pairs, write_text
 from .manifests import replacing, train_subwords
 from .text import tidy
+from .windows import SEPARATOR, Sentences, is_break, split_documents, windows
 
 SPLITS = ("train", "valid", "test")
 SUBWORD_PAIRS = 1_000_000  # as many sentence pairs, spread over all of them, are enough to find subwords
@@ -36,6 +38,9 @@ class ParallelText:
     `provide` makes the files from the release, and may download it. Training pairs longer than `longest` subwords, or
     whose lengths differ by more than a factor of `ratio`, are left out. Letters beyond `coverage` of the text become
     unknown: text from the web has thousands of them.
+
+    Of a data set of documents, whose files have an empty line between two of them, `window` sentences are translated
+    together (see `windows`); training pairs that are left out are missing in the windows of others.
     """
 
     name: str
@@ -46,11 +51,16 @@ class ParallelText:
     longest: int = 1024
     ratio: float = math.inf
     coverage: float = 1.0
+    window: int | None = None
 
     @property
     def pair(self) -> str:
         """The default direction, e.g. en-de."""
         return "-".join(self.languages[:2])
+
+    def separates(self, pair: Sentences) -> bool:
+        """Whether a pair stands between two documents."""
+        return self.window is not None and is_break(pair)
 
 
 _NAMES = {split: (split,) for split in SPLITS}
@@ -60,6 +70,11 @@ DATASETS = {
     for dataset in (
         ParallelText("multi30k", ("en", "de", "fr"), 8_000, releases.multi30k, _MULTI30K),
         ParallelText("iwslt14", ("de", "en"), 10_000, releases.iwslt14, _NAMES, longest=175, ratio=1.5),
+        # Pairs of unequal length stay: what is left out is missing in the windows of others. Four of the longest
+        # sentences are within the 1,024 positions of fairseq's transformer.
+        ParallelText(
+            "iwslt14-documents", ("es", "en"), 30_000, releases.iwslt14_documents, _NAMES, longest=175, window=4
+        ),
         ParallelText("wmt14", ("en", "de"), 32_000, releases.wmt14, _NAMES, longest=250, ratio=1.5, coverage=0.9999),
     )
 }
@@ -70,17 +85,21 @@ def prepare(
 ) -> prepared.Summary:
     """Prepare the text in `root` for training and evaluation in `out`; what is finished there is not done again.
 
-    Returns, by split, how many sentence pairs were kept, and how many were left out for which reason. Raises
-    LeapformerError for missing, damaged or misaligned files, and an `out` with other data in it.
+    Returns, by split, how many sentence pairs were kept, of how many documents, and how many were left out for which
+    reason. Raises LeapformerError for missing, damaged or misaligned files, and an `out` with other data in it.
     """
     root, out = Path(root).absolute(), Path(out).absolute()
     languages = _languages(dataset, pair)
     options = {"dataset": dataset.name, "pair": pair, "vocab_size": vocab_size}
+    if dataset.window is not None:
+        if dataset.window < 1:
+            raise LeapformerError(f"--window {dataset.window}: give a whole number of sentences from 1")
+        options["window"] = dataset.window
     if (out / prepared.STATE).is_file() and (summary := prepared.begin(out, options)) is not None:
         return summary
     files = _find(dataset, root, languages, download)
     prepared.begin(out, options)
-    _write_subwords(out, files["train"], vocab_size, dataset.coverage)
+    _write_subwords(out, files["train"], vocab_size, dataset)
     encode = _Encoder(out / "spm.model")
     (out / "raw").mkdir(exist_ok=True)
     summary = {}
@@ -89,7 +108,7 @@ def prepare(
         if split == "train":
             summary[split] = _write_training(out, languages, encode, pairs, dataset)
         else:
-            summary[split] = _write_evaluation(out, split, languages, encode, pairs)
+            summary[split] = _write_evaluation(out, split, languages, encode, pairs, dataset)
     prepared.finish(out, options, summary)
     return summary
 
@@ -129,11 +148,14 @@ def _tidied(files: tuple[Path, Path]) -> Pairs:
 
 
 # ---------------------------------------------------------------------------------------------------------- subwords
-def _write_subwords(out: Path, files: tuple[Path, Path], vocab_size: int, coverage: float) -> None:
+def _write_subwords(out: Path, files: tuple[Path, Path], vocab_size: int, dataset: ParallelText) -> None:
     count = sum(1 for _ in read_pairs(*files))
     every = math.ceil(count / SUBWORD_PAIRS) or 1
     pairs = (pair for n, pair in enumerate(_tidied(files)) if n % every == 0)
-    train_subwords(out / "spm", (text for pair in pairs for text in pair), vocab_size, "bpe", coverage)
+    train_subwords(out / "spm", (text for pair in pairs for text in pair), vocab_size, "bpe", dataset.coverage)
+    if dataset.window is not None:
+        with open(out / "spm.txt", "a", encoding="utf-8") as dictionary:
+            dictionary.write(f"{SEPARATOR} 1\n")
 
 
 class _Encoder:
@@ -142,7 +164,7 @@ class _Encoder:
     def __init__(self, model: Path) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
 
-    def __call__(self, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
+    def __call__(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Sentences]:
         """Both sides of all pairs, encoded many at a time."""
         batch: list[tuple[str, str]] = []
         for pair in pairs:
@@ -152,7 +174,7 @@ class _Encoder:
                 batch = []
         yield from self._encode(batch)
 
-    def _encode(self, batch: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
+    def _encode(self, batch: Sequence[tuple[str, str]]) -> Iterator[Sentences]:
         sides = (self._processor.encode([pair[side] for pair in batch], out_type=str) for side in (0, 1))
         return zip(*sides, strict=True)
 
@@ -164,20 +186,20 @@ def _write_training(
     """Encode what is fit for training."""
     dropped: Counter[str] = Counter()
 
-    def fit() -> Iterator[tuple[list[str], list[str]]]:
+    def fit() -> Iterator[Sentences]:
         for source, target in encode(pairs):
             reason = _reason(len(source), len(target), dataset)
-            if reason is None:
+            if reason is None or dataset.separates((source, target)):
                 yield source, target
             else:
                 dropped[reason] += 1
 
-    kept = _write_pairs(out, "train", languages, fit())
-    if not kept:
+    written = _write_pairs(out, "train", languages, fit(), dataset.window)
+    if not written["pairs"]:
         raise LeapformerError(
             f"no sentence pair of {dataset.name} is fit for training ({dict(dropped)}); check the files"
         )
-    return {"pairs": kept, "dropped": dict(dropped)}
+    return {**written, "dropped": dict(dropped)}
 
 
 def _reason(source: int, target: int, dataset: ParallelText) -> str | None:
@@ -190,26 +212,34 @@ def _reason(source: int, target: int, dataset: ParallelText) -> str | None:
 
 
 def _write_evaluation(
-    out: Path, split: str, languages: tuple[str, str], encode: _Encoder, pairs: Pairs
+    out: Path, split: str, languages: tuple[str, str], encode: _Encoder, pairs: Pairs, dataset: ParallelText
 ) -> dict[str, Any]:
     """Encode everything, and keep the text: what is left out would not be scored."""
     texts = list(pairs)
+    encoded = list(encode(texts))
     for side, language in enumerate(languages):
-        write_text(out / "raw" / f"{split}.{language}", (pair[side] for pair in texts))
-    return {"pairs": _write_pairs(out, split, languages, encode(texts)), "dropped": {}}
+        sentences = (text[side] for text, pair in zip(texts, encoded, strict=True) if not dataset.separates(pair))
+        write_text(out / "raw" / f"{split}.{language}", sentences)
+    return {**_write_pairs(out, split, languages, encoded, dataset.window), "dropped": {}}
 
 
 def _write_pairs(
-    out: Path, split: str, languages: tuple[str, str], pairs: Iterable[tuple[list[str], list[str]]]
-) -> int:
-    """Write both sides at the same time, and return the number of pairs."""
+    out: Path, split: str, languages: tuple[str, str], pairs: Iterable[Sentences], window: int | None
+) -> dict[str, int]:
+    """Write both sides at the same time, of documents as windows, and return the number of pairs and of documents."""
     paths = [out / f"{split}.{language}" for language in languages]
-    count = 0
+    counts = {"pairs": 0} if window is None else {"pairs": 0, "documents": 0}
+
+    def windowed(size: int) -> Iterator[Sentences]:
+        for document in split_documents(pairs):
+            counts["documents"] += 1
+            yield from windows(document, size)
+
     with ExitStack() as stack:
         partials = [stack.enter_context(replacing(path)) for path in paths]
         files = [stack.enter_context(open(partial, "w", encoding="utf-8")) for partial in partials]
-        for pair in pairs:
+        for pair in pairs if window is None else windowed(window):
             for file, pieces in zip(files, pair, strict=True):
                 file.write(" ".join(pieces) + "\n")
-            count += 1
-    return count
+            counts["pairs"] += 1
+    return counts

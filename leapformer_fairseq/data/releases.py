@@ -20,6 +20,8 @@ MULTI30K_STEMS = ("train", "val", "test_2016_flickr")
 IWSLT14 = "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
 IWSLT14_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 IWSLT14_VALID = 23  # every 23rd sentence of the training text, as in fairseq's example
+IWSLT14_PAGE = "https://wit3.fbk.eu/2014-01"  # leads to an archive of all languages, which only a browser gets
+IWSLT14_TALKS = {"valid": ("TED.dev2010",), "test": ("TED.tst2010", "TED.tst2011", "TED.tst2012")}
 WMT14_TRAIN = {
     "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en",
     "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz": "commoncrawl.de-en",
@@ -33,6 +35,7 @@ GLUE = "https://dl.fbaipublicfiles.com/glue/data/{archive}.zip"
 GLUE_ARCHIVES = {"QQP": "QQP-clean", "QNLI": "QNLIv2"}  # others are called like their task
 
 _SEGMENT = re.compile(r"<seg[^>]*>\s*(.*?)\s*</seg>")
+_SEGMENT_OR_TALK = re.compile(rf"{_SEGMENT.pattern}|<doc\b")
 _TITLE = re.compile(r"</?(?:title|description)>")
 
 Texts = dict[str, Callable[[], Iterable[str]]]  # name of a file -> what makes its lines
@@ -66,6 +69,36 @@ def iwslt14(root: Path, languages: Sequence[str], download: bool) -> None:
         texts[f"test.{language}"] = partial(testing, language)
     archive = root / _file_name(IWSLT14)
     _provide(root, texts, [IWSLT14], download)
+
+
+def iwslt14_documents(root: Path, languages: Sequence[str], download: bool) -> None:
+    """TED talks, Spanish and English (Cettolo et al., 2014), an empty line before every talk; cased, untokenised.
+
+    Validated on dev2010 and tested on tst2010 to tst2012, as in Miculicich et al. (2018, D18-1325). The archive is not
+    downloaded. Raises LeapformerError when a file is missing and the archive, too.
+    """
+    pair = "-".join(languages)
+    archive = root / f"{pair}.tgz"
+
+    def training(language: str) -> Iterator[str]:
+        return _talks(member_lines(archive, f"{pair}/train.tags.{pair}.{language}"))
+
+    def evaluation(language: str, names: Iterable[str]) -> Iterator[str]:
+        members = (f"{pair}/IWSLT14.{name}.{pair}.{language}.xml" for name in names)
+        return chain.from_iterable(_segments(archive, member, _SEGMENT_OR_TALK) for member in members)
+
+    texts: Texts = {}
+    for language in languages:
+        texts[f"train.{language}"] = partial(training, language)
+        for split, names in IWSLT14_TALKS.items():
+            texts[f"{split}.{language}"] = partial(evaluation, language, names)
+    missing = next((name for name in texts if find_text(root, [name]) is None), None)
+    if missing and not archive.is_file():
+        raise LeapformerError(
+            f"no file {root / missing}, and no {archive.name} beside it to make it from; get 2014-01.tgz from "
+            f"{IWSLT14_PAGE} with a browser and take texts/{'/'.join(languages)}/{archive.name} out of it"
+        )
+    _provide(root, texts, [archive.name], download=False)
 
 
 def wmt14(root: Path, languages: Sequence[str], download: bool) -> None:
@@ -130,9 +163,19 @@ def _without_tags(lines: Iterable[str]) -> Iterator[str]:
             yield text
 
 
-def _segments(archive: Path, member: str) -> Iterator[str]:
-    """The sentences in a file of <seg> elements, one a line."""
+def _talks(lines: Iterable[str]) -> Iterator[str]:
+    """What is said, behind an empty line where a talk begins; its title and description are no part of it."""
+    for line in lines:
+        text = line.strip()
+        if text.startswith("<url>"):
+            yield ""
+        elif not text.startswith("<"):
+            yield text
+
+
+def _segments(archive: Path, member: str, pattern: re.Pattern[str] = _SEGMENT) -> Iterator[str]:
+    """The sentences in a file of <seg> elements, one a line; an empty line for what else `pattern` matches."""
     for line in member_lines(archive, member):
-        found = _SEGMENT.search(line)
+        found = pattern.search(line)
         if found:
-            yield found[1]
+            yield found[1] or ""

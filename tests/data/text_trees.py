@@ -14,6 +14,7 @@ from leapformer_fairseq.data.corpus import grammar
 from leapformer_fairseq.data.releases import IWSLT14_TESTS, WMT14_TRAIN
 
 SIZES = {"train": 60, "valid": 10, "test": 8}
+TALKS = {"train": (25, 1, 34), "valid": (10,), "test": (1, 2, 2, 3)}  # sentences of each talk
 
 
 def sentences(split: str, count: int | None = None) -> dict[str, list[str]]:
@@ -63,6 +64,34 @@ def iwslt14_archive(root: Path) -> Path:
     return archive(root / "de-en.tgz", files)
 
 
+def talks(split: str) -> dict[str, list[list[str]]]:
+    """The sentences of a split as talks; German stands in for Spanish."""
+    ends = np.cumsum(TALKS[split])
+    cut = {
+        name: [lines[end - size : end] for size, end in zip(TALKS[split], ends, strict=True)]
+        for name, lines in sentences(split).items()
+    }
+    return {"es": cut["de"], "en": cut["en"]}
+
+
+def iwslt14_talks_archive(root: Path) -> Path:
+    """ROOT/es-en.tgz: talks to train on behind their tags, one file of segments to validate, three to test on."""
+    files = {}
+    for language in ("es", "en"):
+        lines = []
+        for n, talk in enumerate(talks("train")[language]):
+            lines += [f"<url>http://talks.example/{language}/{n}</url>", "<keywords>talks, words</keywords>"]
+            lines += ["<speaker>Ann</speaker>", f"<talkid>{n}</talkid>", f"<title> Ann: Talk {n} </title>"]
+            lines += ["<description>Ann talks.</description>", *(f" {line} " for line in talk)]
+        files[f"es-en/train.tags.es-en.{language}"] = text(lines)
+        one, *several = talks("valid")[language] + talks("test")[language]
+        years = {"dev2010": [one], "tst2010": several[:2], "tst2011": several[2:3], "tst2012": several[3:]}
+        for year, of_year in years.items():
+            content = "".join(segments(talk, f'<doc docid="{n}" genre="lectures">') for n, talk in enumerate(of_year))
+            files[f"es-en/IWSLT14.TED.{year}.es-en.{language}.xml"] = f"<mteval>\n\n{content}</mteval>\n"
+    return archive(root / "es-en.tgz", files)
+
+
 def wmt14_archives(root: Path) -> Path:
     """ROOT/*.tgz as on statmt.org."""
     for n, (url, stem) in enumerate(WMT14_TRAIN.items()):
@@ -88,9 +117,11 @@ def wikitext_tree(root: Path, splits: tuple[str, ...] = tuple(SIZES), suffix: st
     return root
 
 
-def segments(lines: list[str]) -> str:
+def segments(lines: list[str], head: str = "<doc>") -> str:
     """As in the sgm and xml files of evaluations."""
-    return text(["<doc>", *(f'<seg id="{n}"> {line} </seg>' for n, line in enumerate(lines, 1)), "</doc>"])
+    return text(
+        [head, "<title>Talk</title>", *(f'<seg id="{n}"> {line} </seg>' for n, line in enumerate(lines, 1)), "</doc>"]
+    )
 
 
 def archive(path: Path, files: Mapping[str, str]) -> Path:

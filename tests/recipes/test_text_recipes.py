@@ -10,15 +10,28 @@ import sys
 from pathlib import Path
 
 import pytest
+from fairseq import options as fairseq_options
 
 from leapformer_fairseq import PLUGIN_DIR
+from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.data.wikitext import count_tokens
+from leapformer_fairseq.data.windows import SEPARATOR
 from leapformer_fairseq.scoring.runs import describe_checkpoint
 
-from ..data.text_trees import SIZES, iwslt14_archive, multi30k_tree, plain_tree, wikitext_tree, wmt14_archives
+from ..data.text_trees import (
+    SIZES,
+    iwslt14_archive,
+    iwslt14_talks_archive,
+    multi30k_tree,
+    plain_tree,
+    wikitext_tree,
+    wmt14_archives,
+)
 
 SCRIPTS = PLUGIN_DIR.parent / "scripts"
-TRANSLATION = ("multi30k", "iwslt14_deen", "wmt14_ende")
+CONFIGS = SCRIPTS.parent / "configs"
+DOCUMENTS = "iwslt14_esen_doc"
+TRANSLATION = ("multi30k", "iwslt14_deen", "wmt14_ende", DOCUMENTS)
 LANGUAGE = ("wikitext2", "wikitext103")
 SMALL_BATCHES = "--max-tokens 600 --update-freq 1 --warmup-updates 2"
 TINY_NMT = (
@@ -104,6 +117,40 @@ def test_multi30k_and_its_ablation_that_was_interrupted(tmp_path):
     assert describe_checkpoint(out / "epochs2/softmax-seed1/model/checkpoint_last.pt")["epoch"] == 2
 
 
+def test_bounded_memories_with_options_of_their_own(tmp_path):
+    """The options of an attention are those of its run, and what the papers expect of them is in the table."""
+    out, name = tmp_path / "out", "luna:luna-length=16:luna-packed=learned"
+    options = ("--root", multi30k_tree(tmp_path / "data"), "--out", out, *TINY_NMT, "--epochs", 1)
+    finished("multi30k/ablation.sh", *options, "--bounded", "--plans", f"luna:luna-length=16 {name}")
+    run = out / f"epochs1/{name.translate(str.maketrans(':=', '__'))}-seed1"
+    args = load_checkpoint(run / "model/checkpoint_best.pt")["cfg"]["model"]
+    assert (args.luna_length, args.luna_packed, args.decoder_cross_attention) == (16, "learned", "luna")
+    content = table(out / "epochs1")
+    assert [row["attention"] for row in content["rows"]] == ["luna:luna-length=16", name]
+    assert [order["missing"] == [] for order in content["expected"]] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("attention", "encoder", "flags"),
+    [
+        ("leap", "leap", ["leap", "leap", "leap"]),
+        ("softmax,leap/relu", "softmax,leap", ["softmax,leap", "relu", "relu"]),
+        ("relu/luna:luna-length=8", "relu:luna-length=8", ["relu", "luna", "luna", "--luna-length", "8"]),
+        (
+            "softmax/abc-mlp/leap:abc-slots=32/8/32:abc-untied",
+            "softmax:abc-slots=32/8/32:abc-untied",
+            ["softmax", "abc-mlp", "leap", "--abc-slots", "32/8/32", "--abc-untied"],
+        ),
+    ],
+)
+def test_an_attention_is_a_plan_and_options(attention, encoder, flags):
+    command = f'. {SCRIPTS}/common.sh; plan_flags "{attention}"; encoder_of "{attention}"'
+    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout.splitlines()
+    blocks = ("--encoder-self-attention", "--decoder-self-attention", "--decoder-cross-attention")
+    expected = [word for pair in zip(blocks, flags[:3], strict=True) for word in pair] + flags[3:]
+    assert shown == [" ".join(expected), encoder]
+
+
 def test_iwslt14_step_by_step_from_the_release(tmp_path):
     options = ("--root", iwslt14_archive(tmp_path / "data"), "--out", tmp_path / "out", *TINY_NMT, "--epochs", 1)
     for step in ("prepare", "train", "evaluate"):
@@ -120,6 +167,48 @@ def test_wmt14_averages_its_last_epochs(tmp_path):
     assert table(out)["rows"][0]["seeds"] == [4]
 
 
+def test_talks_are_translated_in_windows_with_the_plan_of_the_paper(tmp_path):
+    out = tmp_path / "out"
+    options = ("--root", iwslt14_talks_archive(tmp_path / "data"), "--out", out, *TINY_NMT, "--window", 2)
+    finished(f"{DOCUMENTS}/run.sh", *options, "--epochs", 2, "--average", 2, "--train-options", "--abc-slots 4")
+    run = "softmax+abc-mlp+abc-mlp-seed1"
+    assert check_translation(out, run)["averaged"] == 2
+    assert table(out)["rows"][0]["attention"] == "softmax/abc-mlp/abc-mlp"
+    binary = (out / "data/binary/dict.en.txt").read_text(encoding="utf-8")
+    assert f"\n{SEPARATOR} " in binary, "the model knows the separator"
+    assert "in windows of sentences" in (out / "table.md").read_text(encoding="utf-8")
+
+
+def test_of_a_window_only_the_last_sentence_counts(tmp_path):
+    written = {0: "One. <sep> Two, two.", 10: "Alone.", 2: "", 3: "A <sep> b <sep> ", 4: "A<sep><sep>b"}
+    lines = [f"{kind}-{n}\t-0.5\t{line}" for n, line in written.items() for kind in "HD"]
+    shell = f'dataset={DOCUMENTS} && . "$0" && last_sentences'
+    done = subprocess.run(
+        ["bash", "-euc", shell, str(SCRIPTS / "translation.sh")],
+        input="\n".join(["S-0\tUno. <sep> Dos.", *lines]), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    source, *found = done.stdout.splitlines()
+    assert source == "S-0\tUno. <sep> Dos." and found[::2] == lines[::2], "the rest is left as it is"
+    assert found[1::2] == [f"D-{n}\t-0.5\t{line.split(SEPARATOR)[-1].strip()}" for n, line in written.items()]
+
+
+@pytest.mark.parametrize("dataset", TRANSLATION)
+def test_the_options_of_every_configuration_exist(dataset):
+    """fairseq refuses what it does not know, after the data was prepared."""
+    parsers = {
+        '"${train_options[@]}" $(plan_flags "$attention")': fairseq_options.get_training_parser,
+        '"${eval_options[@]}"': fairseq_options.get_generation_parser,
+    }
+    for path in sorted((CONFIGS / dataset).glob("*.sh")):
+        for values, make_parser in parsers.items():
+            shell = f"""dataset={dataset} && . "$0" && . "$1" && printf '%s\\n' {values}"""
+            shown = subprocess.run(
+                ["bash", "-euc", shell, str(SCRIPTS / "translation.sh"), str(path)],
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            fairseq_options.parse_args_and_arch(make_parser(), ["data", *shown.stdout.splitlines()])
+
+
 def test_wikitext2_trained_on_its_validation_text(tmp_path):
     out = tmp_path / "out"
     options = (
@@ -132,7 +221,8 @@ def test_wikitext2_trained_on_its_validation_text(tmp_path):
     assert "job2 " in shown
     content = table(out)
     assert [row["attention"] for row in content["rows"]] == ["relu", "leap"], "as asked"
-    assert content["expected"]["held"] is None and content["expected"]["missing"] == ["cosformer"]
+    (order,) = content["expected"]
+    assert order["held"] is None and order["missing"] == ["cosformer"]
     assert "trained on the validation text" in (out / "table.md").read_text(encoding="utf-8")
     sizes = {run["size"] for run in content["runs"]}
     assert sizes == {count_tokens(tmp_path / "data/test.txt")}
@@ -158,6 +248,13 @@ class TestErrors:
         assert done.returncode == 1
         assert str(tmp_path / "nowhere") in done.stderr
         assert not (tmp_path / "out").exists()
+
+    def test_there_is_no_download_of_talks(self, tmp_path):
+        done = recipe(f"{DOCUMENTS}/prepare.sh", "--root", tmp_path, "--out", tmp_path / "out")
+        assert done.returncode == 2
+        assert "train.es, and no es-en.tgz" in done.stderr and "with a browser" in done.stderr
+        done = recipe(f"{DOCUMENTS}/prepare.sh", "--root", tmp_path, "--out", tmp_path / "out", "--download")
+        assert done.returncode == 1 and "unknown option --download" in done.stderr
 
     @pytest.mark.parametrize(
         ("script", "file"),
@@ -238,4 +335,5 @@ def test_help_is_complete(dataset):
         done = recipe(f"{dataset}/{script.name}", "--help")
         assert done.returncode == 0
         assert f"scripts/{dataset}/{script.name}" in done.stdout
-        assert "--download" in done.stdout
+        assert ("--download" in done.stdout) == (dataset != DOCUMENTS)
+        assert ("--window N" in done.stdout) == (dataset == DOCUMENTS)
