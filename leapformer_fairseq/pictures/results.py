@@ -107,6 +107,21 @@ def _train(found: dict[str, Any]) -> Any:
     return _with_legend(figure)
 
 
+def _bounded(found: dict[str, Any]) -> Any:
+    """Milliseconds and peak memory by length, a line per system, the cumulative sums among them."""
+    known = _values(found["times"], "mechanism")
+    times = [*found["times"], *(row for row in found["cumulative"] if row["mechanism"] not in known)]
+    panels = ((times, "ms", "milliseconds"), (found["memory"], "peak_mib", "peak MiB above the inputs"))
+    panels = [panel for panel in panels if panel[0]]
+    devices, styles = _values(times, "device"), _styles(times)
+    figure, grid = _grid(len(devices), len(panels), "Causal training with a bounded memory: forward and backward pass")
+    for device, line in zip(devices, grid, strict=True):
+        for axes, (rows, value, title) in zip(line, panels, strict=True):
+            _lines(axes, _only(rows, device=device), "length", value, styles)
+            axes.set(title=f"{title}, {device}", xlabel="tokens")
+    return _with_legend(figure)
+
+
 def _model(found: dict[str, Any]) -> Any:
     """How many times as fast as fairseq, decoder and encoder, by length, a line per plan; FLOPs as bars."""
     rows = found["decoders"]
@@ -130,6 +145,7 @@ DRAWN: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "attention": ("times", _attention),
     "decode": ("decoders", _decode),
     "train": ("times", _train),
+    "bounded": ("times", _bounded),
     "model": ("decoders", _model),
 }
 

@@ -64,13 +64,22 @@ def model(devices=("cpu",)):
     return {"benchmark": "model", "decoders": rates, "encoders": encoders, "flops": flops}
 
 
+def bounded():
+    rows = {"device": "cpu", "ratio": 1.0}
+    systems = ("sdpa", "abc-mlp")
+    times = [{**rows, "length": n, "mechanism": name, "ms": n + i} for n in (64, 256) for i, name in enumerate(systems)]
+    cumulative = [{**rows, "length": 64, "mechanism": name, "ms": 900} for name in ("cumulative sums", "abc-mlp")]
+    memory = [{**row, "peak_mib": row["ms"] / 8} for row in (*times, cumulative[0])]
+    return {"benchmark": "bounded", "times": times, "cumulative": cumulative, "memory": memory}
+
+
 def lines_of(axes):
     """Label -> points of every line with a mechanism's name."""
     found = {line.get_label(): [tuple(point) for point in line.get_xydata()] for line in axes.get_lines()}
     return {label: points for label, points in found.items() if not label.startswith("_")}
 
 
-@pytest.mark.parametrize("make", [attention, decode, train, model])
+@pytest.mark.parametrize("make", [attention, bounded, decode, train, model])
 def test_the_command_draws_beside_the_results(make, tmp_path, capsys):
     (tmp_path / "some.json").write_text(json.dumps(make()))
     assert main(["plot", str(tmp_path / "some.json")]) == 0
@@ -118,6 +127,17 @@ def test_model_draws_ratios_by_length_and_flops_as_bars():
     assert len(results._model(model(("cpu", "cuda"))).axes) == 6
 
 
+def test_bounded_draws_every_system_by_length():
+    speed, memory = results._bounded(bounded()).axes
+    assert lines_of(speed) == {
+        "sdpa": [(64, 64), (256, 256)],
+        "abc-mlp": [(64, 65), (256, 257)],
+        "cumulative sums": [(64, 900)],
+    }
+    assert lines_of(memory)["cumulative sums"] == [(64, 112.5)]
+    assert len(results._bounded({**bounded(), "memory": []}).axes) == 1
+
+
 def test_unknown_memory_leaves_its_panel_out_and_devices_have_a_line_each():
     assert len(results._train({**train(), "memory": []}).axes) == 1
     assert len(results._train(train(("cpu", "cuda"))).axes) == 4
@@ -127,7 +147,7 @@ def test_unknown_memory_leaves_its_panel_out_and_devices_have_a_line_each():
     ("content", "message"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "no results of a benchmark that can be drawn .attention, decode, train, model."),
+        ("[]", "no results of a benchmark that can be drawn .attention, decode, train, bounded, model."),
         ('{"benchmark": "sleep"}', "no results"),
         ('{"benchmark": "model", "decoders": [{"device": "cpu", "mechanism": "leap"}]}', "lacks 'steps' in results"),
         ('{"benchmark": "decode"}', "lacks the decoders of decode; run the benchmark again"),

@@ -1,0 +1,179 @@
+"""Training speed and memory of causal attention with a bounded memory against softmax and against cumulative sums.
+
+Method: 8 heads of 64 dimensions, 32 slots (rows of Luna's packed sequence), batch = max(1, 2048 / N), float32 unless
+the device says otherwise, one thread. A measurement is one forward pass and one backward pass with the gradients of q,
+k, v and all parameters. On a CPU it is the CPU time of the thread, on a GPU wall time. All systems take turns in one
+process; reported is the median. "sdpa" is torch's softmax attention. "cumulative sums" is abc-mlp as its formula reads:
+the memory of every prefix is made, a tensor of size N x 32 x 64 a head, and then read. Ratio = time of sdpa, or of the
+cumulative sums, / time of ours.
+
+Memory is the peak above the inputs of one forward and backward pass in a fresh process; ratio = memory of ours / memory
+of sdpa. Steps of generation are in the benchmark "decode".
+
+Nothing is reported of a mechanism one of whose forms differs from its parallel form in float64, gradients included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from ..attention import CAUSAL, MECHANISMS, Mechanism, Rows, build
+from . import measure
+from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
+from .tables import Table
+
+HEADS, HEAD_DIM, SLOTS = 8, 64, 32
+SDPA, CUMULATIVE, REFERENCE = "sdpa", "cumulative sums", "abc-mlp"
+# what holds the longest sequence here; of others only the number of slots is said
+OPTIONS: dict[str, dict[str, Any]] = {
+    "luna": {"luna_length": SLOTS},
+    "abc-linformer": {"abc_max_length": 20_000},
+    "abc-pool": {"abc_pool_size": 512},
+    "abc-global": {"abc_global_every": 512},
+}
+MECHANISMS_MEASURED = ("abc-mlp", "abc-linformer", "abc-random", "abc-window", "luna")
+SECONDS = 30.0  # per case
+TITLE = "Bounded memories: speed and memory of training"
+TABLES = (
+    Table("Forward and backward: times as fast as SDPA", "times", "ratio", "ms", SDPA),
+    Table("Forward and backward: times as fast as cumulative sums", "cumulative", "ratio", "ms", CUMULATIVE),
+    Table("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
+)
+
+CASES, QUICK_CASES = (1024, 4096, 16384), (128, 512)
+LONGEST_CUMULATIVE = 4096
+# abc-mlp, by length: times as fast as SDPA, and as cumulative sums, at least
+AIMS, CUMULATIVE_AIMS = {4096: 1.0, 16384: 1.0}, {1024: 10.0}
+
+
+class System(NamedTuple):
+    """Something to measure: a function of q, k, v, and its parameters."""
+
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    parameters: Sequence[Tensor] = ()
+
+
+def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Rows of results: `times`, `cumulative` and `memory`. The mechanisms must have passed `disagreement`."""
+    found: dict[str, list[dict[str, Any]]] = {"times": [], "cumulative": [], "memory": []}
+    cases, seconds = (QUICK_CASES, SECONDS / 10) if quick else (CASES, SECONDS)
+    with measure.one_thread(), tqdm(total=2 * len(places) * len(cases), unit="case") as progress:
+        for place in places:
+            for length in cases:
+                progress.set_description(f"{place}: {length:,}")
+                torch.manual_seed(seed)
+                times = medians(length, names, place, seconds)
+                found["times"] += compared(times, SDPA, length, place, AIMS)
+                found["cumulative"] += compared(times, CUMULATIVE, length, place, CUMULATIVE_AIMS)
+                progress.update()
+                found["memory"] += memory(length, names, place)
+                progress.update()
+    return found
+
+
+def medians(length: int, names: list[str], place: measure.Place, seconds: float) -> dict[str, float]:
+    """Seconds of every system."""
+    inputs = _inputs(length, place)
+    grad = torch.randn_like(inputs[0])
+    calls = {name: partial(_time, system(name, place), inputs, grad) for name in systems(length, names)}
+    return {name: found for name, (found,) in measure.medians(calls, seconds).items()}
+
+
+def systems(length: int, names: list[str]) -> list[str]:
+    """What is measured at this length: softmax first, and the cumulative sums as long as they fit."""
+    serving = [name for name in names if make(name).objection(CAUSAL) is None]
+    return [SDPA, *([CUMULATIVE] if REFERENCE in names and length <= LONGEST_CUMULATIVE else []), *serving]
+
+
+def compared(
+    times: dict[str, float], base: str, length: int, place: measure.Place, aims: dict[int, float]
+) -> list[dict[str, Any]]:
+    """Milliseconds of every system beside the `base`; no rows without it."""
+    others = [name for name in times if name not in (SDPA, CUMULATIVE)]
+    return [
+        {
+            **_labels(length, name, place),
+            "ms": times[name] * 1e3,
+            "ratio": times[base] / times[name],
+            "aim": aims.get(length) if name == REFERENCE and place.has_aims else None,
+        }
+        for name in ([base, *others] if base in times else [])
+    ]
+
+
+def memory(length: int, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
+    """Peak MiB above the inputs; no rows where that is not known or too little to be seen."""
+    found = {
+        name: measure.in_fresh_process(peak_above_inputs, name, length, str(place)) for name in systems(length, names)
+    }
+    base = found[SDPA]
+    return [
+        {**_labels(length, name, place), "peak_mib": peak / measure.MIB, "ratio": peak / base}
+        for name, peak in found.items()
+        if base and peak is not None
+    ]
+
+
+def peak_above_inputs(name: str, length: int, place_name: str) -> int | None:
+    """Bytes; for a process of its own."""
+    torch.set_num_threads(1)
+    place = measure.Place.parse(place_name)
+    peak = None
+    for size in (64, length):  # the first loads what torch loads late
+        measured, inputs = system(name, place), _inputs(size, place)
+        grad = torch.randn_like(inputs[0])
+        with measure.peak_growth(place.device) as growth:
+            measured.attend(*inputs).backward(grad)
+        peak = growth()
+    return peak
+
+
+def system(name: str, place: measure.Place) -> System:
+    """What stands behind a name in the tables."""
+    if name == SDPA:
+        return System(partial(F.scaled_dot_product_attention, is_causal=True))
+    mechanism = make(REFERENCE if name == CUMULATIVE else name).to(place.device)
+    attend = partial(cumulative, mechanism) if name == CUMULATIVE else partial(mechanism, visible=CAUSAL)
+    return System(attend, list(mechanism.parameters()))
+
+
+def make(name: str) -> Mechanism:
+    """A mechanism of the size that is measured here."""
+    known = {option.name for option in MECHANISMS[name].options}
+    slots = {"abc_slots": SLOTS} if "abc_slots" in known else {}
+    return build(name, HEAD_DIM, HEADS, **slots, **OPTIONS.get(name, {}))
+
+
+def cumulative(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal abc-mlp as its formula reads (Peng et al., 2022, arXiv:2110.02488, appendix B.1)."""
+    alpha = mechanism.control(k, Rows.whole(k.shape[2], device=k.device)).unsqueeze(-1)  # (B, H, N, n, 1)
+    total = alpha.cumsum(2)
+    keys, values = ((alpha * x.unsqueeze(3)).cumsum(2) / total for x in (k, v))
+    weights = torch.einsum("bhtnd,bhtd->bhtn", keys, q * q.shape[-1] ** -0.5).softmax(-1)
+    return torch.einsum("bhtn,bhtne->bhte", weights, values)
+
+
+def _labels(length: int, name: str, place: measure.Place) -> dict[str, Any]:
+    return {"device": str(place), "case": f"{length:,} tokens", "length": length, "mechanism": name}
+
+
+def _inputs(length: int, place: measure.Place) -> tuple[Tensor, ...]:
+    """q, k and v that want gradients."""
+    shape = (max(1, 2048 // length), HEADS, length, HEAD_DIM)
+    return tuple(torch.randn(shape, device=place.device, dtype=place.dtype, requires_grad=True) for _ in range(3))
+
+
+def _time(measured: System, inputs: tuple[Tensor, ...], grad: Tensor) -> measure.Seconds:
+    """Seconds of forward and backward pass."""
+    for tensor in (*inputs, *measured.parameters):
+        tensor.grad = None
+    start = measure.clock(grad.device)
+    measured.attend(*inputs).backward(grad)
+    return (measure.clock(grad.device) - start,)
