@@ -19,7 +19,7 @@ from . import (  # noqa: F401  (each import registers its mechanisms)
 )
 from .base import BLOCKS, Mechanism, State
 from .linear import Features, LinearMechanism, LinearState
-from .masks import CAUSAL, Packed, Rows, Visible
+from .masks import CAUSAL, Blocks, Packed, Rows, Visible
 from .registry import MECHANISMS, OPTIONS, Option, build, find, register
 from .step import Projections, Step, StepMap
 
@@ -28,6 +28,7 @@ __all__ = [
     "CAUSAL",
     "MECHANISMS",
     "OPTIONS",
+    "Blocks",
     "Features",
     "LinearMechanism",
     "LinearState",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from .masks import CAUSAL, Packed, Rows, Visible
+from .masks import CAUSAL, Blocks, Packed, Rows, Visible
 from .registry import Option
 from .step import Projections, Step
 
@@ -118,8 +118,11 @@ class Mechanism(nn.Module):
             return None
         return f"{self.undefined}; allowed: {', '.join(self.blocks)}"
 
-    def objection(self, visible: Visible | None) -> str | None:
+    def objection(self, visible: Visible | Blocks | None) -> str | None:
         """Why it cannot let queries see this much of the keys, whatever the block; None when it can."""
+        if isinstance(visible, Blocks):
+            reason = "it depends on the whole sequence, which is not there while rows arrive"
+            return self.refusal(BLOCKS[0]) if self.streaming else reason
         if visible not in (None, CAUSAL):
             return None if self.prefixes else "it is not defined over the prefixes of wait-k"
         blocks = BLOCKS[1:2] if visible == CAUSAL else (BLOCKS[0], BLOCKS[2])
@@ -144,6 +147,29 @@ class Mechanism(nn.Module):
         undefined but finite.
         """
         raise NotImplementedError
+
+    def blockwise(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks) -> Tensor:
+        """Self-attention in blocks of whole sequences, (B, H, T, E), for training. This default goes block by block."""
+        if blocks.rows == 1:
+            return self(q, k, v, query=rows, key=rows, visible=CAUSAL)
+        outputs, state = [], None
+        for start in range(0, q.shape[2], blocks.rows):
+            part = slice(start, start + blocks.rows)
+            here = rows.narrow(part.start, part.stop)
+            out, state = self.extend_block(state, q[:, :, part], k[:, :, part], v[:, :, part], here, blocks)
+            outputs.append(out)
+        return torch.cat(outputs, 2)
+
+    def extend_block(
+        self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks
+    ) -> tuple[Tensor, State]:
+        """One more block, with its rows ahead: (output, state without those)."""
+        n = min(blocks.size, q.shape[2])
+        state = self.update(state, k[:, :, :n], v[:, :, :n], rows.narrow(0, n))
+        seen = state
+        if q.shape[2] > n:
+            seen = self.update(state.fork(), k[:, :, n:], v[:, :, n:], rows.narrow(n, q.shape[2]))
+        return self.attend(seen, q, rows), state
 
     def weights(
         self,

@@ -78,6 +78,17 @@ def chunk_sums(
     return _ChunkSums.apply(q, k, v, first, visible.ratio, chunk or default_chunk(visible))
 
 
+def block_sums(q: Tensor, k: Tensor, v: Tensor, size: int, rows: int) -> Tensor:
+    """Sums (G, T, M) in blocks of `rows` rows: over all of a block, and over the first `size` of each one before."""
+    count = q.shape[1]
+    q, k, v = (_cut(x, rows) for x in (q, k, v))
+    left = state_of(k[:, :size], v[:, :size])  # (G * n, F, M)
+    own = left if size == rows else state_of(k, v)
+    left = left.unflatten(0, (-1, -(-count // rows)))
+    before = F.pad(left[:, :-1], (0, 0, 0, 0, 1, 0)).cumsum(1).flatten(0, 1)
+    return (q @ (before + own)).view(len(left), -1, v.shape[2])[:, :count]
+
+
 class Chunks(NamedTuple):
     """Queries and the keys they gain, cut into n aligned chunks, with the state before each chunk.
 

@@ -6,7 +6,9 @@ A subclass says how queries and keys are mapped; the three forms, the state and 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from . import forms, recompute
 from .base import Form, Mechanism, State
-from .masks import CAUSAL, Rows, Visible
+from .masks import CAUSAL, Blocks, Rows, Visible
 from .registry import Option
 from .step import LinearStep, Projections, Step, StepMap
 
@@ -94,21 +96,34 @@ class LinearMechanism(Mechanism):
         *,
         query: Rows | None = None,
         key: Rows | None = None,
-        visible: Visible | None = None,
+        visible: Visible | Blocks | None = None,
         form: Form = "auto",
         chunk: int | None = None,
     ) -> Tensor:
         query = query or Rows.whole(q.shape[2], device=q.device)
         key = key or Rows.whole(k.shape[2], device=k.device)
+        if form == "auto" and not isinstance(visible, Blocks):
+            form = self._choose(q, k, visible)
         with torch.autocast(q.device.type, enabled=False):
             dtype, (q, k, v) = v.dtype, (accumulated(x) for x in (q, k, v))
-            form = self._choose(q, k, visible) if form == "auto" else form
+            if form == "parallel":
+                fq, fk = self.map_queries(q, query), self._kept_keys(k, key)
+                return (self._weights(fq, fk, visible) @ v).to(dtype)
+            if isinstance(visible, Blocks):
+                return self.blockwise(q, k, v, key, visible).to(dtype)
             if form == "recompute":
                 return self._recompute(q, k, v, query, key, visible, chunk).to(dtype)
             fq, fk = self.map_queries(q, query), self._kept_keys(k, key)
-            if form == "parallel":
-                return (self._weights(fq, fk, visible) @ v).to(dtype)
             return forms.normalize(_sums(fq, fk, v, visible, chunk), self.normalizer_floor).to(dtype)
+
+    def blockwise(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks) -> Tensor:
+        if blocks.rows == 1:
+            return super().blockwise(q, k, v, rows, blocks)
+        with torch.autocast(q.device.type, enabled=False):
+            dtype, (q, k, v) = v.dtype, (accumulated(x) for x in (q, k, v))
+            fq, fk = self.map_queries(q, rows), self._kept_keys(k, rows)
+            sums = _joint(partial(forms.block_sums, size=blocks.size, rows=blocks.rows), fq, fk, v)
+            return forms.normalize(sums, self.normalizer_floor).to(dtype)
 
     def _choose(self, q: Tensor, k: Tensor, visible: Visible | None) -> Form:
         rows, width = q.shape[2] + k.shape[2], self.head_dim * self.features_per_dim
@@ -119,7 +134,14 @@ class LinearMechanism(Mechanism):
         return "recompute" if many and "recompute" in self.forms else "chunkwise"
 
     def _recompute(
-        self, q: Tensor, k: Tensor, v: Tensor, query: Rows, key: Rows, visible: Visible | None, chunk: int | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query: Rows,
+        key: Rows,
+        visible: Visible | None,
+        chunk: int | None,
     ) -> Tensor:
         plan = recompute.Plan(
             map_query=lambda rows, start, stop: self.map_queries(rows, query.narrow(start, stop)).rows(),
@@ -142,7 +164,7 @@ class LinearMechanism(Mechanism):
         *,
         query: Rows | None = None,
         key: Rows | None = None,
-        visible: Visible | None = None,
+        visible: Visible | Blocks | None = None,
     ) -> Tensor:
         query = query or Rows.whole(q.shape[2], device=q.device)
         key = key or Rows.whole(k.shape[2], device=k.device)
@@ -150,7 +172,7 @@ class LinearMechanism(Mechanism):
             fq, fk = self.map_queries(accumulated(q), query), self._kept_keys(accumulated(k), key)
             return self._weights(fq, fk, visible).to(q.dtype)
 
-    def _weights(self, fq: Features, fk: Features, visible: Visible | None) -> Tensor:
+    def _weights(self, fq: Features, fk: Features, visible: Visible | Blocks | None) -> Tensor:
         """The quadratic reference of every other form."""
         scores = _hide(fq.scores(fk), visible)
         total = scores if fq.norm is None or fk.norm is None else _hide(forms.scores_of(fq.norm, fk.norm), visible)
@@ -197,17 +219,22 @@ def accumulated(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _hide(scores: Tensor, visible: Visible | None) -> Tensor:
+def _hide(scores: Tensor, visible: Visible | Blocks | None) -> Tensor:
     """Scores (B, H, T, S) at zero where the query may not see the key."""
     return scores if visible is None else scores * visible.mask(scores.shape[2], scores.shape[3], scores.device)
 
 
 def _sums(fq: Features, fk: Features, v: Tensor, visible: Visible | None, chunk: int | None = None) -> Tensor:
     """Sums of the values over visible keys with the normalizer in the last column, (B, H, T, E + 1)."""
+    return _joint(partial(forms.chunkwise, visible=visible, chunk=chunk), fq, fk, v)
+
+
+def _joint(sums: Callable[[Tensor, Tensor, Tensor], Tensor], fq: Features, fk: Features, v: Tensor) -> Tensor:
+    """The `sums` of the values, and the normalizer in the last column."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
-        return forms.chunkwise(q, k, v, visible, chunk).unflatten(0, fq.x.shape[:2])
+        return sums(q, k, v).unflatten(0, fq.x.shape[:2])
 
     if fq.norm is None or fk.norm is None:
         return run(fq.rows(), fk.rows(), forms.append_ones(v))

@@ -50,6 +50,47 @@ class Visible:
 CAUSAL = Visible()
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """Self-attention while rows arrive, block by block: a query sees its own block and what is left of those before.
+
+    size:  rows of a block; with 1 it is causal attention.
+    ahead: further rows that are read with a block, the first ones of the next, so that the block sees what comes. Rows
+           come with those copies, `size` + `ahead` a block; no other block sees them.
+    past:  rows before a block that are still seen where each is kept (softmax); None is all of them. Mechanisms with a
+           state of constant size always see what is left of all.
+    """
+
+    size: int = 1
+    ahead: int = 0
+    past: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.ahead < 0 or (self.past is not None and self.past < 0):
+            raise LeapformerError(
+                f"blocks of {self.size} rows, {self.ahead} ahead, {self.past} past: give at least 1, and none below 0"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Rows that are read together."""
+        return self.size + self.ahead
+
+    def mask(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+        """True where the query may see the key, shape (T, S)."""
+        (query, _), (key, place) = (self._places(count, device) for count in (queries, keys))
+        distance = query.unsqueeze(1) * self.size - (key * self.size + place)  # from the first row of the block
+        before = (key < query.unsqueeze(1)) & (place < self.size)
+        if self.past is not None:
+            before = before & (distance <= self.past)
+        return before | (key == query.unsqueeze(1))
+
+    def _places(self, count: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
+        """The block of every row and its place there."""
+        rows = torch.arange(count, device=device)
+        return rows // self.rows, rows % self.rows
+
+
 class Packed(NamedTuple):
     """A packed sequence (Luna): rows (B, l, C), and `keep` (B, l), False for those that are out of use, or None."""
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .base import Form, Mechanism, State
-from .masks import CAUSAL, Rows, Visible
+from .masks import CAUSAL, Blocks, Rows, Visible
 from .registry import register
 from .step import Projections, Step
 
@@ -71,7 +71,7 @@ class Softmax(Mechanism):
         *,
         query: Rows | None = None,
         key: Rows | None = None,
-        visible: Visible | None = None,
+        visible: Visible | Blocks | None = None,
         form: Form = "auto",
     ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
@@ -88,13 +88,33 @@ class Softmax(Mechanism):
         *,
         query: Rows | None = None,
         key: Rows | None = None,
-        visible: Visible | None = None,
+        visible: Visible | Blocks | None = None,
     ) -> Tensor:
         scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5
         mask = _mask(q, k, None if key is None else key.keep, visible)
         if mask is not None:
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         return scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+
+    def blockwise(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks) -> Tensor:
+        return self(q, k, v, query=rows, key=rows, visible=CAUSAL if blocks == Blocks() else blocks)
+
+    def extend_block(
+        self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks
+    ) -> tuple[Tensor, State]:
+        """The cache keeps the last `blocks.past` rows."""
+        if blocks.past is None:
+            return super().extend_block(state, q, k, v, rows, blocks)
+        cache = KVCache.empty(k, v) if state is None else _cache(state)
+        n = cache.count
+        keep = k.new_ones(len(k), k.shape[2], dtype=torch.bool) if rows.keep is None else rows.keep
+        k, v = torch.cat([cache.k[:, :, :n], k], 2), torch.cat([cache.v[:, :, :n], v], 2)
+        keep = torch.cat([cache.keep[:, :n], keep], 1)
+        out = _over(KVCache(k, v, keep, cache.used + q.shape[2]), q)
+        stop = n + min(blocks.size, q.shape[2])
+        last = slice(max(0, stop - blocks.past), stop)
+        left = torch.full_like(cache.used, last.stop - last.start)
+        return out, KVCache(k[:, :, last].clone(), v[:, :, last].clone(), keep[:, last], left)
 
     def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:
         cache = KVCache.empty(k, v) if state is None else _cache(state)
@@ -130,7 +150,7 @@ class SoftmaxStep(Step):
         return self.project_out(_over(state, q.transpose(1, 2)).transpose(1, 2).reshape(len(x), -1))
 
 
-def _over(cache: KVCache, q: Tensor, visible: Visible | None = None) -> Tensor:
+def _over(cache: KVCache, q: Tensor, visible: Visible | Blocks | None = None) -> Tensor:
     """Attention of queries (B, H, T, D) to what is in the cache."""
     n = cache.count
     k, v = cache.k[:, :, :n], cache.v[:, :, :n]
@@ -138,7 +158,7 @@ def _over(cache: KVCache, q: Tensor, visible: Visible | None = None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def _mask(q: Tensor, k: Tensor, keep: Tensor | None, visible: Visible | None) -> Tensor | None:
+def _mask(q: Tensor, k: Tensor, keep: Tensor | None, visible: Visible | Blocks | None) -> Tensor | None:
     """True where a query may look, broadcastable to (B, H, T, S); None when everywhere.
 
     A query that may look nowhere (a padded row) is let look everywhere: softmax over nothing is NaN.

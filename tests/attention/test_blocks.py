@@ -1,0 +1,137 @@
+"""Self-attention in blocks: training, arriving rows, and a quadratic mask are the same function."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from leapformer_fairseq.attention import Blocks, Rows
+from leapformer_fairseq.errors import LeapformerError
+
+from .cases import DIM, HEADS, LINEAR, NAMES, VALUE_DIM, difference, inputs, make, padding
+
+BLOCKS = (Blocks(), Blocks(4), Blocks(5, 2), Blocks(3, 4), Blocks(1, 1), Blocks(40))
+STREAMING = [name for name in NAMES if make(name).objection(Blocks(4)) is None]
+COUNT = 23
+
+
+def laid_out(blocks, count=COUNT, keep=None):
+    """Rows of `count` in blocks with copies of what comes: which row stands where, and their positions and padding."""
+    starts = range(0, count, blocks.size)
+    places = torch.cat([torch.arange(start, start + blocks.rows) for start in starts])
+    there = places < count
+    places = places.clamp_max(count - 1)
+    keep = torch.ones(2, count, dtype=torch.bool) if keep is None else keep
+    positions = keep.long().cumsum(1)[:, places]
+    return places, Rows(positions, keep.sum(1), keep[:, places] & there)
+
+
+def own(blocks, count=COUNT):
+    """Columns of the rows themselves, without the copies."""
+    columns = torch.arange(-(-count // blocks.size) * blocks.rows)
+    return columns[columns % blocks.rows < blocks.size][:count]
+
+
+def arriving(mechanism, qkv, rows, blocks):
+    state, outputs = None, []
+    for start in range(0, qkv[0].shape[2], blocks.rows):
+        q, k, v = (x[:, :, start : start + blocks.rows] for x in qkv)
+        out, state = mechanism.extend_block(state, q, k, v, rows.narrow(start, start + blocks.rows), blocks)
+        outputs.append(out)
+    return torch.cat(outputs, 2), state
+
+
+def block_ids(blocks):
+    return f"{blocks.size}+{blocks.ahead}"
+
+
+@pytest.mark.parametrize("side", [None, "right"])
+@pytest.mark.parametrize("blocks", BLOCKS, ids=block_ids)
+@pytest.mark.parametrize("name", STREAMING)
+def test_training_equals_arriving_rows(name, blocks, side):
+    mechanism, qkv = make(name), inputs(COUNT, COUNT)
+    places, rows = laid_out(blocks, keep=padding(COUNT, side))
+    laid = tuple(x[:, :, places] for x in qkv)
+    out = mechanism.blockwise(*laid, rows, blocks)
+    with torch.no_grad():
+        got, _ = arriving(mechanism, laid, rows, blocks)
+    real = rows.keep[:, None, :, None]
+    assert difference([got * real], [out * real]) < 1e-12
+
+
+@pytest.mark.parametrize("side", [None, "right"])
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        *((name, blocks) for name in ("softmax", *LINEAR) if name in STREAMING for blocks in BLOCKS),
+        ("softmax", Blocks(4, 2, past=6)),
+        ("softmax", Blocks(1, 0, past=3)),
+    ],
+)
+def test_training_equals_the_mask_with_gradients(name, blocks, side):
+    mechanism = make(name)
+    places, rows = laid_out(blocks, keep=padding(COUNT, side))
+    grad = torch.randn(2, HEADS, len(places), VALUE_DIM).double() * rows.keep[:, None, :, None]
+    results = []
+    for way in ("blockwise", "mask"):
+        torch.manual_seed(0)
+        q, k, v = (x.requires_grad_() for x in inputs(COUNT, COUNT))
+        laid = tuple(x[:, :, places] for x in (q, k, v))
+        if way == "blockwise":
+            out = mechanism.blockwise(*laid, rows, blocks)
+        else:
+            form = {} if name == "softmax" else {"form": "parallel"}
+            out = mechanism(*laid, query=rows, key=rows, visible=blocks, **form)
+        out.backward(grad)
+        results.append([out * rows.keep[:, None, :, None], q.grad, k.grad, v.grad])
+    assert difference(*results) < 1e-12
+
+
+@pytest.mark.parametrize("blocks", [Blocks(4), Blocks(5, 2), Blocks(3, 4), Blocks(4, 2, past=6)], ids=block_ids)
+@pytest.mark.parametrize("name", STREAMING)
+@torch.no_grad()
+def test_a_row_sees_what_its_block_sees_and_nothing_else(name, blocks):
+    """The rows that change when one input row does are those of blocks that may see it."""
+    mechanism, qkv = make(name), inputs(COUNT, COUNT)
+    places, rows = laid_out(blocks)
+    columns = own(blocks)
+
+    def output(q, k, v):
+        return mechanism.blockwise(*(x[:, :, places] for x in (q, k, v)), rows, blocks)[:, :, columns]
+
+    before = output(*qkv)
+    for row in range(0, COUNT, 4):
+        k, v = (x.clone() for x in qkv[1:])
+        k[:, :, row] += 1
+        v[:, :, row] += 1
+        changed = (output(qkv[0], k, v) - before).abs().amax((0, 1, 3)) > 1e-9
+        starts = torch.arange(COUNT) // blocks.size * blocks.size
+        seen = starts + blocks.rows > row
+        if blocks.past is not None and name == "softmax":
+            seen &= starts - row <= blocks.past
+        assert not changed[~seen].any()
+        if name == "softmax" or name in LINEAR:
+            assert changed[seen].float().mean() > 0.9
+
+
+@torch.no_grad()
+def test_a_window_of_softmax_bounds_its_cache():
+    mechanism, qkv, blocks = make("softmax"), inputs(60, 60), Blocks(4, 2, past=6)
+    places, rows = laid_out(blocks, 60)
+    _, state = arriving(mechanism, tuple(x[:, :, places] for x in qkv), rows, blocks)
+    assert state.k.shape == (2, HEADS, 6, DIM)
+    whole = mechanism.blockwise(*(x[:, :, places] for x in qkv), rows, blocks)
+    got, _ = arriving(mechanism, tuple(x[:, :, places] for x in qkv), rows, blocks)
+    assert difference([got], [whole]) < 1e-12
+
+
+def test_what_needs_the_whole_sequence_is_refused():
+    assert set(NAMES) - set(STREAMING) >= {"cosformer", "luna", "abc-cluster"}
+    for name in ("cosformer", "luna"):
+        assert "not there while rows arrive" in make(name).objection(Blocks(4))
+
+
+@pytest.mark.parametrize("numbers", [(0,), (2, -1), (2, 0, -1)])
+def test_impossible_blocks_are_named(numbers):
+    with pytest.raises(LeapformerError, match="give at least 1, and none below 0"):
+        Blocks(*numbers)
