@@ -7,6 +7,8 @@ and MLA experiments.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +23,10 @@ from fairseq.models.speech_to_text.convtransformer import (
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
+from ..attention import Rows
+from ..errors import LeapformerError
+from ..modules import BlockRows, add_attention_args, fill_attention_args, load_component, swap_attention
+from .blocks import ArrivingSource, add_block_args, blocks_of, fill_block_args, laid_out, taken_back
 from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
 from .packed import PackingEncoder
 from .transformer import Decoder
@@ -37,7 +42,8 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
     def __init__(self, args: Namespace, vocabulary: int) -> None:
         super().__init__(args)
         self.ctc_proj = nn.Linear(args.encoder_embed_dim, vocabulary) if getattr(args, "ctc_weight", 0) > 0 else None
-        self.packed = swap_attention(self, "encoder", args)
+        self.blocks, self.arriving = blocks_of(args), BlockRows()
+        self.packed = swap_attention(self, "encoder", args, blocks=self.blocks, arriving=self.arriving)
         self.length_predictor = build_length_predictor(args, args.encoder_embed_dim)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, **unused: Any) -> EncoderOut:
@@ -49,10 +55,12 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
         x = self.embed_scale * x + self.embed_positions(padding).transpose(0, 1)
         x = F.dropout(x, p=self.dropout, training=self.training)
         self.packed.value = None
-        for i in range(len(self.transformer_layers)):
-            x = self.transformer_layers[i](x, padding)
-        if self.layer_norm is not None:
-            x = self.layer_norm(x)
+        if self.blocks is None:
+            x = self._through_layers(x, padding)
+        else:
+            count = len(x)
+            x, self.arriving.rows = laid_out(x, ~padding, self.blocks)
+            x = taken_back(self._through_layers(x), count, self.blocks)
         encoder_out: EncoderOut = {
             "encoder_out": [x],
             "encoder_padding_mask": [padding],
@@ -62,6 +70,69 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
             "src_lengths": [],
         }
         return self.with_packed(encoder_out)
+
+    def _through_layers(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        for i in range(len(self.transformer_layers)):
+            x = self.transformer_layers[i](x, padding)
+        return x if self.layer_norm is None else self.layer_norm(x)
+
+    def extend(self, source: ArrivingSource, frames: Tensor, final: bool = False) -> Tensor:
+        """The states (m, 1, C) that have become final with more frames (n, n_bins) of an utterance; m may be 0.
+
+        They equal those of `forward` over the whole utterance, however it is cut. With `final` there comes nothing
+        more. Raises LeapformerError for an encoder that sees whole utterances.
+        """
+        if self.blocks is None:
+            raise LeapformerError(
+                "this encoder sees whole utterances; train with --encoder-causal or --encoder-chunk-ms to extend them"
+            )
+        new = self._embedded(source, frames, final)
+        rows = new if source.rows is None else torch.cat([source.rows, new])
+        done = [rows[:0]]
+        with self._arriving(source):
+            while len(rows) >= self.blocks.rows or (final and len(rows)):
+                block = rows[: self.blocks.rows]
+                start = source.n_rows - len(rows)
+                positions = torch.arange(start + 1, start + len(block) + 1, device=rows.device)
+                self.arriving.rows = Rows(positions.unsqueeze(0))
+                done.append(self._through_layers(block)[: self.blocks.size])
+                rows = rows[self.blocks.size :]
+        source.rows = rows
+        return torch.cat(done)
+
+    @contextmanager
+    def _arriving(self, source: ArrivingSource) -> Iterator[None]:
+        """While this holds, every attention goes on from the states of the source."""
+        self.arriving.states = source.states
+        try:
+            yield
+        finally:
+            self.arriving.states = None
+
+    def _embedded(self, source: ArrivingSource, frames: Tensor, final: bool) -> Tensor:
+        """The rows (m, 1, C) before the layers that more frames make."""
+        known = frames if source.frames is None else torch.cat([source.frames, frames])
+        fresh = source.fresh + len(frames)
+        usable = fresh if final else fresh - fresh % self.pooling_ratio()
+        convolved = known[: len(known) - (fresh - usable)]
+        before = min(1, source.n_rows)  # rows of the frames that were convolved before
+        source.fresh = fresh - usable
+        source.frames = known[max(0, len(convolved) - self.pooling_ratio()) :] if len(convolved) else known
+        if not usable:
+            return frames.new_zeros(0, 1, self.out.out_features)
+        x, _ = self.subsample(convolved.unsqueeze(0), torch.tensor([len(convolved)], device=frames.device))
+        x = x[before:]
+        positions = self._positions(source.n_rows, len(x))
+        source.n_rows += len(x)
+        return self.embed_scale * x + positions.to(x).unsqueeze(1)
+
+    def _positions(self, start: int, count: int) -> Tensor:
+        """Position embeddings of rows from `start` (from 0), (count, C); the table doubles when it is too short."""
+        table, first = self.embed_positions, self.padding_idx + 1 + start
+        if first + count > len(table.weights):
+            longer = table.get_embedding(2 * (first + count), table.embedding_dim, self.padding_idx)
+            table.weights = longer.to(table.weights)
+        return table.weights[first : first + count]
 
     def subsample(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve (B, T, n_bins) to (ceil(T / 4), B, C) and the lengths with it."""
@@ -82,6 +153,7 @@ class LeapformerS2TModel(ConvTransformerModel):
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         ConvTransformerModel.add_args(parser)
+        add_block_args(parser)
         add_attention_args(parser)
         add_length_args(parser)
 
@@ -158,5 +230,6 @@ def _set_sizes(args: Namespace, encoder_layers: int, decoder_layers: int, width:
     args.encoder_normalize_before = getattr(args, "encoder_normalize_before", True)
     args.decoder_normalize_before = getattr(args, "decoder_normalize_before", True)
     fill_attention_args(args)
+    fill_block_args(args)
     fill_length_args(args)
     base_architecture(args)

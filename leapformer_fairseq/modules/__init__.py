@@ -1,7 +1,7 @@
 """fairseq adapters: an attention module that asks a mechanism, the plan grammar and the swap."""
 
 from .length_predictor import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
-from .mechanism_attention import IncrementalState, MechanismAttention, Memory, PackedSequence, TargetLength
+from .mechanism_attention import BlockRows, IncrementalState, MechanismAttention, Memory, PackedSequence, TargetLength
 from .plan import expand_plan
 from .swap import (
     BLOCKS,
@@ -19,6 +19,7 @@ from .swap import (
 )
 
 __all__ = [
+    "BlockRows",
     "BLOCKS",
     "LENGTH_PREDICTORS",
     "Block",

@@ -16,7 +16,7 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from ..attention import CAUSAL, Mechanism, Packed, Projections, Rows, State, Step, Visible
+from ..attention import CAUSAL, Blocks, Mechanism, Packed, Projections, Rows, State, Step, Visible
 from ..errors import LeapformerError
 
 IncrementalState = dict[str, Any]
@@ -55,6 +55,19 @@ class PackedSequence:
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Packed | None:
         return None if self.value is None else Packed(*(x if x is None else function(x) for x in self.value))
+
+
+@dataclass
+class BlockRows:
+    """What an encoder in blocks says of the rows of the pass that runs.
+
+    rows:   their positions and padding; None: those of whole sequences, as they stand.
+    states: what every attention keeps of an utterance whose frames are arriving, by its `slot`; the pass is then one
+            more block. None where whole utterances are read.
+    """
+
+    rows: Rows | None = None
+    states: dict[str, State] | None = None
 
 
 @dataclass
@@ -112,18 +125,20 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     `like` is the stock attention that this module replaces: its projections are reused, so its checkpoints load and
     only `mechanism.*` is new. `visible` limits what a query may see: CAUSAL in decoder self-attention, a wait-k prefix
-    in simultaneous cross-attention, None otherwise; it holds in training and generation alike. `target` is where a
-    decoder says how long its target becomes, if that is known or predicted. `packed` is what the layers of a stack hand
-    on to each other; without it every layer has its own.
+    in simultaneous cross-attention, blocks in encoders of arriving speech, None otherwise; it holds in training and
+    generation alike. `target` is where a decoder says how long its target becomes, if that is known or predicted.
+    `packed` is what the layers of a stack hand on to each other; without it every layer has its own. `arriving` is
+    where an encoder in blocks describes its rows.
     """
 
     def __init__(
         self,
         like: MultiheadAttention,
         mechanism: Mechanism,
-        visible: Visible | None = None,
+        visible: Visible | Blocks | None = None,
         target: TargetLength | None = None,
         packed: PackedSequence | None = None,
+        arriving: BlockRows | None = None,
     ) -> None:
         super().__init__()
         self.embed_dim, self.num_heads, self.head_dim = like.embed_dim, like.num_heads, like.head_dim
@@ -133,6 +148,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.visible = visible
         self.target = TargetLength() if target is None else target
         self.packed = packed if mechanism.packs else None
+        self.arriving = BlockRows() if arriving is None else arriving
         mechanism.adopt(self._projections())
         self.compose_weights, self.weights_in_training = True, False
         self.beam_size = 1
@@ -158,7 +174,9 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """
         composes = self.weights_in_training if self.training else self.compose_weights
         wanted = (need_weights or need_head_weights) and composes and key is not None
-        if incremental_state is None:
+        if isinstance(self.visible, Blocks):
+            out, weights = self._in_blocks(query, _keep(key_padding_mask), self.visible, wanted)
+        elif incremental_state is None:
             out, weights = self._whole(query, key, _keep(key_padding_mask), wanted)
         elif static_kv or self.encoder_decoder_attention:
             out, weights = self._cross_step(query, key, key_padding_mask, self.memory(incremental_state), wanted)
@@ -184,6 +202,17 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         state = self.mechanism.update(None, k, v, key_rows)
         self.packed.hand_on(self.mechanism.packed_after(state), 1)
         return self._out(self.mechanism.attend(state, q, query_rows)), weights
+
+    def _in_blocks(self, x: Tensor, keep: Tensor | None, blocks: Blocks, wanted: bool) -> tuple[Tensor, Tensor | None]:
+        """Encoder self-attention over whole utterances, or over one more block of an utterance that arrives."""
+        rows, states = self.arriving.rows, self.arriving.states
+        rows = self._as_asked(Rows.whole(len(x), keep, x.device) if rows is None else rows, x)
+        q, (k, v) = self._q(x), self._kv(x)
+        if states is not None:
+            out, states[self.slot] = self.mechanism.extend_block(states.get(self.slot), q, k, v, rows, blocks)
+            return self._out(out), None
+        weights = self.mechanism.weights(q, k, query=rows, key=rows, visible=blocks) if wanted else None
+        return self._out(self.mechanism.blockwise(q, k, v, rows, blocks)), weights
 
     def _self_step(self, query: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Decoder self-attention over new rows: one token, or a prompt."""

@@ -11,9 +11,9 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from torch import Tensor, nn
 
-from ..attention import CAUSAL, MECHANISMS, OPTIONS, Mechanism, Option, Visible, build, find
+from ..attention import CAUSAL, MECHANISMS, OPTIONS, Blocks, Mechanism, Option, Visible, build, find
 from ..errors import LeapformerError
-from .mechanism_attention import IncrementalState, MechanismAttention, Memory, PackedSequence, TargetLength
+from .mechanism_attention import BlockRows, IncrementalState, MechanismAttention, Memory, PackedSequence, TargetLength
 from .plan import expand_plan, names_in
 
 logger = logging.getLogger(__name__)
@@ -85,11 +85,17 @@ def fill_options(args: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
 
 
 def swap_attention(
-    stack: nn.Module, kind: str, args: argparse.Namespace, target: TargetLength | None = None
+    stack: nn.Module,
+    kind: str,
+    args: argparse.Namespace,
+    target: TargetLength | None = None,
+    blocks: Blocks | None = None,
+    arriving: BlockRows | None = None,
 ) -> PackedSequence:
     """Replace the attention of every layer in an "encoder" or "decoder" by the mechanism its plan names.
 
-    `target` is where a decoder with a length predictor will say how long its target becomes. Gives what the layers hand
+    `target` is where a decoder with a length predictor will say how long its target becomes. The self-attention of an
+    encoder that reads arriving speech is in `blocks`, of whose rows `arriving` tells. Gives what the layers hand
     on to each other: empty it, or fill in what the encoder handed on, before the layers run. Raises LeapformerError
     naming block, layer, mechanism, reason and remedy when a mechanism cannot serve a block.
     """
@@ -113,13 +119,14 @@ def swap_attention(
                 **options,
             )
             refusal = mechanism.refusal(block.name, length_known=target is not None)
-            refusal = refusal or _packing_refusal(mechanism, args, source)
+            refusal = refusal or _packing_refusal(mechanism, args, source) or (blocks and mechanism.objection(blocks))
             if refusal:
                 raise LeapformerError(f"{block.name} attention, layer {i}: {name} cannot be used: {refusal}")
             mechanism.share(first.setdefault(name, mechanism))
             if mechanism.packs and packed.first is None:
                 packed.first = mechanism
-            setattr(layers[i], block.attribute, MechanismAttention(stock, mechanism, block.visible, target, packed))
+            attention = MechanismAttention(stock, mechanism, blocks or block.visible, target, packed, arriving)
+            setattr(layers[i], block.attribute, attention)
     return packed
 
 

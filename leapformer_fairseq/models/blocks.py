@@ -1,0 +1,124 @@
+"""Encoders that read speech as it arrives: causal, or in chunks that see themselves and what was before them.
+
+Shapes: T rows (encoder states, 40 ms each) of B utterances, C width.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..attention import Blocks, Rows, State
+from ..errors import LeapformerError
+
+ROW_MS = 40  # of an encoder state: four frames of 10 ms
+
+
+@dataclass
+class ArrivingSource:
+    """What an encoder keeps of one utterance whose frames are arriving; nothing in it grows with the audio.
+
+    frames:  (up to 7, n_bins), the last four that were convolved, then those that make no row yet.
+    fresh:   how many of them were not convolved.
+    rows:    (m, 1, C), rows before the layers that wait for the rest of their block, or for what is ahead of it.
+    n_rows:  rows before the layers so far.
+    states:  what every attention keeps.
+    """
+
+    frames: Tensor | None = None
+    fresh: int = 0
+    rows: Tensor | None = None
+    n_rows: int = 0
+    states: dict[str, State] = field(default_factory=dict)
+
+    def fork(self) -> ArrivingSource:
+        """An independent copy."""
+        states = {name: state.fork() for name, state in self.states.items()}
+        return ArrivingSource(self.frames, self.fresh, self.rows, self.n_rows, states)
+
+
+def add_block_args(parser: ArgumentParser) -> None:
+    """Declare how an encoder reads arriving speech, without defaults."""
+    parser.add_argument(
+        "--encoder-causal",
+        action="store_true",
+        help="no encoder state sees what comes after it, so that arriving speech is encoded once",
+    )
+    for name, text in (
+        ("chunk", "encoder states see all of their chunk of this length and what was before it"),
+        ("right-context", "a chunk also sees this much after it (default: 0)"),
+        ("past", "softmax sees this much before a chunk; other mechanisms see all of it (default: 10000)"),
+    ):
+        parser.add_argument(f"--encoder-{name}-ms", type=int, metavar="MS", help=f"{text}; a multiple of {ROW_MS}")
+
+
+def fill_block_args(args: Namespace) -> None:
+    """The defaults: an encoder that sees whole utterances."""
+    for name, default in (("causal", False), ("chunk_ms", None), ("right_context_ms", None), ("past_ms", None)):
+        setattr(args, f"encoder_{name}", getattr(args, f"encoder_{name}", default))
+
+
+def blocks_of(args: Namespace) -> Blocks | None:
+    """How an encoder of these arguments sees arriving speech; None: it sees whole utterances.
+
+    Raises LeapformerError for lengths that are no whole number of rows, or that contradict each other.
+    """
+    causal = args.encoder_causal
+    chunk, ahead, past = (
+        _in_rows(f"--encoder-{name}-ms", value)
+        for name, value in (
+            ("chunk", args.encoder_chunk_ms),
+            ("right-context", args.encoder_right_context_ms),
+            ("past", args.encoder_past_ms),
+        )
+    )
+    if not causal and not chunk:
+        if ahead or past is not None:
+            raise LeapformerError(
+                "--encoder-right-context-ms and --encoder-past-ms belong to an encoder in chunks; give "
+                "--encoder-chunk-ms, too"
+            )
+        return None
+    if causal and (chunk or ahead):
+        raise LeapformerError(
+            "--encoder-causal sees no chunk and nothing ahead; leave it out, or --encoder-chunk-ms and "
+            "--encoder-right-context-ms"
+        )
+    return Blocks(chunk or 1, ahead or 0, 10_000 // ROW_MS if past is None else past)
+
+
+def _in_rows(flag: str, ms: int | None) -> int | None:
+    if ms is not None and (ms < 0 or ms % ROW_MS):
+        raise LeapformerError(f"{flag} {ms}: give a multiple of {ROW_MS}, the milliseconds of an encoder state")
+    return None if ms is None else ms // ROW_MS
+
+
+def laid_out(x: Tensor, keep: Tensor, blocks: Blocks) -> tuple[Tensor, Rows]:
+    """Rows (T, B, C) as blocks with copies of what is ahead of each, (T', B, C), and where they stand.
+
+    `keep` (B, T) is True at real rows.
+    """
+    if not blocks.ahead:
+        return x, Rows.whole(len(x), keep, x.device)
+    places = _places(len(x), blocks, x.device)
+    there = (places < len(x)).unsqueeze(0)
+    places = places.clamp_max(len(x) - 1)
+    positions = keep.long().cumsum(1)[:, places]
+    return x[places], Rows(positions, keep.sum(1), keep[:, places] & there)
+
+
+def taken_back(x: Tensor, count: int, blocks: Blocks) -> Tensor:
+    """Of rows in blocks (T', B, C) the rows themselves, (count, B, C), without the copies."""
+    if not blocks.ahead:
+        return x
+    columns = torch.arange(len(x), device=x.device)
+    return x[columns % blocks.rows < blocks.size][:count]
+
+
+def _places(count: int, blocks: Blocks, device: torch.device) -> Tensor:
+    """Which row stands in each column, also beyond the last."""
+    starts = torch.arange(0, count, blocks.size, device=device)
+    return (starts.unsqueeze(1) + torch.arange(blocks.rows, device=device)).flatten()
