@@ -17,7 +17,9 @@ from ..audio import check_speech
 from ..errors import LeapformerError
 from ..scoring.runlog import COMPUTE_LOG
 from . import dataloader  # noqa: F401  (SimulEval then loads speech with it)
+from .engine import ENGINES
 from .loading import load_system
+from .policy import POLICIES, PolicyOptions
 from .stream import EARLY_EOS, DecodingOptions, TranslationStream
 from .text import EMITTERS
 
@@ -75,8 +77,26 @@ class LeapformerAgent(SpeechToTextAgent):
         add("--checkpoint", required=True, help="fairseq checkpoint, leapformer_simulst* or leapformer_s2t*")
         add("--data-root", required=True, help="folder of the config yaml, as given to training")
         add("--config-yaml", default="config.yaml", help="data config in --data-root")
-        add("--waitk-lagging", type=int, help="k, in steps (default: the trained one; of a range the high end)")
+        add("--policy", choices=tuple(POLICIES), default="wait-k", help="when to write (default: wait-k)")
+        add("--waitk-lagging", type=int, help="wait-k: k, in steps (default: the trained one; of a range the high end)")
+        add("--catch-up", type=float, default=1.0, help="wait-k: tokens for each step after the first k (default: 1)")
+        add("--hold", type=int, default=3, help="hold-n: tokens at the end that are held back (default: 3)")
+        add("--agree", type=int, default=2, help="local-agreement: steps whose translations must agree (default: 2)")
+        add(
+            "--align-frames",
+            type=int,
+            default=4,
+            help="alignatt: a token that attends most to one of the last states waits, of so many (default: 4)",
+        )
+        add("--align-layer", type=int, default=-1, help="alignatt: the decoder layer that is looked at (default: -1)")
+        add(
+            "--engine",
+            choices=("auto", *ENGINES),
+            default="auto",
+            help="encode arriving speech once, or all of it anew at every read (default: once, where the encoder can)",
+        )
         add("--pre-decision-ratio", type=int, help="encoder states (40 ms each) of a step (default: the trained one)")
+        add("--max-draft", type=int, default=40, help="tokens that hold-n and local-agreement look ahead (default: 40)")
         add("--max-len-a", type=float, default=0.0, help="at most A * frames (10 ms) + B tokens: A")
         add("--max-len-b", type=int, default=200, help="at most A * frames (10 ms) + B tokens: B")
         add("--unit", choices=tuple(EMITTERS), help="write words, or pieces at once (default: --eval-latency-unit)")
@@ -89,9 +109,14 @@ class LeapformerAgent(SpeechToTextAgent):
         if args.num_threads < 1:
             raise LeapformerError(f"--num-threads is {args.num_threads}; it must be at least 1")
         torch.set_num_threads(args.num_threads)
-        self._options = DecodingOptions(args.max_len_a, args.max_len_b, args.early_eos, _output_unit(args))
+        self._options = DecodingOptions(
+            args.max_len_a, args.max_len_b, args.max_draft, args.early_eos, _output_unit(args)
+        )
+        policy = PolicyOptions(
+            args.policy, args.waitk_lagging, args.catch_up, args.hold, args.agree, args.align_frames, args.align_layer
+        )
         self._system = load_system(
-            args.checkpoint, args.data_root, args.config_yaml, args.waitk_lagging, args.pre_decision_ratio
+            args.checkpoint, args.data_root, args.config_yaml, policy, args.pre_decision_ratio, args.engine
         )
         self._compute_log = _new_compute_log(args)
         self._warm_up()
@@ -127,6 +152,7 @@ class LeapformerAgent(SpeechToTextAgent):
         """One READ and one WRITE on silence, outside of every clock."""
         stream = TranslationStream(self._system, self._options)
         stream.engine.feed(torch.zeros(self._system.step_frames, stream.features.n_bins))
+        stream.engine.finish()
         stream.engine.step()
 
     def _log_compute(self, stream: TranslationStream) -> None:

@@ -6,6 +6,7 @@ Shapes: T fbank frames (10 ms) of one utterance, V symbols.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ import fairseq  # noqa: F401  first of all: it registers our models, and they ne
 import torch
 from torch import Tensor
 
+from ..errors import LeapformerError
+from ..models.blocks import ArrivingSource
 from ..modules import forget_source, fork_state
 
 
@@ -50,13 +53,12 @@ class Snapshot:
     state: dict[str, Any] = field(repr=False)
 
 
-class RecomputeEngine:
-    """Streaming inference with an encoder that looks both ways: new frames change all of its states.
+class Engine(ABC):
+    """Streaming inference with one utterance: feed frames, step, commit.
 
-    So the encoder is run anew over all frames fed so far, but lazily, when a token is asked for, and never twice on the
-    same frames; the cross-attention states are then rebuilt once and kept while writing. The decoder's own (linear)
-    states survive every READ: each token is consumed once. Usage: `feed(frames)` any number of times, `step()` for the
-    logits of the next token, then either `commit(token)` or `restore(snapshot)`.
+    `feed(frames)` any number of times, `finish()` when there are no more, `step()` for the logits of the next token,
+    then either `commit(token)` or `restore(snapshot)`. The decoder's own states survive every READ: each token is
+    consumed once. Encoding is lazy: it happens when a token is asked for.
     """
 
     def __init__(self, model: Any, first_token: int, times: ComputeTimes | None = None) -> None:
@@ -64,11 +66,12 @@ class RecomputeEngine:
         self.model = model
         self.times = times if times is not None else ComputeTimes()
         self.n_frames = 0
+        self.finished = False
+        self.attention: Tensor | None = None  # of the last step over the encoder states, (S,), if it was asked for
         self._tokens = [first_token]
         self._n_consumed = 0  # tokens that are part of the decoder's state
-        self._chunks: list[Tensor] = []
-        self._n_encoded = 0  # frames the encoder states were computed from
-        self._encoder_out: Any = None
+        self._fed: list[Tensor] = []
+        self._n_bins = 0
         self._state: dict[str, Any] = {}
 
     @property
@@ -78,24 +81,48 @@ class RecomputeEngine:
 
     def feed(self, frames: Tensor) -> None:
         """Append fbank frames, (n, n_bins); nothing is computed yet."""
-        self._chunks.append(frames)
-        self.n_frames += len(frames)
+        self._fed.append(frames)
+        self.n_frames, self._n_bins = self.n_frames + len(frames), frames.shape[1]
+
+    def finish(self) -> None:
+        """There are no more frames."""
+        self.finished = True
+
+    @property
+    @abstractmethod
+    def ready(self) -> int:
+        """Encoder states that a token may see, given the frames fed."""
+
+    @abstractmethod
+    def _encoded(self, visible: int) -> Any:
+        """The encoder's output with the first `visible` states, of all frames fed."""
 
     @torch.no_grad()
-    def step(self) -> Tensor:
-        """Consume the last token and return the logits of the next one, (V,) float32, given all frames fed."""
+    def step(self, visible: int | None = None, layer: int | None = None) -> Tensor:
+        """Consume the last token and return the logits of the next one, (V,) float32.
+
+        It sees the first `visible` encoder states, at most those that are ready. With `layer`, a decoder layer,
+        `attention` holds afterwards what its cross-attention looked at: that costs as much as the states are many.
+        """
         if not self.n_frames:
             raise RuntimeError("step() before any frame was fed")
         if self._n_consumed == len(self._tokens):
             raise RuntimeError("step() twice on one token; commit() or restore() in between")
-        self._encode()
+        encoder_out = self._encoded(self.ready if visible is None else min(visible, self.ready))
         device = _parameter(self.model).device
         with self.times.measure("decoder_s", device):
             tokens = torch.tensor([self._tokens], device=device)
-            logits, _ = self.model.decoder(tokens, encoder_out=self._encoder_out, incremental_state=self._state)
+            wanted = {} if layer is None else {"alignment_layer": layer}
+            logits, extra = self.model.decoder(tokens, encoder_out=encoder_out, incremental_state=self._state, **wanted)
+            self.attention = None if layer is None else extra["attn"][0][0, -1].float()
         self._n_consumed = len(self._tokens)
         self.times.decoder_steps += 1
         return logits[0, -1].float()
+
+    def consume(self, visible: int | None = None) -> None:
+        """Consume the last token if that was not done, whatever comes next."""
+        if self._n_consumed < len(self._tokens):
+            self.step(visible)
 
     def commit(self, token: int) -> None:
         """Append the chosen token; the next step consumes it."""
@@ -110,22 +137,91 @@ class RecomputeEngine:
         """Take the decoder back to `snapshot`, any number of times; frames fed since then stay fed."""
         self._tokens, self._n_consumed = list(snapshot.tokens), snapshot.n_consumed
         self._state = fork_state(self.model.decoder, snapshot.state)
+
+    def _take_fed(self) -> Tensor:
+        """The frames that were fed and not taken yet, where the model is; (n, n_bins), n may be 0."""
+        weight = _parameter(self.model)
+        chunks, self._fed = self._fed or [torch.zeros(0, self._n_bins)], []
+        return torch.cat([chunk.to(weight.device, weight.dtype) for chunk in chunks])
+
+
+class RecomputeEngine(Engine):
+    """With an encoder that looks both ways: new frames change all of its states.
+
+    So it is run anew over all frames fed so far, but never twice on the same ones; the cross-attention states are then
+    rebuilt once and kept while writing.
+    """
+
+    def __init__(self, model: Any, first_token: int, times: ComputeTimes | None = None) -> None:
+        super().__init__(model, first_token, times)
+        self._frames: Tensor | None = None
+        self._encoder_out: Any = None
+
+    @property
+    def ready(self) -> int:
+        return -(-self.n_frames // self.model.encoder.pooling_ratio())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        super().restore(snapshot)
         if snapshot.encoder_passes != self.times.encoder_passes:
             forget_source(self.model.decoder, self._state)  # its cross-attention saw an older encoder output
 
-    def _encode(self) -> None:
-        """Bring the encoder output up to date with the frames."""
-        if self._n_encoded == self.n_frames:
-            return
+    def _encoded(self, visible: int) -> Any:
+        if not self._fed:
+            return self._encoder_out
         weight = _parameter(self.model)
         with self.times.measure("encoder_s", weight.device):
-            frames = torch.cat([chunk.to(weight.device, weight.dtype) for chunk in self._chunks])
+            new = self._take_fed()
+            frames = self._frames = new if self._frames is None else torch.cat([self._frames, new])
             lengths = torch.tensor([len(frames)], device=weight.device)
             self._encoder_out = self.model.encoder(src_tokens=frames[None], src_lengths=lengths)
-        self._chunks = [frames]  # keep the joined copy, so that the next pass only appends
-        self._n_encoded = self.n_frames
         self.times.encoder_passes += 1
         forget_source(self.model.decoder, self._state)
+        return self._encoder_out
+
+
+class IncrementalEngine(Engine):
+    """With an encoder of arriving speech: each frame is encoded once, and cross-attention reads each state once."""
+
+    def __init__(self, model: Any, first_token: int, times: ComputeTimes | None = None) -> None:
+        super().__init__(model, first_token, times)
+        self._source = ArrivingSource()
+        self._states: Tensor | None = None
+        self._closed = False
+
+    @property
+    def ready(self) -> int:
+        blocks, frames_of = self.model.encoder.blocks, self.model.encoder.pooling_ratio()
+        if self.finished:
+            return -(-self.n_frames // frames_of)
+        return max(0, self.n_frames // frames_of - blocks.ahead) // blocks.size * blocks.size
+
+    def _encoded(self, visible: int) -> Any:
+        if self._fed or self.finished != self._closed:
+            with self.times.measure("encoder_s", _parameter(self.model).device):
+                new = self.model.encoder.extend(self._source, self._take_fed(), final=self.finished)
+                self._states = new if self._states is None else torch.cat([self._states, new])
+            self._closed = self.finished
+            self.times.encoder_passes += 1
+        padding = torch.zeros(1, visible, dtype=torch.bool, device=self._states.device)
+        return {"encoder_out": [self._states[:visible]], "encoder_padding_mask": [padding]}
+
+
+ENGINES: dict[str, type[Engine]] = {"incremental": IncrementalEngine, "recompute": RecomputeEngine}
+
+
+def engine_for(model: Any, name: str = "auto") -> type[Engine]:
+    """The engine that serves a model: by default the incremental one where its encoder reads arriving speech.
+
+    Raises LeapformerError for an engine that the model cannot have.
+    """
+    arrives = getattr(model.encoder, "blocks", None) is not None
+    if name == "incremental" and not arrives:
+        raise LeapformerError(
+            "--engine incremental: this encoder sees whole utterances; train with --encoder-causal or "
+            "--encoder-chunk-ms, or take --engine recompute"
+        )
+    return ENGINES[("incremental" if arrives else "recompute") if name == "auto" else name]
 
 
 def _parameter(model: Any) -> Tensor:

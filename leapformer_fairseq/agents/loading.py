@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
 from ..loading import load_model
+from .engine import engine_for
 from .features import Cmvn
+from .policy import PolicyOptions
 from .stream import TranslationSystem
 from .text import Detokenizer
 
@@ -18,14 +21,16 @@ def load_system(
     checkpoint: str | Path,
     data_root: str | Path,
     config_yaml: str = "config.yaml",
-    lagging: int | None = None,
+    policy: PolicyOptions | None = None,
     pre_decision_ratio: int | None = None,
+    engine: str = "auto",
 ) -> TranslationSystem:
-    """Load a `leapformer_simulst*` checkpoint, or a `leapformer_s2t*` one for test-time wait-k.
+    """Load a `leapformer_simulst*` checkpoint, or a `leapformer_s2t*` one that was trained on whole utterances.
 
-    `data_root` holds `config_yaml` with the vocabulary, sentencepiece model and CMVN statistics of training. `lagging`
-    (k) and `pre_decision_ratio` (encoder states per step) default to the trained values; an offline model has none.
-    Raises LeapformerError for missing or unusable files, another architecture, or missing or impossible values.
+    `data_root` holds `config_yaml` with the vocabulary, sentencepiece model and CMVN statistics of training. The
+    policy's k and `pre_decision_ratio` (encoder states per step) default to the trained values; an offline model has
+    none. `engine` is "auto", "incremental" or "recompute". Raises LeapformerError for missing or unusable files,
+    another architecture, missing or impossible values, and what the model cannot serve.
     """
     files = {"--checkpoint": Path(checkpoint), "--data-root and --config-yaml": Path(data_root, config_yaml)}
     for options, path in files.items():
@@ -33,8 +38,11 @@ def load_system(
             raise LeapformerError(f"no file {path}; check {options}")
     overrides = {"data": str(data_root), "config_yaml": config_yaml}
     model, task = load_model(str(checkpoint), ("leapformer_simulst", "leapformer_s2t"), "the agent", overrides)
-    lagging, ratio = resolve_policy(model, lagging, pre_decision_ratio)
+    policy, ratio = resolve_policy(model, policy or PolicyOptions(), pre_decision_ratio)
+    engine_for(model, engine)  # refuses what the model cannot have
     model.make_generation_fast_(need_attn=False)  # no attention weights are composed for nobody to see
+    if policy.name == "alignatt":
+        model.decoder.layers[policy.align_layer].encoder_attn.compose_weights = True
     if hasattr(model, "set_lagging"):
         # The policy hands out the source, and all of it may be seen. (eval() has set the trained lagging.)
         model.set_lagging(None)
@@ -45,27 +53,31 @@ def load_system(
         forbidden=tuple({dictionary.pad(), dictionary.bos()} - {dictionary.eos()}),
         detokenizer=_detokenizer(dictionary, config, root),
         cmvn=_cmvn(config, root),
-        lagging=lagging,
+        policy=policy,
         step_frames=model.encoder.pooling_ratio() * ratio,
+        engine=engine,
     )
 
 
-def resolve_policy(model: Any, lagging: int | None, ratio: int | None) -> tuple[int, int]:
-    """(k, pre-decision ratio): those given, else those of training; of a trained range (low, high) the high end.
+def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tuple[PolicyOptions, int]:
+    """The policy and the pre-decision ratio, with what is not said as in training; of a trained range the highest k.
 
-    Raises LeapformerError when a value is below 1, or neither given nor trained.
+    Raises LeapformerError when a value is impossible, or needed and neither given nor trained.
     """
-    for value, option in ((lagging, "--waitk-lagging"), (ratio, "--pre-decision-ratio")):
-        if value is not None and value < 1:
-            raise LeapformerError(f"{option} is {value}; it must be at least 1")
-    if lagging is None:
+    if ratio is not None and ratio < 1:
+        raise LeapformerError(f"--pre-decision-ratio is {ratio}; it must be at least 1")
+    if policy.name == "wait-k" and policy.k is None:
         trained = getattr(model, "lagging", None)
-        lagging = trained if trained is None or isinstance(trained, int) else max(trained)
-    if ratio is None:
-        ratio = getattr(model, "pre_decision_ratio", None)
-    if lagging is None or ratio is None:
+        policy = replace(policy, k=trained if trained is None or isinstance(trained, int) else max(trained))
+    ratio = getattr(model, "pre_decision_ratio", None) if ratio is None else ratio
+    if ratio is None or (policy.name == "wait-k" and policy.k is None):
         raise LeapformerError("this model was not trained with wait-k; give --waitk-lagging and --pre-decision-ratio")
-    return lagging, ratio
+    if policy.name == "alignatt":
+        layers = len(model.decoder.layers)
+        if not -layers <= policy.align_layer < layers:
+            raise LeapformerError(f"--align-layer {policy.align_layer}: the decoder has the layers 0 to {layers - 1}")
+        policy = replace(policy, align_layer=policy.align_layer % layers)
+    return policy, ratio
 
 
 def _detokenizer(dictionary: Any, config: Any, root: Path) -> Detokenizer:

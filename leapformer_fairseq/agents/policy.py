@@ -1,37 +1,175 @@
-"""When to read more source and when to write: pure decisions, no model and no audio."""
+"""When to write: policies of simultaneous translation, without model and audio.
+
+A policy is told after every pre-decision step of source that was read, and then writes as much of the translation as it
+holds to be certain. What it can do is a `Draft`. Once the source has ended the rest is written without it.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from itertools import takewhile
+from typing import Protocol
 
 from ..errors import LeapformerError
 
 
-class Decision(Enum):
-    """What to do next: READ one pre-decision step of source, or WRITE one token."""
+class Draft(Protocol):
+    """A translation in the making, as policies see it; tokens that were committed are never taken back."""
 
-    READ = "read"
-    WRITE = "write"
+    @property
+    def n_steps(self) -> int:
+        """Pre-decision steps of source read."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens committed."""
+
+    @property
+    def n_states(self) -> int:
+        """Encoder states that may be seen."""
+
+    def write_next(self) -> bool:
+        """Commit the best next token; False when there is none: it would end the sentence, or that is full."""
+
+    def continuation(self) -> list[int]:
+        """The tokens that would be written from here on if the source ended now; nothing is committed."""
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Write these tokens."""
+
+    def focus(self) -> tuple[int, int] | None:
+        """The best next token and the encoder state (from 0) that it attends to most; None as for `write_next`."""
+
+
+class Policy(Protocol):
+    """The policy of one utterance."""
+
+    def write(self, draft: Draft) -> None:
+        """Write what has become certain with one more step of source."""
 
 
 @dataclass(frozen=True)
 class WaitK:
-    """Wait-k (Ma et al. 2019, arXiv 1810.08398): stay k source steps ahead of the target.
+    """Wait-k (Ma et al. 2019, arXiv:1810.08398): stay k source steps ahead of the target.
 
-    Token t (from 0) is written when min(all, t + k) steps have been read. For speech a step is a fixed number of
-    encoder states, the pre-decision ratio (Ma et al. 2020, arXiv 2011.02048), however the audio arrives.
+    Token t (from 0) is written when min(all, k + t / rate) steps have been read. For speech a step is a fixed number of
+    encoder states, the pre-decision ratio (Ma et al. 2020, arXiv:2011.02048), however the audio arrives. `rate` is the
+    catch-up: tokens for each step of source after the first k.
     """
 
     k: int
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise LeapformerError(f"wait-k needs k >= 1, got {self.k}; give --waitk-lagging 1 or more")
+        if not self.rate > 0:
+            raise LeapformerError(f"--catch-up {self.rate}: give the tokens that a step of source is worth, above 0")
 
-    def decide(self, n_steps: int, n_tokens: int, source_done: bool) -> Decision:
-        """READ or WRITE after `n_steps` steps read and `n_tokens` tokens written.
+    def allows(self, n_steps: int, n_tokens: int) -> bool:
+        """Whether one more token may be written after `n_steps` steps read and `n_tokens` tokens written."""
+        return n_steps - math.floor(n_tokens / self.rate) >= self.k
 
-        `source_done` says that no further step exists: then there is only writing.
-        """
-        return Decision.WRITE if source_done or n_steps - n_tokens >= self.k else Decision.READ
+    def write(self, draft: Draft) -> None:
+        while self.allows(draft.n_steps, draft.n_tokens) and draft.write_next():
+            pass
+
+
+@dataclass(frozen=True)
+class Offline:
+    """Write nothing before the source has ended."""
+
+    def write(self, draft: Draft) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class HoldN:
+    """Hold-n (Liu et al. 2020, arXiv:2005.11185): all but the last n tokens of the translation of what was read."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise LeapformerError(f"--hold {self.n}: give the number of tokens to hold back, 0 or more")
+
+    def write(self, draft: Draft) -> None:
+        tokens = draft.continuation()
+        draft.commit(tokens[: max(0, len(tokens) - self.n)])
+
+
+class LocalAgreement:
+    """Local agreement (Liu et al. 2020, arXiv:2005.11185): what the last n translations have in common.
+
+    There is one after every step of source.
+    """
+
+    def __init__(self, n: int) -> None:
+        if n < 2:
+            raise LeapformerError(f"--agree {n}: it takes at least 2 translations to agree")
+        self.n = n
+        self._drafts: list[list[int]] = []  # of the last steps, each from the first token that is not committed
+
+    def write(self, draft: Draft) -> None:
+        self._drafts = [*self._drafts[1 - self.n :], draft.continuation()]
+        if len(self._drafts) < self.n:
+            return
+        pairs = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*self._drafts, strict=False))
+        agreed = [tokens[0] for tokens in pairs]
+        draft.commit(agreed)
+        self._drafts = [tokens[len(agreed) :] for tokens in self._drafts]
+
+
+@dataclass(frozen=True)
+class AlignAtt:
+    """AlignAtt (Papi et al. 2023, arXiv:2305.11408): stop at a token that attends most to the last f encoder states.
+
+    Such a token may change with what comes next.
+    """
+
+    frames: int
+
+    def __post_init__(self) -> None:
+        if self.frames < 1:
+            raise LeapformerError(f"--align-frames {self.frames}: give the number of last encoder states, from 1")
+
+    def write(self, draft: Draft) -> None:
+        while (found := draft.focus()) is not None:
+            token, state = found
+            if state >= draft.n_states - self.frames:
+                return
+            draft.commit([token])
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """Which policy, and the numbers of all of them."""
+
+    name: str = "wait-k"
+    k: int | None = None  # that of training
+    catch_up: float = 1.0
+    hold: int = 3
+    agree: int = 2
+    align_frames: int = 4
+    align_layer: int = -1
+
+    def __post_init__(self) -> None:
+        if self.name not in POLICIES:
+            raise LeapformerError(f"--policy {self.name!r}: choose from {', '.join(POLICIES)}")
+        if self.name != "wait-k" or self.k is not None:
+            self.make()  # refuses impossible numbers
+
+    def make(self) -> Policy:
+        """The policy of a new utterance."""
+        return POLICIES[self.name](self)
+
+
+POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
+    "wait-k": lambda options: WaitK(options.k or 0, options.catch_up),
+    "hold-n": lambda options: HoldN(options.hold),
+    "local-agreement": lambda options: LocalAgreement(options.agree),
+    "alignatt": lambda options: AlignAtt(options.align_frames),
+    "offline": lambda options: Offline(),
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
-from .engine import ComputeTimes, RecomputeEngine
+from .engine import ComputeTimes, engine_for
 from .features import Cmvn, FeatureStream
-from .policy import Decision, WaitK
+from .policy import PolicyOptions
 from .text import EMITTERS, Detokenizer
 
 EARLY_EOS = ("mask", "wait")
@@ -23,7 +24,8 @@ EARLY_EOS = ("mask", "wait")
 class TranslationSystem:
     """What all utterances share: the model and what its training data says about features and text.
 
-    `step_frames`: fbank frames (10 ms) of one pre-decision step. `forbidden`: ids that are never written.
+    `step_frames`: fbank frames (10 ms) of one pre-decision step. `forbidden`: ids that are never written. `engine`: as
+    for `engine_for`.
     """
 
     model: Any
@@ -31,8 +33,9 @@ class TranslationSystem:
     forbidden: tuple[int, ...]
     detokenizer: Detokenizer
     cmvn: Cmvn | None
-    lagging: int
+    policy: PolicyOptions
     step_frames: int
+    engine: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,13 @@ class DecodingOptions:
     """How to write. At most `max_len_a` * frames (10 ms each, as in fairseq-generate) + `max_len_b` tokens.
 
     `early_eos` is what happens to an end of sentence before the end of the source: "mask" forbids it, "wait" takes the
-    token back and reads on. `unit` is "word" or "char", see `text`.
+    token back and reads on. `unit` is "word" or "char", see `text`. `max_draft`: tokens beyond those written that a
+    policy may look at after a step of source.
     """
 
     max_len_a: float = 0.0
     max_len_b: int = 200
+    max_draft: int = 40
     early_eos: str = "mask"
     unit: str = "word"
 
@@ -59,23 +64,22 @@ class DecodingOptions:
 
 
 class TranslationStream:
-    """One utterance under wait-k with greedy search: `push` audio, `advance`, `flush` the text.
+    """One utterance with greedy search: `push` audio, `advance`, `flush` the text.
 
-    Which tokens come out does not depend on how the audio is cut. That is why an end of sentence is open only once
-    wait-k asks for source that does not exist: whether the source ends exactly here is known sooner with large segments
-    than with small ones, so it must not decide.
+    Which tokens come out does not depend on how the audio is cut: the policy is asked after every pre-decision step,
+    and an end of sentence is open only behind the last one. Whether the source ends exactly here is known sooner with
+    large segments than with small ones, so it must not decide.
     """
 
     def __init__(self, system: TranslationSystem, options: DecodingOptions) -> None:
         self.system, self.options = system, options
-        self.policy = WaitK(system.lagging)
+        self.policy = system.policy.make()
         self.times = ComputeTimes()
         self.features = FeatureStream(system.step_frames, system.cmvn)
-        self.engine = RecomputeEngine(system.model, system.eos, self.times)
+        self.engine = engine_for(system.model, system.engine)(system.model, system.eos, self.times)
         self.emitter = EMITTERS[options.unit](system.detokenizer)
         self.n_samples = 0
-        self.n_steps = 0  # pre-decision steps fed
-        self._held = False  # an early end of sentence was taken back: read before the next try
+        self.n_steps = 0  # pre-decision steps read
 
     def push(self, samples: np.ndarray) -> None:
         """Take in samples in [-1, 1] at 16 kHz, shape (T,), of any length."""
@@ -85,16 +89,12 @@ class TranslationStream:
 
     def advance(self, source_finished: bool) -> bool:
         """Read and write as far as the audio allows; False: more audio is needed, True: the translation is complete."""
-        while True:
-            wants_source = self._held or self._is_full() or self._decide(source_done=False) is Decision.READ
-            if wants_source and self._read(source_finished):
-                continue
-            if wants_source and not source_finished:
-                return False
-            if wants_source and (self._is_full() or not self.engine.n_frames):
-                return True  # nothing may be added, or not even one window of audio was heard
-            if self._write(at_end=wants_source):
-                return True
+        while self._read(source_finished):
+            self.policy.write(self)
+        if source_finished and self.engine.n_frames:  # at least one window of audio was heard
+            while self._write(eos_open=True, takes_back=False):
+                pass
+        return source_finished
 
     def flush(self, final: bool) -> str:
         """Text that became certain since the last call; with `final` all that is left."""
@@ -104,38 +104,90 @@ class TranslationStream:
         """Seconds of computation by part, seconds of audio and the number of tokens so far, ready for JSON."""
         return {**asdict(self.times), "audio_s": self.n_samples / SAMPLE_RATE, "tokens": self.engine.n_tokens}
 
-    def _decide(self, source_done: bool) -> Decision:
-        return self.policy.decide(self.n_steps, self.engine.n_tokens, source_done)
+    # ------------------------------------------------------------------------------------------ what a policy can do
+    @property
+    def n_tokens(self) -> int:
+        return self.engine.n_tokens
+
+    @property
+    def n_states(self) -> int:
+        return min(self.engine.ready, self.n_steps * self._step_states)
+
+    def write_next(self) -> bool:
+        waits = self.options.early_eos == "wait"
+        return self._write(eos_open=waits, takes_back=waits)
+
+    def continuation(self) -> list[int]:
+        snapshot, tokens = self.engine.snapshot(), list[int]()
+        while len(tokens) < self.options.max_draft and not self._is_full():
+            token = self._best_token(eos_open=True)
+            if token == self.system.eos:
+                break
+            self.engine.commit(token)
+            tokens.append(token)
+        self.engine.restore(snapshot)
+        return tokens
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.engine.consume(self.n_states)
+            self._commit(token)
+
+    def focus(self) -> tuple[int, int] | None:
+        if self._is_full():
+            return None
+        snapshot = self.engine.snapshot()
+        token = self._best_token(eos_open=True, layer=self.system.policy.align_layer)
+        state = int(self.engine.attention.argmax())
+        self.engine.restore(snapshot)
+        return None if token == self.system.eos else (token, state)
+
+    # --------------------------------------------------------------------------------------------------------------
+    @property
+    def _step_states(self) -> int:
+        return self.system.step_frames // self.system.model.encoder.pooling_ratio()
 
     def _is_full(self) -> bool:
         allowed = self.options.max_len_a * self.engine.n_frames + self.options.max_len_b
         return self.engine.n_tokens >= min(math.floor(allowed), self.system.model.max_decoder_positions() - 1)
 
     def _read(self, source_finished: bool) -> bool:
-        """Feed one pre-decision step; False when there is none."""
-        step = self.features.next_step(final=source_finished)
-        if step is None:
+        """Read one pre-decision step: as many frames as its states need to be ready; False when there is none."""
+        wanted = (self.n_steps + 1) * self._step_states
+        while self.engine.ready < wanted and not self.engine.finished:
+            frames = self.features.next_step(final=source_finished)
+            if frames is not None:
+                self.engine.feed(frames)
+            elif source_finished:
+                self.engine.finish()
+            else:
+                return False
+        if self.engine.ready <= wanted - self._step_states:
             return False
-        self.engine.feed(step)
         self.n_steps += 1
-        self._held = False
         return True
 
-    def _write(self, at_end: bool) -> bool:
-        """Write one token; True when it was the end of the sentence."""
-        may_hold = self.options.early_eos == "wait" and not at_end
-        snapshot = self.engine.snapshot() if may_hold else None
-        token = self._best_token(eos_open=at_end or may_hold)
+    def _write(self, eos_open: bool, takes_back: bool) -> bool:
+        """Write the best next token; False when there is none, because it would end the sentence or that is full.
+
+        An end of sentence is taken back, to be tried again with more source, or is the end.
+        """
+        if self._is_full():
+            return False
+        snapshot = self.engine.snapshot() if takes_back else None
+        token = self._best_token(eos_open)
         if token != self.system.eos:
-            self.engine.commit(token)
-            self.emitter.push([token])
+            self._commit(token)
         elif snapshot is not None:
             self.engine.restore(snapshot)
-            self._held = True
-        return token == self.system.eos and at_end
+        return token != self.system.eos
 
-    def _best_token(self, eos_open: bool) -> int:
-        logits = self.engine.step()
+    def _commit(self, token: int) -> None:
+        self.engine.commit(token)
+        self.emitter.push([token])
+
+    def _best_token(self, eos_open: bool, layer: int | None = None) -> int:
+        logits = self.engine.step(self.n_states, layer)
         forbidden = self.system.forbidden if eos_open else (*self.system.forbidden, self.system.eos)
         with self.times.measure("decoder_s"):
             logits[torch.tensor(forbidden, device=logits.device)] = -math.inf

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from leapformer_fairseq.agents import engine as engine_module
 from leapformer_fairseq.agents.features import Cmvn
+from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.stream import TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
 
@@ -125,12 +126,15 @@ def make_system(
     monkeypatch.setattr(engine_module, "forget_source", _forget_source)
     monkeypatch.setattr(engine_module, "fork_state", _fork_state)
 
-    def make(lagging: int = 3, ratio: int = 7, eos_bias: float = 0.0) -> TranslationSystem:
+    def make(
+        lagging: int = 3, ratio: int = 7, eos_bias: float = 0.0, policy: PolicyOptions | None = None
+    ) -> TranslationSystem:
         cmvn = Cmvn(np.full(80, 8.0, np.float32), np.full(80, 3.0, np.float32))
         model = FakeModel(len(symbols), eos_bias).eval()
         # Byte pieces would make replacement characters of a random model's output.
         bytes_ = tuple(index for index, symbol in enumerate(symbols) if symbol.startswith("<0x"))
-        return TranslationSystem(model, EOS, (0, 1, 3, *bytes_), detokenizer, cmvn, lagging, 4 * ratio)
+        policy = PolicyOptions("wait-k", lagging) if policy is None else policy
+        return TranslationSystem(model, EOS, (0, 1, 3, *bytes_), detokenizer, cmvn, policy, 4 * ratio)
 
     return make
 

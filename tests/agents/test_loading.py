@@ -15,8 +15,9 @@ from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
-from leapformer_fairseq.agents.engine import RecomputeEngine
+from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.agents.loading import load_system, resolve_policy
+from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
@@ -82,14 +83,14 @@ def translate(system: TranslationSystem, samples: np.ndarray, size: int, **optio
 
 def test_trained_values_are_the_default(simulst: Path, data_root: Path) -> None:
     system = load_system(simulst, data_root)
-    assert (system.lagging, system.step_frames, system.eos) == (4, 20, 2)
+    assert (system.policy.k, system.step_frames, system.eos) == (4, 20, 2)
     assert not system.model.training
     np.testing.assert_array_equal(system.cmvn.mean, np.full(80, 8.0))
 
 
 def test_values_of_the_command_line_win(simulst: Path, data_root: Path) -> None:
-    system = load_system(simulst, data_root, lagging=7, pre_decision_ratio=2)
-    assert (system.lagging, system.step_frames) == (7, 8)
+    system = load_system(simulst, data_root, policy=PolicyOptions(k=7), pre_decision_ratio=2)
+    assert (system.policy.k, system.step_frames) == (7, 8)
     # The trained lagging must not hide source that the policy has handed out.
     assert all(one.visible is None for one in attentions(system.model.decoder) if one.encoder_decoder_attention)
 
@@ -104,12 +105,12 @@ def test_real_model_writes_the_same_at_any_segment_size(simulst, data_root, spee
 def test_offline_model_with_test_time_wait_k(s2t: Path, data_root: Path, speech) -> None:
     with pytest.raises(LeapformerError, match="--waitk-lagging and --pre-decision-ratio"):
         load_system(s2t, data_root)
-    assert translate(load_system(s2t, data_root, lagging=2, pre_decision_ratio=7), speech(1.0), 640)
+    assert translate(load_system(s2t, data_root, policy=PolicyOptions(k=2), pre_decision_ratio=7), speech(1.0), 640)
 
 
 def test_streaming_states_give_the_parallel_forward(simulst: Path, data_root: Path) -> None:
     """Token by token with kept states, or all at once as in training: the same logits of the same source."""
-    system = load_system(simulst, data_root, lagging=3, pre_decision_ratio=5)
+    system = load_system(simulst, data_root, policy=PolicyOptions(k=3), pre_decision_ratio=5)
     frames, tokens = torch.randn(140, 80), [2, 10, 11, 12, 13, 14]
     engine = RecomputeEngine(system.model, tokens[0])
     engine.feed(frames)
@@ -136,6 +137,79 @@ def test_source_is_rebuilt_after_new_frames(simulst: Path, data_root: Path) -> N
     engine.restore(snapshot)
     engine.commit(9)
     torch.testing.assert_close(engine.step(), late)
+
+
+# -- encoders of arriving speech -------------------------------------------------------------------------------------
+ARRIVING = {
+    "causal": ["--encoder-causal"],
+    "chunks": ["--encoder-chunk-ms", "200"],
+    "ahead": ["--encoder-chunk-ms", "120", "--encoder-right-context-ms", "80"],
+    "longer-than-a-step": ["--encoder-chunk-ms", "480"],
+}
+
+
+@pytest.fixture(scope="session", params=ARRIVING)
+def arriving(request, tmp_path_factory: pytest.TempPathFactory, data_root: Path) -> Path:
+    path = tmp_path_factory.mktemp(request.param) / "checkpoint.pt"
+    flags = ["--waitk-lagging", "2", "--fixed-pre-decision-ratio", "5", *ARRIVING[request.param]]
+    return save_checkpoint(path, data_root, "leapformer_simulst_tiny", *PLAN, *flags)
+
+
+def test_the_checkpoint_says_which_engine_it_needs(arriving: Path, simulst: Path, data_root: Path) -> None:
+    for path, expected in ((arriving, IncrementalEngine), (simulst, RecomputeEngine)):
+        stream = TranslationStream(load_system(path, data_root), DecodingOptions())
+        assert type(stream.engine) is expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_writes_the_same_at_any_segment_size(arriving, data_root, speech, policy: str) -> None:
+    system = load_system(arriving, data_root, policy=PolicyOptions(policy, align_frames=2))
+    results = [translate(system, speech(1.7), size * 16) for size in (20, 280, 100_000)]
+    assert results[0] == results[1] == results[2] != []
+
+
+@pytest.mark.parametrize("early_eos", ["mask", "wait"])
+def test_encoding_once_writes_what_encoding_anew_writes(arriving, data_root, speech, early_eos: str) -> None:
+    """With a chunk that ends with each step. Otherwise the states of the unfinished chunk change later."""
+    tokens = {}
+    for engine in ("incremental", "recompute"):
+        system = load_system(arriving, data_root, engine=engine)
+        tokens[engine] = translate(system, speech(2.1), 640, early_eos=early_eos)
+    blocks = system.model.encoder.blocks
+    if 5 % blocks.size == 0 and not blocks.ahead:
+        assert tokens["incremental"] == tokens["recompute"]
+    assert tokens["incremental"]
+
+
+def test_streaming_gives_the_logits_of_training(arriving: Path, data_root: Path, speech) -> None:
+    """One pass over the whole utterance under wait-k, as in training: the same logits, token by token."""
+    system, logits = load_system(arriving, data_root), []
+    stream = TranslationStream(system, DecodingOptions(max_len_b=25))
+    step = stream.engine.step
+    stream.engine.step = lambda *args: logits.append(step(*args)) or logits[-1].clone()
+    frames = []
+    feed = stream.engine.feed
+    stream.engine.feed = lambda new: (frames.append(new), feed(new))
+    samples = speech(2.1)
+    for start in range(0, len(samples), 640):
+        stream.push(samples[start : start + 640])
+        stream.advance(source_finished=start + 640 >= len(samples))
+    tokens, whole = stream.emitter._tokens, torch.cat(frames)
+    system.model.set_lagging(2)
+    with torch.no_grad():
+        expected, _ = system.model(whole[None], torch.tensor([len(whole)]), torch.tensor([[2, *tokens]]))
+    torch.testing.assert_close(torch.stack(logits), expected[0][: len(logits)], rtol=1e-4, atol=1e-4)
+
+
+def test_each_frame_is_encoded_once(arriving: Path, data_root: Path, speech) -> None:
+    system, seen = load_system(arriving, data_root), []
+    convolve = system.model.encoder.subsample
+    system.model.encoder.subsample = lambda frames, lengths: seen.append(frames.shape[1]) or convolve(frames, lengths)
+    stream = TranslationStream(system, DecodingOptions(max_len_b=25))
+    stream.push(speech(2.1))
+    assert stream.advance(source_finished=True)
+    context = 4 * (len(seen) - 1)
+    assert sum(seen) - context == stream.engine.n_frames and len(seen) > 3
 
 
 def test_missing_files_are_named(simulst: Path, data_root: Path, tmp_path: Path) -> None:
@@ -181,12 +255,24 @@ def test_no_cmvn_when_training_had_none(simulst: Path, data_root: Path) -> None:
     assert load_system(simulst, data_root, write_config(data_root, "plain.yaml", transforms={})).cmvn is None
 
 
-@pytest.mark.parametrize(("lagging", "ratio"), [(0, 7), (-3, 7), (3, 0)])
-def test_values_below_one(lagging: int, ratio: int) -> None:
+@pytest.mark.parametrize("ratio", [0, -3])
+def test_a_ratio_below_one(ratio: int) -> None:
     with pytest.raises(LeapformerError, match="at least 1"):
-        resolve_policy(SimpleNamespace(lagging=3, pre_decision_ratio=7), lagging, ratio)
+        resolve_policy(SimpleNamespace(lagging=3, pre_decision_ratio=7), PolicyOptions(), ratio)
 
 
 @pytest.mark.parametrize(("trained", "expected"), [(5, 5), ((1, 9), 9)])
 def test_trained_range_takes_its_high_end(trained: Any, expected: int) -> None:
-    assert resolve_policy(SimpleNamespace(lagging=trained, pre_decision_ratio=7), None, None) == (expected, 7)
+    policy, ratio = resolve_policy(SimpleNamespace(lagging=trained, pre_decision_ratio=7), PolicyOptions(), None)
+    assert (policy.k, ratio) == (expected, 7)
+
+
+@pytest.mark.parametrize("layer", [2, -3])
+def test_a_layer_that_is_not_there(s2t: Path, data_root: Path, layer: int) -> None:
+    with pytest.raises(LeapformerError, match=f"--align-layer {layer}: the decoder has the layers 0 to 1"):
+        load_system(s2t, data_root, policy=PolicyOptions("alignatt", align_layer=layer), pre_decision_ratio=7)
+
+
+def test_an_encoder_of_whole_utterances_has_no_incremental_engine(s2t: Path, data_root: Path) -> None:
+    with pytest.raises(LeapformerError, match="--engine incremental: .*train with --encoder-causal"):
+        load_system(s2t, data_root, policy=PolicyOptions(k=2), pre_decision_ratio=7, engine="incremental")

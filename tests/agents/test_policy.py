@@ -1,32 +1,67 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from leapformer_fairseq.agents.policy import Decision, WaitK
+from leapformer_fairseq.agents.policy import POLICIES, AlignAtt, HoldN, LocalAgreement, Offline, PolicyOptions, WaitK
 from leapformer_fairseq.errors import LeapformerError
 
 
-def steps_read_before_each_write(policy: WaitK, n_steps: int, n_tokens: int) -> list[int]:
-    """Play the policy to the end; the number of steps read when token 0, 1, ... is written."""
-    read, written = 0, []
-    while len(written) < n_tokens:
-        if policy.decide(read, len(written), source_done=read == n_steps) is Decision.WRITE:
-            written.append(read)
-        else:
-            read += 1
-    return written
+class ScriptedDraft:
+    """A draft whose translation of the first n steps is `script[n - 1]`; the focus of a token is in `states`."""
+
+    def __init__(self, script: Sequence[Sequence[int]], states: Sequence[int] = (), states_per_step: int = 4) -> None:
+        self.script, self.states, self.states_per_step = script, states, states_per_step
+        self.n_steps = 0
+        self.tokens: list[int] = []
+        self.steps_of: list[int] = []  # steps read when each token was written
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_states(self) -> int:
+        return self.n_steps * self.states_per_step
+
+    def continuation(self) -> list[int]:
+        return list(self.script[self.n_steps - 1][self.n_tokens :])
+
+    def write_next(self) -> bool:
+        rest = self.continuation()
+        self.commit(rest[:1])
+        return bool(rest)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+        self.steps_of += [self.n_steps] * len(tokens)
+
+    def focus(self) -> tuple[int, int] | None:
+        rest = self.continuation()
+        return (rest[0], self.states[self.n_tokens]) if rest else None
+
+
+def play(policy, draft: ScriptedDraft) -> ScriptedDraft:
+    for _ in draft.script:
+        draft.n_steps += 1
+        policy.write(draft)
+    return draft
+
+
+def endless(n_steps: int, **options) -> ScriptedDraft:
+    return ScriptedDraft([list(range(100))] * n_steps, **options)
 
 
 def check_wait_k(policy: WaitK, k: int) -> None:
-    for n_steps in range(12):
-        for n_tokens in range(15):
-            expected = [min(n_steps, t + k) for t in range(n_tokens)]
-            if steps_read_before_each_write(policy, n_steps, n_tokens) != expected:
-                raise AssertionError(f"not wait-{k} on {n_steps} steps and {n_tokens} tokens")
+    for n_steps in range(1, 12):
+        found = play(policy, endless(n_steps)).steps_of
+        if found != [t + k for t in range(max(0, n_steps - k + 1))]:
+            raise AssertionError(f"not wait-{k} on {n_steps} steps: {found}")
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 20])
-def test_reads_exactly_k_steps_ahead(k: int) -> None:
+def test_wait_k_writes_exactly_k_steps_behind(k: int) -> None:
     check_wait_k(WaitK(k), k)
 
 
@@ -35,11 +70,68 @@ def test_the_check_finds_a_policy_that_reads_one_step_too_many() -> None:
         check_wait_k(WaitK(4), 3)
 
 
-def test_does_not_read_past_the_end() -> None:
-    assert WaitK(3).decide(0, 0, source_done=True) is Decision.WRITE
+def test_catch_up_writes_more_tokens_for_each_step() -> None:
+    assert play(WaitK(2, rate=2), endless(5)).steps_of == [2, 2, 3, 3, 4, 4, 5, 5]
+    assert play(WaitK(2, rate=1.5), endless(5)).steps_of == [2, 2, 3, 4, 4, 5]
+    assert play(WaitK(2, rate=0.5), endless(8)).steps_of == [2, 4, 6, 8]
 
 
-@pytest.mark.parametrize("k", [0, -1])
-def test_refuses_k_below_one(k: int) -> None:
-    with pytest.raises(LeapformerError, match="k >= 1"):
-        WaitK(k)
+def test_wait_k_stops_where_there_is_nothing_to_write() -> None:
+    draft = play(WaitK(1), ScriptedDraft([[], [], [7, 8, 9], [7, 8, 9]]))
+    assert draft.tokens == [7, 8, 9] and draft.steps_of == [3, 3, 3]
+
+
+def test_offline_writes_nothing_before_the_end() -> None:
+    assert play(Offline(), endless(9)).tokens == []
+
+
+def test_hold_n_holds_back_the_last_tokens() -> None:
+    draft = play(HoldN(2), ScriptedDraft([[1], [1, 2, 3], [1, 5], [1, 5, 6, 7, 8]]))
+    assert draft.tokens == [1, 5, 6] and draft.steps_of == [2, 4, 4]
+
+
+def test_hold_0_writes_everything() -> None:
+    assert play(HoldN(0), ScriptedDraft([[1], [1, 2, 3]])).steps_of == [1, 2, 2]
+
+
+def test_local_agreement_writes_what_the_last_translations_share() -> None:
+    script = [[1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 6, 7], [1, 2, 4, 6]]
+    two = play(LocalAgreement(2), ScriptedDraft(script))
+    assert two.tokens == [1, 2, 4, 6] and two.steps_of == [2, 2, 3, 4]
+    three = play(LocalAgreement(3), ScriptedDraft(script))
+    assert three.tokens == [1, 2, 4] and three.steps_of == [3, 3, 4]
+
+
+def test_local_agreement_forgets_between_utterances() -> None:
+    options = PolicyOptions("local-agreement")
+    draft = ScriptedDraft([[1, 2]])
+    play(options.make(), ScriptedDraft([[1, 2]]))
+    assert play(options.make(), draft).tokens == []
+
+
+def test_alignatt_stops_at_a_token_that_looks_at_the_newest_states() -> None:
+    draft = play(AlignAtt(2), endless(4, states=[0, 1, 6, 7, 3, 14, 9]))  # 4, 8, 12, 16 states
+    assert draft.steps_of == [1, 1, 3, 3, 3] and draft.tokens == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "wait-k", "k": 0}, "k >= 1, got 0"),
+        ({"name": "wait-k", "k": -1}, "k >= 1"),
+        ({"name": "wait-k", "k": 1, "catch_up": 0.0}, "--catch-up 0.0"),
+        ({"name": "wait-k", "k": 1, "catch_up": float("nan")}, "--catch-up nan"),
+        ({"name": "hold-n", "hold": -1}, "--hold -1"),
+        ({"name": "local-agreement", "agree": 1}, "--agree 1: it takes at least 2"),
+        ({"name": "alignatt", "align_frames": 0}, "--align-frames 0"),
+        ({"name": "guess"}, "--policy 'guess': choose from wait-k, hold-n, local-agreement, alignatt, offline"),
+    ],
+)
+def test_impossible_numbers_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(LeapformerError, match=message):
+        PolicyOptions(**options)
+
+
+def test_every_policy_can_be_made() -> None:
+    for name in POLICIES:
+        play(PolicyOptions(name, k=1).make(), endless(3, states=[0] * 100))
