@@ -16,9 +16,10 @@ LAYERS = [
     {"attention"},
     {"modules"},
     {"models"},
-    {"tasks", "criterions", "data", "benchmarks", "pictures", "scoring"},
-    {"ablation"},
-    {"agents", "cli"},
+    {"tasks", "criterions", "data", "pictures", "scoring"},
+    {"ablation", "agents"},
+    {"benchmarks"},
+    {"cli"},
 ]  # lowest first
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names} | dict.fromkeys(BASE, -1)
 SOURCES = sorted(PLUGIN_DIR.rglob("*.py"))

@@ -45,9 +45,9 @@ def missed(found: Found) -> list[str]:
     """The aims that were not reached, one line each."""
     lines = []
     for row in (row for rows in found.values() for row in rows):
-        is_memory = "peak_mib" in row
-        if row.get("aim") is not None and (row["ratio"] > row["aim"] if is_memory else row["ratio"] < row["aim"]):
-            what, bound = ("memory", "at most") if is_memory else ("speed", "at least")
+        what = "memory" if "peak_mib" in row else "cost" if row.get("at_most") else "speed"
+        if row.get("aim") is not None and (row["ratio"] < row["aim"] if what == "speed" else row["ratio"] > row["aim"]):
+            bound = "at least" if what == "speed" else "at most"
             lines.append(f"{row['mechanism']}, {row['case']}, {what}: {row['ratio']:.2f}, aim {bound} {row['aim']:g}")
     return lines
 
@@ -66,5 +66,7 @@ def by_case(rows: list[Row], table: Table, style: str) -> str:
             aimed.add(row["mechanism"])
     aims = [f"aim ({name})" for name in names if name in aimed]
     headers = ["device", "case", f"{table.baseline} {table.unit.rpartition('_')[2]}", *names, *aims]
-    cells = [[*key, line[table.baseline], *(line.get(name) for name in (*names, *aims))] for key, line in lines.items()]
+    cells = [
+        [*key, line.get(table.baseline), *(line.get(name) for name in (*names, *aims))] for key, line in lines.items()
+    ]
     return tabulate(cells, headers, tablefmt=style, floatfmt=".2f", missingval="-")

@@ -1,0 +1,200 @@
+"""Computation of a simultaneous translation while the speech arrives, by encoder and engine.
+
+Method: models of the papers' size (12 + 6 layers, 256 wide, 8 heads, feed-forward 1,024) with random weights and a
+vocabulary of 1,000, filterbank frames of noise, one thread, float32. Speech arrives 280 ms at a time; from the third
+arrival on one token is written after each, and at the end three more. Measured is the computation of a whole utterance,
+encoder and decoder: on a CPU the CPU time of the thread, on a GPU wall time. All systems take turns in one process;
+reported is the median. Ratio = time of softmax encoded anew / time of the system.
+
+"anew" is an encoder that sees whole utterances, as in the papers: it is run again over all that was heard at every
+arrival. "causal" and "chunks" (of 280 ms) are encoders of arriving speech: every frame is encoded once. Softmax in
+chunks sees 10 s of the past.
+
+Growth is the computation for a second of speech in the longest utterance over that in the shortest. The cost of a token
+is that of a decoder step when that much speech was heard, over the same after one second.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..agents.engine import Engine, engine_for
+from . import measure
+from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
+from .tables import Table
+
+STEP_MS, LAGGING, VOCABULARY, BINS, EOS = 280, 3, 1000, 80, 2
+BASE = "softmax, anew"
+
+
+class System(NamedTuple):
+    """A mechanism in all three blocks, and how the encoder reads arriving speech."""
+
+    mechanism: str
+    encoder: dict[str, Any]
+
+
+def systems_of(names: list[str]) -> dict[str, System]:
+    """What is measured: softmax encoded anew, and each mechanism in three ways."""
+    ways = {"anew": {}, "causal": {"encoder_causal": True}, "chunks": {"encoder_chunk_ms": STEP_MS}}
+    return {f"{name}, {way}": System(name, options) for name in names for way, options in ways.items()}
+
+
+MECHANISMS_MEASURED = ("softmax", "leap", "relu")
+SECONDS = 30.0  # per case
+TITLE = "Streaming: computation while speech arrives"
+TABLES = (
+    Table("A whole utterance: times as fast as softmax encoded anew", "utterances", "ratio", "seconds", BASE),
+    Table("Computation for a second of speech, longest over shortest utterance", "growth", "ratio", "ms", BASE),
+    Table("A token, times what it costs after one second of speech", "tokens", "ratio", "ms", "softmax, causal"),
+)
+
+CASES, QUICK_CASES = (5.6, 11.2, 28.0, 60.2), (1.4, 2.8)  # seconds, multiples of a step
+LONGEST_ANEW = 30.0  # encoding anew takes minutes beyond
+# of leap in a causal encoder: times as fast, at least; growth and the cost of a token, at most
+AIMED, AIMS = "leap, causal", {5.6: 2.0, 11.2: 3.5, 28.0: 10.0}
+GROWTH_AIM, TOKEN_AIM = 1.1, 1.1
+
+
+def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Rows of results: `utterances`, `growth` and `tokens`. The mechanisms must have passed `disagreement`."""
+    found: dict[str, list[dict[str, Any]]] = {"utterances": [], "growth": [], "tokens": []}
+    cases, seconds = (QUICK_CASES, SECONDS / 20) if quick else (CASES, SECONDS)
+    systems = systems_of(list(dict.fromkeys(["softmax", *names])))
+    with measure.one_thread(), tqdm(total=len(places) * (len(cases) + 1), unit="case") as progress:
+        for place in places:
+            torch.manual_seed(seed)
+            models = {name: make(system, place) for name, system in systems.items()}
+            for length in cases:
+                progress.set_description(f"{place}: {length} s")
+                found["utterances"] += utterances(length, models, place, seconds)
+                progress.update()
+            here = [row for row in found["utterances"] if row["device"] == str(place)]
+            found["growth"] += growth(here, place)
+            progress.set_description(f"{place}: a token")
+            found["tokens"] += tokens(max(cases), models, place, seconds / 10)
+            progress.update()
+    return found
+
+
+def make(system: System, place: measure.Place) -> Any:
+    """A model of the papers' size."""
+    from fairseq.data import Dictionary
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    words = Dictionary()
+    for i in range(VOCABULARY):
+        words.add_symbol(f"w{i}")
+    plans = {f"{block}_attention": system.mechanism for block in ("encoder_self", "decoder_self", "decoder_cross")}
+    args = Namespace(arch="leapformer_s2t", input_feat_per_channel=BINS, input_channels=1, **plans, **system.encoder)
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, SimpleNamespace(target_dictionary=words))
+    model = model.to(*place).eval()
+    model.make_generation_fast_(need_attn=False)
+    return model
+
+
+def utterances(length: float, models: dict[str, Any], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
+    """Seconds of every system for an utterance of this length; what is encoded anew only up to a minute's half."""
+    frames = torch.randn(round(length * 100), BINS, device=place.device, dtype=place.dtype)
+    calls: dict[str, Callable[[], measure.Seconds]] = {
+        name: partial(_timed, partial(translate, model, frames), place.device)
+        for name, model in models.items()
+        if length <= LONGEST_ANEW or not name.endswith("anew")
+    }
+    times = {name: found for name, (found,) in measure.medians(calls, seconds).items()}
+    base = times.get(BASE)
+    return [
+        {
+            **_labels(name, place),
+            "case": f"{length:g} s",
+            "length": length,
+            "seconds": found,
+            "per_second": found / length,
+            "ratio": None if base is None else base / found,
+            "aim": AIMS.get(length) if name == AIMED and place.has_aims else None,
+        }
+        for name, found in times.items()
+    ]
+
+
+def translate(model: Any, frames: Tensor) -> Engine:
+    """A whole utterance, as an agent under wait-k goes through it."""
+    engine = engine_for(model)(model, EOS)
+    for step, part in enumerate(frames.split(STEP_MS // 10), 1):
+        engine.feed(part)
+        if step >= LAGGING:
+            _write(engine)
+    engine.finish()
+    for _ in range(LAGGING):
+        _write(engine)
+    return engine
+
+
+def growth(rows: list[dict[str, Any]], place: measure.Place) -> list[dict[str, Any]]:
+    """The computation for a second of speech in the longest utterance of each system over that in the shortest."""
+    found = []
+    for name in dict.fromkeys(row["mechanism"] for row in rows):
+        own = sorted((row["length"], row["per_second"]) for row in rows if row["mechanism"] == name)
+        (short, first), (long, last) = own[0], own[-1]
+        found.append(
+            {
+                **_labels(name, place),
+                "case": "longest to shortest",
+                "from": short,
+                "to": long,
+                "ms": last * 1e3,
+                "ratio": last / first,
+                "aim": GROWTH_AIM if name == AIMED and place.has_aims else None,
+                "at_most": True,
+            }
+        )
+    return found
+
+
+def tokens(length: float, models: dict[str, Any], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
+    """Milliseconds of a token after this much speech, and over those after one second."""
+    calls = {}
+    for name, model in models.items():
+        if not name.endswith("anew"):
+            for heard in (1.12, length):
+                engine = engine_for(model)(model, EOS)
+                engine.feed(torch.randn(round(heard * 100), BINS, device=place.device, dtype=place.dtype))
+                _write(engine)
+                calls[name, heard] = partial(_timed, partial(_write, engine), place.device)
+    times = {key: found for key, (found,) in measure.medians(calls, seconds).items()}
+    return [
+        {
+            **_labels(name, place),
+            "case": f"after {length:g} s",
+            "ms": times[name, length] * 1e3,
+            "ratio": times[name, length] / times[name, 1.12],
+            "aim": TOKEN_AIM if name == AIMED and place.has_aims else None,
+            "at_most": True,
+        }
+        for name in models
+        if (name, length) in times
+    ]
+
+
+def _write(engine: Engine) -> None:
+    """One token, whatever is best."""
+    engine.commit(int(engine.step()[EOS + 1 :].argmax()) + EOS + 1)
+
+
+def _labels(name: str, place: measure.Place) -> dict[str, Any]:
+    return {"device": str(place), "mechanism": name}
+
+
+def _timed(call: Callable[[], object], device: torch.device) -> measure.Seconds:
+    start = measure.clock(device)
+    call()
+    return (measure.clock(device) - start,)
