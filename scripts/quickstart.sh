@@ -56,8 +56,8 @@ folder() {
     echo "$out/$(file_name "$1")"
 }
 
-# train TASK PLAN UPDATES OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.
-train() {
+# train_task TASK PLAN UPDATES OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.
+train_task() {
     local task=$1 updates=$3 run
     run=$(folder "$2")
     once "$run/$task" train_speech "$data" "config_$task.yaml" "$task" "$run/$task" $(plan_flags "$2") \
@@ -70,10 +70,10 @@ train() {
 # train_system PLAN: recognition, then translation that starts from its encoder.
 train_system() {
     say "pre-training the encoder on speech recognition ($asr_updates updates)"
-    train asr "$1" "$asr_updates" --arch leapformer_s2t_tiny --decoder-layers 1 --lr 3e-3 \
+    train_task asr "$1" "$asr_updates" --arch leapformer_s2t_tiny --decoder-layers 1 --lr 3e-3 \
         --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 1
     say "training wait-k translation ($st_updates updates)"
-    train st "$1" "$st_updates" --arch leapformer_simulst_tiny --lr 2e-3 \
+    train_task st "$1" "$st_updates" --arch leapformer_simulst_tiny --lr 2e-3 \
         --waitk-lagging 1-9 --fixed-pre-decision-ratio 7 \
         --load-pretrained-encoder-from "$(folder "$1")/asr/checkpoint_last.pt" --criterion label_smoothed_cross_entropy
 }

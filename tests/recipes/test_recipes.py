@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -152,3 +153,16 @@ class TestErrors:
         assert done.returncode == 0
         assert f"scripts/{dataset}/evaluate.sh" in done.stdout
         assert "leapformer" in done.stdout
+
+
+def test_no_script_redefines_what_all_share():
+    """A function of common.sh by the same name elsewhere would be called by common.sh, too."""
+
+    def functions(path):
+        return set(re.findall(r"^(\w+)\(\)", path.read_text(encoding="utf-8"), re.MULTILINE))
+
+    shared = functions(SCRIPTS / "common.sh")
+    assert {"train", "once", "claim"} <= shared
+    for path in SCRIPTS.rglob("*.sh"):
+        if path.name != "common.sh":
+            assert not functions(path) & shared, path
