@@ -164,5 +164,5 @@ def test_no_script_redefines_what_all_share():
     shared = functions(SCRIPTS / "common.sh")
     assert {"train", "once", "claim"} <= shared
     for path in SCRIPTS.rglob("*.sh"):
-        if path.name != "common.sh":
+        if path.name not in ("common.sh", "setup.sh"):  # setup.sh does not source it
             assert not functions(path) & shared, path
