@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ..errors import LeapformerError
 from ..modules import (
     LENGTH_PREDICTORS,
+    CurrentPass,
     LengthPredictor,
     Setting,
     Source,
-    TargetLength,
     add_options,
     fill_options,
     length_options,
@@ -113,16 +113,16 @@ def predicted_length(encoder_out: EncoderOut) -> Tensor | None:
     return encoder_out[PREDICTED][0] if PREDICTED in encoder_out else None
 
 
-def tell_length(target: TargetLength | None, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
+def tell_length(current: CurrentPass, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
     """Tell a decoder's attention, before its layers run: the predicted length, or else the true one (B,).
 
     `true_lengths` is None while the target is being written. Raises LeapformerError when nobody knows.
     """
-    if target is None:
+    if not current.knows_lengths:
         return
     predicted = predicted_length(encoder_out or {})
     if predicted is None and true_lengths is None:
         raise LeapformerError(
             "the decoder was given no target length; generate from what encoder.forward_torchscript returns"
         )
-    target.lengths = true_lengths if predicted is None else predicted
+    current.lengths = true_lengths if predicted is None else predicted

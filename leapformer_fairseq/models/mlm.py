@@ -16,7 +16,7 @@ from fairseq.models.roberta.model import base_architecture
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from ..modules import PackedSequence, add_attention_args, attentions, fill_attention_args, swap_attention
+from ..modules import CurrentPass, add_attention_args, attentions, fill_attention_args, swap_attention
 
 POOLINGS = ("cls", "mean", "packed")
 
@@ -24,10 +24,10 @@ POOLINGS = ("cls", "mean", "packed")
 class Encoder(RobertaEncoder):
     """fairseq's RoBERTa encoder with its output layer over the vocabulary."""
 
-    packed: PackedSequence
+    current: CurrentPass
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
-        self.packed.value = None
+        self.current.packed = None
         return super().forward(*args, **kwargs)
 
     @property
@@ -47,7 +47,7 @@ class LeapformerMaskedLanguageModel(RobertaModel):
     def __init__(self, args: Namespace, encoder: Encoder) -> None:
         super().__init__(args, encoder)
         # Last of all: RoBERTa initialises every linear layer that it finds, mechanisms have ways of their own.
-        encoder.packed = swap_attention(encoder, "encoder", args)
+        encoder.current = swap_attention(encoder, "encoder", args)
         if args.pooling == "packed" and not any(attention.mechanism.packs for attention in attentions(encoder)):
             raise LeapformerError(
                 f"--pooling packed: no layer of {args.encoder_self_attention!r} has a packed sequence; take luna, or "
@@ -88,7 +88,7 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         features, extra = self.encoder(src_tokens, True, return_all_hiddens, **options)
         rows, keep = features, src_tokens.ne(self.encoder.dictionary.pad())
         if self.args.pooling == "packed":
-            rows, keep = self.encoder.packed.value
+            rows, keep = self.encoder.current.packed
             rows = F.layer_norm(rows, rows.shape[-1:]).to(features.dtype)  # as a layer that reads it does
         keep = keep.unsqueeze(-1)
         mean = rows.masked_fill(~keep, 0).sum(1, keepdim=True) / keep.sum(1, keepdim=True)

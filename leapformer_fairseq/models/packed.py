@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention import Packed
-from ..modules import PackedSequence
+from ..modules import CurrentPass
 from .lengths import EncoderOut
 
 PACKED = "packed"  # key of the encoder's output: [rows (B, l, C)], or [rows, keep (B, l)]
@@ -16,17 +16,17 @@ PACKED = "packed"  # key of the encoder's output: [rows (B, l, C)], or [rows, ke
 class PackingEncoder(nn.Module):
     """Mixin for fairseq encoders: what the last layer hands on goes to the decoder with the encoder's output."""
 
-    packed: PackedSequence
+    current: CurrentPass
 
     def forward(self, *args: Any, **kwargs: Any) -> EncoderOut:
-        self.packed.value = None
+        self.current.packed = None
         return self.with_packed(super().forward(*args, **kwargs))
 
     def with_packed(self, encoder_out: EncoderOut) -> EncoderOut:
         """The encoder's output and the packed sequence, if there is one: the first, if all layers were dropped."""
-        if self.packed.first is None:
+        if self.current.packing is None:
             return encoder_out
-        packed = self.packed.value or self.packed.first.first_packed(encoder_out["encoder_out"][0].shape[1])
+        packed = self.current.packed or self.current.packing.first_packed(encoder_out["encoder_out"][0].shape[1])
         return {**encoder_out, PACKED: [x for x in packed if x is not None]}
 
     def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
@@ -36,7 +36,7 @@ class PackingEncoder(nn.Module):
         return reordered
 
 
-def take_packed(packed: PackedSequence, encoder_out: EncoderOut | None) -> None:
+def take_packed(current: CurrentPass, encoder_out: EncoderOut | None) -> None:
     """Give a decoder's layers, before they run, what the encoder handed on, if anything."""
     found = (encoder_out or {}).get(PACKED)
-    packed.value = Packed(*found) if found else None
+    current.packed = Packed(*found) if found else None

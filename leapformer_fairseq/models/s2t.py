@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ..attention import Rows
 from ..errors import LeapformerError
-from ..modules import BlockRows, add_attention_args, fill_attention_args, load_component, swap_attention
+from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
 from .blocks import ArrivingSource, add_block_args, blocks_of, fill_block_args, laid_out, taken_back
 from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
 from .packed import PackingEncoder
@@ -42,8 +42,8 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
     def __init__(self, args: Namespace, vocabulary: int) -> None:
         super().__init__(args)
         self.ctc_proj = nn.Linear(args.encoder_embed_dim, vocabulary) if getattr(args, "ctc_weight", 0) > 0 else None
-        self.blocks, self.arriving = blocks_of(args), BlockRows()
-        self.packed = swap_attention(self, "encoder", args, blocks=self.blocks, arriving=self.arriving)
+        self.blocks = blocks_of(args)
+        self.current = swap_attention(self, "encoder", args, blocks=self.blocks)
         self.length_predictor = build_length_predictor(args, args.encoder_embed_dim)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, **unused: Any) -> EncoderOut:
@@ -54,12 +54,12 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
         padding = F.pad(padding, (0, len(x) - padding.shape[1]), value=True)
         x = self.embed_scale * x + self.embed_positions(padding).transpose(0, 1)
         x = F.dropout(x, p=self.dropout, training=self.training)
-        self.packed.value = None
+        self.current.packed = None
         if self.blocks is None:
             x = self._through_layers(x, padding)
         else:
             count = len(x)
-            x, self.arriving.rows = laid_out(x, ~padding, self.blocks)
+            x, self.current.rows = laid_out(x, ~padding, self.blocks)
             x = taken_back(self._through_layers(x), count, self.blocks)
         encoder_out: EncoderOut = {
             "encoder_out": [x],
@@ -94,7 +94,7 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
                 block = rows[: self.blocks.rows]
                 start = source.n_rows - len(rows)
                 positions = torch.arange(start + 1, start + len(block) + 1, device=rows.device)
-                self.arriving.rows = Rows(positions.unsqueeze(0))
+                self.current.rows = Rows(positions.unsqueeze(0))
                 done.append(self._through_layers(block)[: self.blocks.size])
                 rows = rows[self.blocks.size :]
         source.rows = rows
@@ -103,11 +103,11 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
     @contextmanager
     def _arriving(self, source: ArrivingSource) -> Iterator[None]:
         """While this holds, every attention goes on from the states of the source."""
-        self.arriving.states = source.states
+        self.current.states = source.states
         try:
             yield
         finally:
-            self.arriving.states = None
+            self.current.states = None
 
     def _embedded(self, source: ArrivingSource, frames: Tensor, final: bool) -> Tensor:
         """The rows (m, 1, C) before the layers that more frames make."""

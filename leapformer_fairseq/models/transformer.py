@@ -12,7 +12,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from ..modules import IncrementalState, TargetLength, attentions, swap_attention
+from ..modules import IncrementalState, attentions, swap_attention
 from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, tell_length
 from .packed import PackingEncoder, take_packed
 
@@ -24,7 +24,7 @@ class Encoder(PredictingEncoder, PackingEncoder, TransformerEncoderBase):
 
     def __init__(self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding) -> None:
         super().__init__(config, dictionary, embed_tokens)
-        self.packed = swap_attention(self, "encoder", config)
+        self.current = swap_attention(self, "encoder", config)
         self.length_predictor = build_length_predictor(config, config.encoder.embed_dim, dictionary)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -44,8 +44,8 @@ class Decoder(TransformerDecoderBase):
             )
         super().__init__(config, dictionary, embed_tokens, no_encoder_attn)
         self.prompt: Tensor | None = None
-        self.target = TargetLength() if getattr(config, "length_predictor", None) else None
-        self.packed = swap_attention(self, "decoder", config, self.target)
+        length_known = getattr(config, "length_predictor", None) is not None
+        self.current = swap_attention(self, "decoder", config, length_known=length_known)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """Nothing: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
@@ -68,10 +68,10 @@ class Decoder(TransformerDecoderBase):
         self, prev_output_tokens: Tensor, encoder_out: Any, incremental_state: Any = None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
         true_lengths = None
-        if incremental_state is None and self.target is not None:
+        if incremental_state is None and self.current.knows_lengths:
             true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
-        tell_length(self.target, encoder_out, true_lengths)
-        take_packed(self.packed, encoder_out)
+        tell_length(self.current, encoder_out, true_lengths)
+        take_packed(self.current, encoder_out)
         if incremental_state is not None:
             if self.prompt is not None and not incremental_state:
                 self._read_prompt(len(prev_output_tokens), incremental_state)
@@ -110,7 +110,7 @@ class Decoder(TransformerDecoderBase):
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
-        take_packed(self.packed, encoder_out)
+        take_packed(self.current, encoder_out)
         source, padding = None, None
         if encoder_out is not None:
             source = encoder_out["encoder_out"][0]

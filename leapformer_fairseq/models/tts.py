@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from ..errors import LeapformerError
 from ..modules import (
     IncrementalState,
-    TargetLength,
     add_attention_args,
     attentions,
     fill_attention_args,
@@ -51,7 +50,7 @@ class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
 
     def __init__(self, args: Namespace, dictionary: Any, embed_speaker: nn.Embedding | None) -> None:
         super().__init__(args, dictionary, embed_speaker)
-        self.packed = swap_attention(self, "encoder", args)
+        self.current = swap_attention(self, "encoder", args)
         self.length_predictor = build_length_predictor(
             args, args.encoder_embed_dim, dictionary, args.n_frames_per_step, timed=True
         )
@@ -64,7 +63,7 @@ class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
         x = convolved(self.prenet, self.embed_tokens(src_tokens), ~padding)
         x = self.prenet_proj(x) + self.pos_emb_alpha * self.embed_positions(padding)
         x = self.dropout_module(x).transpose(0, 1)
-        self.packed.value = None
+        self.current.packed = None
         for i in range(len(self.transformer_layers)):
             x = self.transformer_layers[i](x, padding)
         if self.layer_norm is not None:
@@ -91,8 +90,7 @@ class TTSDecoder(TTSTransformerDecoder):
 
     def __init__(self, args: Namespace, dictionary: Any) -> None:
         super().__init__(args, dictionary)
-        self.target = TargetLength() if args.length_predictor else None
-        self.packed = swap_attention(self, "decoder", args, self.target)
+        self.current = swap_attention(self, "decoder", args, length_known=args.length_predictor is not None)
         if getattr(args, "use_guided_attention_loss", False):
             # The loss looks at the last layer's alignment.
             self.transformer_layers[-1].encoder_attn.weights_in_training = True
@@ -110,8 +108,8 @@ class TTSDecoder(TTSTransformerDecoder):
         speaker: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        tell_length(self.target, encoder_out, target_lengths if incremental_state is None else None)
-        take_packed(self.packed, encoder_out)
+        tell_length(self.current, encoder_out, target_lengths if incremental_state is None else None)
+        take_packed(self.current, encoder_out)
         return super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
 
     def forward(

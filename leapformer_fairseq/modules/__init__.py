@@ -1,7 +1,8 @@
 """fairseq adapters: an attention module that asks a mechanism, the plan grammar and the swap."""
 
 from .length_predictor import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
-from .mechanism_attention import BlockRows, IncrementalState, MechanismAttention, Memory, PackedSequence, TargetLength
+from .mechanism_attention import MechanismAttention
+from .memory import CurrentPass, IncrementalState, Memory
 from .plan import expand_plan
 from .swap import (
     BLOCKS,
@@ -19,7 +20,7 @@ from .swap import (
 )
 
 __all__ = [
-    "BlockRows",
+    "CurrentPass",
     "BLOCKS",
     "LENGTH_PREDICTORS",
     "Block",
@@ -27,10 +28,8 @@ __all__ = [
     "LengthPredictor",
     "MechanismAttention",
     "Memory",
-    "PackedSequence",
     "Setting",
     "Source",
-    "TargetLength",
     "add_attention_args",
     "add_options",
     "attentions",

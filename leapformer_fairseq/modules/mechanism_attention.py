@@ -7,8 +7,7 @@ keep masks True at real rows inside.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,108 +15,9 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from ..attention import CAUSAL, Blocks, Mechanism, Packed, Projections, Rows, State, Step, Visible
+from ..attention import CAUSAL, Blocks, Mechanism, Projections, Rows, Step, Visible
 from ..errors import LeapformerError
-
-IncrementalState = dict[str, Any]
-
-
-@dataclass
-class TargetLength:
-    """How long the target is or is said to become, for all blocks of a decoder in the pass that runs.
-
-    lengths: (B,), or None where nobody knows.
-    """
-
-    lengths: Tensor | None = None
-
-
-@dataclass
-class PackedSequence:
-    """What the layers of a stack hand on to each other beside their input, in the pass that runs (Luna).
-
-    value: None before the first layer that has a packed sequence.
-    first: the mechanism of that layer, or None if there is no such layer.
-    """
-
-    value: Packed | None = None
-    first: Mechanism | None = None
-
-    def of(self, rows: int) -> Packed | None:
-        """One for each of `rows` sentences, where the rows of the pass are hypotheses of them, side by side."""
-        return self._mapped(lambda x: x[:: len(x) // rows])
-
-    def hand_on(self, packed: Packed, hypotheses: int) -> None:
-        """What the next layer gets: that of a sentence for each of its hypotheses."""
-        self.value = packed
-        if hypotheses > 1:
-            self.value = self._mapped(lambda x: x.repeat_interleave(hypotheses, 0))
-
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Packed | None:
-        return None if self.value is None else Packed(*(x if x is None else function(x) for x in self.value))
-
-
-@dataclass
-class BlockRows:
-    """What an encoder in blocks says of the rows of the pass that runs.
-
-    rows:   their positions and padding; None: those of whole sequences, as they stand.
-    states: what every attention keeps of an utterance whose frames are arriving, by its `slot`; the pass is then one
-            more block. None where whole utterances are read.
-    """
-
-    rows: Rows | None = None
-    states: dict[str, State] | None = None
-
-
-@dataclass
-class Memory:
-    """What one attention block keeps between decoding steps.
-
-    step:    the mechanism's fast way through one row, if it has one
-    keys:    the mechanism's state of everything read so far
-    queries: query columns so far
-    padded:  (B,), how many of them were padding, if any
-    read:    source columns already in `keys` (cross-attention; the same for every sentence)
-    shared:  rows behind each other that share one state (cross-attention: the hypotheses of a sentence)
-    """
-
-    step: Step | None
-    keys: State | None = None
-    queries: int = 0
-    padded: Tensor | None = None
-    read: int = 0
-    shared: int = 1
-
-    def step_serves(self) -> bool:
-        """Whether the fast way may be taken: it changes states in place and has no gradient."""
-        return self.step is not None and not torch.is_grad_enabled()
-
-    def rows(self, count: int, keep: Tensor | None, device: torch.device, lengths: Tensor | None) -> Rows:
-        """The next `count` query columns of sequences of `lengths`, if known."""
-        seen = torch.tensor([self.queries], device=device)
-        return Rows.following(seen if self.padded is None else seen - self.padded, count, keep).of_length(lengths)
-
-    def advance(self, count: int, keep: Tensor | None = None) -> None:
-        self.queries += count
-        if keep is not None:
-            padded = (~keep).sum(1)
-            self.padded = padded if self.padded is None else self.padded + padded
-
-    def reorder(self, order: Tensor) -> Memory:
-        """The memory whose row i is the old row order[i]."""
-        padded = None if self.padded is None else self.padded.index_select(0, order)
-        keys = self.keys
-        if keys is not None and self.shared > 1:
-            # Hypotheses change places within their sentence only, so its state moves only if sentences were finished.
-            sentences = order.view(-1, self.shared)[:, 0] // self.shared
-            keys = keys if len(sentences) == keys.rows() else keys.reorder(sentences)
-        elif keys is not None:
-            keys = keys.reorder(order)
-        return replace(self, keys=keys, padded=padded)
-
-    def fork(self) -> Memory:
-        return replace(self, keys=None if self.keys is None else self.keys.fork())
+from .memory import CurrentPass, IncrementalState, Memory
 
 
 class MechanismAttention(FairseqIncrementalState, nn.Module):
@@ -126,9 +26,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     `like` is the stock attention that this module replaces: its projections are reused, so its checkpoints load and
     only `mechanism.*` is new. `visible` limits what a query may see: CAUSAL in decoder self-attention, a wait-k prefix
     in simultaneous cross-attention, blocks in encoders of arriving speech, None otherwise; it holds in training and
-    generation alike. `target` is where a decoder says how long its target becomes, if that is known or predicted.
-    `packed` is what the layers of a stack hand on to each other; without it every layer has its own. `arriving` is
-    where an encoder in blocks describes its rows.
+    generation alike. `current` is what its stack says of the pass that runs; an attention without a stack hands nothing
+    on to others.
     """
 
     def __init__(
@@ -136,9 +35,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         like: MultiheadAttention,
         mechanism: Mechanism,
         visible: Visible | Blocks | None = None,
-        target: TargetLength | None = None,
-        packed: PackedSequence | None = None,
-        arriving: BlockRows | None = None,
+        current: CurrentPass | None = None,
     ) -> None:
         super().__init__()
         self.embed_dim, self.num_heads, self.head_dim = like.embed_dim, like.num_heads, like.head_dim
@@ -146,9 +43,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.self_attention, self.encoder_decoder_attention = like.self_attention, like.encoder_decoder_attention
         self.mechanism = mechanism
         self.visible = visible
-        self.target = TargetLength() if target is None else target
-        self.packed = packed if mechanism.packs else None
-        self.arriving = BlockRows() if arriving is None else arriving
+        self.current = CurrentPass() if current is None else current
+        self.hands_on = mechanism.packs and current is not None
         mechanism.adopt(self._projections())
         self.compose_weights, self.weights_in_training = True, False
         self.beam_size = 1
@@ -190,22 +86,22 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """Everything at once: training, scoring, encoders."""
         key_rows = self._as_asked(Rows.whole(len(key), keep, key.device), key)
         if self.visible == CAUSAL:
-            key_rows = key_rows.of_length(self.target.lengths)
+            key_rows = key_rows.of_length(self.current.lengths)
         query_rows = key_rows
         if not self.self_attention:
-            query_rows = Rows.whole(len(query), device=query.device).of_length(self.target.lengths)
+            query_rows = Rows.whole(len(query), device=query.device).of_length(self.current.lengths)
         where = {"query": query_rows, "key": key_rows, "visible": self.visible}
         q, (k, v) = self._q(query), self._kv(key)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
-        if self.packed is None or self.visible is not None:
+        if not self.hands_on or self.visible is not None:
             return self._out(self.mechanism(q, k, v, **where)), weights
         state = self.mechanism.update(None, k, v, key_rows)
-        self.packed.hand_on(self.mechanism.packed_after(state), 1)
+        self.current.hand_on(self.mechanism.packed_after(state), 1)
         return self._out(self.mechanism.attend(state, q, query_rows)), weights
 
     def _in_blocks(self, x: Tensor, keep: Tensor | None, blocks: Blocks, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Encoder self-attention over whole utterances, or over one more block of an utterance that arrives."""
-        rows, states = self.arriving.rows, self.arriving.states
+        rows, states = self.current.rows, self.current.states
         rows = self._as_asked(Rows.whole(len(x), keep, x.device) if rows is None else rows, x)
         q, (k, v) = self._q(x), self._kv(x)
         if states is not None:
@@ -221,9 +117,9 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
                 memory.keys = self.mechanism.empty_state(
                     query.shape[1], self.v_proj.out_features // self.num_heads, query
                 )
-            out = memory.step.extend(query[0], memory.keys, memory.queries + 1, self.target.lengths).unsqueeze(0)
+            out = memory.step.extend(query[0], memory.keys, memory.queries + 1, self.current.lengths).unsqueeze(0)
         else:
-            rows = memory.rows(len(query), keep, query.device, self.target.lengths)
+            rows = memory.rows(len(query), keep, query.device, self.current.lengths)
             rows = self._as_asked(rows, query)
             out, memory.keys = self.mechanism.extend(memory.keys, self._q(query), *self._kv(query), rows)
             out = self._out(out)
@@ -250,7 +146,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _step_weights(self, query: Tensor, key: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Cross-attention weights (B, H, T, S) of the next queries."""
-        rows = memory.rows(len(query), None, query.device, self.target.lengths)
+        rows = memory.rows(len(query), None, query.device, self.current.lengths)
         source = self._as_asked(Rows.whole(len(key), keep, key.device), key)
         visible = self._visible_from(memory)
         return self.mechanism.weights(self._q(query), self._kv(key)[0], query=rows, key=source, visible=visible)
@@ -259,8 +155,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """Bring source columns up to `stop` into the state."""
         if stop > memory.read:
             self._read_more(memory, key, padding, stop)
-        if self.packed is not None:
-            self.packed.hand_on(self.mechanism.packed_after(memory.keys), memory.shared)
+        if self.hands_on:
+            self.current.hand_on(self.mechanism.packed_after(memory.keys), memory.shared)
 
     def _read_more(self, memory: Memory, key: Tensor, padding: Tensor | None, stop: int) -> None:
         keep = _keep(padding)
@@ -275,8 +171,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def _attend(self, query: Tensor, memory: Memory) -> Tensor:
         """Cross-attention of new rows to what was read of the source."""
         if len(query) == 1 and memory.step_serves():
-            return memory.step.attend(query[0], memory.keys, memory.queries + 1, self.target.lengths).unsqueeze(0)
-        q, rows = self._q(query), memory.rows(len(query), None, query.device, self.target.lengths)
+            return memory.step.attend(query[0], memory.keys, memory.queries + 1, self.current.lengths).unsqueeze(0)
+        q, rows = self._q(query), memory.rows(len(query), None, query.device, self.current.lengths)
         if memory.shared == 1:
             return self._out(self.mechanism.attend(memory.keys, q, rows))
         # The hypotheses of a sentence are queries of one row.
@@ -299,7 +195,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """The rows with what the mechanism wants to see: what they come from, (T, B, C), and what layers hand on."""
         if self.mechanism.needs_inputs:
             rows = replace(rows, inputs=x.transpose(0, 1))
-        return rows if self.packed is None else replace(rows, packed=self.packed.of(x.shape[1]))
+        return replace(rows, packed=self.current.packed_of(x.shape[1])) if self.hands_on else rows
 
     def _projections(self) -> Projections:
         return Projections(self.q_proj, self.out_proj, self.k_proj, self.v_proj)

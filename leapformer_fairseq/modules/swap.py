@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..attention import CAUSAL, MECHANISMS, OPTIONS, Blocks, Mechanism, Option, Visible, build, find
 from ..errors import LeapformerError
-from .mechanism_attention import BlockRows, IncrementalState, MechanismAttention, Memory, PackedSequence, TargetLength
+from .mechanism_attention import MechanismAttention
+from .memory import CurrentPass, IncrementalState, Memory
 from .plan import expand_plan, names_in
 
 logger = logging.getLogger(__name__)
@@ -88,18 +89,18 @@ def swap_attention(
     stack: nn.Module,
     kind: str,
     args: argparse.Namespace,
-    target: TargetLength | None = None,
+    *,
+    length_known: bool = False,
     blocks: Blocks | None = None,
-    arriving: BlockRows | None = None,
-) -> PackedSequence:
+) -> CurrentPass:
     """Replace the attention of every layer in an "encoder" or "decoder" by the mechanism its plan names.
 
-    `target` is where a decoder with a length predictor will say how long its target becomes. The self-attention of an
-    encoder that reads arriving speech is in `blocks`, of whose rows `arriving` tells. Gives what the layers hand
-    on to each other: empty it, or fill in what the encoder handed on, before the layers run. Raises LeapformerError
-    naming block, layer, mechanism, reason and remedy when a mechanism cannot serve a block.
+    `length_known` says that there will be a predicted length of a decoder's target; the self-attention of an encoder of
+    arriving speech is in `blocks`. Gives what the stack tells its attention: whoever runs the layers says there how
+    long the target becomes, and empties `packed` or fills in what the encoder handed on. Raises LeapformerError naming
+    block, layer, mechanism, reason and remedy when a mechanism cannot serve a block.
     """
-    layers, packed = layers_of(stack), PackedSequence()
+    layers, current = layers_of(stack), CurrentPass(length_known)
     reads_a_source = getattr(layers[0], BLOCKS[2].attribute, None) is not None
     source = getattr(args, BLOCKS[0].argument) if reads_a_source else "softmax"
     for block in BLOCKS:
@@ -118,16 +119,16 @@ def swap_attention(
                 input_dim=stock.kdim,
                 **options,
             )
-            refusal = mechanism.refusal(block.name, length_known=target is not None)
+            refusal = mechanism.refusal(block.name, length_known)
             refusal = refusal or _packing_refusal(mechanism, args, source) or (blocks and mechanism.objection(blocks))
             if refusal:
                 raise LeapformerError(f"{block.name} attention, layer {i}: {name} cannot be used: {refusal}")
             mechanism.share(first.setdefault(name, mechanism))
-            if mechanism.packs and packed.first is None:
-                packed.first = mechanism
-            attention = MechanismAttention(stock, mechanism, blocks or block.visible, target, packed, arriving)
+            if mechanism.packs and current.packing is None:
+                current.packing = mechanism
+            attention = MechanismAttention(stock, mechanism, blocks or block.visible, current)
             setattr(layers[i], block.attribute, attention)
-    return packed
+    return current
 
 
 def _packing_refusal(mechanism: Mechanism, args: argparse.Namespace, source: str) -> str | None:

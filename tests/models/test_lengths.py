@@ -98,8 +98,8 @@ def test_a_decoder_that_is_told_no_length_says_so():
 
 def test_plans_without_lengths_do_not_ask():
     model = nmt("leap")
-    assert model.encoder.length_predictor is None and model.decoder.target is None
-    assert all(attention.target.lengths is None for attention in attentions(model))
+    assert model.encoder.length_predictor is None and not model.decoder.current.knows_lengths
+    assert all(attention.current.lengths is None for attention in attentions(model))
 
 
 def test_simultaneous_translation_cannot_predict_lengths():

@@ -92,7 +92,7 @@ def test_layer_drop_hands_past_the_layers_that_are_dropped():
         torch.manual_seed(seed)
         out, _ = model(**batch, prev_output_tokens=target_prefix(3, 5))
         assert torch.isfinite(out).all()
-    start = model.encoder.packed.first.first_packed(3).rows
+    start = model.encoder.current.packing.first_packed(3).rows
     for p, dropped in ((1.0, True), (0.0, False)):
         model.encoder.layers.p = p
         assert torch.equal(encoded(model, batch)["packed"][0], start) == dropped
@@ -140,7 +140,7 @@ def test_packed_pooling_is_the_mean_of_what_the_last_layer_hands_on():
     model.classification_heads[HEAD].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
         model(tokens, classification_head_name=HEAD)
-    rows, keep = model.encoder.packed.value
+    rows, keep = model.encoder.current.packed
     assert keep.sum() == 7
     rows = rows[0, :7]
     normal = (rows - rows.mean(1, keepdim=True)) / (rows.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()

@@ -1,0 +1,98 @@
+"""What attention keeps between decoding steps, and what a stack says of the pass that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import Mechanism, Packed, Rows, State, Step
+
+IncrementalState = dict[str, Any]
+
+
+@dataclass
+class CurrentPass:
+    """What an encoder or decoder says to all of its attention of the pass that runs, and what its layers hand on.
+
+    lengths: (B,), how long the targets are or are said to become; None where nobody knows.
+    packed:  the packed sequence that layers hand on to each other (Luna); None before the first layer that has one.
+    rows:    positions and padding of an encoder's rows in blocks; None: those of whole sequences, as they stand.
+    states:  what every attention keeps, by its `slot`, of an utterance whose frames are arriving; the pass is then one
+             more block. None where whole utterances are read.
+
+    `knows_lengths` says that there is a predictor of the target's length, `packing` is the mechanism of the first layer
+    that has a packed sequence, if there is one.
+    """
+
+    knows_lengths: bool = False
+    packing: Mechanism | None = None
+    lengths: Tensor | None = None
+    packed: Packed | None = None
+    rows: Rows | None = None
+    states: dict[str, State] | None = None
+
+    def packed_of(self, rows: int) -> Packed | None:
+        """One for each of `rows` sentences, where the rows of the pass are hypotheses of them, side by side."""
+        return None if self.packed is None else _mapped(self.packed, lambda x: x[:: len(x) // rows])
+
+    def hand_on(self, packed: Packed, hypotheses: int) -> None:
+        """What the next layer gets: that of a sentence for each of its hypotheses."""
+        self.packed = _mapped(packed, lambda x: x.repeat_interleave(hypotheses, 0)) if hypotheses > 1 else packed
+
+
+def _mapped(packed: Packed, function: Callable[[Tensor], Tensor]) -> Packed:
+    return Packed(*(x if x is None else function(x) for x in packed))
+
+
+@dataclass
+class Memory:
+    """What one attention block keeps between decoding steps.
+
+    step:    the mechanism's fast way through one row, if it has one
+    keys:    the mechanism's state of everything read so far
+    queries: query columns so far
+    padded:  (B,), how many of them were padding, if any
+    read:    source columns already in `keys` (cross-attention; the same for every sentence)
+    shared:  rows behind each other that share one state (cross-attention: the hypotheses of a sentence)
+    """
+
+    step: Step | None
+    keys: State | None = None
+    queries: int = 0
+    padded: Tensor | None = None
+    read: int = 0
+    shared: int = 1
+
+    def step_serves(self) -> bool:
+        """Whether the fast way may be taken: it changes states in place and has no gradient."""
+        return self.step is not None and not torch.is_grad_enabled()
+
+    def rows(self, count: int, keep: Tensor | None, device: torch.device, lengths: Tensor | None) -> Rows:
+        """The next `count` query columns of sequences of `lengths`, if known."""
+        seen = torch.tensor([self.queries], device=device)
+        return Rows.following(seen if self.padded is None else seen - self.padded, count, keep).of_length(lengths)
+
+    def advance(self, count: int, keep: Tensor | None = None) -> None:
+        self.queries += count
+        if keep is not None:
+            padded = (~keep).sum(1)
+            self.padded = padded if self.padded is None else self.padded + padded
+
+    def reorder(self, order: Tensor) -> Memory:
+        """The memory whose row i is the old row order[i]."""
+        padded = None if self.padded is None else self.padded.index_select(0, order)
+        keys = self.keys
+        if keys is not None and self.shared > 1:
+            # Hypotheses change places within their sentence only, so its state moves only if sentences were finished.
+            sentences = order.view(-1, self.shared)[:, 0] // self.shared
+            keys = keys if len(sentences) == keys.rows() else keys.reorder(sentences)
+        elif keys is not None:
+            keys = keys.reorder(order)
+        return replace(self, keys=keys, padded=padded)
+
+    def fork(self) -> Memory:
+        return replace(self, keys=None if self.keys is None else self.keys.fork())
