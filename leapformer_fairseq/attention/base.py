@@ -152,24 +152,26 @@ class Mechanism(nn.Module):
         """Self-attention in blocks of whole sequences, (B, H, T, E), for training. This default goes block by block."""
         if blocks.rows == 1:
             return self(q, k, v, query=rows, key=rows, visible=CAUSAL)
-        outputs, state = [], None
-        for start in range(0, q.shape[2], blocks.rows):
-            part = slice(start, start + blocks.rows)
-            here = rows.narrow(part.start, part.stop)
-            out, state = self.extend_block(state, q[:, :, part], k[:, :, part], v[:, :, part], here, blocks)
-            outputs.append(out)
-        return torch.cat(outputs, 2)
+        return self.extend_blocks(None, q, k, v, rows, blocks)[0]
 
-    def extend_block(
+    def extend_blocks(
         self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks
     ) -> tuple[Tensor, State]:
-        """One more block, with its rows ahead: (output, state without those)."""
-        n = min(blocks.size, q.shape[2])
-        state = self.update(state, k[:, :, :n], v[:, :, :n], rows.narrow(0, n))
-        seen = state
-        if q.shape[2] > n:
-            seen = self.update(state.fork(), k[:, :, n:], v[:, :, n:], rows.narrow(n, q.shape[2]))
-        return self.attend(seen, q, rows), state
+        """More blocks, each with its rows ahead: (output, state without those). The last one may be shorter."""
+        if blocks.rows == 1:
+            return self.extend(state, q, k, v, rows)
+        outputs = []
+        for start in range(0, q.shape[2], blocks.rows):
+            middle, stop = start + blocks.size, min(start + blocks.rows, q.shape[2])
+            own, ahead = slice(start, min(middle, stop)), slice(middle, stop)
+            state = self.update(state, k[:, :, own], v[:, :, own], rows.narrow(own.start, own.stop))
+            seen = state
+            if middle < stop:
+                seen = self.update(state.fork(), k[:, :, ahead], v[:, :, ahead], rows.narrow(middle, stop))
+            outputs.append(self.attend(seen, q[:, :, start:stop], rows.narrow(start, stop)))
+        if state is None:
+            raise ValueError("extend_blocks needs at least one row")
+        return torch.cat(outputs, 2), state
 
     def weights(
         self,

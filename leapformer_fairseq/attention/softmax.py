@@ -99,22 +99,26 @@ class Softmax(Mechanism):
     def blockwise(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks) -> Tensor:
         return self(q, k, v, query=rows, key=rows, visible=CAUSAL if blocks == Blocks() else blocks)
 
-    def extend_block(
+    def extend_blocks(
         self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks
     ) -> tuple[Tensor, State]:
         """The cache keeps the last `blocks.past` rows."""
         if blocks.past is None:
-            return super().extend_block(state, q, k, v, rows, blocks)
-        cache = KVCache.empty(k, v) if state is None else _cache(state)
+            return super().extend_blocks(state, q, k, v, rows, blocks)
+        cache, count = KVCache.empty(k, v) if state is None else _cache(state), q.shape[2]
         n = cache.count
-        keep = k.new_ones(len(k), k.shape[2], dtype=torch.bool) if rows.keep is None else rows.keep
-        k, v = torch.cat([cache.k[:, :, :n], k], 2), torch.cat([cache.v[:, :, :n], v], 2)
+        keep = k.new_ones(len(k), count, dtype=torch.bool) if rows.keep is None else rows.keep
         keep = torch.cat([cache.keep[:, :n], keep], 1)
-        out = _over(KVCache(k, v, keep, cache.used + q.shape[2]), q)
-        stop = n + min(blocks.size, q.shape[2])
-        last = slice(max(0, stop - blocks.past), stop)
-        left = torch.full_like(cache.used, last.stop - last.start)
-        return out, KVCache(k[:, :, last].clone(), v[:, :, last].clone(), keep[:, last], left)
+        k, v = torch.cat([cache.k[:, :, :n], k], 2), torch.cat([cache.v[:, :, :n], v], 2)
+        columns = torch.arange(count, device=q.device)
+        # Of what is in the cache the last row stands just before the first block.
+        distance = (columns // blocks.rows * blocks.size).unsqueeze(1) + torch.arange(n, 0, -1, device=q.device)
+        mask = torch.cat([distance <= blocks.past, blocks.mask(count, count, q.device)], 1) & keep[:, None, None]
+        mask = mask | ~mask.any(-1, keepdim=True)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        own = torch.cat([torch.arange(n, device=q.device), n + columns[columns % blocks.rows < blocks.size]])
+        last = own[max(0, len(own) - blocks.past) :]
+        return out, KVCache(k[:, :, last], v[:, :, last], keep[:, last], torch.full_like(cache.used, len(last)))
 
     def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:
         cache = KVCache.empty(k, v) if state is None else _cache(state)

@@ -48,7 +48,7 @@ def systems_of(names: list[str]) -> dict[str, System]:
     return {f"{name}, {way}": System(name, options) for name in names for way, options in ways.items()}
 
 
-MECHANISMS_MEASURED = ("softmax", "leap", "relu")
+MECHANISMS_MEASURED = ("softmax", "leap")
 SECONDS = 30.0  # per case
 TITLE = "Streaming: computation while speech arrives"
 TABLES = (

@@ -96,18 +96,19 @@ def _in_rows(flag: str, ms: int | None) -> int | None:
     return None if ms is None else ms // ROW_MS
 
 
-def laid_out(x: Tensor, keep: Tensor, blocks: Blocks) -> tuple[Tensor, Rows]:
-    """Rows (T, B, C) as blocks with copies of what is ahead of each, (T', B, C), and where they stand.
+def laid_out(x: Tensor, count: int, blocks: Blocks, before: int = 0, keep: Tensor | None = None) -> tuple[Tensor, Rows]:
+    """The first `count` rows of (T, B, C) as blocks with copies of what is ahead of each, (T', B, C), and their places.
 
-    `keep` (B, T) is True at real rows.
+    `before` rows came earlier. `keep` (B, T) is True at real rows; None: all are.
     """
-    if not blocks.ahead:
-        return x, Rows.whole(len(x), keep, x.device)
-    places = _places(len(x), blocks, x.device)
-    there = (places < len(x)).unsqueeze(0)
-    places = places.clamp_max(len(x) - 1)
-    positions = keep.long().cumsum(1)[:, places]
-    return x[places], Rows(positions, keep.sum(1), keep[:, places] & there)
+    places = torch.arange(count, device=x.device)
+    if blocks.ahead:
+        starts = torch.arange(0, count, blocks.size, device=x.device)
+        places = (starts.unsqueeze(1) + torch.arange(blocks.rows, device=x.device)).flatten()
+    there, places = (places < len(x)).unsqueeze(0), places.clamp_max(len(x) - 1)
+    if keep is None:
+        return x[places], Rows(before + 1 + places.unsqueeze(0), None, there)
+    return x[places], Rows(keep.long().cumsum(1)[:, places], keep.sum(1), keep[:, places] & there)
 
 
 def taken_back(x: Tensor, count: int, blocks: Blocks) -> Tensor:
@@ -116,9 +117,3 @@ def taken_back(x: Tensor, count: int, blocks: Blocks) -> Tensor:
         return x
     columns = torch.arange(len(x), device=x.device)
     return x[columns % blocks.rows < blocks.size][:count]
-
-
-def _places(count: int, blocks: Blocks, device: torch.device) -> Tensor:
-    """Which row stands in each column, also beyond the last."""
-    starts = torch.arange(0, count, blocks.size, device=device)
-    return (starts.unsqueeze(1) + torch.arange(blocks.rows, device=device)).flatten()

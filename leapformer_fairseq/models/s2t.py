@@ -7,8 +7,6 @@ and MLA experiments.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +21,6 @@ from fairseq.models.speech_to_text.convtransformer import (
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from ..attention import Rows
 from ..errors import LeapformerError
 from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
 from .blocks import ArrivingSource, add_block_args, blocks_of, fill_block_args, laid_out, taken_back
@@ -59,7 +56,7 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
             x = self._through_layers(x, padding)
         else:
             count = len(x)
-            x, self.current.rows = laid_out(x, ~padding, self.blocks)
+            x, self.current.rows = laid_out(x, count, self.blocks, keep=~padding)
             x = taken_back(self._through_layers(x), count, self.blocks)
         encoder_out: EncoderOut = {
             "encoder_out": [x],
@@ -88,24 +85,16 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
             )
         new = self._embedded(source, frames, final)
         rows = new if source.rows is None else torch.cat([source.rows, new])
-        done = [rows[:0]]
-        with self._arriving(source):
-            while len(rows) >= self.blocks.rows or (final and len(rows)):
-                block = rows[: self.blocks.rows]
-                start = source.n_rows - len(rows)
-                positions = torch.arange(start + 1, start + len(block) + 1, device=rows.device)
-                self.current.rows = Rows(positions.unsqueeze(0))
-                done.append(self._through_layers(block)[: self.blocks.size])
-                rows = rows[self.blocks.size :]
-        source.rows = rows
-        return torch.cat(done)
-
-    @contextmanager
-    def _arriving(self, source: ArrivingSource) -> Iterator[None]:
-        """While this holds, every attention goes on from the states of the source."""
+        complete = max(0, len(rows) - self.blocks.ahead) // self.blocks.size * self.blocks.size
+        count = len(rows) if final else complete
+        source.rows = rows[count:]
+        if not count:
+            return rows[:0]
+        seen = rows[: count + self.blocks.ahead]
+        x, self.current.rows = laid_out(seen, count, self.blocks, source.n_rows - len(rows))
         self.current.states = source.states
         try:
-            yield
+            return taken_back(self._through_layers(x), count, self.blocks)
         finally:
             self.current.states = None
 

@@ -2,7 +2,8 @@
 
 Target token t attends to the encoder frames before g(t) = min(S, ratio * (t + k)) in training and in generation (Ma et
 al., 2019, arXiv:1810.08398; fixed pre-decision: Ma et al., 2020, arXiv:2011.02048). With linear attention the training
-form is linear in the source; nothing of size T x S x D or T x D x D is allocated.
+form is linear in the source; nothing of size T x S x D or T x D x D is allocated. Generation from whole utterances, in
+batches, follows the schedule in full: the sentence cannot end before the source has been read (`WaitKDecoder`).
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from typing import Any
 
 import torch
 from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from ..attention import Visible
 from ..errors import LeapformerError
-from ..modules import attentions
+from ..modules import IncrementalState, attentions, load_component
+from .lengths import EncoderOut
 from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
+from .transformer import Decoder
 
 OFFLINE = "offline"
+END_CLOSED = "end_closed"  # in what the decoder returns beside logits: (B,), whether the sentence may not end here
+UNLIKELY = 100.0  # so much below the log probability of all else that sampling does not draw it either
 
 
 def parse_lagging(text: str | int) -> tuple[int, int] | None:
@@ -34,6 +40,45 @@ def parse_lagging(text: str | int) -> tuple[int, int] | None:
     if not 1 <= bounds[0] <= bounds[1]:
         raise LeapformerError(f"--waitk-lagging {text!r}: give k >= 1, a range such as 1-9, or {OFFLINE!r}")
     return bounds
+
+
+class WaitKDecoder(Decoder):
+    """A decoder that knows the wait-k schedule of its cross-attention and, while generating, keeps to it.
+
+    The end of a sentence is closed to token t while the token before it did not see the whole source: an agent that
+    writes while it listens does not know yet that the source ends, and must write something else. So generation from
+    whole utterances gives what the agent writes (greedy search, the end masked), if the encoder reads arriving speech.
+    """
+
+    visible: Visible | None = None
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: EncoderOut | None = None,
+        incremental_state: IncrementalState | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        x, extra = super().forward(prev_output_tokens, encoder_out, incremental_state, **options)
+        if self.visible is not None and incremental_state is not None:
+            before = self.visible.ratio * (prev_output_tokens.shape[1] - 2 + self.visible.lagging)
+            extra[END_CLOSED] = (~encoder_out["encoder_padding_mask"][0]).sum(1) > before
+        return x, extra
+
+    def get_normalized_probs(
+        self, net_output: tuple[Tensor, dict[str, Any] | None], log_probs: bool, sample: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """As fairseq's, for its generator: where the end is closed it is less likely than all else.
+
+        It is not impossible, since at the maximum length the generator needs an end.
+        """
+        scores = super().get_normalized_probs(net_output, log_probs, sample)
+        closed = (net_output[1] or {}).get(END_CLOSED)
+        if closed is not None:
+            lowest = scores.amin(-1) - UNLIKELY if log_probs else scores.new_zeros(())
+            end = scores[..., self.dictionary.eos()]
+            end.copy_(torch.where(closed.unsqueeze(1), lowest, end))
+        return scores
 
 
 @register_model("leapformer_simulst")
@@ -78,9 +123,20 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         model.set_lagging(None if model.lagging is None else model.lagging[1])
         return model
 
-    def set_lagging(self, k: int | None) -> None:
-        """Let cross-attention follow wait-k with this k from now on; None shows it the whole source it is given."""
-        visible = None if k is None else Visible(k, self.pre_decision_ratio)
+    @classmethod
+    def build_decoder(cls, args: Namespace, task: Any, embed_tokens: nn.Embedding) -> WaitKDecoder:
+        decoder = WaitKDecoder(TransformerConfig.from_namespace(args), task.target_dictionary, embed_tokens)
+        if getattr(args, "load_pretrained_decoder_from", None):
+            load_component(decoder, "decoder", args.load_pretrained_decoder_from)
+        return decoder
+
+    def set_lagging(self, k: int | None, ratio: int | None = None) -> None:
+        """Let the decoder follow wait-k with this k from now on; None shows it the whole source it is given.
+
+        `ratio` is the number of encoder states between two decisions, by default that of training.
+        """
+        visible = None if k is None else Visible(k, self.pre_decision_ratio if ratio is None else ratio)
+        self.decoder.visible = visible
         for attention in attentions(self.decoder):
             if attention.encoder_decoder_attention:
                 attention.visible = visible

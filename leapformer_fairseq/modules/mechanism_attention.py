@@ -100,12 +100,12 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return self._out(self.mechanism.attend(state, q, query_rows)), weights
 
     def _in_blocks(self, x: Tensor, keep: Tensor | None, blocks: Blocks, wanted: bool) -> tuple[Tensor, Tensor | None]:
-        """Encoder self-attention over whole utterances, or over one more block of an utterance that arrives."""
+        """Encoder self-attention over whole utterances, or over more blocks of an utterance that arrives."""
         rows, states = self.current.rows, self.current.states
         rows = self._as_asked(Rows.whole(len(x), keep, x.device) if rows is None else rows, x)
         q, (k, v) = self._q(x), self._kv(x)
         if states is not None:
-            out, states[self.slot] = self.mechanism.extend_block(states.get(self.slot), q, k, v, rows, blocks)
+            out, states[self.slot] = self.mechanism.extend_blocks(states.get(self.slot), q, k, v, rows, blocks)
             return self._out(out), None
         weights = self.mechanism.weights(q, k, query=rows, key=rows, visible=blocks) if wanted else None
         return self._out(self.mechanism.blockwise(q, k, v, rows, blocks)), weights

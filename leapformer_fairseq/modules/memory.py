@@ -21,8 +21,8 @@ class CurrentPass:
     lengths: (B,), how long the targets are or are said to become; None where nobody knows.
     packed:  the packed sequence that layers hand on to each other (Luna); None before the first layer that has one.
     rows:    positions and padding of an encoder's rows in blocks; None: those of whole sequences, as they stand.
-    states:  what every attention keeps, by its `slot`, of an utterance whose frames are arriving; the pass is then one
-             more block. None where whole utterances are read.
+    states:  what every attention keeps, by its `slot`, of an utterance whose frames are arriving; the pass is then
+             more blocks of it. None where whole utterances are read.
 
     `knows_lengths` says that there is a predictor of the target's length, `packing` is the mechanism of the first layer
     that has a packed sequence, if there is one.

@@ -32,11 +32,13 @@ def own(blocks, count=COUNT):
     return columns[columns % blocks.rows < blocks.size][:count]
 
 
-def arriving(mechanism, qkv, rows, blocks):
+def arriving(mechanism, qkv, rows, blocks, at_once=1):
+    """So many blocks at once."""
     state, outputs = None, []
-    for start in range(0, qkv[0].shape[2], blocks.rows):
-        q, k, v = (x[:, :, start : start + blocks.rows] for x in qkv)
-        out, state = mechanism.extend_block(state, q, k, v, rows.narrow(start, start + blocks.rows), blocks)
+    for start in range(0, qkv[0].shape[2], at_once * blocks.rows):
+        q, k, v = (x[:, :, start : start + at_once * blocks.rows] for x in qkv)
+        here = rows.narrow(start, start + at_once * blocks.rows)
+        out, state = mechanism.extend_blocks(state, q, k, v, here, blocks)
         outputs.append(out)
     return torch.cat(outputs, 2), state
 
@@ -53,10 +55,11 @@ def test_training_equals_arriving_rows(name, blocks, side):
     places, rows = laid_out(blocks, keep=padding(COUNT, side))
     laid = tuple(x[:, :, places] for x in qkv)
     out = mechanism.blockwise(*laid, rows, blocks)
-    with torch.no_grad():
-        got, _ = arriving(mechanism, laid, rows, blocks)
     real = rows.keep[:, None, :, None]
-    assert difference([got * real], [out * real]) < 1e-12
+    for at_once in (1, 3):
+        with torch.no_grad():
+            got, _ = arriving(mechanism, laid, rows, blocks, at_once)
+        assert difference([got * real], [out * real]) < 1e-12
 
 
 @pytest.mark.parametrize("side", [None, "right"])
@@ -121,8 +124,9 @@ def test_a_window_of_softmax_bounds_its_cache():
     _, state = arriving(mechanism, tuple(x[:, :, places] for x in qkv), rows, blocks)
     assert state.k.shape == (2, HEADS, 6, DIM)
     whole = mechanism.blockwise(*(x[:, :, places] for x in qkv), rows, blocks)
-    got, _ = arriving(mechanism, tuple(x[:, :, places] for x in qkv), rows, blocks)
-    assert difference([got], [whole]) < 1e-12
+    for at_once in (1, 2, 5):
+        got, _ = arriving(mechanism, tuple(x[:, :, places] for x in qkv), rows, blocks, at_once)
+        assert difference([got], [whole]) < 1e-12
 
 
 def test_what_needs_the_whole_sequence_is_refused():

@@ -1,15 +1,19 @@
-"""Wait-k in the model: what a token may see, sampling of k, and bad values."""
+"""Wait-k in the model: what a token may see, where a sentence may end, sampling of k, and bad values."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from fairseq.sequence_generator import SequenceGenerator
 
+from leapformer_fairseq.agents.policy import PolicyOptions
+from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.models.simulst import parse_lagging
+from leapformer_fairseq.models.simulst import WaitKDecoder, parse_lagging
+from leapformer_fairseq.models.transformer import Decoder
 from leapformer_fairseq.modules import attentions
 
-from .tiny import PLANS, make_model, speech_batch, target_prefix
+from .tiny import PLANS, dictionary, make_model, speech_batch, target_prefix
 
 
 def simulst(plan="leap", lagging="2", ratio=3):
@@ -82,3 +86,113 @@ def test_lagging_is_read(text, bounds):
 def test_bad_ratio_is_refused():
     with pytest.raises(LeapformerError, match="pre-decision ratio is 0"):
         simulst(ratio=0)
+
+
+# ------------------------------------------------------------------------------------- generation as the agent writes
+PAD, EOS, RATIO = 1, 2, 4
+LENGTHS = (131, 16, 97, 3, 64, 40)  # frames; with 4 rows a step 9, 1, 7, 1, 4 and 3 steps
+ARRIVING = {
+    "causal": {"encoder_causal": True},
+    "chunk": {"encoder_chunk_ms": 80},
+    "right context": {"encoder_chunk_ms": 120, "encoder_right_context_ms": 80},
+}
+
+
+def waiting(plan="leap", k=2, arriving="causal"):
+    """A model that likes to end its sentences everywhere."""
+    options = {**ARRIVING[arriving], "waitk_lagging": str(k), "fixed_pre_decision_ratio": RATIO}
+    model = make_model("leapformer_simulst_tiny", plan, encoder_self_attention="leap", **options)
+    with torch.no_grad():
+        model.decoder.output_projection.weight[EOS] *= 8
+    return model
+
+
+class Frames:
+    """The steps of a FeatureStream, of frames that are known."""
+
+    def __init__(self, frames, step):
+        self.steps = list(frames.split(step))
+
+    def next_step(self, final):
+        return self.steps.pop(0) if self.steps else None
+
+
+def written(model, batch, k, limit):
+    """What the agent writes for each utterance."""
+    model.set_lagging(None)
+    tokens = []
+    for frames, length in zip(batch["src_tokens"], batch["src_lengths"], strict=True):
+        system = TranslationSystem(model, EOS, (PAD,), None, None, PolicyOptions(k=k), 4 * RATIO)
+        stream = TranslationStream(system, DecodingOptions(max_len_b=limit))
+        stream.features = Frames(frames[:length], 4 * RATIO)
+        assert stream.advance(source_finished=True)
+        tokens.append(stream.engine._tokens[1:])
+    model.set_lagging(k)
+    return tokens
+
+
+def generated(model, batch, limit=12, beam=1):
+    """The hypotheses of fairseq's generator, each without its end."""
+    generator = SequenceGenerator([model], dictionary(), beam_size=beam, max_len_b=limit, min_len=0)
+    hypotheses = generator.generate([model], {"net_input": batch})
+    return [[one["tokens"].tolist()[:-1] for one in sentence] for sentence in hypotheses]
+
+
+def check_same(model, batch, k, limit=12):
+    if [best[0] for best in generated(model, batch, limit)] != written(model, batch, k, limit):
+        raise AssertionError("not what the agent writes")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_generation_writes_what_the_agent_writes(plan):
+    for arriving in ARRIVING if plan in ("leap", "softmax") else ["causal"]:
+        for k in (1, 3):
+            check_same(waiting(plan, k, arriving), speech_batch(LENGTHS), k)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 5])
+def test_a_length_limit_that_cuts_the_schedule(limit):
+    model, batch = waiting(k=1), speech_batch(LENGTHS)
+    assert max(len(best[0]) for best in generated(model, batch, limit)) == limit
+    check_same(model, batch, 1, limit)
+
+
+def test_the_check_notices_an_end_that_is_open(monkeypatch):
+    """Inverted control: the decoder as it was without the schedule."""
+    monkeypatch.setattr(WaitKDecoder, "forward", Decoder.forward)
+    with pytest.raises(AssertionError, match="not what the agent writes"):
+        check_same(waiting(k=1), speech_batch(LENGTHS), 1)
+
+
+def test_no_hypothesis_of_a_beam_ends_before_the_source():
+    k, batch = 2, speech_batch(LENGTHS)
+    hypotheses = generated(waiting(k=k), batch, beam=4)
+    for sentence, frames in zip(hypotheses, LENGTHS, strict=True):
+        steps = -(-frames // (4 * RATIO))
+        assert len(sentence) == 4
+        assert min(map(len, sentence)) >= steps - k + 1
+
+
+@pytest.mark.parametrize(
+    ("k", "state", "open_"), [(1, None, True), (None, {}, True), (9, {}, True), (1, {}, False)],
+    ids=["scoring", "offline", "k beyond the source", "generation"],
+)  # fmt: skip
+def test_only_generation_under_wait_k_closes_the_end(k, state, open_):
+    model, batch = waiting(k=1), speech_batch((100, 80))
+    model.set_lagging(k)
+    with torch.no_grad():
+        output = model.decoder(target_prefix(2, 1), encoder_out=model.encoder(**batch), incremental_state=state)
+    scores, probabilities = (model.get_normalized_probs(output, log_probs)[:, 0] for log_probs in (True, False))
+    if open_:
+        torch.testing.assert_close(scores, output[0][:, 0].float().log_softmax(-1))
+        torch.testing.assert_close(probabilities, scores.exp())
+    else:
+        assert (scores.argmin(1) == EOS).all() and scores.isfinite().all()
+        assert probabilities[:, EOS].eq(0).all() and probabilities[:, EOS + 1 :].ne(0).all()
+
+
+def test_the_ratio_can_be_another_than_that_of_training():
+    model = waiting()
+    model.set_lagging(3, 7)
+    cross = [one.visible for one in attentions(model.decoder) if one.encoder_decoder_attention]
+    assert {(one.lagging, one.ratio) for one in cross} == {(3, 7)} and model.decoder.visible == cross[0]
