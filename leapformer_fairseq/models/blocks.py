@@ -101,14 +101,16 @@ def laid_out(x: Tensor, count: int, blocks: Blocks, before: int = 0, keep: Tenso
 
     `before` rows came earlier. `keep` (B, T) is True at real rows; None: all are.
     """
-    places = torch.arange(count, device=x.device)
+    places, there = torch.arange(count, device=x.device), None
     if blocks.ahead:
         starts = torch.arange(0, count, blocks.size, device=x.device)
         places = (starts.unsqueeze(1) + torch.arange(blocks.rows, device=x.device)).flatten()
-    there, places = (places < len(x)).unsqueeze(0), places.clamp_max(len(x) - 1)
+        there, places = (places < len(x)).unsqueeze(0), places.clamp_max(len(x) - 1)
+        x = x[places]
     if keep is None:
-        return x[places], Rows(before + 1 + places.unsqueeze(0), None, there)
-    return x[places], Rows(keep.long().cumsum(1)[:, places], keep.sum(1), keep[:, places] & there)
+        return x[: len(places)], Rows(before + 1 + places.unsqueeze(0), None, there)
+    kept = keep[:, places]
+    return x, Rows(keep.long().cumsum(1)[:, places], keep.sum(1), kept if there is None else kept & there)
 
 
 def taken_back(x: Tensor, count: int, blocks: Blocks) -> Tensor:

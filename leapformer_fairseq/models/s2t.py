@@ -7,7 +7,7 @@ and MLA experiments.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -139,6 +139,8 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
 class LeapformerS2TModel(ConvTransformerModel):
     """Speech recognition and offline speech translation with a mechanism per block and layer."""
 
+    decoder_class: ClassVar[type[Decoder]] = Decoder
+
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         ConvTransformerModel.add_args(parser)
@@ -162,7 +164,7 @@ class LeapformerS2TModel(ConvTransformerModel):
 
     @classmethod
     def build_decoder(cls, args: Namespace, task: Any, embed_tokens: nn.Embedding) -> Decoder:
-        decoder = Decoder(TransformerConfig.from_namespace(args), task.target_dictionary, embed_tokens)
+        decoder = cls.decoder_class(TransformerConfig.from_namespace(args), task.target_dictionary, embed_tokens)
         if getattr(args, "load_pretrained_decoder_from", None):
             load_component(decoder, "decoder", args.load_pretrained_decoder_from)
         return decoder

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from fairseq.models import register_model, register_model_architecture
-from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from ..attention import Visible
 from ..errors import LeapformerError
-from ..modules import IncrementalState, attentions, load_component
+from ..modules import IncrementalState, attentions
 from .lengths import EncoderOut
 from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
 from .transformer import Decoder
@@ -89,6 +88,7 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
     evaluation and generation its largest k holds unless `set_lagging` says otherwise.
     """
 
+    decoder_class = WaitKDecoder
     lagging: tuple[int, int] | None
     pre_decision_ratio: int
 
@@ -122,13 +122,6 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         model.pre_decision_ratio = args.fixed_pre_decision_ratio
         model.set_lagging(None if model.lagging is None else model.lagging[1])
         return model
-
-    @classmethod
-    def build_decoder(cls, args: Namespace, task: Any, embed_tokens: nn.Embedding) -> WaitKDecoder:
-        decoder = WaitKDecoder(TransformerConfig.from_namespace(args), task.target_dictionary, embed_tokens)
-        if getattr(args, "load_pretrained_decoder_from", None):
-            load_component(decoder, "decoder", args.load_pretrained_decoder_from)
-        return decoder
 
     def set_lagging(self, k: int | None, ratio: int | None = None) -> None:
         """Let the decoder follow wait-k with this k from now on; None shows it the whole source it is given.
