@@ -7,6 +7,9 @@ so a model sees while streaming what it saw in training. No import of fairseq or
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 
 import kaldi_native_fbank as knf
@@ -19,6 +22,9 @@ SAMPLE_RATE = 16_000
 FRAME_MS = 10  # hop between two filterbank frames
 WINDOW_MS = 25
 INT16_SCALE = 2.0**15  # [-1, 1] samples times this are at the scale that fairseq's features are computed on
+MAX_AMPLITUDE = 8.0  # loud floats may pass 1 a little; 16-bit integers pass this at the first sound
+PCM_BYTES = 3_200  # 100 ms, at most so much is read at once
+FILE_MARKS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3", b"FORM")  # what audio files begin with
 
 
 def read_speech(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
@@ -26,17 +32,62 @@ def read_speech(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
 
     Raises LeapformerError when the file is missing, unreadable, empty, not mono or has another rate.
     """
+    with _opened(path, sample_rate) as file:
+        return file.read(dtype="float32")
+
+
+def read_blocks(path: str | Path, size: int, sample_rate: int = SAMPLE_RATE) -> Iterator[np.ndarray]:
+    """Samples of a mono recording of any length, `size` at a time, (size,) and at the end what is left.
+
+    Raises LeapformerError as `read_speech` does, and at samples that are no numbers or far beyond [-1, 1].
+    """
+    done = 0
+    with _opened(path, sample_rate) as file:
+        while len(block := file.read(size, dtype="float32")):
+            check_samples(block, f"{path}, at {done / sample_rate:.1f} s,")
+            yield block
+            done += len(block)
+
+
+def read_pcm(file: BufferedReader, name: str) -> Iterator[np.ndarray]:
+    """Samples in [-1, 1], (T,), of raw 16-bit little-endian mono PCM as they arrive.
+
+    Half a sample at the end is left out. Raises LeapformerError for input that begins as an audio file does.
+    """
+    odd = b""
+    first = True
+    while data := file.read1(PCM_BYTES):
+        if first and data.startswith(FILE_MARKS):
+            raise LeapformerError(
+                f"{name} begins with {data[:4].decode('latin-1')}, raw PCM is needed; give the file by its name, or "
+                f"`sox in.wav -t raw -r {SAMPLE_RATE} -c 1 -e signed -b 16 -`"
+            )
+        first, data = False, odd + data
+        whole = len(data) - len(data) % 2
+        odd = data[whole:]
+        yield np.frombuffer(data[:whole], "<i2").astype(np.float32) / np.float32(INT16_SCALE)
+
+
+@contextmanager
+def _opened(path: str | Path, sample_rate: int) -> Iterator[soundfile.SoundFile]:
+    """A mono recording with samples in it."""
     path = Path(path)
     if not path.is_file():
-        raise LeapformerError(f"no audio file at {path}; check the manifest or the --audio root")
+        raise LeapformerError(f"no audio file at {path}; check the path, the manifest or the --audio root")
     try:
-        samples, rate = soundfile.read(str(path), dtype="float32", always_2d=True)
-    except soundfile.LibsndfileError as error:
+        with soundfile.SoundFile(str(path)) as file:
+            check_speech(file.channels, file.samplerate, str(path), sample_rate)
+            if not file.frames:
+                raise LeapformerError(f"{path} holds no samples; remove it from the list")
+            yield file
+    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: raw samples, of which it must be told all
         raise LeapformerError(f"{path} cannot be read as audio ({error}); is the file truncated?") from error
-    check_speech(samples.shape[1], rate, str(path), sample_rate)
-    if len(samples) == 0:
-        raise LeapformerError(f"{path} holds no samples; remove it from the list")
-    return samples[:, 0]
+
+
+def check_samples(samples: np.ndarray, name: str) -> None:
+    """Refuse samples that are no numbers, or beyond any clipping: 16-bit integers taken for floats, say."""
+    if samples.size and not np.abs(samples).max() <= MAX_AMPLITUDE:  # also when it is not a number
+        raise LeapformerError(f"{name} has samples of {np.abs(samples).max():g}; they must be floats in [-1, 1]")
 
 
 def check_speech(channels: int, rate: int, name: str, sample_rate: int = SAMPLE_RATE) -> None:

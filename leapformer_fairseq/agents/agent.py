@@ -17,11 +17,9 @@ from ..audio import check_speech
 from ..errors import LeapformerError
 from ..scoring.runlog import COMPUTE_LOG
 from . import dataloader  # noqa: F401  (SimulEval then loads speech with it)
-from .engine import ENGINES
 from .loading import load_system
-from .policy import POLICIES, PolicyOptions
-from .stream import EARLY_EOS, DecodingOptions, TranslationStream
-from .text import EMITTERS
+from .options import add_system_options, available_device, decoding_options, set_threads, system_arguments
+from .stream import TranslationStream
 
 MAX_AMPLITUDE = 8.0  # loud floats may pass 1 a little; 16-bit integers pass this at the first sound
 
@@ -73,51 +71,13 @@ class LeapformerAgent(SpeechToTextAgent):
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
         """Add the agent's options to SimulEval's."""
-        add = parser.add_argument
-        add("--checkpoint", required=True, help="fairseq checkpoint, leapformer_simulst* or leapformer_s2t*")
-        add("--data-root", required=True, help="folder of the config yaml, as given to training")
-        add("--config-yaml", default="config.yaml", help="data config in --data-root")
-        add("--policy", choices=tuple(POLICIES), default="wait-k", help="when to write (default: wait-k)")
-        add("--waitk-lagging", type=int, help="wait-k: k, in steps (default: the trained one; of a range the high end)")
-        add("--catch-up", type=float, default=1.0, help="wait-k: tokens for each step after the first k (default: 1)")
-        add("--hold", type=int, default=3, help="hold-n: tokens at the end that are held back (default: 3)")
-        add("--agree", type=int, default=2, help="local-agreement: steps whose translations must agree (default: 2)")
-        add(
-            "--align-frames",
-            type=int,
-            default=4,
-            help="alignatt: a token that attends most to one of the last states waits, of so many (default: 4)",
-        )
-        add("--align-layer", type=int, default=-1, help="alignatt: the decoder layer that is looked at (default: -1)")
-        add(
-            "--engine",
-            choices=("auto", *ENGINES),
-            default="auto",
-            help="encode arriving speech once, or all of it anew at every read (default: once, where the encoder can)",
-        )
-        add("--pre-decision-ratio", type=int, help="encoder states (40 ms each) of a step (default: the trained one)")
-        add("--max-draft", type=int, default=40, help="tokens that hold-n and local-agreement look ahead (default: 40)")
-        add("--max-len-a", type=float, default=0.0, help="at most A * frames (10 ms) + B tokens: A")
-        add("--max-len-b", type=int, default=200, help="at most A * frames (10 ms) + B tokens: B")
-        add("--unit", choices=tuple(EMITTERS), help="write words, or pieces at once (default: --eval-latency-unit)")
-        add("--early-eos", choices=EARLY_EOS, default="mask", help="end of sentence before that of the source: forbid"
-            " it, or take it back and wait for more source")  # fmt: skip
-        add("--num-threads", type=int, default=1, help="CPU threads of torch; fixed, so that timings can be compared")
+        add_system_options(parser)
 
     def __init__(self, args: Namespace) -> None:
         """Load the model and run it once, so that no utterance pays for the start. Raises LeapformerError."""
-        if args.num_threads < 1:
-            raise LeapformerError(f"--num-threads is {args.num_threads}; it must be at least 1")
-        torch.set_num_threads(args.num_threads)
-        self._options = DecodingOptions(
-            args.max_len_a, args.max_len_b, args.max_draft, args.early_eos, _output_unit(args)
-        )
-        policy = PolicyOptions(
-            args.policy, args.waitk_lagging, args.catch_up, args.hold, args.agree, args.align_frames, args.align_layer
-        )
-        self._system = load_system(
-            args.checkpoint, args.data_root, args.config_yaml, policy, args.pre_decision_ratio, args.engine
-        )
+        set_threads(args.num_threads)
+        self._options = decoding_options(args)
+        self._system = load_system(*system_arguments(args))
         self._compute_log = _new_compute_log(args)
         self._warm_up()
         super().__init__(args)
@@ -140,7 +100,7 @@ class LeapformerAgent(SpeechToTextAgent):
 
         Raises LeapformerError for a device that is not there and for half precision on the CPU.
         """
-        target = _available_device(device)
+        target = available_device(device)
         if fp16 and target.type == "cpu":
             raise LeapformerError("fp16 needs a GPU; leave out --fp16 or give --device cuda")
         self._system.model.to(device=target, dtype=torch.float16 if fp16 else torch.float32)
@@ -163,14 +123,6 @@ class LeapformerAgent(SpeechToTextAgent):
             log.write(json.dumps(stream.report()) + "\n")
 
 
-def _output_unit(args: Namespace) -> str:
-    """The unit of the writes: as asked for, else the one SimulEval counts in."""
-    counted = getattr(args, "eval_latency_unit", None) or "word"
-    if counted not in EMITTERS:
-        raise LeapformerError(f"--eval-latency-unit {counted} is not supported; choose from {', '.join(EMITTERS)}")
-    return args.unit or counted
-
-
 def _new_compute_log(args: Namespace) -> Path | None:
     """Where to log computation; what an earlier run left there goes, as SimulEval does with instances.log."""
     output = getattr(args, "output", None)
@@ -180,15 +132,3 @@ def _new_compute_log(args: Namespace) -> Path | None:
     if not getattr(args, "continue_unfinished", False):
         log.unlink(missing_ok=True)
     return log
-
-
-def _available_device(name: str) -> torch.device:
-    """The device of that name. Raises LeapformerError when this machine has none."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise LeapformerError(f"--device {name} is no device; give cpu, cuda or cuda:0") from error
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= count):
-        raise LeapformerError(f"--device {name} is not available here ({count} GPUs visible); give --device cpu")
-    return device

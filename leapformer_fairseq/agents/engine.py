@@ -31,6 +31,11 @@ class ComputeTimes:
     encoder_passes: int = 0
     decoder_steps: int = 0
 
+    @property
+    def total_s(self) -> float:
+        """Seconds of all parts."""
+        return self.features_s + self.encoder_s + self.decoder_s
+
     @contextmanager
     def measure(self, part: str, device: torch.device | None = None) -> Iterator[None]:
         """Add the wall time of the block to `part`; kernels still running on a CUDA `device` are waited for."""
@@ -78,6 +83,11 @@ class Engine(ABC):
     def n_tokens(self) -> int:
         """Target tokens committed."""
         return len(self._tokens) - 1
+
+    @property
+    def tokens(self) -> list[int]:
+        """The target tokens committed."""
+        return self._tokens[1:]
 
     def feed(self, frames: Tensor) -> None:
         """Append fbank frames, (n, n_bins); nothing is computed yet."""
@@ -203,8 +213,26 @@ class IncrementalEngine(Engine):
                 self._states = new if self._states is None else torch.cat([self._states, new])
             self._closed = self.finished
             self.times.encoder_passes += 1
-        padding = torch.zeros(1, visible, dtype=torch.bool, device=self._states.device)
-        return {"encoder_out": [self._states[:visible]], "encoder_padding_mask": [padding]}
+        return _first(self._states, visible)
+
+
+class EncodedEngine(Engine):
+    """With encoder states that are made elsewhere, of speech that goes on beyond the utterance.
+
+    `feed` takes states, (n, 1, C), where the model is; they count as the frames they were made of.
+    """
+
+    def feed(self, frames: Tensor) -> None:
+        self._fed.append(frames)
+        self.n_frames += len(frames) * self.model.encoder.pooling_ratio()
+
+    @property
+    def ready(self) -> int:
+        return self.n_frames // self.model.encoder.pooling_ratio()
+
+    def _encoded(self, visible: int) -> Any:
+        self._fed = [torch.cat(self._fed)]
+        return _first(self._fed[0], visible)
 
 
 ENGINES: dict[str, type[Engine]] = {"incremental": IncrementalEngine, "recompute": RecomputeEngine}
@@ -222,6 +250,12 @@ def engine_for(model: Any, name: str = "auto") -> type[Engine]:
             "--encoder-chunk-ms, or take --engine recompute"
         )
     return ENGINES[("incremental" if arrives else "recompute") if name == "auto" else name]
+
+
+def _first(states: Tensor, visible: int) -> dict[str, list[Tensor]]:
+    """The first of the encoder states (S, 1, C) as the encoder's output."""
+    padding = torch.zeros(1, visible, dtype=torch.bool, device=states.device)
+    return {"encoder_out": [states[:visible]], "encoder_padding_mask": [padding]}
 
 
 def _parameter(model: Any) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
-from .engine import ComputeTimes, engine_for
+from .engine import ComputeTimes, Engine, engine_for
 from .features import Cmvn, FeatureStream
 from .policy import PolicyOptions
 from .text import EMITTERS, Detokenizer
@@ -71,15 +71,25 @@ class TranslationStream:
     large segments than with small ones, so it must not decide.
     """
 
-    def __init__(self, system: TranslationSystem, options: DecodingOptions) -> None:
+    def __init__(
+        self,
+        system: TranslationSystem,
+        options: DecodingOptions,
+        times: ComputeTimes | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        """`times`: where to add the computation. `engine`: one that is fed from elsewhere instead of by `push`."""
         self.system, self.options = system, options
         self.policy = system.policy.make()
-        self.times = ComputeTimes()
+        self.times = ComputeTimes() if times is None else times
         self.features = FeatureStream(system.step_frames, system.cmvn)
-        self.engine = engine_for(system.model, system.engine)(system.model, system.eos, self.times)
+        made = engine_for(system.model, system.engine)
+        self.engine = made(system.model, system.eos, self.times) if engine is None else engine
         self.emitter = EMITTERS[options.unit](system.detokenizer)
+        self._positions = system.model.max_decoder_positions()  # asked at every token, and slow to tell
         self.n_samples = 0
         self.n_steps = 0  # pre-decision steps read
+        self._expected: tuple[int, list[int]] = (0, [])  # the last continuation: states it is of, all its tokens
 
     def push(self, samples: np.ndarray) -> None:
         """Take in samples in [-1, 1] at 16 kHz, shape (T,), of any length."""
@@ -99,6 +109,19 @@ class TranslationStream:
     def flush(self, final: bool) -> str:
         """Text that became certain since the last call; with `final` all that is left."""
         return self.emitter.flush(final)
+
+    def draft(self) -> str:
+        """What would follow the text flushed so far if the source ended here; nothing is written."""
+        if not self.n_states:
+            return ""
+        written, (n_states, expected) = self.engine.tokens, self._expected
+        if n_states != self.n_states or expected[: len(written)] != written:  # the policy did not ask for it
+            expected = written + self.continuation()
+        whole = EMITTERS[self.options.unit](self.system.detokenizer)
+        whole.push(written)
+        whole.flush(final=False)  # what was flushed
+        whole.push(expected[len(written) :])
+        return whole.flush(final=True)
 
     def report(self) -> dict[str, float]:
         """Seconds of computation by part, seconds of audio and the number of tokens so far, ready for JSON."""
@@ -126,6 +149,7 @@ class TranslationStream:
             self.engine.commit(token)
             tokens.append(token)
         self.engine.restore(snapshot)
+        self._expected = self.n_states, self.engine.tokens + tokens
         return tokens
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -149,7 +173,7 @@ class TranslationStream:
 
     def _is_full(self) -> bool:
         allowed = self.options.max_len_a * self.engine.n_frames + self.options.max_len_b
-        return self.engine.n_tokens >= min(math.floor(allowed), self.system.model.max_decoder_positions() - 1)
+        return self.engine.n_tokens >= min(math.floor(allowed), self._positions - 1)
 
     def _read(self, source_finished: bool) -> bool:
         """Read one pre-decision step: as many frames as its states need to be ready; False when there is none."""

@@ -20,6 +20,7 @@ from . import (  # noqa: F401  (each import registers its mechanisms)
 from .base import BLOCKS, Mechanism, State
 from .linear import Features, LinearMechanism, LinearState
 from .masks import CAUSAL, Blocks, Packed, Rows, Visible
+from .positions import sinusoids
 from .registry import MECHANISMS, OPTIONS, Option, build, find, register
 from .step import Projections, Step, StepMap
 
@@ -44,4 +45,5 @@ __all__ = [
     "build",
     "find",
     "register",
+    "sinusoids",
 ]

@@ -24,6 +24,7 @@ from .base import BLOCKS, State
 from .bounded import BoundedMechanism, added, inputs_of, read
 from .linear import accumulated
 from .masks import Packed, Rows, Visible
+from .positions import sinusoids
 from .registry import Option, register
 from .step import Projections
 
@@ -140,7 +141,7 @@ class Luna(BoundedMechanism):
         if not self.needs_packed:
             self.tied = ("packed",) if self.block == ENCODER_SELF else ()
             self.packed = nn.Parameter(torch.randn(self.slots, width) * width**-0.5)
-            self.register_buffer("places", _sinusoids(self.slots, width), persistent=False)
+            self.register_buffer("places", sinusoids(torch.arange(self.slots), width), persistent=False)
         roles = [] if luna_projections == "standard" else ["query"]
         if luna_projections == "untied" and self.block is not None:
             roles += ["write"] if self.block == DECODER_SELF else ["unpack_key", "unpack_value"]
@@ -311,11 +312,3 @@ def _linear(width: int) -> nn.Linear:
     layer = nn.Linear(width, width)
     nn.init.xavier_uniform_(layer.weight, gain=2**-0.5)
     return layer
-
-
-def _sinusoids(count: int, width: int) -> Tensor:
-    """Positions 0 to count - 1 as sines and cosines of falling frequency, (count, width)."""
-    pairs = -(-width // 2)
-    frequencies = torch.exp(torch.arange(pairs) * (-math.log(10_000) / max(1, pairs - 1)))
-    angles = torch.arange(count).unsqueeze(1) * frequencies
-    return torch.cat([angles.sin(), angles.cos()], 1)[:, :width]

@@ -26,6 +26,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity) or "
         "validate (perplexity of masked subwords, accuracy)",
     ),
+    "simulate": (
+        "simulate",
+        "translate a test set simultaneously, with delays and scores as of a SimulEval run, without SimulEval",
+    ),
     "tts": ("tts", "speak text, phonemes or a manifest with a trained text to speech model"),
     "score-speech": (
         "score_speech",
@@ -33,6 +37,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "stream": (
         "stream",
+        "translate a recording of any length, or speech that arrives on standard input, live in the terminal",
+    ),
+    "eval-stream": (
+        "eval_stream",
         "perplexity of a language model over one long text, read as a stream in constant memory",
     ),
     "bench": ("bench", "speed, memory and FLOPs of attention, decoding, training and whole models"),

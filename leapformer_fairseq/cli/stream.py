@@ -1,59 +1,270 @@
-"""`leapformer stream`: perplexity of a language model over one long text, its state carried from segment to segment."""
+"""`leapformer stream`: translate a recording of any length, or what arrives on standard input, live in the terminal."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+import unicodedata
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from pathlib import Path
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TextIO
 
+from ..audio import SAMPLE_RATE, read_blocks, read_pcm
 from ..errors import LeapformerError
-from .output import write_json
 
-HELP = "perplexity of a language model over one long text, read as a stream in constant memory"
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..agents.session import Event, Session
+
+HELP = "translate a recording of any length, or speech that arrives on standard input, live in the terminal"
+BLOCK = SAMPLE_RATE // 10  # samples of a recording that are read at once; what is written does not depend on it
+CLEAR, GREY, PLAIN = "\x1b[J", "\x1b[90m", "\x1b[0m"
+DRAFT_ROWS = 3  # of the terminal, at most
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
-    parser.add_argument("data", metavar="DATA", help="folder that fairseq-preprocess wrote")
-    parser.add_argument("--path", metavar="CHECKPOINT", required=True, help="a trained leapformer_lm*")
-    parser.add_argument("--gen-subset", metavar="NAME", default="test", help="what to read (default: test)")
-    parser.add_argument("--segment", type=int, metavar="N", help="tokens read at once (default: as in training)")
-    parser.add_argument("--no-carry", action="store_true", help="begin every segment with an empty state, to compare")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N tokens")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
-    parser.add_argument("--json", metavar="FILE", help="also write the scores, with a signature, to FILE")
+    from ..agents.options import add_system_options
+    from ..agents.segments import SEGMENTS, SegmentOptions
+    from ..agents.session import CARRY
+
+    add, default = parser.add_argument, SegmentOptions()
+    add("audio", metavar="FILE|-", help="16 kHz mono recording; - reads raw 16-bit little-endian PCM as it arrives")
+    add_system_options(parser)
+    add("--segment", choices=SEGMENTS, default=default.kind, help="what ends a segment, at the latest after "
+        f"--max-seconds (default: {default.kind})")  # fmt: skip
+    add("--pause-ms", type=int, default=default.pause_ms, help=f"a pause is so long (default: {default.pause_ms})")
+    add("--pause-db", type=float, default=default.pause_db, help="and so much quieter than the loudest of the last "
+        f"10 s (default: {default.pause_db:g})")  # fmt: skip
+    add("--segment-tokens", type=int, default=default.tokens, metavar="N", help="--segment tokens: target tokens of a "
+        f"segment (default: {default.tokens})")  # fmt: skip
+    for name, value in (("min", default.min_seconds), ("max", default.max_seconds)):
+        add(f"--{name}-seconds", type=float, default=value, metavar="S", help=f"of a segment (default: {value:g})")
+    add("--carry", choices=tuple(CARRY), default="none", help="what goes on over segments: nothing, or the encoder "
+        "with what it has heard (default: none)")  # fmt: skip
+    add("--realtime", action="store_true", help="read a recording no faster than it was spoken")
+    add("--json", action="store_true", help="a JSON object for every piece of text, and one for the summary")
+    add("--no-drafts", action="store_true", help="leave out what is not certain yet (it is shown on a terminal and in "
+        "JSON, and costs decoding)")  # fmt: skip
+    add("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the text, print its perplexity. Raises LeapformerError for files and models that do not serve."""
-    import torch
+    """Translate to the end or to Ctrl-C, then say how much was heard and computed."""
+    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
+    blocks = _blocks(args)
+    output = _output(args)
+    session = _session(args, drafts=output.shows_drafts and not args.no_drafts)
+    status = 0
+    try:
+        for block in blocks:
+            for event in session.push(block):
+                output.show(event)
+            output.state(f"{session.audio_s:.1f} s heard, real-time factor {_factor(session)}")
+        for event in session.finish():
+            output.show(event)
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:  # nobody reads any more, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        output.close()
+    output.summarise(_summary(session))
+    return status
 
-    from ..loading import load_model
-    from ..scoring.stream import score_stream
-    from ..signature import environment, signature
 
-    if args.device != "cpu" and not torch.cuda.is_available():
-        raise LeapformerError(f"--device {args.device}: there is no GPU here; leave it out")
-    model, task = load_model(args.path, ("leapformer_lm",), "a stream", {"data": args.data})
-    text = _text(args.data, args.gen_subset, task)[: args.limit].to(args.device)
-    segment = task.args.tokens_per_sample if args.segment is None else args.segment
-    score = score_stream(model.to(args.device), text, task.source_dictionary.eos(), segment, carry=not args.no_carry)
-    print(f"{score.tokens:,} tokens in segments of {segment}, state {'' if not args.no_carry else 'not '}carried on")
-    print(f"loss (base 2) {score.loss:.4f}, perplexity {score.perplexity:.2f}, state {score.state_bytes:,} bytes")
+def _session(args: argparse.Namespace, drafts: bool) -> Session:
+    from ..agents.loading import load_system
+    from ..agents.options import available_device, decoding_options, set_threads, system_arguments
+    from ..agents.segments import SegmentOptions
+    from ..agents.session import Session
+
+    set_threads(args.num_threads)
+    device, options = available_device(args.device), decoding_options(args)
+    segments = SegmentOptions(
+        args.segment, args.pause_ms, args.pause_db, args.segment_tokens, args.min_seconds, args.max_seconds
+    )
+    system = load_system(*system_arguments(args))
+    system.model.to(device)
+    return Session(system, options, segments, args.carry, drafts)
+
+
+def _blocks(args: argparse.Namespace) -> Iterator[np.ndarray]:
+    """The audio, piece by piece; what is wrong with its beginning is said before a model is loaded."""
+    if args.audio != "-":
+        blocks = read_blocks(args.audio, BLOCK)
+    elif args.realtime:
+        raise LeapformerError("--realtime paces a recording; standard input has its own pace, leave it out")
+    elif sys.stdin is None or sys.stdin.isatty():
+        raise LeapformerError(
+            f"standard input is no audio; pipe it in, as in `arecord -f S16_LE -r {SAMPLE_RATE} -t raw | leapformer "
+            "stream - ...`"
+        )
+    else:
+        return read_pcm(sys.stdin.buffer, "standard input")
+    blocks = chain(list(islice(blocks, 1)), blocks)
+    return _paced(blocks) if args.realtime else blocks
+
+
+def _paced(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Each block when its last sample would have been spoken."""
+    spoken = time.monotonic()
+    for block in blocks:
+        spoken += len(block) / SAMPLE_RATE
+        time.sleep(max(0.0, spoken - time.monotonic()))
+        yield block
+
+
+def _summary(session: Session) -> dict[str, Any]:
+    """Seconds of audio and of computation, by part."""
+    times = asdict(session.times)
+    return {
+        "audio_s": session.audio_s,
+        "segments": session.n_segments,
+        "compute_s": session.times.total_s,
+        "real_time_factor": session.times.total_s / session.audio_s if session.n_samples else None,
+        **times,
+    }
+
+
+def _factor(session: Session) -> str:
+    return f"{session.times.total_s / session.audio_s:.2f}" if session.n_samples else "unknown"
+
+
+# -------------------------------------------------------------------------------------------------------------- output
+def _output(args: argparse.Namespace) -> Lines:
+    between = "" if args.unit == "char" else " "
     if args.json:
-        options = {"segment": segment, "carry": not args.no_carry, "subset": args.gen_subset}
-        found = {**asdict(score), "options": options, "environment": environment(), "signature": signature(**options)}
-        write_json(args.json, found)
-    return 0
+        return JsonLines(sys.stdout, between)
+    live = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return (Screen if live else Lines)(sys.stdout, between)
 
 
-def _text(data: str, subset: str, task: object) -> object:
-    """All tokens of a subset behind each other, sentence ends included, as --sample-break-mode none has them."""
-    import torch
-    from fairseq.data import data_utils
+class Lines:
+    """Final text as it comes, a line for each segment; the summary goes to standard error."""
 
-    path = Path(data, subset)
-    found = data_utils.load_indexed_dataset(str(path), task.source_dictionary, None)
-    if found is None:
-        raise LeapformerError(f"no data set {path}; check DATA and --gen-subset")
-    return torch.cat([found[i] for i in range(len(found))]).long()
+    shows_drafts = False
+
+    def __init__(self, file: TextIO, between: str) -> None:
+        """`between` stands between two pieces of text."""
+        self.file, self.between = file, between
+        self.line = ""  # final text of the segment
+
+    def show(self, event: Event) -> None:
+        new = event.text if not self.line or not event.text else self.between + event.text
+        self.line += new
+        self._write(new)
+        if event.ends:
+            self.close()
+
+    def state(self, text: str) -> None:
+        """How far it is; only a terminal shows it."""
+
+    def close(self) -> None:
+        """End the line; more may follow."""
+        if self.line:
+            self._write("\n")
+        self.line = ""
+
+    def summarise(self, summary: dict[str, Any]) -> None:
+        factor = summary["real_time_factor"]
+        print(
+            f"{summary['audio_s']:.1f} s of audio, segments: {summary['segments']}; {summary['compute_s']:.2f} s of "
+            f"computation (features {summary['features_s']:.2f}, encoder {summary['encoder_s']:.2f}, decoder "
+            f"{summary['decoder_s']:.2f}), real-time factor {'unknown' if factor is None else f'{factor:.2f}'}",
+            file=sys.stderr,
+        )
+
+    def _write(self, text: str) -> None:
+        self.file.write(text)
+        self.file.flush()
+
+
+class JsonLines(Lines):
+    """One object a line for every event, at the end {"summary": ...}."""
+
+    shows_drafts = True
+
+    def show(self, event: Event) -> None:
+        self._write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
+
+    def summarise(self, summary: dict[str, Any]) -> None:
+        self._write(json.dumps({"summary": summary}) + "\n")
+
+
+class Screen(Lines):
+    """A terminal: final text, the draft in grey behind it, and a last row that says how far it is."""
+
+    shows_drafts = True
+
+    def __init__(self, file: TextIO, between: str) -> None:
+        super().__init__(file, between)
+        self.draft = self.status = ""
+        self._above = 0  # rows over that of the cursor which are drawn anew
+
+    def show(self, event: Event) -> None:
+        if event.final:
+            self.line, self.draft = self._joined(event.text), ""
+        else:
+            self.draft = event.text
+        self._draw(for_good=event.ends)
+
+    def state(self, text: str) -> None:
+        self.status = text
+        self._draw()
+
+    def close(self) -> None:
+        self.draft = self.status = ""
+        self._draw(for_good=True)
+
+    def _joined(self, text: str) -> str:
+        return self.line + self.between + text if self.line and text else self.line + text
+
+    def _draw(self, for_good: bool = False) -> None:
+        """Rows that hold nothing but final text are written once; the row that may go on is drawn again."""
+        width = max(2, shutil.get_terminal_size().columns) - 1
+        text, n_final = self._joined(self.draft), len(self.line)
+        rows = rows_of(text, width)
+        n_done = len(rows) if for_good else max(0, sum(stop <= n_final for _, stop in rows) - 1)
+        n_final_rows = sum(start < n_final for start, _ in rows)
+        rows = rows[: n_final_rows + DRAFT_ROWS]
+        up = f"\x1b[{self._above}A" if self._above else ""
+        drawn = "".join(_coloured(text, start, stop, n_final) + "\n" for start, stop in rows)
+        self._write(f"\r{up}{CLEAR}{drawn}{GREY}{self.status[:width]}{PLAIN}")
+        self.line = self.line[rows[n_done][0] :] if n_done < len(rows) else ""
+        self._above = len(rows) - n_done
+
+
+def _coloured(text: str, start: int, stop: int, n_final: int) -> str:
+    border = min(max(start, n_final), stop)
+    return text[start:border] + (GREY + text[border:stop] + PLAIN if border < stop else "")
+
+
+def rows_of(text: str, width: int) -> list[tuple[int, int]]:
+    """Where the rows of a text begin and end, each at most `width` cells, broken at spaces if there are any."""
+    rows, start = [], 0
+    while start < len(text):
+        stop, cells = start, _cells(text[start])
+        while stop < len(text) and (stop == start or cells <= width):
+            stop += 1
+            cells += _cells(text[stop]) if stop < len(text) else 0
+        space = text.rfind(" ", start + 1, stop + 1)
+        if stop < len(text) and space > 0:
+            stop = space
+        rows.append((start, stop))
+        start = stop + text.startswith(" ", stop)
+    return rows
+
+
+def _cells(character: str) -> int:
+    """Columns of the terminal that a character takes."""
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

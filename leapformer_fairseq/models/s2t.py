@@ -21,6 +21,7 @@ from fairseq.models.speech_to_text.convtransformer import (
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
+from ..attention import sinusoids
 from ..errors import LeapformerError
 from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
 from .blocks import ArrivingSource, add_block_args, blocks_of, fill_block_args, laid_out, taken_back
@@ -116,12 +117,11 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
         return self.embed_scale * x + positions.to(x).unsqueeze(1)
 
     def _positions(self, start: int, count: int) -> Tensor:
-        """Position embeddings of rows from `start` (from 0), (count, C); the table doubles when it is too short."""
+        """Position embeddings of rows from `start` (from 0), (count, C), also beyond the table, which does not grow."""
         table, first = self.embed_positions, self.padding_idx + 1 + start
-        if first + count > len(table.weights):
-            longer = table.get_embedding(2 * (first + count), table.embedding_dim, self.padding_idx)
-            table.weights = longer.to(table.weights)
-        return table.weights[first : first + count]
+        if first + count <= len(table.weights):
+            return table.weights[first : first + count]
+        return sinusoids(torch.arange(first, first + count, device=table.weights.device), table.embedding_dim)
 
     def subsample(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve (B, T, n_bins) to (ceil(T / 4), B, C) and the lengths with it."""

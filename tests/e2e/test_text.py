@@ -88,7 +88,7 @@ class TestLanguageModel:
         scores = {}
         for options in ("", "--no-carry", "--limit 40"):
             out = tmp_path / "scores.json"
-            command = ["stream", str(data / "lm"), "--path", str(model), "--json", str(out), *options.split()]
+            command = ["eval-stream", str(data / "lm"), "--path", str(model), "--json", str(out), *options.split()]
             assert "perplexity" in done(leapformer(*command))
             scores[options] = json.loads(out.read_text())
         assert scores[""]["tokens"] == scores["--no-carry"]["tokens"] > scores["--limit 40"]["tokens"] == 40
@@ -120,10 +120,10 @@ class TestLanguageModel:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["stream", "LM", "--path", "nowhere.pt"], "no file nowhere.pt"),
-            (["stream", "LM", "--path", "MODEL", "--gen-subset", "tests"], "no data set"),
-            (["stream", "LM", "--path", "MODEL", "--segment", "0"], "give at least 1"),
-            (["stream", "LM", "--path", "MODEL", "--device", "cuda"], "no GPU here"),
+            (["eval-stream", "LM", "--path", "nowhere.pt"], "no file nowhere.pt"),
+            (["eval-stream", "LM", "--path", "MODEL", "--gen-subset", "tests"], "no data set"),
+            (["eval-stream", "LM", "--path", "MODEL", "--segment", "0"], "give at least 1"),
+            (["eval-stream", "LM", "--path", "MODEL", "--device", "cuda"], "no GPU here"),
         ],
     )
     def test_bad_input_ends_with_one_clear_line(self, data, model, arguments, message):
@@ -141,7 +141,7 @@ class TestLanguageModel:
         options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --max-update 1"
         mixed = ["--decoder-self-attention", "leap,softmax", "--save-dir", str(tmp_path)]
         done(leapformer("train", str(data / "lm"), *options.split(), *mixed))
-        finished = run(leapformer("stream", str(data / "lm"), "--path", str(tmp_path / "checkpoint_last.pt")))
+        finished = run(leapformer("eval-stream", str(data / "lm"), "--path", str(tmp_path / "checkpoint_last.pt")))
         assert finished.returncode == 2
         assert "softmax in layer 1 keeps every key" in finished.stderr.splitlines()[-1]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fairseq.modules import SinusoidalPositionalEmbedding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leapformer_fairseq.attention import MECHANISMS, Blocks, build
+from leapformer_fairseq.attention import MECHANISMS, Blocks, build, sinusoids
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.blocks import ArrivingSource
 
@@ -90,6 +91,12 @@ def test_a_state_sees_its_chunk_and_what_is_ahead_of_it(kind, size, ahead):
         first = int(changed.int().argmax())
         starts = torch.arange(20) // size * size
         assert first == int(((starts + size + ahead) > row).int().argmax())
+
+
+@pytest.mark.parametrize("width", [16, 17])
+def test_positions_beyond_the_table_are_those_of_a_longer_one(width):
+    table = SinusoidalPositionalEmbedding.get_embedding(20_000, width, padding_idx=1)
+    torch.testing.assert_close(sinusoids(torch.arange(9000, 20_000), width), table[9000:])
 
 
 @torch.no_grad()

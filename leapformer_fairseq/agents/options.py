@@ -1,0 +1,88 @@
+"""The options of simultaneous translation: the same for SimulEval's agent and for `leapformer simulate`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import torch
+
+from ..errors import LeapformerError
+from .engine import ENGINES
+from .policy import POLICIES, PolicyOptions
+from .stream import EARLY_EOS, DecodingOptions
+from .text import EMITTERS
+
+
+def add_system_options(parser: ArgumentParser) -> None:
+    """Declare model, policy, limits of the output and threads."""
+    add = parser.add_argument
+    add("--checkpoint", required=True, help="fairseq checkpoint, leapformer_simulst* or leapformer_s2t*")
+    add("--data-root", required=True, help="folder of the config yaml, as given to training")
+    add("--config-yaml", default="config.yaml", help="data config in --data-root")
+    add("--policy", choices=tuple(POLICIES), default="wait-k", help="when to write (default: wait-k)")
+    add("--waitk-lagging", type=int, help="wait-k: k, in steps (default: the trained one; of a range the high end)")
+    add("--catch-up", type=float, default=1.0, help="wait-k: tokens for each step after the first k (default: 1)")
+    add("--hold", type=int, default=3, help="hold-n: tokens at the end that are held back (default: 3)")
+    add("--agree", type=int, default=2, help="local-agreement: steps whose translations must agree (default: 2)")
+    add(
+        "--align-frames",
+        type=int,
+        default=4,
+        help="alignatt: a token that attends most to one of the last states waits, of so many (default: 4)",
+    )
+    add("--align-layer", type=int, default=-1, help="alignatt: the decoder layer that is looked at (default: -1)")
+    add(
+        "--engine",
+        choices=("auto", *ENGINES),
+        default="auto",
+        help="encode arriving speech once, or all of it anew at every read (default: once, where the encoder can)",
+    )
+    add("--pre-decision-ratio", type=int, help="encoder states (40 ms each) of a step (default: the trained one)")
+    add("--max-draft", type=int, default=40, help="tokens that hold-n and local-agreement look ahead (default: 40)")
+    add("--max-len-a", type=float, default=0.0, help="at most A * frames (10 ms) + B tokens: A")
+    add("--max-len-b", type=int, default=200, help="at most A * frames (10 ms) + B tokens: B")
+    add("--unit", choices=tuple(EMITTERS), help="write words, or pieces at once (default: --eval-latency-unit)")
+    add("--early-eos", choices=EARLY_EOS, default="mask", help="end of sentence before that of the source: forbid"
+        " it, or take it back and wait for more source")  # fmt: skip
+    add("--num-threads", type=int, default=1, help="CPU threads of torch; fixed, so that timings can be compared")
+
+
+def system_arguments(args: Namespace) -> tuple[Any, ...]:
+    """What `load_system` is called with. Raises LeapformerError for impossible numbers."""
+    policy = PolicyOptions(
+        args.policy, args.waitk_lagging, args.catch_up, args.hold, args.agree, args.align_frames, args.align_layer
+    )
+    return args.checkpoint, args.data_root, args.config_yaml, policy, args.pre_decision_ratio, args.engine
+
+
+def decoding_options(args: Namespace) -> DecodingOptions:
+    """How to write. Raises LeapformerError for impossible numbers and units."""
+    return DecodingOptions(args.max_len_a, args.max_len_b, args.max_draft, args.early_eos, _output_unit(args))
+
+
+def _output_unit(args: Namespace) -> str:
+    """The unit of the writes: as asked for, else the one SimulEval counts in."""
+    counted = getattr(args, "eval_latency_unit", None) or "word"
+    if counted not in EMITTERS:
+        raise LeapformerError(f"--eval-latency-unit {counted} is not supported; choose from {', '.join(EMITTERS)}")
+    return args.unit or counted
+
+
+def set_threads(count: int) -> None:
+    """Fix the CPU threads of torch. Raises LeapformerError for none."""
+    if count < 1:
+        raise LeapformerError(f"--num-threads is {count}; it must be at least 1")
+    torch.set_num_threads(count)
+
+
+def available_device(name: str) -> torch.device:
+    """The device of that name. Raises LeapformerError when this machine has none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise LeapformerError(f"--device {name} is no device; give cpu, cuda or cuda:0") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= count):
+        raise LeapformerError(f"--device {name} is not available here ({count} GPUs visible); give --device cpu")
+    return device

@@ -1,0 +1,123 @@
+"""Where a segment of speech ends and the next one begins: at pauses, or after so many seconds or tokens.
+
+Audio is judged in pieces of 40 ms, the length of an encoder state, however it arrived.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..audio import SAMPLE_RATE
+from ..errors import LeapformerError
+from ..models.blocks import ROW_MS
+
+PIECE = SAMPLE_RATE * ROW_MS // 1000  # samples
+RECENT = 10_000 // ROW_MS  # pieces whose loudest one is the recent level
+ONSET_DB = 10.0  # so much above the quietest piece of a pause is no silence, however quiet
+SEGMENTS = ("pause", "tokens", "seconds")
+
+
+@dataclass(frozen=True)
+class SegmentOptions:
+    """What ends a segment; none is shorter than `min_seconds` or longer than `max_seconds`.
+
+    `kind`: "pause" is `pause_ms` that are `pause_db` quieter than the loudest 40 ms of the last 10 s of speech;
+    "tokens" is `tokens` target tokens; "seconds" nothing but `max_seconds`.
+    """
+
+    kind: str = "pause"
+    pause_ms: int = 400
+    pause_db: float = 20.0
+    tokens: int = 60
+    min_seconds: float = 2.0
+    max_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in SEGMENTS:
+            raise LeapformerError(f"--segment {self.kind!r}: choose from {', '.join(SEGMENTS)}")
+        if self.pause_ms < ROW_MS:
+            raise LeapformerError(f"--pause-ms {self.pause_ms}: give at least {ROW_MS}; silence is measured in such")
+        if not self.pause_db > 0:
+            raise LeapformerError(f"--pause-db {self.pause_db}: give decibels above 0")
+        if self.tokens < 1:
+            raise LeapformerError(f"--segment-tokens {self.tokens}: give at least 1")
+        if not 0 < self.min_seconds <= self.max_seconds < math.inf:
+            raise LeapformerError(
+                f"--min-seconds {self.min_seconds} and --max-seconds {self.max_seconds}: give lengths above 0, the "
+                "first not above the second"
+            )
+
+
+class Place(enum.Enum):
+    """Where a piece of audio belongs."""
+
+    SPEECH = enum.auto()  # to the segment
+    END = enum.auto()  # to the segment, whose last piece it is
+    BETWEEN = enum.auto()  # to no segment: silence behind a pause
+
+
+class Segmenter:
+    """Places pieces of audio, (T,) samples in [-1, 1], one after the other; what it keeps does not grow.
+
+    The first segment begins with the first piece, and one that a pause has ended is followed by the next sound: silence
+    is not translated. What counts as silence there is low enough that a much quieter speaker is heard.
+    """
+
+    def __init__(self, options: SegmentOptions) -> None:
+        self.options = options
+        self.n_ended = 0
+        self._levels: deque[float] = deque(maxlen=RECENT)  # of the last pieces of segments
+        self._n_pieces = 0  # of the segment
+        self._n_quiet = 0  # that the segment ends with so far
+        self._floor = math.inf  # level of the quietest of them, and of those between segments
+        self._open = True
+
+    def push(self, piece: np.ndarray, n_tokens: int) -> Place:
+        """Place a piece; `n_tokens` were written in the segment it may belong to."""
+        level = level_of(piece)
+        if not self._open and not self._begins(level):
+            return Place.BETWEEN
+        self._n_pieces += 1
+        self._levels.append(level)
+        if self.options.kind == "pause" and level < self._quiet_level():
+            self._n_quiet, self._floor = self._n_quiet + 1, min(self._floor, level)
+        else:
+            self._n_quiet, self._floor = 0, math.inf
+        if not self._ends(n_tokens):
+            return Place.SPEECH
+        self._open = not self._n_quiet
+        self._n_pieces = self._n_quiet = 0
+        self.n_ended += 1
+        return Place.END
+
+    def _begins(self, level: float) -> bool:
+        """Whether a piece between segments is the beginning of one."""
+        self._floor = min(self._floor, level)
+        self._open = level >= min(self._quiet_level(), self._floor + ONSET_DB)
+        return self._open
+
+    def _ends(self, n_tokens: int) -> bool:
+        options = self.options
+        seconds = self._n_pieces * ROW_MS / 1000
+        if seconds < options.min_seconds:
+            return False
+        reached = {
+            "pause": self._n_quiet * ROW_MS >= options.pause_ms,
+            "tokens": n_tokens >= options.tokens,
+            "seconds": False,
+        }
+        return reached[options.kind] or seconds >= options.max_seconds
+
+    def _quiet_level(self) -> float:
+        """What is below this is a pause."""
+        return max(self._levels) - self.options.pause_db
+
+
+def level_of(piece: np.ndarray) -> float:
+    """Root mean square of samples in [-1, 1], in decibels; -100 is silence."""
+    return 10 * math.log10(float(np.mean(np.square(piece, dtype=np.float64))) + 1e-10)

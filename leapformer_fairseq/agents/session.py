@@ -1,0 +1,192 @@
+"""Translation of speech that does not end: segment after segment, in constant memory.
+
+Each segment is an utterance of its own with its own `TranslationStream`. The encoder may begin anew with it, or go on
+hearing from the first sample to the last (`carry`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..audio import SAMPLE_RATE
+from ..errors import LeapformerError
+from ..models.blocks import ArrivingSource
+from .engine import ComputeTimes, EncodedEngine
+from .features import FeatureStream
+from .segments import PIECE, Place, Segmenter, SegmentOptions
+from .stream import DecodingOptions, TranslationStream, TranslationSystem
+
+LEAD = 5  # pieces of silence before a sound that its segment begins with, for consonants are quiet
+
+
+@dataclass(frozen=True)
+class Event:
+    """Text of a segment (counted from 1) that came when `audio_s` seconds had been heard.
+
+    `final`: it cannot change any more; otherwise it is a draft of what follows the final text, and replaces the last
+    draft. `ends`: it is the last of its segment.
+    """
+
+    text: str
+    final: bool
+    ends: bool
+    segment: int
+    audio_s: float
+
+
+class Samples:
+    """What the streams of a session are given: the samples, and every segment is encoded by itself."""
+
+    def __init__(self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes) -> None:
+        self.system, self.options, self.times = system, options, times
+
+    def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
+        """Units of 40 ms that are complete with a piece of audio, and where each belongs; no place: it is the end."""
+        return [] if place is None else [(place, piece)]
+
+    def stream(self) -> TranslationStream:
+        """The stream of a new segment."""
+        return TranslationStream(self.system, self.options, self.times)
+
+    def give(self, stream: TranslationStream, unit: Any) -> None:
+        """Let a stream have a unit."""
+        stream.push(unit)
+
+
+class States(Samples):
+    """Encoder states: the encoder hears everything in one go, and a segment gets the states of its own 40 ms.
+
+    A state comes when the encoder has heard enough behind it, so the places wait here for their states.
+    """
+
+    def __init__(self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes) -> None:
+        super().__init__(system, options, times)
+        self.encoder = system.model.encoder
+        if getattr(self.encoder, "blocks", None) is None:
+            raise LeapformerError(
+                "--carry encoder: this encoder sees whole utterances; train with --encoder-causal or "
+                "--encoder-chunk-ms, or leave --carry out"
+            )
+        self._features = FeatureStream(self.encoder.pooling_ratio(), system.cmvn)
+        self._source = ArrivingSource()
+        self._places: deque[Place] = deque()
+
+    @torch.no_grad()
+    def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
+        final = place is None
+        if place is not None:
+            self._places.append(place)
+        with self.times.measure("features_s"):
+            self._features.push(piece)
+            steps = [torch.zeros(0, self._features.n_bins)]
+            while (frames := self._features.next_step(final)) is not None:
+                steps.append(frames)
+        if len(steps) == 1 and not final:
+            return []
+        weight = next(self.encoder.parameters())
+        with self.times.measure("encoder_s", weight.device):
+            rows = self.encoder.extend(self._source, torch.cat(steps).to(weight), final)
+        self.times.encoder_passes += 1
+        return [(self._places.popleft(), row) for row in rows.split(1) if len(row)]
+
+    def stream(self) -> TranslationStream:
+        engine = EncodedEngine(self.system.model, self.system.eos, self.times)
+        return TranslationStream(self.system, self.options, self.times, engine)
+
+    def give(self, stream: TranslationStream, unit: Tensor) -> None:
+        stream.engine.feed(unit)
+
+
+CARRY: dict[str, type[Samples]] = {"none": Samples, "encoder": States}
+
+
+class Session:
+    """`push` audio of any length and read the events, then `finish`; they do not depend on how the audio is cut."""
+
+    def __init__(
+        self,
+        system: TranslationSystem,
+        options: DecodingOptions,
+        segments: SegmentOptions | None = None,
+        carry: str = "none",
+        drafts: bool = False,
+    ) -> None:
+        """`carry`: "none", or "encoder" for one that goes on hearing. `drafts`: also say what is not yet certain.
+
+        Raises LeapformerError for an encoder that cannot go on.
+        """
+        if carry not in CARRY:
+            raise LeapformerError(f"--carry {carry!r}: choose from {', '.join(CARRY)}")
+        self.times = ComputeTimes()
+        self.n_samples = 0
+        self.n_segments = 0  # that have ended
+        self.n_tokens = 0  # written in them
+        self.drafts = drafts
+        self._input = CARRY[carry](system, options, self.times)
+        self._segmenter = Segmenter(segments or SegmentOptions())
+        self._stream: TranslationStream | None = None
+        self._lead: deque[Any] = deque(maxlen=LEAD)
+        self._rest = np.zeros(0, np.float32)
+        self._drafted = 0  # steps of source that the last draft is of
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds heard."""
+        return self.n_samples / SAMPLE_RATE
+
+    def push(self, samples: np.ndarray) -> Iterator[Event]:
+        """Take in samples in [-1, 1] at 16 kHz, shape (T,); what is less than 40 ms waits for more."""
+        known = np.concatenate([self._rest, samples])
+        whole = len(known) - len(known) % PIECE
+        self._rest = known[whole:].copy()
+        for start in range(0, whole, PIECE):
+            yield from self._hear(known[start : start + PIECE])
+
+    def finish(self) -> Iterator[Event]:
+        """There is no more audio: all that is left."""
+        rest, self._rest = self._rest, self._rest[:0]
+        if len(rest):
+            yield from self._hear(rest)
+        for place, unit in self._input.push(rest[:0], None):
+            yield from self._translate(place, unit)
+        if self._stream is not None:
+            yield from self._advance(self._stream, ends=True)
+
+    def _hear(self, piece: np.ndarray) -> Iterator[Event]:
+        self.n_samples += len(piece)
+        # A segment whose end is known may still wait for states; the tokens are then of the one before.
+        own = self._stream is not None and self._segmenter.n_ended == self.n_segments
+        place = self._segmenter.push(piece, self._stream.n_tokens if own else 0)
+        for place_, unit in self._input.push(piece, place):
+            yield from self._translate(place_, unit)
+
+    def _translate(self, place: Place, unit: Any) -> Iterator[Event]:
+        """One more unit, in the order of the audio."""
+        if place is Place.BETWEEN:
+            self._lead.append(unit)
+            return
+        if self._stream is None:
+            self._stream, self._drafted = self._input.stream(), 0
+            while self._lead:
+                self._input.give(self._stream, self._lead.popleft())
+        self._input.give(self._stream, unit)
+        yield from self._advance(self._stream, place is Place.END)
+
+    def _advance(self, stream: TranslationStream, ends: bool) -> Iterator[Event]:
+        stream.advance(source_finished=ends)
+        text, segment = stream.flush(final=ends), self.n_segments + 1
+        if ends:
+            self._stream = None
+            self.n_segments, self.n_tokens = segment, self.n_tokens + stream.n_tokens
+        if text or ends:
+            yield Event(text, True, ends, segment, self.audio_s)
+        if self.drafts and not ends and stream.n_steps > self._drafted:
+            self._drafted = stream.n_steps
+            yield Event(stream.draft(), False, False, segment, self.audio_s)

@@ -1,0 +1,247 @@
+"""A test set through a policy without SimulEval: the same predictions and delays, in its log.
+
+Wait-k over an encoder of arriving speech is decoded in batches of whole utterances, everything else as the agent does
+it, one utterance after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+
+from ..audio import SAMPLE_RATE, read_speech
+from ..data.manifests import replacing
+from ..errors import LeapformerError
+from ..scoring.runlog import COMPUTE_LOG, INSTANCES_LOG, Instance, read_instances
+from .batch import serves_batches, translate_batch
+from .loading import load_system
+from .options import available_device, decoding_options, set_threads, system_arguments
+from .stream import DecodingOptions, TranslationStream, TranslationSystem
+
+BATCH_SECONDS = 200.0  # of audio decoded together, padding included
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """A line of the test set; `index` counts from 0."""
+
+    index: int
+    audio: Path
+    reference: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an utterance; `compute` is the stream's report, None if it was decoded in a batch."""
+
+    utterance: Utterance
+    instance: Instance
+    compute: dict[str, float] | None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A policy and the conditions of its test: audio in segments of `segment_ms`, delays counted per `unit`."""
+
+    system: TranslationSystem
+    options: DecodingOptions
+    segment_ms: int
+    unit: str
+
+    @property
+    def batched(self) -> bool:
+        """Whether utterances are decoded in batches; their computation is not timed then."""
+        return serves_batches(self.system, self.options)
+
+    def portions(self, utterances: Sequence[Utterance]) -> list[list[Utterance]]:
+        """What is translated at a time: batches of similar length, or single utterances."""
+        if not self.batched:
+            return [[one] for one in utterances]
+        portions: list[list[Utterance]] = []
+        lengths = {one.index: _seconds(one.audio) for one in utterances}
+        for one in sorted(utterances, key=lambda one: -lengths[one.index]):
+            if not portions or (len(portions[-1]) + 1) * lengths[portions[-1][0].index] > BATCH_SECONDS:
+                portions.append([])
+            portions[-1].append(one)
+        return portions
+
+    def translate(self, portion: Sequence[Utterance]) -> list[Outcome]:
+        """Translate a portion. Raises LeapformerError for audio that is missing, broken, not mono or not 16 kHz."""
+        recordings = [read_speech(one.audio) for one in portion]
+        if self.batched:
+            streams = translate_batch(self.system, self.options, recordings)
+        else:
+            streams = [TranslationStream(self.system, self.options) for _ in portion]
+        outcomes = [self._listen(*which) for which in zip(portion, recordings, streams, strict=True)]
+        return [_untimed(one) for one in outcomes] if self.batched else outcomes
+
+    def _listen(self, utterance: Utterance, samples: np.ndarray, stream: TranslationStream) -> Outcome:
+        """Let the stream hear the recording as SimulEval would, and note what it writes when."""
+        size = math.ceil(self.segment_ms / 1000 * SAMPLE_RATE)
+        units, delays, elapsed = list[str](), list[float](), list[float]()
+        began = time.perf_counter()
+        for start in range(0, len(samples), size):
+            stream.push(samples[start : start + size])
+            finished = stream.advance(source_finished=start + size >= len(samples))
+            text = stream.flush(final=finished)
+            new = text.split() if self.unit == "word" else list(text.replace(" ", ""))
+            heard = _milliseconds(min(start + size, len(samples)))
+            units += new
+            delays += [heard] * len(new)
+            elapsed += [heard + 1000 * (time.perf_counter() - began)] * len(new)
+        instance = Instance(
+            index=utterance.index,
+            prediction=(" " if self.unit == "word" else "").join(units),
+            reference=utterance.reference,
+            delays=tuple(delays),
+            elapsed=tuple(elapsed),
+            source_length=_milliseconds(len(samples)),
+        )
+        return Outcome(utterance, instance, stream.report())
+
+
+def _untimed(outcome: Outcome) -> Outcome:
+    """Without the computation that was not this utterance's alone."""
+    return replace(outcome, instance=replace(outcome.instance, elapsed=outcome.instance.delays), compute=None)
+
+
+def build_simulation(args: Namespace) -> Simulation:
+    """The simulation that the options of `leapformer simulate` describe. Raises LeapformerError."""
+    if args.source_segment_size < 1:
+        raise LeapformerError(f"--source-segment-size {args.source_segment_size}: give milliseconds, at least 1")
+    set_threads(args.num_threads)
+    options, device = decoding_options(args), available_device(args.device)
+    system = load_system(*system_arguments(args))
+    system.model.to(device)
+    return Simulation(system, options, args.source_segment_size, args.eval_latency_unit)
+
+
+def read_utterances(source: str | Path, target: str | Path) -> list[Utterance]:
+    """The test set of two lists, a recording and its reference a line.
+
+    Raises LeapformerError for lists that are missing, empty or of different length, and recordings that are missing.
+    """
+    recordings, references = _read_list("--source", source), _read_list("--target", target)
+    if len(recordings) != len(references):
+        raise LeapformerError(
+            f"--source lists {len(recordings)} recordings, --target {len(references)} references; give one for each"
+        )
+    if not recordings:
+        raise LeapformerError(f"--source {source} lists no recording; give one a line")
+    for line, recording in enumerate(recordings, 1):
+        if not Path(recording).is_file():
+            raise LeapformerError(f"--source {source}, line {line}: no audio file at {recording!r}; check the list")
+    return [Utterance(i, Path(recordings[i]), references[i]) for i in range(len(recordings))]
+
+
+def simulate(
+    args: Namespace, simulation: Simulation, utterances: Sequence[Utterance], jobs: int = 1
+) -> Iterator[Outcome]:
+    """Translate in `jobs` processes; outcomes come in any order. Raises LeapformerError as `translate` does."""
+    portions = simulation.portions(utterances)
+    if jobs == 1:
+        for portion in portions:
+            yield from simulation.translate(portion)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (args,)) as pool:
+        try:
+            for future in as_completed([pool.submit(_translate, portion) for portion in portions]):
+                yield from future.result()
+        except BrokenProcessPool as error:
+            raise LeapformerError(
+                f"a process of --jobs {jobs} ended, perhaps for want of memory; give fewer, and it goes on from here"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_simulation: Simulation  # of a worker process
+
+
+def _start_worker(args: Namespace) -> None:
+    global _simulation
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, which then ends its workers
+    _simulation = build_simulation(args)
+
+
+def _translate(portion: Sequence[Utterance]) -> list[Outcome]:
+    return _simulation.translate(portion)
+
+
+# ------------------------------------------------------------------------------------------------------------ the log
+def log_outcome(folder: Path, outcome: Outcome) -> None:
+    """Append an utterance to SimulEval's log in `folder`, and its computation to that of the agent."""
+    instance = outcome.instance
+    more = {"prediction_length": len(instance.delays), "source": [str(outcome.utterance.audio)]}
+    _append(folder / INSTANCES_LOG, {**asdict(instance), **more})
+    if outcome.compute is not None:
+        _append(folder / COMPUTE_LOG, outcome.compute)
+
+
+def logged(folder: Path, unit: str) -> set[int]:
+    """The utterances that the log in `folder` holds; lines that were being written when a run was killed are removed.
+
+    Raises LeapformerError when it is damaged.
+    """
+    for log in (folder / INSTANCES_LOG, folder / COMPUTE_LOG):
+        content = log.read_bytes() if log.is_file() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            _rewrite(log, whole)
+    return {one.index for one in read_instances(folder, unit)} if _lines(folder / INSTANCES_LOG) else set()
+
+
+def put_in_order(folder: Path) -> None:
+    """Sort the log in `folder` by utterance, as SimulEval writes it."""
+    log = folder / INSTANCES_LOG
+    _rewrite(log, b"".join(sorted(_lines(log), key=lambda line: json.loads(line)["index"])))
+
+
+def _lines(log: Path) -> list[bytes]:
+    return log.read_bytes().splitlines(keepends=True) if log.is_file() else []
+
+
+def _append(path: Path, entry: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as log:
+        log.write(json.dumps(entry) + "\n")
+
+
+def _rewrite(path: Path, content: bytes) -> None:
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+def _read_list(option: str, path: str | Path) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return [line.strip() for line in lines]
+    except OSError as error:
+        raise LeapformerError(
+            f"{option} {path} cannot be read: {error.strerror}; give a file with a line each"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise LeapformerError(f"{option} {path} is not UTF-8 ({error.reason}); convert it") from error
+
+
+def _seconds(audio: Path) -> float:
+    try:
+        return soundfile.info(str(audio)).duration
+    except soundfile.LibsndfileError:
+        return len(read_speech(audio)) / SAMPLE_RATE  # says what is wrong
+
+
+def _milliseconds(samples: int) -> float:
+    return samples * 1000 / SAMPLE_RATE

@@ -1,0 +1,59 @@
+"""`leapformer eval-stream`: perplexity of a language model over one long text, its state carried on by segments."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from ..errors import LeapformerError
+from .output import write_json
+
+HELP = "perplexity of a language model over one long text, read as a stream in constant memory"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.add_argument("data", metavar="DATA", help="folder that fairseq-preprocess wrote")
+    parser.add_argument("--path", metavar="CHECKPOINT", required=True, help="a trained leapformer_lm*")
+    parser.add_argument("--gen-subset", metavar="NAME", default="test", help="what to read (default: test)")
+    parser.add_argument("--segment", type=int, metavar="N", help="tokens read at once (default: as in training)")
+    parser.add_argument("--no-carry", action="store_true", help="begin every segment with an empty state, to compare")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N tokens")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
+    parser.add_argument("--json", metavar="FILE", help="also write the scores, with a signature, to FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the text, print its perplexity. Raises LeapformerError for files and models that do not serve."""
+    import torch
+
+    from ..loading import load_model
+    from ..scoring.stream import score_stream
+    from ..signature import environment, signature
+
+    if args.device != "cpu" and not torch.cuda.is_available():
+        raise LeapformerError(f"--device {args.device}: there is no GPU here; leave it out")
+    model, task = load_model(args.path, ("leapformer_lm",), "a stream", {"data": args.data})
+    text = _text(args.data, args.gen_subset, task)[: args.limit].to(args.device)
+    segment = task.args.tokens_per_sample if args.segment is None else args.segment
+    score = score_stream(model.to(args.device), text, task.source_dictionary.eos(), segment, carry=not args.no_carry)
+    print(f"{score.tokens:,} tokens in segments of {segment}, state {'' if not args.no_carry else 'not '}carried on")
+    print(f"loss (base 2) {score.loss:.4f}, perplexity {score.perplexity:.2f}, state {score.state_bytes:,} bytes")
+    if args.json:
+        options = {"segment": segment, "carry": not args.no_carry, "subset": args.gen_subset}
+        found = {**asdict(score), "options": options, "environment": environment(), "signature": signature(**options)}
+        write_json(args.json, found)
+    return 0
+
+
+def _text(data: str, subset: str, task: object) -> object:
+    """All tokens of a subset behind each other, sentence ends included, as --sample-break-mode none has them."""
+    import torch
+    from fairseq.data import data_utils
+
+    path = Path(data, subset)
+    found = data_utils.load_indexed_dataset(str(path), task.source_dictionary, None)
+    if found is None:
+        raise LeapformerError(f"no data set {path}; check DATA and --gen-subset")
+    return torch.cat([found[i] for i in range(len(found))]).long()

@@ -1,0 +1,105 @@
+"""`leapformer simulate`: simultaneous translation of a test set with delays and scores, without SimulEval."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LeapformerError
+from ..scoring.quality import bleu
+from ..scoring.runlog import UNITS
+from . import score
+from .output import made_folder, write_json
+
+if TYPE_CHECKING:
+    from ..agents.simulate import Simulation
+
+HELP = "translate a test set simultaneously, with delays and scores as of a SimulEval run, without SimulEval"
+RECORD = "simulate.json"
+# What does not change the result, and what is not an option.
+_FREE = ("out", "jobs", "num_threads", "device", "tokenize", "run")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    from ..agents.options import add_system_options
+
+    parser.add_argument("--source", metavar="LIST", required=True, help="a file with the path of a recording a line")
+    parser.add_argument("--target", metavar="LIST", required=True, help="a file with a reference translation a line")
+    parser.add_argument("--out", metavar="DIR", required=True, help="log and scores; the same command goes on there")
+    add_system_options(parser)
+    parser.add_argument(
+        "--source-segment-size", type=int, default=40, metavar="MS",
+        help="audio that is sent at a time; delays are multiples of it (default: 40)",
+    )  # fmt: skip
+    parser.add_argument("--eval-latency-unit", choices=UNITS, default="word", help="what has a delay (default: word)")
+    parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that translate (default: 1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Translate what the folder does not hold yet, log each sentence at once, and print the scores."""
+    from ..agents.simulate import build_simulation, logged, put_in_order, read_utterances
+
+    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
+    if args.jobs < 1:
+        raise LeapformerError(f"--jobs {args.jobs}: give at least 1")
+    bleu([""], [""], args.tokenize)  # says at once if it cannot be used
+    utterances = read_utterances(args.source, args.target)
+    simulation = build_simulation(args)
+    folder = made_folder(args.out)
+    _claim(folder, args)
+    done = logged(folder, args.eval_latency_unit)
+    try:
+        _translate(args, simulation, [one for one in utterances if one.index not in done], len(utterances))
+    except KeyboardInterrupt:
+        print(f"leapformer: interrupted; {folder} keeps what is done, the same command goes on", file=sys.stderr)
+        return 130
+    put_in_order(folder)
+    _score(folder, args)
+    if simulation.batched:
+        print("decoded in batches: the scores in _CA hold no time of computation")
+    return 0
+
+
+def _claim(folder: Path, args: argparse.Namespace) -> None:
+    """Make the folder that of this run, or find it so. Never mixes two runs."""
+    from ..scoring.runs import describe_checkpoint
+    from ..signature import signature
+
+    path = folder / RECORD
+    options = {name: value for name, value in vars(args).items() if name not in _FREE}
+    about = {"options": options, "model": describe_checkpoint(args.checkpoint)}
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if {name: found.get(name) for name in about} != about:
+            raise LeapformerError(f"--out {folder} holds another run; choose another folder or delete it")
+    elif any(folder.iterdir()):
+        raise LeapformerError(f"--out {folder} is not empty and holds no simulation; choose another folder")
+    else:
+        write_json(path, {**about, "signature": signature()}, "--out")
+
+
+def _translate(args: argparse.Namespace, simulation: Simulation, waiting: list[Any], total: int) -> None:
+    from tqdm import tqdm
+
+    from ..agents.simulate import log_outcome, simulate
+
+    way = "in batches" if simulation.batched else "one by one"
+    with tqdm(total=total, initial=total - len(waiting), unit="sentence", desc=f"simulation, {way}") as progress:
+        for outcome in simulate(args, simulation, waiting, args.jobs):
+            log_outcome(Path(args.out), outcome)
+            progress.update()
+
+
+def _score(folder: Path, args: argparse.Namespace) -> None:
+    """As `leapformer score` does."""
+    parser = argparse.ArgumentParser()
+    score.add_arguments(parser)
+    options = [str(folder), "--tokenize", args.tokenize, "--unit", args.eval_latency_unit]
+    score.run(parser.parse_args([*options, "--checkpoint", args.checkpoint, "--json", str(folder / "scores.json")]))

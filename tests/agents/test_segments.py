@@ -1,0 +1,114 @@
+"""Segments of synthetic audio whose pauses are known."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+import pytest
+
+from leapformer_fairseq.agents.segments import PIECE, Segmenter, SegmentOptions, level_of
+from leapformer_fairseq.errors import LeapformerError
+
+
+def noise(seconds: float, decibels: float, seed: int = 0) -> np.ndarray:
+    return 10 ** (decibels / 20) * np.random.default_rng(seed).normal(size=round(seconds * 16_000))
+
+
+def syllables(seconds: float, decibels: float) -> np.ndarray:
+    """Noise whose level rises and falls by some 25 dB, five times a second."""
+    time = np.arange(round(seconds * 16_000)) / 16_000
+    return noise(seconds, decibels) * (0.05 + np.sin(np.pi * 5 * time) ** 2)
+
+
+def places(parts: list[np.ndarray], n_tokens: int = 0, **options) -> list[tuple[str, float]]:
+    """What became of the audio: (place, seconds), one after the other."""
+    segmenter, samples = Segmenter(SegmentOptions(**options)), np.concatenate(parts)
+    found = [segmenter.push(samples[at : at + PIECE], n_tokens) for at in range(0, len(samples), PIECE)]
+    return [(place.name.lower(), round(0.04 * len(list(group)), 2)) for place, group in groupby(found)]
+
+
+def test_a_pause_ends_a_segment_after_its_400_ms_and_the_next_sound_begins_one() -> None:
+    found = places([noise(3, -20), noise(1, -60), noise(3, -20), noise(0.2, -60), noise(2, -20)])
+    assert found == [("speech", 3.36), ("end", 0.04), ("between", 0.6), ("speech", 5.2)]
+
+
+def test_what_a_pause_is_can_be_said() -> None:
+    audio = [noise(3, -20), noise(0.2, -32), noise(3, -20)]
+    assert places(audio, pause_ms=120, pause_db=10) == [
+        ("speech", 3.08), ("end", 0.04), ("between", 0.08), ("speech", 3.0)
+    ]  # fmt: skip
+    assert places(audio, pause_ms=240, pause_db=10) == places(audio, pause_ms=120, pause_db=14) == [("speech", 6.2)]
+
+
+def test_a_pause_that_comes_early_ends_the_segment_when_it_is_long_enough() -> None:
+    pause = [noise(0.8, -20), noise(0.8, -60), noise(0.4, -20), noise(0.6, -60), noise(1, -20)]
+    assert places(pause, min_seconds=2) == [("speech", 2.36), ("end", 0.04), ("between", 0.2), ("speech", 1.0)]
+
+
+def test_no_segment_is_longer_than_the_longest() -> None:
+    assert places([noise(5, -20)], max_seconds=2) == [
+        ("speech", 1.96), ("end", 0.04), ("speech", 1.96), ("end", 0.04), ("speech", 1.0)
+    ]  # fmt: skip
+
+
+def test_a_segment_that_gets_too_long_in_a_pause_leaves_the_rest_of_it_out() -> None:
+    found = places([noise(2, -20), noise(1, -60), noise(2, -20)], max_seconds=2.2)
+    assert found == [("speech", 2.16), ("end", 0.04), ("between", 0.8), ("speech", 2.0)]
+
+
+@pytest.mark.parametrize("level", [-90, -60, -20])
+def test_what_is_equally_loud_throughout_has_no_pauses(level: float) -> None:
+    assert places([noise(12, level)]) == [("speech", 12.0)]
+
+
+def test_silence_is_one_segment_up_to_the_longest() -> None:
+    assert places([np.zeros(16_000 * 5)], max_seconds=4) == [("speech", 3.96), ("end", 0.04), ("speech", 1.0)]
+
+
+def test_steady_noise_behind_a_pause_is_no_speech_however_long() -> None:
+    assert places([noise(3, -20), noise(40, -50)]) == [("speech", 3.36), ("end", 0.04), ("between", 39.6)]
+
+
+def test_a_much_quieter_speaker_is_heard() -> None:
+    found = dict(places([syllables(4, -10), syllables(6, -45), noise(1, -75)]))
+    assert found.get("between", 0) < 0.6
+
+
+def test_after_ten_seconds_the_quieter_level_is_the_recent_one() -> None:
+    """Then its own pauses are found, too."""
+    quiet = [noise(3, -45), noise(0.6, -75)]
+    found = places([noise(3, -20), *quiet * 5])
+    assert [place for place, _ in found].count("end") >= 4
+
+
+def test_tokens_and_seconds() -> None:
+    audio = [noise(3, -20), noise(1, -60), noise(1, -20)]
+    assert places(audio, n_tokens=7, kind="tokens", tokens=8) == [("speech", 5.0)]
+    found = places(audio, n_tokens=8, kind="tokens", tokens=8, min_seconds=2)
+    assert found == [("speech", 1.96), ("end", 0.04)] * 2 + [("speech", 1.0)]
+    found = places(audio, n_tokens=99, kind="seconds", min_seconds=0.5, max_seconds=4)
+    assert found == [("speech", 3.96), ("end", 0.04), ("speech", 1.0)]
+
+
+def test_levels() -> None:
+    assert level_of(np.zeros(640, np.float32)) == pytest.approx(-100)
+    assert level_of(np.full(640, -1, np.float32)) == pytest.approx(0, abs=1e-6)
+    assert level_of(noise(1, -35)) == pytest.approx(-35, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "words"}, "--segment 'words': choose from pause, tokens, seconds"),
+        ({"pause_ms": 20}, "--pause-ms 20"),
+        ({"pause_db": float("nan")}, "--pause-db nan"),
+        ({"tokens": 0}, "--segment-tokens 0"),
+        ({"min_seconds": 5, "max_seconds": 4}, "--min-seconds 5 and --max-seconds 4"),
+        ({"max_seconds": float("inf")}, "--max-seconds inf"),
+        ({"min_seconds": float("nan")}, "--min-seconds nan"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(LeapformerError, match=message):
+        SegmentOptions(**options)

@@ -1,0 +1,290 @@
+"""Sessions of many segments: the text of their streams, the states of the whole, and memory that does not grow."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from leapformer_fairseq.agents.engine import EncodedEngine
+from leapformer_fairseq.agents.features import Cmvn
+from leapformer_fairseq.agents.policy import PolicyOptions
+from leapformer_fairseq.agents.segments import SegmentOptions
+from leapformer_fairseq.agents.session import Event, Session
+from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
+from leapformer_fairseq.agents.text import Detokenizer
+from leapformer_fairseq.audio import fbank
+from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.models.blocks import ArrivingSource
+from tests.models.tiny import make_model
+
+OPTIONS = DecodingOptions(max_len_b=20)
+ONE = SegmentOptions("seconds", max_seconds=1000)
+KINDS = {
+    "causal": {"encoder_causal": True},
+    "ahead": {"encoder_chunk_ms": 240, "encoder_right_context_ms": 120},
+}
+
+
+@pytest.fixture
+def arriving(spm_model: Path, symbols: list[str]) -> Callable[..., TranslationSystem]:
+    """Builds a system around a small random model whose encoder reads arriving speech."""
+    words = [symbol for symbol in symbols if not symbol.startswith("<0x")]
+
+    def make(kind: str, policy: PolicyOptions | None = None) -> TranslationSystem:
+        options = {"waitk_lagging": 2, "fixed_pre_decision_ratio": 3, "input_feat_per_channel": 80, **KINDS[kind]}
+        options["max_source_positions"] = 50  # sessions are longer than the encoder's table of positions
+        model = make_model("leapformer_simulst_tiny", "leap", **options).float()
+        model.set_lagging(None)
+        cmvn = Cmvn(np.full(80, 8.0, np.float32), np.full(80, 3.0, np.float32))
+        detokenizer = Detokenizer(words, spm_model)
+        return TranslationSystem(model, 2, (0, 1, 3), detokenizer, cmvn, policy or PolicyOptions(k=2), 12)
+
+    return make
+
+
+@pytest.fixture(params=["none", "causal", "ahead"])
+def any_system(request, make_system, arriving) -> tuple[TranslationSystem, str]:
+    """A system and what it can carry on: all that is possible."""
+    if request.param == "none":
+        return make_system(2, 3), "none"
+    return arriving(request.param), "encoder"
+
+
+def talk(speech, n: int, seconds: float = 0.8) -> np.ndarray:
+    """n times the same speech and half as much silence; 0.8 s make 30 encoder states."""
+    once = speech(seconds)
+    return np.tile(np.concatenate([once, np.zeros(len(once) // 2, np.float32)]), n)
+
+
+def heard(session: Session, samples: np.ndarray, size: int = 1600) -> list[Event]:
+    events = [event for at in range(0, len(samples), size) for event in session.push(samples[at : at + size])]
+    return [*events, *session.finish()]
+
+
+def text_of(events: Iterable[Event]) -> list[str]:
+    """The final text of each segment."""
+    found: list[list[str]] = []
+    for event in events:
+        found += [[] for _ in range(event.segment - len(found))]
+        if event.final and event.text:
+            found[-1].append(event.text)
+    return [" ".join(words) for words in found]
+
+
+def whole_text(system: TranslationSystem, samples: np.ndarray) -> str:
+    stream = TranslationStream(system, OPTIONS)
+    stream.push(samples)
+    assert stream.advance(source_finished=True)
+    return stream.flush(final=True)
+
+
+class Said(list[torch.Tensor]):
+    """The logits of every decoder step; a random model's text alone hardly depends on what it hears."""
+
+    def __init__(self, system: TranslationSystem) -> None:
+        super().__init__()
+        system.model.decoder.register_forward_hook(lambda _, __, output: self.append(output[0][0, -1].detach().clone()))
+
+    def taken(self) -> torch.Tensor:
+        """What came since the last time, (steps, V)."""
+        steps, self[:] = torch.stack(self), []
+        return steps
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_one_segment_is_what_one_stream_writes_however_the_audio_is_cut(any_system, speech, carry: bool) -> None:
+    system, can = any_system
+    said, samples = Said(system), talk(speech, 2)[:-3333]
+    expected, logits = whole_text(system, samples), said.taken()
+    for size in (100, 1600, 100_000):
+        session = Session(system, OPTIONS, ONE, can if carry else "none")
+        assert text_of(heard(session, samples, size)) == [expected] != [""]
+        torch.testing.assert_close(said.taken(), logits, rtol=1e-4, atol=1e-4)
+        assert session.n_samples == len(samples)
+
+
+def test_each_segment_is_what_its_audio_alone_gives(any_system, speech) -> None:
+    system, _ = any_system
+    said, samples = Said(system), np.concatenate([speech(0.8, 1), 0.1 * speech(0.8, 2)])
+    alone = [(whole_text(system, part), said.taken()) for part in samples.reshape(2, -1)]
+    session = Session(system, OPTIONS, SegmentOptions("seconds", min_seconds=0.5, max_seconds=0.8))
+    assert text_of(heard(session, samples)) == [text for text, _ in alone]
+    torch.testing.assert_close(said.taken(), torch.cat([logits for _, logits in alone]), rtol=1e-4, atol=1e-4)
+    assert (alone[0][1][:3] - alone[1][1][:3]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("carry", ["none", "encoder"])
+def test_segments_do_not_depend_on_how_the_audio_is_cut(arriving, speech, carry: str) -> None:
+    system, segments = arriving("ahead"), SegmentOptions(pause_ms=200, min_seconds=0.5)
+    samples = np.concatenate([talk(speech, 2), np.zeros(9000, np.float32), talk(speech, 2)])
+    found = [text_of(heard(Session(system, OPTIONS, segments, carry), samples, size)) for size in (100, 7777, 200_000)]
+    assert found[0] == found[1] == found[2] and len(found[0]) == 4
+
+
+# -- the encoder goes on ----------------------------------------------------------------------------------------------
+
+
+def given_states(monkeypatch, system: TranslationSystem, samples: np.ndarray, segments: SegmentOptions) -> list[Any]:
+    """The encoder states that each segment got, (m, C)."""
+    given: list[tuple[int, torch.Tensor]] = []
+    feed = EncodedEngine.feed
+    monkeypatch.setattr(
+        EncodedEngine, "feed", lambda engine, rows: given.append((id(engine), rows)) or feed(engine, rows)
+    )
+    streams: list[Any] = []  # so that no id is used twice
+    init = EncodedEngine.__init__
+    monkeypatch.setattr(EncodedEngine, "__init__", lambda engine, *args: streams.append(engine) or init(engine, *args))
+    heard(Session(system, OPTIONS, segments, "encoder"), samples)
+    return [torch.cat([rows[:, 0] for owner, rows in given if owner == id(one)]) for one in streams]
+
+
+@torch.no_grad()
+def states_of_the_whole(system: TranslationSystem, samples: np.ndarray) -> torch.Tensor:
+    frames = torch.from_numpy(system.cmvn(fbank(samples)))
+    return system.model.encoder.extend(ArrivingSource(), frames, final=True)[:, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_carried_encoder_gives_the_states_of_the_whole(monkeypatch, arriving, speech, kind: str) -> None:
+    system, samples = arriving(kind), talk(speech, 4)[:-2000]
+    segments = SegmentOptions("seconds", min_seconds=0.5, max_seconds=1.0)
+    given = given_states(monkeypatch, system, samples, segments)
+    assert [len(states) for states in given] == [25, 25, 25, 25, 17]
+    torch.testing.assert_close(torch.cat(given), states_of_the_whole(system, samples), rtol=0, atol=1e-5)
+
+
+def test_silence_between_segments_is_heard_and_not_translated(monkeypatch, arriving, speech) -> None:
+    system, pause = arriving("ahead"), np.zeros(16_000, np.float32)
+    samples = np.concatenate([speech(1.0), pause, speech(1.0), pause, speech(1.0)])
+    whole = states_of_the_whole(system, samples)
+    given = given_states(monkeypatch, system, samples, SegmentOptions(min_seconds=0.5))
+    # until 400 ms of a pause are over, and from 200 ms before the next sound
+    for states, (start, stop) in zip(given, [(0, 35), (45, 85), (95, 125)], strict=True):
+        torch.testing.assert_close(states, whole[start:stop], rtol=0, atol=1e-5)
+
+
+def test_a_carried_encoder_is_not_one_that_begins_anew(arriving, speech) -> None:
+    system, samples = arriving("causal"), np.concatenate([speech(1.2, 1), speech(1.2, 2)])
+    whole, alone = states_of_the_whole(system, samples), states_of_the_whole(system, samples[19_200:])
+    assert (whole[30:] - alone).abs().max() > 0.1
+
+
+def test_an_encoder_of_whole_utterances_cannot_go_on(make_system) -> None:
+    with pytest.raises(LeapformerError, match="--carry encoder: .*train with --encoder-causal"):
+        Session(make_system(2, 3), OPTIONS, carry="encoder")
+    with pytest.raises(LeapformerError, match="--carry 'all': choose from none, encoder"):
+        Session(make_system(2, 3), OPTIONS, carry="all")
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def held_bytes(root: Any) -> int:
+    """Bytes of all tensors and arrays that can be reached from an object."""
+    seen, found, todo = set(), {}, [root]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type | types.ModuleType | types.FunctionType):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        elif isinstance(one, np.ndarray):
+            base = one if one.base is None else one.base
+            found[id(base)] = getattr(base, "nbytes", 0)
+        todo += gc.get_referents(one)
+    return sum(found.values())
+
+
+def test_memory_and_computation_of_a_segment_do_not_grow(any_system, speech) -> None:
+    system, carry = any_system
+    system = replace(system, forbidden=(*system.forbidden, system.eos))  # all segments are equally long then
+    calls = {"decoder": 0, "layer": 0}
+    system.model.decoder.register_forward_pre_hook(lambda *_: calls.update(decoder=calls["decoder"] + 1))
+    layer = getattr(system.model.encoder, "transformer_layers", [system.model.encoder])[0]
+    layer.register_forward_pre_hook(lambda *_: calls.update(layer=calls["layer"] + 1))
+    segments = SegmentOptions(pause_ms=80, min_seconds=0.2)
+    session, once = Session(system, DecodingOptions(max_len_b=3), segments, carry, drafts=True), talk(speech, 2, 0.32)
+    counts, held = [], {}
+    for n in range(2, 61, 2):  # two segments at a time, which are a whole number of chunks
+        before = dict(calls)
+        list(session.push(once))
+        counts.append(tuple(calls[name] - before[name] for name in calls))
+        if n in (10, 60):
+            held[n] = held_bytes(session)
+    assert session.n_segments >= 59
+    assert held[10] == held[60] and len(set(counts[4:])) == 1
+    session.kept = [torch.zeros(1000)]
+    assert held_bytes(session) == held[60] + 4000
+
+
+# -- what else can happen ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "policy", [PolicyOptions(k=2), PolicyOptions("local-agreement"), PolicyOptions("hold-n", hold=2)]
+)
+def test_drafts_change_no_text(arriving, speech, policy: PolicyOptions) -> None:
+    system, samples = arriving("causal", policy), talk(speech, 2)
+    segments = SegmentOptions(pause_ms=200, min_seconds=0.5)
+    plain, drafted = (heard(Session(system, OPTIONS, segments, drafts=drafts), samples) for drafts in (False, True))
+    assert [event for event in drafted if event.final] == plain
+    assert any(event.text for event in drafted if not event.final)
+
+
+def test_a_draft_is_what_would_be_written_if_the_source_ended(arriving, speech) -> None:
+    system, samples = arriving("causal", PolicyOptions("hold-n", hold=2)), speech(1.0)
+    stream = TranslationStream(system, DecodingOptions(max_len_b=15))
+    stream.push(samples)
+    stream.advance(source_finished=False)
+    said = stream.flush(final=False)
+    steps = stream.times.decoder_steps
+    draft = stream.draft()
+    assert stream.times.decoder_steps == steps  # the policy has asked for the same
+    assert f"{said} {draft}".strip() == system.detokenizer.decode(stream.engine.tokens + stream.continuation())
+
+
+def test_with_more_source_a_draft_is_made_anew(arriving, speech) -> None:
+    stream, steps = TranslationStream(arriving("causal", PolicyOptions("offline")), OPTIONS), []
+    for part in np.split(speech(1.0), 2):
+        stream.push(part)
+        stream.advance(source_finished=False)
+        assert stream.draft() == stream.draft() != ""
+        steps.append(stream.times.decoder_steps)
+    assert steps[1] == 2 * steps[0] > 0
+
+
+def test_a_segment_ends_after_so_many_tokens(arriving, speech) -> None:
+    system = arriving("ahead")
+    system = replace(system, forbidden=(*system.forbidden, system.eos))
+    session = Session(system, DecodingOptions(), SegmentOptions("tokens", tokens=5, min_seconds=0.1), "encoder")
+    samples, counts = speech(3.0), list[int]()
+    for at in range(0, len(samples), 640):
+        before = session.n_segments, session.n_tokens
+        list(session.push(samples[at : at + 640]))
+        counts += [session.n_tokens - before[1]] * (session.n_segments - before[0])
+    assert len(counts) >= 2 and min(counts) >= 5
+
+
+@pytest.mark.parametrize("carry", ["none", "encoder"])
+@pytest.mark.parametrize("samples", [0, 1, 200, 399, 640, 1000])
+def test_audio_without_a_window_gives_no_text(arriving, carry: str, samples: int) -> None:
+    session = Session(arriving("ahead"), OPTIONS, carry=carry, drafts=True)
+    events = heard(session, np.ones(samples, np.float32))
+    assert all(event.text == "" for event in events) or samples >= 400
+    assert len(events) == session.n_segments <= 1
+
+
+@pytest.mark.parametrize("carry", ["none", "encoder"])
+def test_silence_and_clipping_are_audio_as_any_other(arriving, speech, carry: str) -> None:
+    for samples in (np.zeros(40_000, np.float32), (100 * speech(2.0)).clip(-1, 1)):
+        session = Session(arriving("causal"), OPTIONS, carry=carry)
+        assert text_of(heard(session, samples)) == [whole_text(arriving("causal"), samples)]

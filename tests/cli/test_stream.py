@@ -1,0 +1,248 @@
+"""`leapformer stream` on a fake model: what it prints, how it ends, and every input that it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from leapformer_fairseq.agents import loading
+from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.audio import read_blocks
+from leapformer_fairseq.cli import main as cli
+from leapformer_fairseq.cli import stream as command
+from tests.agents.conftest import detokenizer, make_system, speech, spm_model, symbols  # noqa: F401  (fixtures)
+
+NEEDED = ["--checkpoint", "x", "--data-root", "x", "--max-len-b", "9"]
+# of the recording below: to 400 ms after the last sound, and from 200 ms before the next one, in whole 40 ms
+FIRST, SECOND = slice(0, 73 * 640), slice(82 * 640, None)
+SUMMARY = r"([\d.]+) s of audio, segments: (\d+); [\d.]+ s of computation .*, real-time factor [\d.]+\n$"
+
+
+@pytest.fixture
+def system(monkeypatch, make_system):  # noqa: F811
+    made = make_system(2, 7, -1e4)
+    monkeypatch.setattr(loading, "load_system", lambda *args: made)
+    return made
+
+
+@pytest.fixture
+def recording(tmp_path: Path, speech) -> tuple[Path, np.ndarray]:  # noqa: F811
+    """Two sentences with a pause of a second between them."""
+    samples = np.concatenate([speech(2.5, 1), np.zeros(16_000, np.float32), speech(2.5, 2)])
+    soundfile.write(tmp_path / "talk.wav", samples, 16_000, subtype="FLOAT")
+    return tmp_path / "talk.wav", samples
+
+
+def text_alone(system, samples: np.ndarray) -> str:
+    stream = TranslationStream(system, DecodingOptions(max_len_b=9))
+    stream.push(samples)
+    stream.advance(source_finished=True)
+    return stream.flush(final=True)
+
+
+def standard_input(monkeypatch, data: bytes, terminal: bool = False) -> None:
+    fake = types.SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(data)), isatty=lambda: terminal)
+    monkeypatch.setattr("sys.stdin", fake)
+
+
+def test_a_line_for_each_segment_and_a_summary(system, recording, capsys) -> None:
+    path, samples = recording
+    assert cli.main(["stream", str(path), *NEEDED]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [text_alone(system, samples[FIRST]), text_alone(system, samples[SECOND])]
+    assert re.match(SUMMARY, err).groups() == ("6.0", "2")
+
+
+def test_one_segment_is_what_the_agent_writes(system, recording, capsys) -> None:
+    path, samples = recording
+    assert cli.main(["stream", str(path), *NEEDED, "--segment", "seconds"]) == 0
+    assert capsys.readouterr().out == text_alone(system, samples) + "\n"
+
+
+def test_json(system, recording, capsys) -> None:
+    path, samples = recording
+    assert cli.main(["stream", str(path), *NEEDED, "--json", "--policy", "wait-k"]) == 0
+    *events, last = map(json.loads, capsys.readouterr().out.splitlines())
+    final = [event for event in events if event["final"]]
+    assert {event["segment"] for event in events} == {1, 2} and sum(event["ends"] for event in events) == 2
+    assert " ".join(e["text"] for e in final if e["segment"] == 1 and e["text"]) == text_alone(system, samples[FIRST])
+    assert any(event["text"] for event in events if not event["final"])
+    assert [event["audio_s"] for event in events] == sorted(event["audio_s"] for event in events)
+    assert last["summary"]["audio_s"] == 6.0 and last["summary"]["decoder_s"] > 0
+    assert cli.main(["stream", str(path), *NEEDED, "--json", "--no-drafts"]) == 0
+    assert all(json.loads(line).get("final", True) for line in capsys.readouterr().out.splitlines())
+
+
+def test_raw_samples_on_standard_input(monkeypatch, system, recording, capsys) -> None:
+    _, samples = recording
+    data = (samples * 32767).astype("<i2")
+    standard_input(monkeypatch, data.tobytes() + b"\x01")  # half a sample more
+    assert cli.main(["stream", "-", *NEEDED, "--segment", "seconds"]) == 0
+    assert capsys.readouterr().out == text_alone(system, data.astype(np.float32) / 32768) + "\n"
+
+
+def test_ctrl_c_keeps_the_text_so_far(monkeypatch, system, recording, capsys) -> None:
+    path, _ = recording
+
+    def interrupted(*args):
+        blocks = read_blocks(*args)
+        for _ in range(40):
+            yield next(blocks)
+        raise KeyboardInterrupt
+
+    assert cli.main(["stream", str(path), *NEEDED]) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(command, "read_blocks", interrupted)
+    assert cli.main(["stream", str(path), *NEEDED]) == 130
+    out, err = capsys.readouterr()
+    assert whole.startswith(out.rstrip("\n")) and out.endswith("\n") and len(out) > 5
+    assert re.match(SUMMARY, err).groups() == ("4.0", "1")
+
+
+def test_realtime_waits_for_the_speech(monkeypatch, system, recording) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: 100 + sum(slept))
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert cli.main(["stream", str(recording[0]), *NEEDED, "--realtime"]) == 0
+    assert sum(slept) == pytest.approx(6.0) and len(slept) == 60
+
+
+def test_nobody_reads_any_more(monkeypatch, system, recording) -> None:
+    write, calls = command.Lines._write, []
+
+    def broken_once(self, text: str) -> None:
+        calls.append(text)
+        if len(calls) == 1:
+            raise BrokenPipeError
+        write(self, text)
+
+    monkeypatch.setattr(command.Lines, "_write", broken_once)
+    monkeypatch.setattr(command.os, "dup2", lambda *_: None)
+    assert cli.main(["stream", str(recording[0]), *NEEDED]) == 0
+    assert len(calls) <= 2
+
+
+# -- what is refused, or gives nothing --------------------------------------------------------------------------------
+
+
+def wav(path: Path, samples: np.ndarray, rate: int = 16_000) -> Path:
+    soundfile.write(path, samples, rate, subtype="FLOAT")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "message"),
+    [
+        (np.zeros((9000, 2)), 16_000, "has 2 channels, mono is needed"),
+        (np.zeros(9000), 44_100, "is sampled at 44100 Hz, 16000 Hz is needed"),
+        (np.zeros(0), 16_000, "holds no samples"),
+        (np.where(np.arange(20_000) == 18_000, np.nan, 0.1), 16_000, "at 1.1 s, has samples of nan"),
+        (np.full(9000, 3e4), 16_000, "has samples of 30000; they must be floats in"),
+    ],
+)
+def test_audio_that_cannot_be_translated(system, tmp_path, capsys, samples, rate: int, message: str) -> None:
+    assert cli.main(["stream", str(wav(tmp_path / "a.wav", samples, rate)), *NEEDED]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+def test_files_that_are_no_audio(system, tmp_path, capsys) -> None:
+    (tmp_path / "a.wav").write_bytes(b"RIFF and nothing else")
+    (tmp_path / "a.raw").write_bytes(bytes(6400))
+    for name, message in (("a.wav", "cannot be read"), ("a.raw", "cannot be read"), ("b.wav", "no audio file at")):
+        assert cli.main(["stream", str(tmp_path / name), *NEEDED]) == 2
+        err = capsys.readouterr().err
+        assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("samples", [np.zeros(200), np.zeros(50_000), np.ones(40_000), np.tile([1.0, -1.0], 20_000)])
+def test_short_silent_and_clipped_audio(system, tmp_path, capsys, samples) -> None:
+    assert cli.main(["stream", str(wav(tmp_path / "a.wav", samples)), *NEEDED]) == 0
+    out, err = capsys.readouterr()
+    assert out.rstrip("\n") == text_alone(system, samples.astype(np.float32)) and re.match(SUMMARY, err)
+
+
+@pytest.mark.parametrize(
+    ("data", "terminal", "options", "message"),
+    [
+        (b"RIFF....WAVE", False, [], "standard input begins with RIFF, raw PCM is needed"),
+        (b"", True, [], "standard input is no audio; pipe it in"),
+        (b"", False, ["--realtime"], "--realtime paces a recording"),
+        (b"", False, ["--carry", "encoder"], "--carry encoder: this encoder sees whole utterances"),
+        (b"", False, ["--pause-ms", "3"], "--pause-ms 3"),
+        (b"", False, ["--device", "cuda:7"], "--device cuda:7"),
+    ],
+)
+def test_standard_input_and_options(monkeypatch, system, capsys, data, terminal, options, message) -> None:
+    standard_input(monkeypatch, data, terminal)
+    assert cli.main(["stream", "-", *NEEDED, *options]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+def test_no_input_gives_no_text(monkeypatch, system, capsys) -> None:
+    standard_input(monkeypatch, b"\x01")
+    assert cli.main(["stream", "-", *NEEDED]) == 0
+    out, err = capsys.readouterr()
+    assert out == "" and "0.0 s of audio, segments: 0" in err and "real-time factor unknown" in err
+
+
+# -- the terminal -----------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """Obeys what the screen writes: return, up, clear below, colours; `rows` is what is seen."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def rows(self) -> list[str]:
+        rows, row, column = [""], 0, 0
+        for up, code, end, character in re.findall(r"\x1b\[(\d+)A|\x1b\[(\d*[Jm])|(\n|\r)|(.)", self.getvalue()):
+            if up:
+                row -= int(up)
+            elif code == "J":
+                rows[row:] = [rows[row][:column]]
+            elif end:
+                row, column = row + (end == "\n"), 0
+                rows += [""] * (row + 1 - len(rows))
+            elif character:
+                rows[row] = rows[row][:column] + character + rows[row][column + 1 :]
+                column += 1
+        return rows
+
+
+@pytest.mark.parametrize("width", [14, 30, 200])
+def test_a_terminal_shows_all_text_once(monkeypatch, system, recording, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    path, samples = recording
+    assert cli.main(["stream", str(path), *NEEDED]) == 0
+    lines = [text_alone(system, samples[FIRST]), text_alone(system, samples[SECOND])]
+    expected = [line[start:stop] for line in lines for start, stop in command.rows_of(line, width - 1)]
+    assert terminal.rows == [*expected, ""]
+    assert "6.0 s heard," in terminal.getvalue()
+    assert re.search(r"[a-z]\x1b\[90m \w+\x1b\[0m\n", terminal.getvalue())  # a draft behind final text
+
+
+def test_rows_break_at_spaces_and_count_cells() -> None:
+    def rows(text: str, width: int) -> list[str]:
+        return [text[start:stop] for start, stop in command.rows_of(text, width)]
+
+    assert rows("", 9) == []
+    assert rows("the quick brown fox", 9) == ["the quick", "brown fox"]
+    assert rows("a verylongword b", 6) == ["a", "verylo", "ngword", "b"]
+    assert rows("你好世界", 5) == ["你好", "世界"]
+    assert rows("你好", 1) == ["你", "好"]
+    assert rows("e\u0301e\u0301", 2) == ["e\u0301e\u0301"]
