@@ -7,6 +7,7 @@ keep masks True at real rows inside.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.hands_on = mechanism.packs and current is not None
         mechanism.adopt(self._projections())
         self.compose_weights, self.weights_in_training = True, False
+        # told what the mechanism is asked for whole sequences: q, k and their rows, query, key, visible
+        self.watcher: Callable[..., None] | None = None
         self.beam_size = 1
         self._prepared: tuple[list[tuple[int, int]], Step | None] | None = None
 
@@ -92,6 +95,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
             query_rows = Rows.whole(len(query), device=query.device).of_length(self.current.lengths)
         where = {"query": query_rows, "key": key_rows, "visible": self.visible}
         q, (k, v) = self._q(query), self._kv(key)
+        if self.watcher is not None:
+            self.watcher(q, k, **where)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
         if not self.hands_on or self.visible is not None:
             return self._out(self.mechanism(q, k, v, **where)), weights
@@ -107,6 +112,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         if states is not None:
             out, states[self.slot] = self.mechanism.extend_blocks(states.get(self.slot), q, k, v, rows, blocks)
             return self._out(out), None
+        if self.watcher is not None:
+            self.watcher(q, k, query=rows, key=rows, visible=blocks)
         weights = self.mechanism.weights(q, k, query=rows, key=rows, visible=blocks) if wanted else None
         return self._out(self.mechanism.blockwise(q, k, v, rows, blocks)), weights
 

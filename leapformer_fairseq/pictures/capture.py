@@ -6,7 +6,7 @@ Shapes: H heads, T queries, S keys, D head dimension; one sentence, so the batch
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import LinearMechanism, Mechanism, Rows, Visible
+from ..attention import Blocks, LinearMechanism, Mechanism, Rows, Visible
 from ..attention.linear import accumulated
 from ..attention.reweighting import CosReweighted
 from ..errors import LeapformerError
@@ -38,7 +38,7 @@ class Captured:
     k: Tensor
     query: Rows
     key: Rows
-    visible: Visible | None
+    visible: Visible | Blocks | None
 
     @torch.no_grad()
     def weights(self) -> Tensor:
@@ -120,30 +120,19 @@ def capture(model: nn.Module, batch: Mapping[str, Tensor], chosen: Choice) -> li
     """
     found: list[Captured] = []
     attentions = attentions_by_block(model)
-    handles = [
-        attentions[block][layer].mechanism.register_forward_pre_hook(
-            partial(_record, found, block, layer), with_kwargs=True
-        )
-        for block, layers in chosen.items()
-        for layer in layers
-    ]
+    watched = [(block, layer, attentions[block][layer]) for block, layers in chosen.items() for layer in layers]
     try:
+        for block, layer, attention in watched:
+            attention.watcher = partial(_record, found, block, layer, attention.mechanism)
         model(**batch)
     finally:
-        for handle in handles:
-            handle.remove()
+        for _, _, attention in watched:
+            attention.watcher = None
     order = list(chosen)
     return sorted(found, key=lambda one: (order.index(one.block), one.layer))
 
 
 def _record(
-    found: list[Captured],
-    block: str,
-    layer: int,
-    mechanism: Mechanism,
-    inputs: Sequence[Tensor],
-    where: Mapping[str, Any],
+    found: list[Captured], block: str, layer: int, mechanism: Mechanism, q: Tensor, k: Tensor, **where: Any
 ) -> None:
-    """A hook that runs before a mechanism's `forward(q, k, v, query=, key=, visible=)`."""
-    q, k, _ = inputs
-    found.append(Captured(block, layer, mechanism, q, k, where["query"], where["key"], where["visible"]))
+    found.append(Captured(block, layer, mechanism, q, k, **where))

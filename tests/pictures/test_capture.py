@@ -45,10 +45,20 @@ def test_weights_are_those_the_model_attends_with(plan):
     found = capture(model, batch, choose(model))
     assert [(one.block, one.layer) for one in found] == [(block, layer) for block in BLOCKS for layer in (0, 1)]
     for one in found:
+        if one.mechanism.packs and one.visible is None:  # what is unpacked is projected once more
+            torch.testing.assert_close(one.weights().sum(-1), torch.ones_like(one.weights()[..., 0]))
+            continue
         v, out = calls[one.mechanism]
         torch.testing.assert_close(one.weights() @ v[0], out[0], rtol=0, atol=1e-10)
         assert (one.weights()[:, one.hidden()] == 0).all()
     assert {one.block for one in found if one.hidden().any()} == {"decoder-self", "decoder-cross"}
+
+
+def test_an_encoder_in_chunks_is_shown_with_what_it_sees():
+    encoder = captured("leap", encoder_chunk_ms=120)[0]
+    assert encoder.block == "encoder-self"
+    hidden = encoder.hidden()
+    assert (encoder.weights()[:, hidden] == 0).all() and not hidden[:3, :3].any() and hidden[:3, 3:].all()
 
 
 @pytest.mark.parametrize("per_head", [False, True])
