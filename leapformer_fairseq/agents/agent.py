@@ -13,15 +13,13 @@ from simuleval.agents import AgentStates, SpeechToTextAgent
 from simuleval.agents.actions import Action, ReadAction, WriteAction
 from simuleval.data.segments import EmptySegment, Segment, SpeechSegment
 
-from ..audio import check_speech
+from ..audio import check_samples, check_speech
 from ..errors import LeapformerError
 from ..scoring.runlog import COMPUTE_LOG
 from . import dataloader  # noqa: F401  (SimulEval then loads speech with it)
 from .loading import load_system
 from .options import add_system_options, available_device, decoding_options, set_threads, system_arguments
 from .stream import TranslationStream
-
-MAX_AMPLITUDE = 8.0  # loud floats may pass 1 a little; 16-bit integers pass this at the first sound
 
 
 class StreamStates(AgentStates):
@@ -55,8 +53,7 @@ def read_samples(segment: Segment) -> np.ndarray:
         raise LeapformerError(f"the agent translates speech, got a {type(segment).__name__}; use a speech source")
     samples = np.asarray(segment.content, dtype=np.float32)
     check_speech(1 if samples.ndim == 1 else samples.shape[-1], segment.sample_rate, "the source")
-    if samples.size and not np.abs(samples).max() <= MAX_AMPLITUDE:  # also when it is not a number
-        raise LeapformerError(f"samples reach {np.abs(samples).max():g}; they must be floats in [-1, 1]")
+    check_samples(samples, "the source")
     return samples
 
 
