@@ -30,6 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "simulate",
         "translate a test set simultaneously, with delays and scores as of a SimulEval run, without SimulEval",
     ),
+    "curve": (
+        "curve",
+        "quality against latency over a grid of policies: runs of `leapformer simulate`, a table and a picture",
+    ),
     "tts": ("tts", "speak text, phonemes or a manifest with a trained text to speech model"),
     "score-speech": (
         "score_speech",

@@ -1,0 +1,254 @@
+"""Quality against latency: a grid of policies over several checkpoints, each point of it a simulation of its own.
+
+A run is OUT/runs/NAME, as `leapformer simulate` leaves it. OUT/runs/NAME/repeat1, repeat2, ... are the same utterances
+again, one at a time and alone in this process, to know how much the time of computation varies.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ..data.manifests import replacing
+from ..errors import LeapformerError
+from ..scoring.report import score_run
+from .loading import load_system
+from .options import system_arguments
+from .policy import POLICIES, PolicyOptions
+from .simulate import Simulation, Utterance, build_simulation, log_outcome, logged
+
+OPTIONS, SCORES = "options.json", "scores.json"
+# policy -> what its grid varies: the field of PolicyOptions, and the option of `leapformer simulate`
+VARIED = {
+    "wait-k": ("k", "--waitk-lagging"),
+    "hold-n": ("hold", "--hold"),
+    "local-agreement": ("agree", "--agree"),
+    "alignatt": ("align_frames", "--align-frames"),
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is combined with what. `numbers`: for the fields of `VARIED`. `ratios`: None for the trained one."""
+
+    checkpoints: Mapping[str, str]
+    policies: Sequence[str]
+    numbers: Mapping[str, Sequence[int]]
+    ratios: Sequence[int | None]
+    segment_sizes: Sequence[int]
+
+    def __post_init__(self) -> None:
+        for policy in self.policies:
+            if policy not in POLICIES:
+                raise LeapformerError(f"--policies {policy}: choose from {', '.join(POLICIES)}")
+        axes = {"--k": self.numbers["k"], "--pre-decision-ratios": self.ratios, "--segment-sizes": self.segment_sizes}
+        for option, values in axes.items():
+            for value in values:
+                if value is not None and value < 1:
+                    raise LeapformerError(f"{option} {value}: it must be at least 1")
+        for policy, (field, _) in VARIED.items():
+            for number in self.numbers[field]:
+                PolicyOptions(policy, **{field: number})  # refuses impossible numbers
+
+    def settings(self) -> list[Setting]:
+        """All points, each once."""
+        points = [
+            Setting(*point)
+            for name, policy in product(self.checkpoints, self.policies)
+            for point in product([name], [policy], self._numbers(policy), self.ratios, self.segment_sizes)
+        ]
+        return list(dict.fromkeys(points))
+
+    def _numbers(self, policy: str) -> Sequence[int | None]:
+        return self.numbers[VARIED[policy][0]] if policy in VARIED else [None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A point of the grid. `number`: of the policy, None if it has none. `ratio`: None for the trained one."""
+
+    checkpoint: str
+    policy: str
+    number: int | None
+    ratio: int | None
+    segment_ms: int
+
+    @property
+    def varied(self) -> dict[str, int]:
+        """The policy's number under its name; empty if it has none."""
+        return {} if self.number is None else {VARIED[self.policy][0]: self.number}
+
+    @property
+    def name(self) -> str:
+        """What its folder is called."""
+        parts = [self.checkpoint, self.policy, *(f"{field}{number}" for field, number in self.varied.items())]
+        parts += [] if self.ratio is None else [f"ratio{self.ratio}"]
+        return "-".join([*parts, f"{self.segment_ms}ms"])
+
+    @property
+    def flags(self) -> list[str]:
+        """The options of `leapformer simulate` that make it, but for the checkpoint."""
+        flags = ["--policy", self.policy, "--source-segment-size", str(self.segment_ms)]
+        flags += [] if self.number is None else [VARIED[self.policy][1], str(self.number)]
+        return flags + ([] if self.ratio is None else ["--pre-decision-ratio", str(self.ratio)])
+
+
+@dataclass
+class Run:
+    """A point and its simulation: `args` are those of `command`, `leapformer simulate ...`; `reason`: of a refusal."""
+
+    setting: Setting
+    command: list[str]
+    args: Namespace
+    reason: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.args.out)
+
+    @property
+    def translated(self) -> bool:
+        """Whether the test set went through."""
+        return (self.folder / SCORES).is_file()
+
+    @property
+    def measured(self) -> list[Path]:
+        """The finished repeats."""
+        return sorted(path.parent for path in self.folder.glob(f"repeat*/{SCORES}"))
+
+    def finished(self, repeats: int) -> bool:
+        """Whether nothing is left to do with so many repeats."""
+        return self.translated and len(self.measured) >= repeats
+
+
+@dataclass
+class Curve:
+    """All runs of a grid in the folder `out`; their computation is to be measured `repeats` times."""
+
+    out: Path
+    runs: list[Run]
+    repeats: int
+
+    @property
+    def waiting(self) -> list[Run]:
+        """The runs that are neither refused nor finished."""
+        return [run for run in self.runs if not run.reason and not run.finished(self.repeats)]
+
+
+def name_checkpoints(paths: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """{name: path}; without `names` those of the files.
+
+    Raises LeapformerError for names that are not as many as the paths, twice the same, or cannot be part of a file's.
+    """
+    if names and len(names) != len(paths):
+        raise LeapformerError(f"--names has {len(names)} names for {len(paths)} --checkpoints; give one for each")
+    named = list(names) or [Path(path).stem for path in paths]
+    for name, count in Counter(named).items():
+        if count > 1:
+            raise LeapformerError(f"{count} --checkpoints are called {name}; tell them apart with --names")
+        if not re.fullmatch(r"\w[\w.+-]*", name):
+            raise LeapformerError(f"--names {name!r}: a folder is called so; give letters, digits and . _ + -")
+    return dict(zip(named, paths, strict=True))
+
+
+def refuse(runs: Iterable[Run]) -> None:
+    """Note the reason at all runs whose checkpoint cannot serve the policy.
+
+    Raises LeapformerError when that is every one.
+    """
+    reasons: dict[tuple[str, str], str] = {}
+    for run in runs:
+        key = run.setting.checkpoint, run.setting.policy  # numbers are checked before, and do not matter to a model
+        if key not in reasons:
+            reasons[key] = _refusal(run.args)
+        run.reason = reasons[key]
+    if all(reasons.values()):
+        raise LeapformerError(f"there is nothing to simulate: {next(iter(reasons.values()))}")
+
+
+def _refusal(args: Namespace) -> str:
+    try:
+        load_system(*system_arguments(args))
+    except LeapformerError as error:
+        return str(error)
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------------- the folder
+def claim(out: Path, options: Mapping[str, Any]) -> None:
+    """Make `out` the folder of curves with these options, or find it so; options that it has not yet are added.
+
+    Raises LeapformerError for a folder with other values of them, or that is not empty and holds something else.
+    """
+    path, found = out / OPTIONS, dict[str, Any]()
+    if path.is_file():
+        found = read_json(path)
+    elif out.is_dir() and any(out.iterdir()):
+        raise LeapformerError(f"--out {out} is not empty and holds no curve; choose another folder")
+    for name, value in options.items():
+        if found.get(name, value) != value:
+            raise LeapformerError(
+                f"--out {out} holds a curve with another {name} ({_short(found[name])}, not {_short(value)}); choose "
+                "another folder or delete it"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps({**found, **options}, indent=2) + "\n")
+
+
+def _short(value: Any) -> str:
+    """Some of the value, on one line."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) < 200 else text[:197] + "..."
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a run left. Raises LeapformerError when it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LeapformerError(f"{path} is damaged ({error}); delete it, and the same command makes it anew") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+# -------------------------------------------------------------------------------------------------------- measurement
+class _OneByOne(Simulation):
+    """The same translation, but each utterance has the machine to itself."""
+
+    @property
+    def batched(self) -> bool:
+        return False
+
+
+def measure(run: Run, utterances: Sequence[Utterance], repeats: int, heard: Callable[[], None]) -> None:
+    """Time the computation of a run in its folders repeat1, repeat2, ...; `heard` is called for each utterance.
+
+    What is in these folders is not done again. Raises LeapformerError as `Simulation.translate` does.
+    """
+    folders = [run.folder / f"repeat{number}" for number in range(1, repeats + 1)]
+    waiting = [folder for folder in folders if not (folder / SCORES).is_file()]
+    if not waiting:
+        return
+    made = build_simulation(run.args)
+    simulation = _OneByOne(made.system, made.options, made.segment_ms, made.unit)
+    simulation.translate(utterances[:1])  # the first one pays for what is made once: compiled steps, tables, memory
+    for folder in waiting:
+        folder.mkdir(exist_ok=True)
+        done = logged(folder, made.unit)
+        for one in utterances:
+            if one.index not in done:
+                log_outcome(folder, *simulation.translate([one]))
+            heard()
+        scores = score_run(folder, run.args.tokenize, made.unit)
+        write_text(folder / SCORES, json.dumps(scores, indent=2, ensure_ascii=False) + "\n")

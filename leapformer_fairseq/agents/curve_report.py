@@ -1,0 +1,164 @@
+"""What a grid of policies found: a table as text and as data, a picture, and all its commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tabulate import tabulate
+
+from ..data.manifests import replacing
+from ..pictures.latency import PARTS, draw_curve
+from ..scoring.comparison import COLUMNS
+from ..signature import signature
+from .curve import SCORES, Curve, Run, read_json, write_text
+
+DATA, TABLE, PICTURE, COMMANDS = "curve.json", "table.md", "curve.png", "commands.sh"
+LATENCIES = ("AL", "LAAL", "AP", "DAL", "ATD")
+_DIGITS = {"BLEU": ".1f", "chrF": ".1f", "AP": ".2f", "compute": ".3f"}  # all others are milliseconds
+
+Row = dict[str, Any]
+Spread = dict[str, float]  # mean, min, max
+
+
+def write_reports(curve: Curve, checkpoints: Mapping[str, Any]) -> None:
+    """curve.json, table.md, curve.png and commands.sh in the folder of the curve, replaced as wholes.
+
+    `checkpoints`: what is to be said of each. Raises LeapformerError for runs whose scores are damaged.
+    """
+    found, made_with = rows(curve), signature()
+    content = {
+        "checkpoints": checkpoints,
+        "rows": found,
+        "refused": [{**_about(run), "reason": run.reason} for run in curve.runs if run.reason],
+        "waiting": [_about(run) for run in curve.waiting],
+        "repeats": curve.repeats,
+        "signature": made_with,
+    }
+    write_text(curve.out / DATA, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_text(curve.out / TABLE, _markdown(curve, found, made_with))
+    write_text(curve.out / COMMANDS, commands(curve))
+    with replacing(curve.out / PICTURE) as partial:
+        draw_curve(found, partial)
+
+
+def rows(curve: Curve) -> list[Row]:
+    """A row for every run that went through the test set, by checkpoint and policy as in the grid, then by AL.
+
+    A score in `_CA` and the seconds of `compute` per second of audio are {"mean", "min", "max"} over the repeats, None
+    where nothing was measured; a latency is None where nothing was written.
+    """
+    found = [_row(run) for run in curve.runs if run.translated]
+    order = list(dict.fromkeys((run.setting.checkpoint, run.setting.policy) for run in curve.runs))
+    return sorted(found, key=lambda row: (order.index((row["checkpoint"], row["policy"])), row["AL"] or 0.0))
+
+
+def _about(run: Run) -> Row:
+    setting = run.setting
+    return {
+        "run": setting.name,
+        "checkpoint": setting.checkpoint,
+        "policy": setting.policy,
+        "numbers": setting.varied,
+        "pre_decision_ratio": setting.ratio,
+        "segment_ms": setting.segment_ms,
+    }
+
+
+def _row(run: Run) -> Row:
+    scored = read_json(run.folder / SCORES)
+    repeats = [read_json(folder / SCORES) for folder in run.measured]
+    return {
+        **_about(run),
+        "sentences": scored["n_instances"],
+        "empty": scored["n_empty"],
+        **{name: scored["scores"].get(name) for name in ("BLEU", "chrF", *LATENCIES)},
+        **{f"{name}_CA": _spread([one["scores"].get(f"{name}_CA") for one in repeats]) for name in LATENCIES},
+        "compute": _compute([one["compute"] for one in repeats]),
+        "repeats": len(repeats),
+        "signatures": scored["signatures"],
+        "signature": scored["model"]["signature"],
+    }
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return {"mean": fmean(known), "min": min(known), "max": max(known)} if known else None
+
+
+def _compute(repeats: Sequence[Mapping[str, float]]) -> dict[str, Spread | None] | None:
+    """Seconds per second of audio: of features, encoder and decoder, and of all."""
+    if not repeats:
+        return None
+    parts = {part: _spread([one[f"{part}_s"] / one["audio_s"] for one in repeats]) for part in PARTS}
+    return {**parts, "total": _spread([one["seconds_per_second"] for one in repeats])}
+
+
+def table(found: Sequence[Row], style: str = "simple") -> str:
+    """One line a row; "github" is Markdown. Of what was measured the mean, with least and greatest in brackets."""
+    measured = any(row["repeats"] for row in found)
+    titles = {title: name for title, name in COLUMNS.items() if measured or name in ("BLEU", "chrF", *LATENCIES)}
+    if measured:
+        titles["LAAL_CA ms"] = "LAAL_CA"
+    lines = [
+        {
+            "checkpoint": row["checkpoint"],
+            "policy": row["policy"],
+            "number": " ".join(f"{name}={number}" for name, number in row["numbers"].items()),
+            "ratio": "trained" if row["pre_decision_ratio"] is None else str(row["pre_decision_ratio"]),
+            "segment ms": str(row["segment_ms"]),
+            **{title: _cell(_total(row[name]), _DIGITS.get(name, ".0f")) for title, name in titles.items()},
+        }
+        for row in found
+    ]
+    align = ["left" if name in ("checkpoint", "policy") else "right" for name in (lines[0] if lines else ())]
+    return tabulate(lines, "keys", tablefmt=style, disable_numparse=True, colalign=align or None)
+
+
+def _total(value: Any) -> Any:
+    """Of the computation that of all parts; any other value."""
+    return value["total"] if isinstance(value, dict) and "total" in value else value
+
+
+def _cell(value: float | Spread | None, digits: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, dict):
+        return f"{value:{digits}}"
+    return f"{value['mean']:{digits}} ({value['min']:{digits}}–{value['max']:{digits}})"
+
+
+def refusals(curve: Curve) -> list[str]:
+    """A sentence for each checkpoint and policy that were refused."""
+    pairs = {(run.setting.checkpoint, run.setting.policy): run.reason for run in curve.runs if run.reason}
+    return [f"Refused: {name}, {policy}: {reason}." for (name, policy), reason in pairs.items()]
+
+
+def commands(curve: Curve) -> str:
+    """A shell script of all simulations, one after the other, each as it was or will be made."""
+    parts = ["#!/usr/bin/env bash", "# Every simulation of this curve.", "set -e", shlex.join(["cd", str(Path.cwd())])]
+    parts += [f"leapformer {shlex.join(run.command)}" for run in curve.runs if not run.reason]
+    return "\n".join(parts) + "\n"
+
+
+def _markdown(curve: Curve, found: Sequence[Row], made_with: str) -> str:
+    measured = (
+        "`_CA` adds the time of computation, `compute` is its seconds per second of audio: each utterance alone, the "
+        "mean over the repeats (least–greatest)."
+    )
+    scores = dict.fromkeys(f"{name}: `{text}`" for row in found for name, text in row["signatures"].items())
+    parts = [
+        "# Simultaneous translation: quality against latency",
+        table(found, "github"),
+        *refusals(curve),
+        *(f"Still to do: {run.setting.name}." for run in curve.waiting),
+        f"![BLEU against average lagging]({PICTURE})",
+        "AL, LAAL, DAL, ATD are milliseconds, AP is a ratio; the ratio counts encoder states of 40 ms a step.",
+        *([measured] if any(row["repeats"] for row in found) else []),
+        "\n".join(f"* {text}" for text in [*scores, f"leapformer_fairseq: `{made_with}`"]),
+    ]
+    return "\n\n".join(parts) + "\n"

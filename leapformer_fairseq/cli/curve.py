@@ -1,0 +1,243 @@
+"""`leapformer curve`: quality against latency over a grid of policies, ratios and segment sizes of some checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LeapformerError
+from ..scoring.quality import bleu
+from . import simulate
+
+if TYPE_CHECKING:
+    from ..agents.curve import Curve, Run, Setting
+    from ..agents.simulate import Utterance
+
+HELP = "quality against latency over a grid of policies: runs of `leapformer simulate`, a table and a picture"
+# Options of `leapformer simulate` that a grid varies or that are its own.
+_OF_RUNS = (
+    "--checkpoint", "--policy", "--waitk-lagging", "--hold", "--agree", "--align-frames", "--pre-decision-ratio",
+    "--source-segment-size", "--out",
+)  # fmt: skip
+_FREE = ("--jobs", "--source", "--target")  # they do not change a run, or are noted with --limit
+_WHEN = "when to write: wait-k, hold-n, local-agreement, alignatt, offline (default: wait-k)"
+_NUMBERS = (
+    ("--k", "1 3 5 9", "wait-k: k, in steps"),
+    ("--hold", "2 4 6", "hold-n: tokens at the end that are held back"),
+    ("--agree", "2 3", "local-agreement: steps whose translations must agree"),
+    ("--align-frames", "4 8", "alignatt: a token that attends most to one of the last states waits, of so many"),
+    ("--pre-decision-ratios", "", "encoder states (40 ms each) of a step; by default the trained number"),
+    ("--segment-sizes", "40", "audio that is sent at a time, in ms; delays are multiples of it"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command: the grid, and what all runs of `leapformer simulate` share."""
+    add = parser.add_argument
+    add("--out", metavar="DIR", required=True, help="runs and results; the same command goes on there")
+    add("--checkpoints", metavar="FILE", nargs="+", required=True, help="leapformer_simulst* or leapformer_s2t*")
+    add("--names", metavar="NAME", nargs="+", default=[], help="of the checkpoints (default: those of the files)")
+    add("--policies", metavar="LIST", nargs="+", default=["wait-k"], help=_WHEN)
+    for option, default, text in _NUMBERS:
+        shown = f" (default: {default})" if default else ""
+        add(option, metavar="LIST", nargs="+", default=[default], help=text + shown)
+    add(
+        "--repeats", type=int, default=0, metavar="N",
+        help="time the computation N times, one utterance at a time, for the scores in _CA (default: 0, none)",
+    )  # fmt: skip
+    add("--limit", type=int, metavar="N", help="only the first N sentences")
+    add("--dry-run", action="store_true", help="show the runs and their commands, translate nothing")
+    simulate.add_arguments(_Shared(parser))
+
+
+class _Shared:
+    """Takes the options of `leapformer simulate` for a parser, but only those that all runs share."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+        self.options: list[str] = []
+
+    def add_argument(self, option: str, **settings: Any) -> None:
+        if option not in _OF_RUNS:
+            self.parser.add_argument(option, **settings)
+            self.options.append(option)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate what the folder does not hold yet, and write the results anew after each run.
+
+    Raises LeapformerError for options that do not serve, and when a run fails.
+    """
+    from ..agents.curve import claim, refuse
+    from ..agents.curve_report import refusals, rows, table
+
+    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
+    utterances = _utterances(args)
+    curve = _plan(args)
+    checkpoints = _check(args, curve)
+    refuse(curve.runs)
+    if args.dry_run:
+        _show(curve)
+        return 0
+    claim(curve.out, {**_settings(args), **{f"checkpoint {name}": about for name, about in checkpoints.items()}})
+    if args.limit:
+        _write_lists(args, utterances)
+    try:
+        interrupted = not _carry_out(curve, checkpoints, utterances)
+    except KeyboardInterrupt:
+        print(f"leapformer: interrupted; {curve.out} keeps what is done, the same command goes on", file=sys.stderr)
+        interrupted = True
+    if interrupted:
+        return 130
+    print("\n".join([table(rows(curve)), *refusals(curve)]))
+    return 0
+
+
+# -------------------------------------------------------------------------------------------------- what there is to do
+def _utterances(args: argparse.Namespace) -> list[Utterance]:
+    """The test set, as far as it is used. Raises LeapformerError for impossible numbers, too."""
+    from ..agents.simulate import read_utterances
+
+    for option, value, least in ("--limit", args.limit, 1), ("--repeats", args.repeats, 0), ("--jobs", args.jobs, 1):
+        if value is not None and value < least:
+            raise LeapformerError(f"{option} {value}: give at least {least}")
+    return read_utterances(args.source, args.target)[: args.limit]
+
+
+def _plan(args: argparse.Namespace) -> Curve:
+    """All runs of the grid. Raises LeapformerError for names and numbers that do not serve."""
+    from ..agents.curve import Curve, Grid, name_checkpoints
+
+    lists = {option: _numbers(option, getattr(args, _dest(option))) for option, *_ in _NUMBERS}
+    ratios, sizes = lists.pop("--pre-decision-ratios") or [None], lists.pop("--segment-sizes")
+    numbers = {_dest(option): values for option, values in lists.items()}
+    grid = Grid(name_checkpoints(args.checkpoints, args.names), _items(args.policies), numbers, ratios, sizes)
+    shared, parser = _shared_flags(args), argparse.ArgumentParser()
+    simulate.add_arguments(parser)
+    runs = [_run(args, grid.checkpoints[setting.checkpoint], setting, shared, parser) for setting in grid.settings()]
+    if not runs:
+        raise LeapformerError("the grid is empty; give --policies and for each its numbers, and --segment-sizes")
+    return Curve(Path(args.out), runs, args.repeats)
+
+
+def _run(
+    args: argparse.Namespace, checkpoint: str, setting: Setting, shared: list[str], parser: argparse.ArgumentParser
+) -> Run:
+    from ..agents.curve import Run
+
+    place = ["--checkpoint", checkpoint, "--out", str(Path(args.out, "runs", setting.name))]
+    flags = [*place, *setting.flags, *shared]
+    return Run(setting, ["simulate", *flags], parser.parse_args(flags))
+
+
+def _check(args: argparse.Namespace, curve: Curve) -> dict[str, dict[str, Any]]:
+    """{name: what is known of the checkpoint}. Raises LeapformerError for what no run could use."""
+    from ..agents.options import available_device, decoding_options, set_threads
+    from ..scoring.runs import describe_checkpoint
+
+    decoding_options(curve.runs[0].args)
+    available_device(args.device)
+    set_threads(args.num_threads)
+    bleu([""], [""], args.tokenize)
+    paths = {run.setting.checkpoint: run.args.checkpoint for run in curve.runs}
+    return {name: {"path": path, **describe_checkpoint(path)} for name, path in paths.items()}
+
+
+def _dest(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _items(values: Sequence[str]) -> list[str]:
+    """The items of a list, whether it was quoted or not."""
+    return " ".join(values).split()
+
+
+def _numbers(option: str, values: Sequence[str]) -> list[int]:
+    try:
+        return [int(item) for item in _items(values)]
+    except ValueError as error:
+        raise LeapformerError(f"{option} {' '.join(values)}: give whole numbers, e.g. {option} '4 8'") from error
+
+
+def _shared(args: argparse.Namespace) -> dict[str, tuple[Any, Any]]:
+    """{option: (value, default)} of what all runs share."""
+    shared = _Shared(argparse.ArgumentParser())
+    simulate.add_arguments(shared)
+    names = {option: _dest(option) for option in shared.options}
+    return {option: (getattr(args, name), shared.parser.get_default(name)) for option, name in names.items()}
+
+
+def _shared_flags(args: argparse.Namespace) -> list[str]:
+    """What all runs share as arguments of `leapformer simulate`, defaults left out."""
+    values = {option: value for option, (value, default) in _shared(args).items() if value != default}
+    if args.limit:
+        values |= _lists(args)
+    return [text for option, value in values.items() for text in (option, str(value))]
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What must stay the same in a folder."""
+    shared = {option: value for option, (value, _) in _shared(args).items() if option not in _FREE}
+    return {"--source": args.source, "--target": args.target, "--limit": args.limit, **shared}
+
+
+def _lists(args: argparse.Namespace) -> dict[str, str]:
+    """The lists of a limited test set."""
+    return {option: str(Path(args.out, f"test.{_dest(option)}")) for option in ("--source", "--target")}
+
+
+def _write_lists(args: argparse.Namespace, utterances: Sequence[Utterance]) -> None:
+    from ..agents.curve import write_text
+
+    source, target = _lists(args).values()
+    write_text(Path(source), "".join(f"{one.audio}\n" for one in utterances))
+    write_text(Path(target), "".join(f"{one.reference}\n" for one in utterances))
+
+
+def _show(curve: Curve) -> None:
+    """What would be simulated, and how."""
+    from ..agents.curve_report import refusals
+
+    waiting = curve.waiting
+    refused = sum(bool(run.reason) for run in curve.runs)
+    print(f"{len(waiting)} runs to do, {len(curve.runs) - len(waiting) - refused} finished before, {refused} refused")
+    for run in waiting:
+        print(f"leapformer {shlex.join(run.command)}")
+    for sentence in refusals(curve):
+        print(sentence)
+
+
+# ------------------------------------------------------------------------------------------------------------ doing it
+def _carry_out(curve: Curve, checkpoints: dict[str, Any], utterances: Sequence[Utterance]) -> bool:
+    """Do all runs; False when one was interrupted."""
+    from ..agents.curve_report import write_reports
+
+    write_reports(curve, checkpoints)
+    waiting = curve.waiting
+    for number, run in enumerate(waiting, 1):
+        print(f"run {number} of {len(waiting)}: {run.setting.name}", flush=True)
+        if not run.translated:
+            with redirect_stdout(io.StringIO()):  # its scores: the table has them
+                if simulate.run(run.args):
+                    return False
+        _measure(run, utterances, curve.repeats)
+        write_reports(curve, checkpoints)
+    return True
+
+
+def _measure(run: Run, utterances: Sequence[Utterance], repeats: int) -> None:
+    from tqdm import tqdm
+
+    from ..agents.curve import measure
+
+    left = len(utterances) * (repeats - len(run.measured))
+    if left > 0:
+        with tqdm(total=left, unit="sentence", desc="computation, one by one") as progress:
+            measure(run, utterances, repeats, progress.update)

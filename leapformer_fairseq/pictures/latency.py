@@ -1,0 +1,114 @@
+"""Quality against latency of simultaneous translation, and where the computation goes, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from .results import MARKERS, PANEL
+
+Row = dict[str, Any]
+PARTS = ("features", "encoder", "decoder")
+LATENCIES = {"AL": "average lagging AL (ms)", "LAAL": "length-adaptive average lagging LAAL (ms)"}
+BAR = 0.22  # inches of a bar's height
+_TELL_APART = {"pre_decision_ratio": "r{}", "segment_ms": "{} ms"}  # at points, where there are several
+_TIMED = {"linestyle": "--", "capsize": 3, "markersize": 5, "markerfacecolor": "none"}
+
+
+def draw_curve(rows: Sequence[Row], path: str | Path) -> None:
+    """The figure of `curve_figure` as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(curve_figure(rows)).print_png(str(path))
+
+
+def curve_figure(rows: Sequence[Row]) -> Any:
+    """BLEU against AL and LAAL in ms as a matplotlib figure; below, where measured, the computation by parts.
+
+    A row has "checkpoint", "policy", "numbers", "pre_decision_ratio", "segment_ms", "BLEU", the latencies, and, None
+    where nothing was measured, "AL_CA", "LAAL_CA" and "compute" with its parts, each {"mean", "min", "max"}. Each
+    checkpoint has a colour and each policy a marker; a line joins rows that differ in the policy's number only. The
+    policy offline, which waits for everything, is a level.
+    """
+    from matplotlib.figure import Figure
+
+    measured = [row for row in rows if row["compute"]]
+    heights = [1.3 * PANEL[1]] + ([0.9 + BAR * len(measured)] if measured else [])
+    figure = Figure(figsize=(3 * PANEL[0], sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    panels = parts[0].subplots(1, len(LATENCIES), sharey=True)
+    for axes, (latency, title) in zip(panels, LATENCIES.items(), strict=True):
+        _draw_lines(axes, rows, latency)
+        axes.set_xlabel(title)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("BLEU")
+    labelled = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))  # each label once
+    if labelled:
+        parts[0].legend(labelled.values(), labelled, loc="outside right upper", fontsize=8)
+    figure.suptitle("Quality against latency")
+    if measured:
+        _draw_bars(parts[1].subplots(), measured)
+    return figure
+
+
+def _draw_lines(axes: Any, rows: Sequence[Row], latency: str) -> None:
+    names, policies = _values(rows, "checkpoint"), _values(rows, "policy")
+    told = [key for key in _TELL_APART if len(_values(rows, key)) > 1]
+    for line in _lines(rows):
+        name, policy = line[0]["checkpoint"], line[0]["policy"]
+        style = {"color": f"C{names.index(name) % 10}", "marker": MARKERS[policies.index(policy) % len(MARKERS)]}
+        label = f"{name}, {policy}"
+        if policy == "offline":
+            axes.axhline(line[0]["BLEU"], color=style["color"], linestyle=":", label=label)
+            continue
+        points = sorted((row[latency], row["BLEU"], _tag(row, told)) for row in line if row[latency] is not None)
+        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], label=label, **style)
+        for x, y, tag in points:
+            axes.annotate(tag, (x, y), textcoords="offset points", xytext=(-4, 6), fontsize=7)
+        timed = sorted((tuple(row[f"{latency}_CA"].values()), row["BLEU"]) for row in line if row[f"{latency}_CA"])
+        if timed:
+            means, least, greatest = zip(*(spread for spread, _ in timed), strict=True)
+            bars = [
+                [m - a for m, a in zip(means, least, strict=True)],
+                [b - m for m, b in zip(means, greatest, strict=True)],
+            ]
+            label += ", computation-aware"
+            axes.errorbar(means, [y for _, y in timed], xerr=bars, label=label, **_TIMED, **style)
+
+
+def _lines(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """The rows that one line joins, each time."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return row["checkpoint"], row["policy"], row["pre_decision_ratio"] or 0, row["segment_ms"]
+
+    for _, line in groupby(sorted(rows, key=key), key):
+        yield list(line)
+
+
+def _values(rows: Sequence[Row], key: str) -> list[Any]:
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _tag(row: Row, told: Sequence[str]) -> str:
+    """The policy's number, and what else varies."""
+    return " ".join([*map(str, row["numbers"].values()), *(_TELL_APART[key].format(row[key]) for key in told)])
+
+
+def _draw_bars(axes: Any, rows: Sequence[Row]) -> None:
+    """Seconds of computation per second of audio, a bar a row, the first one on top; a whisker is least to greatest."""
+    places, begins = range(len(rows)), [0.0] * len(rows)
+    for part, colour in zip(PARTS, ("0.75", "C0", "C1"), strict=True):
+        widths = [row["compute"][part]["mean"] for row in rows]
+        axes.barh(places, widths, left=begins, color=colour, label=part)
+        begins = [begin + width for begin, width in zip(begins, widths, strict=True)]
+    totals = [row["compute"]["total"] for row in rows]
+    least, greatest = ([abs(total[end] - total["mean"]) for total in totals] for end in ("min", "max"))
+    axes.errorbar(begins, places, xerr=[least, greatest], fmt="none", ecolor="0.2", capsize=2)
+    axes.set_yticks(places, [row["run"] for row in rows], fontsize=7)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel("seconds of computation per second of audio, one utterance at a time")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3, axis="x")

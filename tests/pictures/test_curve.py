@@ -1,0 +1,67 @@
+"""The picture of quality against latency: which lines, error bars and bars it has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.container import BarContainer, ErrorbarContainer
+
+from leapformer_fairseq.pictures.latency import PARTS, curve_figure, draw_curve
+from tests.pictures.images import pixels
+
+
+def row(name: str, policy: str, number: int | None, latency: float | None, score: float, **more: Any) -> dict[str, Any]:
+    fixed = {"run": f"{name}-{policy}-{number}", "checkpoint": name, "policy": policy, "BLEU": score}
+    latencies = {"AL": latency, "LAAL": latency and latency + 50, "AL_CA": None, "LAAL_CA": None, "compute": None}
+    about = {"numbers": {} if number is None else {"n": number}, "pre_decision_ratio": 7, "segment_ms": 40}
+    return fixed | about | latencies | more
+
+
+def spread(value: float, less: float, more: float) -> dict[str, float]:
+    return {"mean": value, "min": value - less, "max": value + more}
+
+
+ROWS = [
+    row("leap", "wait-k", 3, 1400.0, 70.0),
+    row("leap", "wait-k", 1, 900.0, 60.0),
+    row("leap", "wait-k", 1, 800.0, 55.0, pre_decision_ratio=3),
+    row("leap", "hold-n", 2, None, 0.0),
+    row("leap", "offline", None, 4000.0, 80.0),
+    row(
+        "softmax", "wait-k", 1, 950.0, 61.0,
+        AL_CA=spread(1000.0, 10.0, 40.0), LAAL_CA=spread(1050.0, 10.0, 40.0),
+        compute={**{part: spread(0.1, 0.0, 0.0) for part in PARTS}, "total": spread(0.3, 0.05, 0.1)},
+    ),
+]  # fmt: skip
+
+
+def panels(figure: Any) -> list[Any]:
+    return [axes for part in figure.subfigs for axes in part.axes]
+
+
+@pytest.mark.parametrize(("panel", "shift"), [(0, 0.0), (1, 50.0)])
+def test_lines_and_error_bars(panel: int, shift: float) -> None:
+    axes = panels(curve_figure(ROWS))[panel]
+    lines = {(line.get_label(), tuple(line.get_xdata())): tuple(line.get_ydata()) for line in axes.lines}
+    assert lines["leap, wait-k", (900.0 + shift, 1400.0 + shift)] == (60.0, 70.0)  # by latency
+    assert lines["leap, wait-k", (800.0 + shift,)] == (55.0,)  # another ratio is another line
+    assert lines["softmax, wait-k", (950.0 + shift,)] == (61.0,)
+    assert lines["leap, offline", (0, 1)] == (80.0, 80.0)
+    (timed,) = (found for found in axes.containers if isinstance(found, ErrorbarContainer))
+    assert timed.get_label() == "softmax, wait-k, computation-aware" and timed[0].get_linestyle() == "--"
+    assert {text.get_text() for text in axes.texts} == {"1 r7", "3 r7", "1 r3"}
+    ends = timed[2][0].get_segments()[0][:, 0]
+    assert ends.tolist() == [990.0 + shift, 1040.0 + shift]
+
+
+def test_bars_only_where_the_computation_was_measured(tmp_path: Path) -> None:
+    bars = panels(curve_figure(ROWS))[2]
+    parts = [found for found in bars.containers if isinstance(found, BarContainer)]
+    assert [part.get_label() for part in parts] == list(PARTS)
+    assert [part[0].get_x() for part in parts] == pytest.approx([0.0, 0.1, 0.2])
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["softmax-wait-k-1"]
+    assert len(panels(curve_figure(ROWS[:-1]))) == 2
+    for number, rows in enumerate((ROWS, [])):
+        draw_curve(rows, tmp_path / f"{number}.png")
+    pixels(tmp_path / "0.png")
+    assert {path.name for path in tmp_path.iterdir()} == {"0.png", "1.png"}
