@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ..errors import LeapformerError
 from .base import State
-from .bounded import EMPTY_SLOTS, SLOTS, SlotSums, inputs_of
+from .bounded import EMPTY_SLOTS, SLOTS, inputs_of
 from .masks import Rows
 from .registry import Option, register
+from .slot_sums import SlotSums
 
 
 @register(

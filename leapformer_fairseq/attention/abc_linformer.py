@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from .bounded import EMPTY_SLOTS, SLOTS, UNTIED, SlotSums
+from .bounded import EMPTY_SLOTS, SLOTS
 from .linear import accumulated
 from .masks import Rows
 from .registry import Option, register
+from .slot_sums import UNTIED, SlotSums
 
 
 @register(

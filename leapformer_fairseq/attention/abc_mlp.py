@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from .bounded import EMPTY_SLOTS, SLOTS, UNTIED, SlotSums, inputs_of
+from .bounded import EMPTY_SLOTS, SLOTS, inputs_of
 from .masks import Rows
 from .registry import Option, register
 from .slot_step import InputControl
+from .slot_sums import UNTIED, SlotSums
 
 # The control's logits are kept within plus and minus this: exp(32) and its inverse, times any number of tokens that
 # there are, are within float32, so that sums need no running maximum.

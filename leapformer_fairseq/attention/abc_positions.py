@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import LeapformerError
-from .bounded import EMPTY_SLOTS, SLOTS, SlotSums, per_block
+from .bounded import EMPTY_SLOTS, SLOTS, per_block
 from .masks import Rows
 from .registry import Option, register
+from .slot_sums import SlotSums
 
 
 class Placed(SlotSums):

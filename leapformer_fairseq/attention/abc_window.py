@@ -69,7 +69,7 @@ class Window(BoundedMechanism):
         """Weights of the keys at positions (B, S) for queries at positions (B or 1, T)."""
         distance = (query.unsqueeze(-1) - key.unsqueeze(1)).unsqueeze(1)
         hidden = (distance < 0) | (distance >= self.slots * self.dilation) | (distance % self.dilation > 0)
-        weights = read(q * self.head_dim**-0.5 @ k.mT, hidden, dropout)
+        weights = read(self._scaled(q) @ k.mT, hidden, dropout)
         return weights.masked_fill(hidden, 0)  # padding before the first token sees nothing at all
 
     def _latest(self, window: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,8 +29,6 @@ from .carried import carried
 from .linear import accumulated
 from .masks import CAUSAL, Rows, Visible
 from .registry import Option
-from .slot_step import InputControl, SlotStep
-from .step import Projections, Step
 
 SLOTS = Option(
     "abc_slots",
@@ -44,8 +42,6 @@ EMPTY_SLOTS = Option(
     "formula has it (literal)",
     ("mask", "literal"),
 )
-UNTIED = Option("abc_untied", False, "abc: a learned control of its own in every layer, not one for all of a block")
-
 # Rows read at once in training, over all heads and the batch: few enough for the cache (2,000 to 8,000 do as well).
 ROWS = 8192
 
@@ -228,6 +224,9 @@ class BoundedMechanism(Mechanism):
             raise TypeError(f"a {type(state).__name__} does not belong to this mechanism")
         return tuple(state.tensors().values())
 
+    def _scaled(self, q: Tensor) -> Tensor:
+        return q * self.head_dim**-0.5
+
     def _dropping(self) -> float:
         return self.dropout if self.training else 0.0
 
@@ -245,109 +244,16 @@ def read(logits: Tensor, empty: Tensor | None, dropout: float) -> Tensor:
     return F.dropout(weights, dropout) if dropout else weights
 
 
-@dataclass
-class SlotState(State):
-    """A memory of sums: K~ (B, H, D, n), V~ (B, H, n, E), and the sum of the control in each slot, (B, H, n)."""
-
-    keys: Tensor
-    values: Tensor
-    mass: Tensor
+def kept(alpha: Tensor, rows: Rows) -> Tensor:
+    """What rows write, (B, H, S, n), with nothing from padding."""
+    return alpha if rows.keep is None else alpha * rows.keep[:, None, :, None].to(alpha.dtype)
 
 
-class SlotSums(BoundedMechanism):
-    """Members whose memory is a sum over the keys, K~ = sum_i phi_i k_i^T, with a control phi_i = alpha_i or
-    phi_i = alpha_i / sum_j alpha_j, element by element.
-
-    The quotient is taken when the memory is read, which makes the causal one linear in time (appendix B.1): over the
-    keys so far there, over all keys in a bidirectional block.
-    """
-
-    state_class = SlotState
-    #: whether the control is divided by its sum in each slot
-    normalized: bool = False
-    #: the least that it is divided by
-    floor: float = 1.0
-    #: whether a slot can be empty when something has been read
-    gaps: bool = True
-    #: whether `control` is a function of the rows' positions alone
-    positional: bool = False
-
-    @abstractmethod
-    def control(self, k: Tensor, rows: Rows) -> Tensor:
-        """What rows (B, H, S, D) write into every slot, alpha: (B or 1, H or 1, S, n); the caller masks padding."""
-
-    def input_control(self) -> InputControl | None:
-        """How `control` is a function of the block's input, row by row; None where it is none, or none of that kind."""
-        return None
-
-    def step(self, projections: Projections) -> Step | None:
-        if projections.k is not None and not self.positional:
-            learned = self.input_control()
-            if learned is None or learned.weight.shape[1] != projections.q.in_features:
-                return None
-        return SlotStep(self, projections)
-
-    def empty_state(self, rows: int, value_dim: int, like: Tensor) -> SlotState:
-        return SlotState(*self._empty(rows, value_dim, like))
-
-    def write(self, memory: Sequence[Tensor], k: Tensor, v: Tensor, alpha: Tensor) -> tuple[Tensor, ...]:
-        """The memory after rows were written into the slots by their control; may change the old one in place."""
-        keys, values, mass = memory
-        return added(keys, k.mT, alpha), added(values, alpha.mT, v), mass + alpha.sum(2)
-
-    def lookup(self, memory: Sequence[Tensor], q: Tensor) -> Tensor:
-        """What queries (B, H, T, D) read in all of the memory, (B, H, T, E)."""
-        keys, values, mass = memory
-        return self._read(self._scaled(q) @ keys, mass.unsqueeze(2), self._dropping()) @ values
-
-    @property
-    def masks_empty(self) -> bool:
-        """Whether there may be slots that the softmax leaves out."""
-        return self.gaps and not self.literal
-
-    def _control(self, k: Tensor, rows: Rows) -> Tensor:
-        alpha = self.control(k, rows)
-        if rows.keep is not None:
-            alpha = alpha * rows.keep[:, None, :, None].to(alpha.dtype)
-        return alpha.expand(*k.shape[:3], self.slots)
-
-    def _read(self, logits: Tensor, mass: Tensor, dropout: float) -> Tensor:
-        """Weights (.., T, n) of the sums in V~, from the products of queries and the sums in K~."""
-        empty = mass <= 0 if self.masks_empty else None
-        if not self.normalized:
-            return read(logits, empty, dropout)
-        total = mass.clamp_min(self.floor)
-        return read(logits / total, empty, dropout) / total
-
-    def _scaled(self, q: Tensor) -> Tensor:
-        return q * self.head_dim**-0.5
-
-    def _weights(self, q: Tensor, k: Tensor, query: Rows, key: Rows, visible: Visible | None, dropout: float) -> Tensor:
-        alpha = self._control(k, key)
-        scores = forms.scores_of(self._scaled(q), k)
-        if visible is None:
-            return self._read(scores @ alpha, alpha.sum(2, keepdim=True), dropout) @ alpha.mT
-        return (self._read(scores.tril() @ alpha, alpha.cumsum(2), dropout) @ alpha.mT).tril()
-
-    def _empty(self, rows: int, value_dim: int, like: Tensor) -> tuple[Tensor, ...]:
-        shapes = ((self.head_dim, self.slots), (self.slots, value_dim), (self.slots,))
-        return tuple(accumulated(like).new_zeros(rows, self.num_heads, *shape) for shape in shapes)
-
-    def _extend(
-        self, memory: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, rows: Rows, chunk: int | None
-    ) -> tuple[Tensor, ...]:
-        q, k, v, alpha, *memory = (x.flatten(0, 1) for x in (self._scaled(q), k, v, self._control(k, rows), *memory))
-        keys, values, before = memory
-        logits, keys = forms.chunk_sums(q, k, alpha, keys, chunk=chunk)
-        mass = alpha.cumsum(1) + before.unsqueeze(1)
-        out, values = forms.chunk_sums(self._read(logits, mass, self._dropping()), alpha, v, values, chunk=chunk)
-        return tuple(x.unflatten(0, (-1, self.num_heads)) for x in (out, keys, values, mass[:, -1].clone()))
-
-    def _update(self, memory: Sequence[Tensor], k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, ...]:
-        return self.write(memory, k, v, self._control(k, rows))
-
-    def _attend(self, memory: Sequence[Tensor], q: Tensor, rows: Rows) -> Tensor:
-        return self.lookup(memory, q)
+def causal_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor, chunk: int | None) -> tuple[Tensor, Tensor]:
+    """`forms.chunk_sums` of all heads: the sums (B, H, T, M) behind the state `first`, and the state after all keys."""
+    flat = (x.flatten(0, 1) for x in (q, k, v, first))
+    sums, after = forms.chunk_sums(*flat, CAUSAL, chunk)
+    return sums.unflatten(0, q.shape[:2]), after.unflatten(0, q.shape[:2])
 
 
 def added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:

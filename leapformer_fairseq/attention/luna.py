@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import LeapformerError
 from . import forms
 from .base import BLOCKS, State
-from .bounded import BoundedMechanism, added, inputs_of, read
+from .bounded import BoundedMechanism, added, causal_sums, inputs_of, kept, read
 from .linear import accumulated
 from .masks import Packed, Rows, Visible
 from .positions import sinusoids
@@ -203,9 +203,6 @@ class Luna(BoundedMechanism):
         queries = self._projected("query", packed)
         return self._scaled(self._heads(packed) if queries is None else queries)
 
-    def _scaled(self, q: Tensor) -> Tensor:
-        return q * self.head_dim**-0.5
-
     # -------------------------------------------------------------------------------------------------- bidirectional
     def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:
         if state is not None:
@@ -253,9 +250,7 @@ class Luna(BoundedMechanism):
     def _written(self, queries: Tensor, k: Tensor, rows: Rows, dropout: float) -> Tensor:
         """a, how strongly every token is written into every slot, (B, H, S, l)."""
         seen = self._projected("write", inputs_of(k, rows))
-        alpha = self.activation((k if seen is None else seen) @ queries.mT)
-        if rows.keep is not None:
-            alpha = alpha * rows.keep[:, None, :, None].to(alpha.dtype)
+        alpha = kept(self.activation((k if seen is None else seen) @ queries.mT), rows)
         return F.dropout(alpha, dropout) if dropout else alpha
 
     def _read(self, logits: Tensor, rows: Rows, keep: Tensor, dropout: float) -> Tensor:
@@ -268,13 +263,8 @@ class Luna(BoundedMechanism):
     ) -> tuple[Tensor, ...]:
         (keys, values, queries, keep), dropout = memory, self._dropping()
         alpha = self._written(queries, k, rows, dropout)
-
-        def sums(a: Tensor, b: Tensor, c: Tensor, first: Tensor) -> tuple[Tensor, ...]:
-            a, b, c, first = (x.flatten(0, 1) for x in (a, b, c, first))
-            return tuple(x.unflatten(0, (-1, self.num_heads)) for x in forms.chunk_sums(a, b, c, first, chunk=chunk))
-
-        logits, keys = sums(self._scaled(q), k, alpha, keys)
-        out, values = sums(self._read(logits, rows, keep, dropout), alpha, v, values)
+        logits, keys = causal_sums(self._scaled(q), k, alpha, keys, chunk)
+        out, values = causal_sums(self._read(logits, rows, keep, dropout), alpha, v, values, chunk)
         return out, keys, values, queries, keep
 
     def _extend_by_one(

@@ -22,7 +22,7 @@ from .masks import Rows
 from .step import Projections, Step
 
 if TYPE_CHECKING:
-    from .bounded import SlotState, SlotSums
+    from .slot_sums import SlotState, SlotSums
 
 # Positions whose control is computed at once; a row's own would take longer than all the rest of a step.
 STRETCH = 64

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from leapformer_fairseq.attention import Projections, Rows, build, native, slot_step
-from leapformer_fairseq.attention.bounded import SlotSums
+from leapformer_fairseq.attention.slot_sums import SlotSums
 from leapformer_fairseq.errors import LeapformerError
 
 B, H, D, E, C, N = 2, 3, 4, 6, 12, 5
