@@ -11,9 +11,12 @@ Sets up .venv, makes a small English-German speech corpus, pre-trains an encoder
 translation model, evaluates it with SimulEval for several k and offline, and writes report.md, scores.json, curve.png.
 Run it again to go on where it stopped, or with another attention and the same --out to compare.
 
-  --attention PLAN  mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
-  --softmax         train the same model with softmax, too, at the same time on another core
+  --attention PLAN  mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS, with options of the model
+                    (default: leap:encoder-chunk-ms=280, an encoder that reads speech in chunks and nothing twice; leap
+                    sees the whole source and encodes it anew with every step; leap:encoder-causal sees no later frame)
+  --softmax         train the same model with softmax that sees the whole source, too, at the same time on another core
   --k LIST          k of wait-k to evaluate, in quotes (default: "1 3 5 9")
+  --train-k RANGE   k of training: one number, or a range from which every batch draws its own (default: 1-9)
   --seed N          seed of the corpus and of training (default: 1)
   --out DIR         results (default: results/quickstart)
   --fast            about two minutes: a tiny corpus and few updates; the scores mean nothing
@@ -21,12 +24,13 @@ Run it again to go on where it stopped, or with another attention and the same -
 HELP
 }
 
-attention=leap baseline= ks="1 3 5 9" seed=1 out=results/quickstart fast=
+attention=leap:encoder-chunk-ms=280 baseline= ks="1 3 5 9" train_k=1-9 seed=1 out=results/quickstart fast=
 while (($#)); do
     case $1 in
         --attention) attention=${2:?--attention needs a PLAN} && shift ;;
         --softmax) baseline=softmax ;;
         --k) ks=${2:?--k needs a list of numbers} && shift ;;
+        --train-k) train_k=${2:?--train-k needs a number or a range} && shift ;;
         --seed) seed=${2:?--seed needs a number} && shift ;;
         --out) out=${2:?--out needs a folder} && shift ;;
         --fast) fast=1 ;;
@@ -38,6 +42,7 @@ done
 for k in $ks; do
     [[ $k =~ ^[1-9][0-9]*$ ]] || fail "--k $k: k is a number of steps, at least 1"
 done
+[[ $train_k =~ ^[1-9][0-9]*(-[1-9][0-9]*)?$ ]] || fail "--train-k $train_k: give a number from 1, or a range as in 1-9"
 [[ $seed =~ ^[0-9]+$ ]] || fail "--seed $seed: give a whole number"
 
 sizes= asr_updates=1500 st_updates=3200 sentences=100
@@ -51,34 +56,42 @@ length=(--max-len-a 0.1 --max-len-b 10)
 # A thread for each training: these models are too small for two to be worth it.
 export OMP_NUM_THREADS=1
 
-# folder PLAN: where the runs with this plan are.
+# folder ATTENTION: where its translation model is. recogniser ATTENTION: where the encoder that it starts from is.
 folder() {
-    echo "$out/$(file_name "$1")"
+    echo "$out/$(file_name "$1")$([[ $train_k == 1-9 ]] || echo "-k$train_k")"
 }
 
-# train_task TASK PLAN UPDATES OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.
+recogniser() {
+    echo "$out/asr-$(file_name "$(encoder_of "$1")")"
+}
+
+# train_task TASK SAVE UPDATES OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.
 train_task() {
-    local task=$1 updates=$3 run
-    run=$(folder "$2")
-    once "$run/$task" train_speech "$data" "config_$task.yaml" "$task" "$run/$task" $(plan_flags "$2") \
+    local task=$1 save=$2 updates=$3
+    once "$save" train_speech "$data" "config_$task.yaml" "$task" "$save" \
         --cosformer-length 40 --seed "$seed" --max-tokens 4000 --dropout 0.05 --label-smoothing 0.1 \
         --optimizer adam --adam-betas '(0.9,0.98)' --clip-norm 10 --lr-scheduler polynomial_decay \
         --warmup-updates 100 --total-num-update "$updates" --max-update "$updates" \
         --no-epoch-checkpoints --save-interval-updates 250 --keep-interval-updates 1 --log-interval 50 "${@:4}"
 }
 
-# train_system PLAN: recognition, then translation that starts from its encoder.
-train_system() {
+# train_recogniser ENCODER: only its encoder is used afterwards; so plans with the same encoder share it.
+train_recogniser() {
     say "pre-training the encoder on speech recognition ($asr_updates updates)"
-    train_task asr "$1" "$asr_updates" --arch leapformer_s2t_tiny --decoder-layers 1 --lr 3e-3 \
+    train_task asr "$(recogniser "$1")" "$asr_updates" $(plan_flags "$(plan_of "$1")/softmax") $(options_of "$1") \
+        --arch leapformer_s2t_tiny --decoder-layers 1 --lr 3e-3 \
         --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 1
-    say "training wait-k translation ($st_updates updates)"
-    train_task st "$1" "$st_updates" --arch leapformer_simulst_tiny --lr 2e-3 \
-        --waitk-lagging 1-9 --fixed-pre-decision-ratio 7 \
-        --load-pretrained-encoder-from "$(folder "$1")/asr/checkpoint_last.pt" --criterion label_smoothed_cross_entropy
 }
 
-# evaluate_system PLAN: one after the other, since time is measured.
+# train_system ATTENTION: translation that starts from the recogniser's encoder.
+train_system() {
+    say "training wait-k translation ($st_updates updates)"
+    train_task st "$(folder "$1")/st" "$st_updates" $(plan_flags "$1") --arch leapformer_simulst_tiny --lr 2e-3 \
+        --waitk-lagging "$train_k" --fixed-pre-decision-ratio 7 \
+        --load-pretrained-encoder-from "$(recogniser "$1")/checkpoint_last.pt" --criterion label_smoothed_cross_entropy
+}
+
+# evaluate_system ATTENTION: one after the other, since time is measured.
 evaluate_system() {
     local run k
     run=$(folder "$1")
@@ -96,13 +109,18 @@ activate
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 data=$out/corpus
+encoders=()
 for system in "${systems[@]}"; do
-    claim "$(folder "$system")" "--attention $system --seed $seed${fast:+ --fast}"
+    trained="--seed $seed${fast:+ --fast}" encoder=$(encoder_of "$system")
+    claim "$(recogniser "$system")" "--encoder $encoder $trained"
+    claim "$(folder "$system")" "--attention $system $trained$([[ $train_k == 1-9 ]] || echo " --train-k $train_k")"
+    [[ " ${encoders[*]} " == *" $encoder "* ]] || encoders+=("$encoder")
 done
 
 say "speech corpus in $data"
 leapformer corpus --out "$data" --seed "$seed" $sizes
 
+together train_recogniser "${encoders[@]}"
 together train_system "${systems[@]}"
 for system in "${systems[@]}"; do
     evaluate_system "$system"

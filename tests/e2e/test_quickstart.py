@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SYSTEM, OPTIONS = "leap_encoder-chunk-ms_280", "--attention leap:encoder-chunk-ms=280 --seed 1 --fast"
 
 
 def quickstart(*options: str) -> subprocess.CompletedProcess:
@@ -29,35 +30,46 @@ def finished(tmp_path_factory) -> Path:
 
 def test_the_report_is_complete(finished):
     scores = json.loads((finished / "scores.json").read_text(encoding="utf-8"))
-    rows = scores["systems"]["leap"]["rows"]
+    rows = scores["systems"][SYSTEM]["rows"]
     assert [row["k"] for row in rows] == [1, 3, "offline"]
     for row in rows[:2]:
         assert {"BLEU", "chrF", "AL", "LAAL", "AP", "DAL", "ATD", "AL_CA", "compute"} <= set(row)
         assert row["AL_CA"] > row["AL"] and row["compute"] > 0
     assert "BLEU" in scores["signatures"] and "commit" in scores["signatures"]["leapformer_fairseq"]
     report = (finished / "report.md").read_text(encoding="utf-8")
-    assert "| leap" in report and "--attention leap --seed 1 --fast" in report
+    assert f"| {SYSTEM}" in report and OPTIONS in report
     assert (finished / "curve.png").stat().st_size > 5000
 
 
 def test_a_second_run_repeats_nothing(finished):
-    before = (finished / "leap/st/log").read_text(encoding="utf-8")
+    before = (finished / SYSTEM / "st/log").read_text(encoding="utf-8")
     run = quickstart("--fast", "--k", "1 3", "--out", str(finished))
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.count("is finished, skipped") == 5
-    assert (finished / "leap/st/log").read_text(encoding="utf-8") == before
+    assert (finished / SYSTEM / "st/log").read_text(encoding="utf-8") == before
 
 
 def test_another_runs_results_are_refused(finished):
     run = quickstart("--fast", "--seed", "2", "--out", str(finished))
     assert run.returncode != 0
-    assert "holds the results of another run (--attention leap --seed 1 --fast)" in run.stderr
+    assert "holds the results of another run" in run.stderr
+    assert f"({OPTIONS})" in run.stderr or "(--encoder leap:encoder-chunk-ms=280 --seed 1 --fast)" in run.stderr
+
+
+def test_training_for_one_k_joins_the_report_with_the_same_recogniser(finished):
+    run = quickstart("--fast", "--k", "3", "--train-k", "3", "--out", str(finished))
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-2000:]
+    assert f"asr-{SYSTEM} is finished, skipped" in run.stdout
+    systems = json.loads((finished / "scores.json").read_text(encoding="utf-8"))["systems"]
+    assert set(systems) == {SYSTEM, f"{SYSTEM}-k3"}
+    assert systems[f"{SYSTEM}-k3"]["options"] == f"{OPTIONS} --train-k 3"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--k", "0"), "--k 0: k is a number of steps, at least 1"),
+        (("--train-k", "9-"), "--train-k 9-: give a number from 1, or a range as in 1-9"),
         (("--seed", "x"), "--seed x: give a whole number"),
         (("--speed",), "unknown option --speed; see --help"),
     ],
@@ -76,5 +88,5 @@ def test_a_bad_plan_is_refused_before_training(tmp_path):
 
 def test_help_explains_every_option():
     text = quickstart("--help").stdout
-    for option in ("--attention", "--softmax", "--k", "--seed", "--out", "--fast"):
+    for option in ("--attention", "--softmax", "--k", "--train-k", "--seed", "--out", "--fast"):
         assert option in text
