@@ -6,7 +6,6 @@ them, is left out.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from . import compat
 from .errors import LeapformerError
+from .files import replacing
 
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -91,12 +91,8 @@ def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:
     """Write a checkpoint; an interrupted write leaves nothing that looks like one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with replacing(path) as partial:
         torch.save(dict(state), partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _numbered(folder: str | Path, pattern: re.Pattern[str]) -> list[Path]:

@@ -1,9 +1,11 @@
-"""A trained model from its checkpoint, with clear errors for files and architectures that do not serve."""
+"""A trained model from its checkpoint and the device it runs on, with clear errors for what does not serve."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from .errors import LeapformerError
 
@@ -41,3 +43,15 @@ def _check_architecture(checkpoint: str, state: dict[str, Any], kinds: tuple[str
     if ARCH_MODEL_NAME_REGISTRY.get(found) not in kinds:
         names = " or ".join(f"{kind}*" for kind in kinds)
         raise LeapformerError(f"{checkpoint} holds architecture {found!r}; {purpose} needs {names}")
+
+
+def available_device(name: str) -> torch.device:
+    """The device of that name. Raises LeapformerError when this machine has none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise LeapformerError(f"--device {name} is no device; give cpu, cuda or cuda:0") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= count):
+        raise LeapformerError(f"--device {name} is not available here ({count} GPUs visible); give --device cpu")
+    return device

@@ -8,9 +8,10 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
 # Threads that wait for work spin only briefly: spinning on, as is the default, makes training many times slower as soon as
 # anything else runs on these cores; sleeping at once makes it slower, too.
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-20000}
-# glibc keeps freed memory instead of handing it back and asking for it, zeroed, at every update: a CPU trains 15 % faster.
-export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592} MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-33554432}
-export MALLOC_TOP_PAD_=${MALLOC_TOP_PAD_:-268435456}
+# glibc keeps freed memory instead of handing it back and asking for it, zeroed, at every update, and in pages of 2 MiB: a
+# CPU trains a quarter faster.
+export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592} MALLOC_TOP_PAD_=${MALLOC_TOP_PAD_:-268435456}
+export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.hugetlb=1}
 
 fail() {
     echo "$(basename "$0"): $*" >&2

@@ -88,3 +88,10 @@ def test_the_curve_is_a_picture(folder):
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(LeapformerError, match="holds no scores"):
         collect(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"scores": {}}'])
+def test_damaged_scores_are_named(folder, content):
+    (folder / "leap/k9/scores.json").write_text(content)
+    with pytest.raises(LeapformerError, match="k9/scores.json is damaged .*; score this run again"):
+        collect(folder)

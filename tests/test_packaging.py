@@ -11,7 +11,7 @@ from leapformer_fairseq import _USING_FAIRSEQ, PLUGIN_DIR, __version__
 
 PACKAGE = PLUGIN_DIR.name
 # below every layer but attention, which may use errors only
-BASE = {"errors", "acoustics", "audio", "compat", "checkpoints", "loading", "signature", "synthesis"}
+BASE = {"errors", "acoustics", "audio", "compat", "checkpoints", "files", "loading", "signature", "synthesis"}
 LAYERS = [
     {"attention"},
     {"modules"},

@@ -163,3 +163,11 @@ def test_the_table_is_written_with_its_signatures(language_models, capsys):
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(LeapformerError, match="holds no scored runs"):
         collect_runs(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"scores": {}}'])
+def test_damaged_scores_are_named(language_models, content):
+    path = sorted(language_models.glob("*/test/scores.json"))[0]
+    path.write_text(content)
+    with pytest.raises(LeapformerError, match="test/scores.json is damaged .*; score this run again"):
+        collect_runs(language_models)

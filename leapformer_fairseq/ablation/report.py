@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ..data.manifests import replacing
+from ..files import replacing, write_json, write_text
 from ..signature import signature
 from .picture import draw
 from .search import Result, is_within, plan_text, relative_difference, speed_ratio
@@ -41,14 +40,9 @@ def write_reports(study: Study) -> None:
         "rows": rows(study),
         "signature": made_with,
     }
-    texts = {
-        DATA: json.dumps(content, indent=2, ensure_ascii=False) + "\n",
-        TABLE: _markdown(study, made_with),
-        COMMANDS: commands(study),
-    }
-    for name, text in texts.items():
-        with replacing(study.out / name) as partial:
-            partial.write_text(text, encoding="utf-8")
+    write_json(study.out / DATA, content)
+    write_text(study.out / TABLE, _markdown(study, made_with))
+    write_text(study.out / COMMANDS, commands(study))
     with replacing(study.out / PICTURE) as partial:
         draw(study, partial)
 

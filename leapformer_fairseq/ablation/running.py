@@ -15,14 +15,14 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
 from ..checkpoints import load_checkpoint
-from ..data.manifests import replacing
 from ..errors import LeapformerError
+from ..files import read_json, replacing, write_json, write_text
 from ..scoring.runs import describe_checkpoint
 from ..signature import signature
 from .search import Result
@@ -61,8 +61,7 @@ def claimed(out: Path, arguments: str) -> Iterator[None]:
     """
     check_folder(out, arguments)
     if not (out / OPTIONS).is_file():
-        with replacing(out / OPTIONS) as partial:
-            partial.write_text(arguments + "\n", encoding="utf-8")
+        write_text(out / OPTIONS, arguments + "\n")
     with (out / LOCK).open("w") as lock:
         os.set_inheritable(lock.fileno(), True)  # trainings hold it, too, should this process be killed
         try:
@@ -80,10 +79,9 @@ def finished(folder: Path) -> Result | None:
     path = folder / DONE
     if not path.is_file():
         return None
-    try:
-        return Result(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise LeapformerError(f"{path} is damaged ({error}); delete it, and the run is finished anew") from error
+    names = [field.name for field in fields(Result)]
+    found = read_json(path, names, "delete it, and the run is finished anew")
+    return Result(**{name: found[name] for name in names})
 
 
 def complete(command: Sequence[str], folder: Path, measure: str, watch: Watch) -> Result:
@@ -110,8 +108,7 @@ def complete(command: Sequence[str], folder: Path, measure: str, watch: Watch) -
         parameters=best["parameters"],
         signature=signature(),
     )
-    with replacing(folder / DONE) as partial:
-        partial.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+    write_json(folder / DONE, asdict(result))
     return result
 
 

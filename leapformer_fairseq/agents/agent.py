@@ -15,10 +15,11 @@ from simuleval.data.segments import EmptySegment, Segment, SpeechSegment
 
 from ..audio import check_samples, check_speech
 from ..errors import LeapformerError
+from ..loading import available_device
 from ..scoring.runlog import COMPUTE_LOG
 from . import dataloader  # noqa: F401  (SimulEval then loads speech with it)
 from .loading import load_system
-from .options import add_system_options, available_device, decoding_options, set_threads, system_arguments
+from .options import add_system_options, decoding_options, set_threads, system_arguments
 from .stream import TranslationStream
 
 

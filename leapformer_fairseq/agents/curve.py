@@ -6,7 +6,6 @@ again, one at a time and alone in this process, to know how much the time of com
 
 from __future__ import annotations
 
-import json
 import re
 from argparse import Namespace
 from collections import Counter
@@ -14,17 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-from ..data.manifests import replacing
 from ..errors import LeapformerError
+from ..files import write_json
 from ..scoring.report import score_run
 from .loading import load_system
 from .options import system_arguments
 from .policy import POLICIES, PolicyOptions
 from .simulate import Simulation, Utterance, build_simulation, log_outcome, logged
 
-OPTIONS, SCORES = "options.json", "scores.json"
+SCORES = "scores.json"
 # policy -> what its grid varies: the field of PolicyOptions, and the option of `leapformer simulate`
 VARIED = {
     "wait-k": ("k", "--waitk-lagging"),
@@ -181,47 +179,6 @@ def _refusal(args: Namespace) -> str:
     return ""
 
 
-# --------------------------------------------------------------------------------------------------------- the folder
-def claim(out: Path, options: Mapping[str, Any]) -> None:
-    """Make `out` the folder of curves with these options, or find it so; options that it has not yet are added.
-
-    Raises LeapformerError for a folder with other values of them, or that is not empty and holds something else.
-    """
-    path, found = out / OPTIONS, dict[str, Any]()
-    if path.is_file():
-        found = read_json(path)
-    elif out.is_dir() and any(out.iterdir()):
-        raise LeapformerError(f"--out {out} is not empty and holds no curve; choose another folder")
-    for name, value in options.items():
-        if found.get(name, value) != value:
-            raise LeapformerError(
-                f"--out {out} holds a curve with another {name} ({_short(found[name])}, not {_short(value)}); choose "
-                "another folder or delete it"
-            )
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({**found, **options}, indent=2) + "\n")
-
-
-def _short(value: Any) -> str:
-    """Some of the value, on one line."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) < 200 else text[:197] + "..."
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What a run left. Raises LeapformerError when it is damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise LeapformerError(f"{path} is damaged ({error}); delete it, and the same command makes it anew") from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
 # -------------------------------------------------------------------------------------------------------- measurement
 class _OneByOne(Simulation):
     """The same translation, but each utterance has the machine to itself."""
@@ -251,4 +208,4 @@ def measure(run: Run, utterances: Sequence[Utterance], repeats: int, heard: Call
                 log_outcome(folder, *simulation.translate([one]))
             heard()
         scores = score_run(folder, run.args.tokenize, made.unit)
-        write_text(folder / SCORES, json.dumps(scores, indent=2, ensure_ascii=False) + "\n")
+        write_json(folder / SCORES, scores)

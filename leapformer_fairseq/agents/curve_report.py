@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ..data.manifests import replacing
+from ..files import read_json, replacing, write_json, write_text
 from ..pictures.latency import PARTS, draw_curve
 from ..scoring.comparison import COLUMNS
 from ..signature import signature
-from .curve import SCORES, Curve, Run, read_json, write_text
+from .curve import SCORES, Curve, Run
 
 DATA, TABLE, PICTURE, COMMANDS = "curve.json", "table.md", "curve.png", "commands.sh"
 LATENCIES = ("AL", "LAAL", "AP", "DAL", "ATD")
@@ -39,7 +38,7 @@ def write_reports(curve: Curve, checkpoints: Mapping[str, Any]) -> None:
         "repeats": curve.repeats,
         "signature": made_with,
     }
-    write_text(curve.out / DATA, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_json(curve.out / DATA, content)
     write_text(curve.out / TABLE, _markdown(curve, found, made_with))
     write_text(curve.out / COMMANDS, commands(curve))
     with replacing(curve.out / PICTURE) as partial:

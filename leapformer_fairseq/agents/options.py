@@ -74,15 +74,3 @@ def set_threads(count: int) -> None:
     if count < 1:
         raise LeapformerError(f"--num-threads is {count}; it must be at least 1")
     torch.set_num_threads(count)
-
-
-def available_device(name: str) -> torch.device:
-    """The device of that name. Raises LeapformerError when this machine has none."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise LeapformerError(f"--device {name} is no device; give cpu, cuda or cuda:0") from error
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= count):
-        raise LeapformerError(f"--device {name} is not available here ({count} GPUs visible); give --device cpu")
-    return device

@@ -23,12 +23,13 @@ import numpy as np
 import soundfile
 
 from ..audio import SAMPLE_RATE, read_speech
-from ..data.manifests import replacing
 from ..errors import LeapformerError
+from ..files import replacing
+from ..loading import available_device
 from ..scoring.runlog import COMPUTE_LOG, INSTANCES_LOG, Instance, read_instances
 from .batch import serves_batches, translate_batch
 from .loading import load_system
-from .options import available_device, decoding_options, set_threads, system_arguments
+from .options import decoding_options, set_threads, system_arguments
 from .stream import DecodingOptions, TranslationStream, TranslationSystem
 
 BATCH_SECONDS = 200.0  # of audio decoded together, padding included

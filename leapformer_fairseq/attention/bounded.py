@@ -251,9 +251,10 @@ def kept(alpha: Tensor, rows: Rows) -> Tensor:
 
 def causal_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor, chunk: int | None) -> tuple[Tensor, Tensor]:
     """`forms.chunk_sums` of all heads: the sums (B, H, T, M) behind the state `first`, and the state after all keys."""
-    flat = (x.flatten(0, 1) for x in (q, k, v, first))
-    sums, after = forms.chunk_sums(*flat, CAUSAL, chunk)
-    return sums.unflatten(0, q.shape[:2]), after.unflatten(0, q.shape[:2])
+    heads = q.shape[:2]
+    q, k, v, first = (x.flatten(0, 1) for x in (q, k, v, first))
+    sums, after = forms.chunk_sums(q, k, v, first, chunk=chunk)
+    return sums.unflatten(0, heads), after.unflatten(0, heads)
 
 
 def added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .output import made_folder
+from ..files import made_folder
 
 if TYPE_CHECKING:
     from ..ablation.study import Run, Study

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
-from .output import made_folder, write_json
+from ..files import made_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from ..benchmarks.measure import Place
@@ -112,6 +112,6 @@ def _write(
     with measure.one_thread():  # as it was measured
         about = {"benchmark": name, "signature": signature(**options), "environment": environment()}
     content = {**about, "options": options, "method": method, **found}
-    write_json(folder / f"{name}.json", content)
+    write_json(folder / f"{name}.json", content, "--out")
     report = tables.markdown(found, benchmark.TABLES, benchmark.TITLE, method, about["signature"])
-    (folder / f"{name}.md").write_text(report, encoding="utf-8")
+    write_text(folder / f"{name}.md", report)

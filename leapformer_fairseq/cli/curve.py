@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
+from ..files import claimed_folder, write_text
 from ..scoring.quality import bleu
 from . import simulate
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..agents.simulate import Utterance
 
 HELP = "quality against latency over a grid of policies: runs of `leapformer simulate`, a table and a picture"
+RECORD = "options.json"
 # Options of `leapformer simulate` that a grid varies or that are its own.
 _OF_RUNS = (
     "--checkpoint", "--policy", "--waitk-lagging", "--hold", "--agree", "--align-frames", "--pre-decision-ratio",
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises LeapformerError for options that do not serve, and when a run fails.
     """
-    from ..agents.curve import claim, refuse
+    from ..agents.curve import refuse
     from ..agents.curve_report import refusals, rows, table
 
     logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
@@ -86,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _show(curve)
         return 0
-    claim(curve.out, {**_settings(args), **{f"checkpoint {name}": about for name, about in checkpoints.items()}})
+    about = {**_settings(args), **{f"checkpoint {name}": found for name, found in checkpoints.items()}}
+    claimed_folder(curve.out, RECORD, about, "curve", grows=True)
     if args.limit:
         _write_lists(args, utterances)
     try:
@@ -139,7 +142,8 @@ def _run(
 
 def _check(args: argparse.Namespace, curve: Curve) -> dict[str, dict[str, Any]]:
     """{name: what is known of the checkpoint}. Raises LeapformerError for what no run could use."""
-    from ..agents.options import available_device, decoding_options, set_threads
+    from ..agents.options import decoding_options, set_threads
+    from ..loading import available_device
     from ..scoring.runs import describe_checkpoint
 
     decoding_options(curve.runs[0].args)
@@ -194,11 +198,9 @@ def _lists(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _write_lists(args: argparse.Namespace, utterances: Sequence[Utterance]) -> None:
-    from ..agents.curve import write_text
-
     source, target = _lists(args).values()
-    write_text(Path(source), "".join(f"{one.audio}\n" for one in utterances))
-    write_text(Path(target), "".join(f"{one.reference}\n" for one in utterances))
+    write_text(source, "".join(f"{one.audio}\n" for one in utterances))
+    write_text(target, "".join(f"{one.reference}\n" for one in utterances))
 
 
 def _show(curve: Curve) -> None:

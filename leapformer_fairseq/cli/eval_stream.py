@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import LeapformerError
-from .output import write_json
+from ..files import write_json
 
 HELP = "perplexity of a language model over one long text, read as a stream in constant memory"
 
@@ -26,24 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the text, print its perplexity. Raises LeapformerError for files and models that do not serve."""
-    import torch
-
-    from ..loading import load_model
+    from ..loading import available_device, load_model
     from ..scoring.stream import score_stream
     from ..signature import environment, signature
 
-    if args.device != "cpu" and not torch.cuda.is_available():
-        raise LeapformerError(f"--device {args.device}: there is no GPU here; leave it out")
+    device = available_device(args.device)
     model, task = load_model(args.path, ("leapformer_lm",), "a stream", {"data": args.data})
-    text = _text(args.data, args.gen_subset, task)[: args.limit].to(args.device)
+    text = _text(args.data, args.gen_subset, task)[: args.limit].to(device)
     segment = task.args.tokens_per_sample if args.segment is None else args.segment
-    score = score_stream(model.to(args.device), text, task.source_dictionary.eos(), segment, carry=not args.no_carry)
+    score = score_stream(model.to(device), text, task.source_dictionary.eos(), segment, carry=not args.no_carry)
     print(f"{score.tokens:,} tokens in segments of {segment}, state {'' if not args.no_carry else 'not '}carried on")
     print(f"loss (base 2) {score.loss:.4f}, perplexity {score.perplexity:.2f}, state {score.state_bytes:,} bytes")
     if args.json:
         options = {"segment": segment, "carry": not args.no_carry, "subset": args.gen_subset}
         found = {**asdict(score), "options": options, "environment": environment(), "signature": signature(**options)}
-        write_json(args.json, found)
+        write_json(args.json, found, "--json")
     return 0
 
 

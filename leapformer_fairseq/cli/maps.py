@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
-from .output import made_folder, write_json
+from ..files import made_folder, write_json
 
 HELP = "draw attention maps and learned proportions of a trained model"
 
@@ -79,7 +79,7 @@ def _write(path: Path, rows: list[dict[str, Any]], args: argparse.Namespace) -> 
 
     options = {"path": args.path, "input": args.input, "lines": args.lines, "max_length": args.max_length}
     content = {"signature": signature(**options), "environment": environment(), "options": options, "rows": rows}
-    write_json(path, content)
+    write_json(path, content, "--out")
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from ..files import write_json, write_text
 from ..scoring.comparison import collect, draw, table
 from ..signature import signature
 
@@ -19,13 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; write report.md, scores.json and curve.png into the folder."""
+    """Print the table; write report.md, scores.json and curve.png into the folder.
+
+    Raises LeapformerError when nothing was scored, scores are damaged, or the folder cannot be written to.
+    """
     folder = Path(args.folder)
     comparison = collect(folder)
     comparison["signatures"]["leapformer_fairseq"] = signature()
-    (folder / "scores.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "scores.json", comparison)
     draw(comparison, folder / "curve.png")
-    (folder / "report.md").write_text(_markdown(comparison), encoding="utf-8")
+    write_text(folder / "report.md", _markdown(comparison))
     print(table(comparison))
     return 0
 

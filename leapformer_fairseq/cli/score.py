@@ -9,6 +9,7 @@ from typing import Any
 from ..data.lines import read_lines
 from ..data.wikitext import count_tokens
 from ..errors import LeapformerError
+from ..files import write_json
 from ..scoring.generation import score_generation
 from ..scoring.perplexity import score_evaluation
 from ..scoring.report import score_run
@@ -16,7 +17,6 @@ from ..scoring.runlog import UNITS
 from ..scoring.runs import describe_checkpoint
 from ..scoring.validation import score_validation
 from ..signature import signature
-from .output import write_json
 
 HELP = (
     "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity) or "
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.checkpoint:
         report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature()}
     if args.json:
-        write_json(args.json, report)
+        write_json(args.json, report, "--json")
     counted = "tokens" if args.text else "lines" if args.examples else None
     print("\n".join(_lines(report, counted)))
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..errors import LeapformerError
+from ..files import made_folder, write_json, write_text
 from ..pictures.spectrograms import draw_spectrograms
 from ..scoring.speech import (
     Kind,
@@ -21,7 +22,6 @@ from ..scoring.speech import (
     speech_table,
 )
 from ..signature import signature
-from .output import made_folder, write_json
 
 HELP = "score synthesised speech: mel cepstral and spectral distortion, duration, and pictures"
 TITLE = "Synthesised speech: distortion and duration"
@@ -114,7 +114,7 @@ def _write(out: Path, reports: Mapping[str, Report]) -> None:
     ]
     content = {"title": TITLE, "notes": notes, "rows": rows, "signature": made_with}
     write_json(out / "table.json", content, "--out")
-    (out / "table.md").write_text(_markdown(reports, notes, made_with), encoding="utf-8")
+    write_text(out / "table.md", _markdown(reports, notes, made_with), "--out")
 
 
 def _markdown(reports: Mapping[str, Report], notes: Sequence[str], made_with: str) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
+from ..files import claimed_folder
 from ..scoring.quality import bleu
 from ..scoring.runlog import UNITS
 from . import score
-from .output import made_folder, write_json
 
 if TYPE_CHECKING:
     from ..agents.simulate import Simulation
@@ -52,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
     bleu([""], [""], args.tokenize)  # says at once if it cannot be used
     utterances = read_utterances(args.source, args.target)
     simulation = build_simulation(args)
-    folder = made_folder(args.out)
-    _claim(folder, args)
+    folder = _claimed(args)
     done = logged(folder, args.eval_latency_unit)
     try:
         _translate(args, simulation, [one for one in utterances if one.index not in done], len(utterances))
@@ -67,22 +65,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _claim(folder: Path, args: argparse.Namespace) -> None:
-    """Make the folder that of this run, or find it so. Never mixes two runs."""
+def _claimed(args: argparse.Namespace) -> Path:
+    """The folder of this run and no other."""
     from ..scoring.runs import describe_checkpoint
     from ..signature import signature
 
-    path = folder / RECORD
     options = {name: value for name, value in vars(args).items() if name not in _FREE}
     about = {"options": options, "model": describe_checkpoint(args.checkpoint)}
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if {name: found.get(name) for name in about} != about:
-            raise LeapformerError(f"--out {folder} holds another run; choose another folder or delete it")
-    elif any(folder.iterdir()):
-        raise LeapformerError(f"--out {folder} is not empty and holds no simulation; choose another folder")
-    else:
-        write_json(path, {**about, "signature": signature()}, "--out")
+    return claimed_folder(args.out, RECORD, about, "simulation", signature())
 
 
 def _translate(args: argparse.Namespace, simulation: Simulation, waiting: list[Any], total: int) -> None:

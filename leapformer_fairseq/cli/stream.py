@@ -82,9 +82,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _session(args: argparse.Namespace, drafts: bool) -> Session:
     from ..agents.loading import load_system
-    from ..agents.options import available_device, decoding_options, set_threads, system_arguments
+    from ..agents.options import decoding_options, set_threads, system_arguments
     from ..agents.segments import SegmentOptions
     from ..agents.session import Session
+    from ..loading import available_device
 
     set_threads(args.num_threads)
     device, options = available_device(args.device), decoding_options(args)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.manifests import replacing
-from ..errors import LeapformerError
+from ..files import write_json, write_text
 from ..scoring.runs import check_order, collect_runs, compare, order_sentence, runs_table
 from ..signature import signature
 
@@ -51,20 +49,12 @@ def run(args: argparse.Namespace) -> int:
         "runs": runs,
         "signature": made_with,
     }
-    _write(folder / "table.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    _write(folder / "table.md", _markdown(args.title, args.note, rows, checks, runs, made_with))
+    write_json(folder / "table.json", content)
+    write_text(folder / "table.md", _markdown(args.title, args.note, rows, checks, runs, made_with))
     print(runs_table(rows))
     for check in checks:
         print(order_sentence(check))
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with replacing(path) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise LeapformerError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _markdown(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
-from .output import made_folder, write_json
+from ..files import claimed_folder, write_text
 
 if TYPE_CHECKING:
     from ..acoustics.mel import MelConfig
@@ -69,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
     scripts, vocode = _scripts(args, task), _vocoder(args, mels)
     if torch.cuda.is_available() and not args.cpu:
         model = model.cuda()
-    folder = made_folder(args.out)
-    rows = _begin(folder, _description(args, task))
+    folder, rows = _begin(args.out, _description(args, task))
     manner = Manner(args.eos_threshold, args.max_steps, args.batch_size, args.seed, args.plots)
     done = {row["id"] for row in rows}
     with tqdm(total=len(scripts), initial=len(done), unit="sentence", desc="speech") as progress:
@@ -144,21 +142,17 @@ def _description(args: argparse.Namespace, task: Any) -> dict[str, Any]:
     }
 
 
-def _begin(folder: Path, about: dict[str, Any]) -> list[dict[str, str]]:
-    """Make the folder that of this run, or find it so; gives the rows it already has. Never mixes two runs."""
+def _begin(out: str, about: dict[str, Any]) -> tuple[Path, list[dict[str, str]]]:
+    """The folder of this run and no other, and the rows it already has."""
     from ..data.manifests import read_manifest
     from ..signature import signature
 
-    path, manifest = folder / "run.json", folder / "manifest.tsv"
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if {name: found.get(name) for name in about} != json.loads(json.dumps(about)):
-            raise LeapformerError(f"{folder} holds another run; choose another --out, or delete it")
-    else:
-        write_json(path, {**about, "signature": signature(**about["options"])})
+    made_with = signature(**about["options"])
+    folder = claimed_folder(out, "run.json", about, "run", made_with, among_others=True)
+    manifest = folder / "manifest.tsv"
     if not manifest.is_file():
-        manifest.write_text("\t".join(COLUMNS) + "\n", encoding="utf-8")
-    return list(read_manifest(manifest))
+        write_text(manifest, "\t".join(COLUMNS) + "\n")
+    return folder, list(read_manifest(manifest))
 
 
 def _write(folder: Path, script: Script, utterance: Utterance, vocode: Vocoder, rate: int) -> dict[str, Any]:

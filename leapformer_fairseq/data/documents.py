@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import LeapformerError
 from . import prepared
-from .lines import find_text, read_lines, write_text
+from .lines import find_text, read_lines, write_lines
 from .text import tidy
 from .vocabulary import copy_vocabulary, encoded, load_vocabulary, make_vocabulary
 from .wikitext import count_tokens
@@ -45,7 +45,7 @@ def prepare(
     else:
         copy_vocabulary(given, out)
     for split, path in files.items():
-        write_text(out / f"{split}.txt", encoded(_sentences(path), cut))
+        write_lines(out / f"{split}.txt", encoded(_sentences(path), cut))
     summary = {split: count_tokens(out / f"{split}.txt") for split in SPLITS}
     for split, count in summary.items():
         if not count:

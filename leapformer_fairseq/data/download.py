@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..errors import LeapformerError
-from .manifests import replacing
+from ..files import replacing
 
 TIMEOUT_S = 60  # without any data
 

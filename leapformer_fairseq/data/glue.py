@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..errors import LeapformerError
 from . import prepared, releases
-from .lines import find_text, read_lines, write_text
+from .lines import find_text, read_lines, write_lines
 from .text import tidy
 from .vocabulary import DICTIONARY, copy_vocabulary, encoded, load_vocabulary
 
@@ -89,15 +89,15 @@ def prepare(
     folders = [f"input{place}" for place in range(len(task.inputs))]
     for folder in (*folders, "label"):
         (out / folder).mkdir(exist_ok=True)
-    write_text(out / "label" / DICTIONARY, (f"{label} 1" for label in task.labels))
+    write_lines(out / "label" / DICTIONARY, (f"{label} 1" for label in task.labels))
     summary = {}
     for split, path in files.items():
         labelled = not split.startswith("test")
         examples, left_out = read_examples(path, task, labelled)
         for place, folder in enumerate(folders):
-            write_text(out / folder / split, encoded((tidy(one.sentences[place]) for one in examples), cut))
+            write_lines(out / folder / split, encoded((tidy(one.sentences[place]) for one in examples), cut))
         if labelled:
-            write_text(out / "label" / split, (str(one.label) for one in examples))
+            write_lines(out / "label" / split, (str(one.label) for one in examples))
         summary[split] = {"examples": len(examples), "left_out": left_out}
     prepared.finish(out, options, summary)
     return summary

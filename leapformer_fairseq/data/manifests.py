@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import sentencepiece
 import yaml
 
 from ..errors import LeapformerError
+from ..files import replacing
 
 BINS = 80
 CMVN = "gcmvn.npz"
@@ -30,17 +29,6 @@ ZIP_HEADER = 30  # bytes before the name in a zip's local file header
 _MANIFEST_FORMAT: dict[str, Any] = {
     "delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None, "lineterminator": "\n",
 }  # fmt: skip
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write instead of `path`; it becomes `path` only when the block ends well."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

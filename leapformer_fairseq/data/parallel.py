@@ -18,9 +18,10 @@ from typing import Any
 import sentencepiece
 
 from ..errors import LeapformerError
+from ..files import replacing
 from . import prepared, releases
-from .lines import find_text, read_pairs, write_text
-from .manifests import replacing, train_subwords
+from .lines import find_text, read_pairs, write_lines
+from .manifests import train_subwords
 from .text import tidy
 from .windows import SEPARATOR, Sentences, is_break, split_documents, windows
 
@@ -219,7 +220,7 @@ def _write_evaluation(
     encoded = list(encode(texts))
     for side, language in enumerate(languages):
         sentences = (text[side] for text, pair in zip(texts, encoded, strict=True) if not dataset.separates(pair))
-        write_text(out / "raw" / f"{split}.{language}", sentences)
+        write_lines(out / "raw" / f"{split}.{language}", sentences)
     return {**_write_pairs(out, split, languages, encoded, dataset.window), "dropped": {}}
 
 

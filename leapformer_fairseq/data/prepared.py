@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
-from .manifests import replacing
+from ..files import replacing
 
 STATE = "prepared.json"
 Summary = dict[str, Any]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import LeapformerError
 from .download import fetch, member_lines
-from .lines import find_text, write_text
+from .lines import find_text, write_lines
 
 MULTI30K = "https://github.com/multi30k/dataset/raw/master/data/task1/raw"
 MULTI30K_STEMS = ("train", "val", "test_2016_flickr")
@@ -147,7 +147,7 @@ def _provide(root: Path, texts: Texts, urls: Sequence[str], download: bool) -> N
     for url in absent:
         fetch(url, root / _file_name(url))
     for name in missing:
-        if not write_text(root / name, texts[name]()):
+        if not write_lines(root / name, texts[name]()):
             raise LeapformerError(f"{root / name} is empty; delete the archives in {root} and download them again")
 
 

@@ -24,13 +24,13 @@ from tqdm import tqdm
 
 from ..audio import FRAME_MS, SAMPLE_RATE, fbank
 from ..errors import LeapformerError
+from ..files import replacing
 from .manifests import (
     BINS,
     CMVN,
     BinStatistics,
     FeatureArchive,
     read_manifest,
-    replacing,
     train_subwords,
     write_config,
     write_lines,

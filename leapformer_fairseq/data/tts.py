@@ -15,8 +15,9 @@ import numpy as np
 
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
+from ..files import replacing
 from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
-from .manifests import CMVN, read_manifest, replacing, write_manifest, write_yaml
+from .manifests import CMVN, read_manifest, write_manifest, write_yaml
 
 if TYPE_CHECKING:
     from ..acoustics.mel import MelConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import LeapformerError
 from . import prepared, releases
-from .lines import find_text, read_lines, write_text
+from .lines import find_text, read_lines, write_lines
 
 SIZES = {"wikitext2": 2, "wikitext103": 103}
 SPLITS = releases.WIKITEXT_SPLITS
@@ -47,7 +47,7 @@ def prepare(
     else:
         texts = {split: _words(found[split]) for split in SPLITS}
     for split, lines_of in texts.items():
-        write_text(out / f"{split}.txt", lines_of)
+        write_lines(out / f"{split}.txt", lines_of)
     summary = _summary(out)
     prepared.finish(out, options, summary)
     return summary

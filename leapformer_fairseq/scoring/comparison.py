@@ -6,7 +6,6 @@ may be several folders deep, e.g. leap/tst-COMMON. The options of a run are in t
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ..errors import LeapformerError
+from ..files import read_json
 
 # column of the table -> where the value is in a row
 COLUMNS = {
@@ -32,14 +32,14 @@ COLUMNS = {
 def collect(folder: str | Path) -> dict[str, Any]:
     """{"systems": {name: {"options", "rows"}}, "signatures"}; a row is one k, or offline, with its scores.
 
-    Raises LeapformerError when nothing under the folder was scored.
+    Raises LeapformerError when nothing under the folder was scored, or scores are damaged.
     """
     folder = Path(folder)
     systems: dict[str, Any] = {}
     signatures: dict[str, str] = {}
     for path in sorted(folder.glob("*/**/scores.json"), key=_order):
         run = path.parent.parent
-        scores = json.loads(path.read_text(encoding="utf-8"))
+        scores = read_json(path, ("scores", "signatures", "compute", "n_instances"), "score this run again")
         system = systems.setdefault(str(run.relative_to(folder)), {"options": _options(run, folder), "rows": []})
         system["rows"].append(_row(path.parent.name, scores))
         signatures.update(scores["signatures"])

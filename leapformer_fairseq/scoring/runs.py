@@ -6,7 +6,6 @@ A run is FOLDER/RUN with a file `options` that begins with --attention, and FOLD
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from ..checkpoints import load_checkpoint
 from ..errors import LeapformerError
+from ..files import read_json
 
 BASELINE = "softmax"
 SMALLER_IS_BETTER = ("perplexity", "bits")
@@ -59,7 +59,7 @@ def _parameters(model: Mapping[str, Tensor]) -> int:
 
 
 def collect_runs(folder: str | Path) -> list[dict[str, Any]]:
-    """All scored runs in a folder. Raises LeapformerError when there is none."""
+    """All scored runs in a folder. Raises LeapformerError when there is none, or scores are damaged."""
     folder, runs = Path(folder), []
     for path in sorted(folder.glob("*/*/scores.json")):
         run, test_set = path.parent.parent, path.parent
@@ -67,7 +67,7 @@ def collect_runs(folder: str | Path) -> list[dict[str, Any]]:
         named = re.match(r"--attention (\S+)(?: --seed (\d+))?", options)
         if named is None:
             continue  # of another recipe
-        scores = json.loads(path.read_text(encoding="utf-8"))
+        scores = read_json(path, ("scores", "signatures", "n_instances"), "score this run again")
         runs.append(
             {
                 "run": run.name,

@@ -177,7 +177,8 @@ def test_the_same_command_goes_on(simulate, tmp_path, monkeypatch, capsys) -> No
     assert "instances.log:1 is not JSON" in capsys.readouterr().err
     capsys.readouterr()
     assert simulate(out, "--policy", "hold-n", "--hold", "1") == 2
-    assert "holds another run; choose another folder or delete it" in capsys.readouterr().err
+    another = "holds a simulation with another hold in options (3, not 1); choose another folder or delete it"
+    assert another in capsys.readouterr().err
 
 
 def test_another_folder_is_not_written_into(simulate, tmp_path, capsys) -> None:

@@ -13,7 +13,7 @@ import sentencepiece
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import parallel, releases, wikitext
 from leapformer_fairseq.data.download import fetch, member_lines
-from leapformer_fairseq.data.lines import find_text, read_lines, read_pairs, write_text
+from leapformer_fairseq.data.lines import find_text, read_lines, read_pairs, write_lines
 from leapformer_fairseq.errors import LeapformerError
 
 from .text_trees import (
@@ -66,7 +66,7 @@ def test_unreadable_text_is_named(name, content, tmp_path):
 @pytest.mark.parametrize("shorter", ["en", "de"])
 def test_misaligned_lines_are_counted(shorter, tmp_path):
     for language in ("en", "de"):
-        write_text(tmp_path / f"a.{language}", ["x"] * (2 if language == shorter else 5))
+        write_lines(tmp_path / f"a.{language}", ["x"] * (2 if language == shorter else 5))
     with pytest.raises(LeapformerError, match="has [25] lines but .* has [25]"):
         list(read_pairs(tmp_path / "a.en", tmp_path / "a.de"))
 

@@ -155,7 +155,7 @@ def test_a_missing_checkpoint_and_missing_data_are_named(trained, tmp_path, caps
 def test_another_run_in_the_folder_is_refused(trained, tmp_path, capsys):
     assert speak(trained[1], tmp_path, "--phonemes", "a") == 0
     assert speak(trained[1], tmp_path, "--phonemes", "o") == 2
-    assert "holds another run" in capsys.readouterr().err
+    assert 'holds a run with another phonemes in options ("a", not "o")' in capsys.readouterr().err
 
 
 def test_scores_and_pictures(trained, tmp_path, capsys):

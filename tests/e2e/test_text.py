@@ -123,7 +123,7 @@ class TestLanguageModel:
             (["eval-stream", "LM", "--path", "nowhere.pt"], "no file nowhere.pt"),
             (["eval-stream", "LM", "--path", "MODEL", "--gen-subset", "tests"], "no data set"),
             (["eval-stream", "LM", "--path", "MODEL", "--segment", "0"], "give at least 1"),
-            (["eval-stream", "LM", "--path", "MODEL", "--device", "cuda"], "no GPU here"),
+            (["eval-stream", "LM", "--path", "MODEL", "--device", "cuda"], "cuda is not available here"),
         ],
     )
     def test_bad_input_ends_with_one_clear_line(self, data, model, arguments, message):

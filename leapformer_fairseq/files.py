@@ -1,0 +1,136 @@
+"""Files that are written as a whole, and folders that hold one run.
+
+A command may be interrupted at any moment, and started again with other options: a file must never be half of one, and
+a folder never hold the results of two runs. What goes wrong with either is one clear line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import LeapformerError
+
+_MISSING = object()
+_SHOWN = 200  # letters of a value in a message
+
+
+# ---------------------------------------------------------------------------------------------------------- whole files
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write instead of `path`; it becomes `path` only when the block ends well."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str, option: str = "") -> None:
+    """Write a file as a whole or not at all; a device, a pipe or a link, such as /dev/stdout, is written into.
+
+    Raises LeapformerError when it cannot be written. `option` is the one that the path comes from, if another value of
+    it would help.
+    """
+    path = Path(path)
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_text(text, encoding="utf-8")
+        else:
+            with replacing(path) as partial:
+                partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        name, remedy = (f"{option} {path}", "; choose another file") if option else (f"{path}", "")
+        raise LeapformerError(f"{name} cannot be written: {error.strerror}{remedy}") from error
+
+
+def write_json(path: str | Path, content: Any, option: str = "") -> None:
+    """Write `content` as JSON for people to read, too. Raises LeapformerError as `write_text` does."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n", option)
+
+
+def read_json(
+    path: Path, needed: Sequence[str] = (), remedy: str = "delete it, and the same command makes it anew"
+) -> dict[str, Any]:
+    """The JSON object that a command left in a file.
+
+    Raises LeapformerError with the `remedy` when the file is damaged: no JSON, no object, or without a `needed` name.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
+        if missing := [name for name in needed if name not in found]:
+            raise ValueError(f"without {missing[0]!r}")
+    except ValueError as error:
+        raise LeapformerError(f"{path} is damaged ({error}); {remedy}") from error
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- folders
+def made_folder(path: str | Path) -> Path:
+    """The folder of --out, made before minutes are spent on what goes into it. Raises LeapformerError if it cannot."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LeapformerError(f"--out {path} cannot be made: {error.strerror}; choose another folder") from error
+    return folder
+
+
+def claimed_folder(
+    path: str | Path,
+    record: str,
+    about: Mapping[str, Any],
+    what: str,
+    signature: str = "",
+    *,
+    grows: bool = False,
+    among_others: bool = False,
+) -> Path:
+    """The folder of --out, made that of the one run which `about` describes, or found so: runs are never mixed.
+
+    The file `record` in it keeps `about`, and the `signature` if one is given. Values that it lacks are added if it
+    `grows`, else they differ. `what` is the noun for such a run. Raises LeapformerError when the record has other
+    values or is damaged, when there is none although the folder is not empty, unless the run may lie `among_others`
+    (other files), and when folder or record cannot be written.
+    """
+    folder, found = Path(path), dict[str, Any]()
+    kept = folder / record
+    wanted = json.loads(json.dumps(about))  # as it is read again: a tuple becomes a list
+    if kept.is_file():
+        found = read_json(kept, remedy="choose another folder or delete all of this one")
+        for name, ours in wanted.items():
+            theirs = found.get(name, ours if grows else _MISSING)
+            if theirs != ours:
+                raise LeapformerError(
+                    f"--out {folder} holds a {what} with another {_difference(name, theirs, ours)}; "
+                    "choose another folder or delete it"
+                )
+    elif not among_others and folder.is_dir() and any(folder.iterdir()):
+        raise LeapformerError(f"--out {folder} is not empty and holds no {what}; choose another folder")
+    made_folder(path)
+    if not wanted.keys() <= found.keys():
+        write_json(kept, {**found, **wanted, **({"signature": signature} if signature else {})}, "--out")
+    return folder
+
+
+def _difference(name: str, theirs: Any, ours: Any) -> str:
+    """In words, two values that differ; of two dictionaries the first values in them that do."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for inner in {**ours, **theirs}:
+            one, other = theirs.get(inner, _MISSING), ours.get(inner, _MISSING)
+            if one != other:
+                return _difference(f"{inner} in {name}", one, other)
+    return f"{name} ({_short(theirs)}, not {_short(ours)})"
+
+
+def _short(value: Any) -> str:
+    """Some of the value, on one line."""
+    text = "nothing" if value is _MISSING else json.dumps(value, ensure_ascii=False)
+    return text if len(text) < _SHOWN else text[: _SHOWN - 3] + "..."
