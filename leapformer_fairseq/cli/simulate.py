@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     put_in_order(folder)
     _score(folder, args)
     if simulation.batched:
-        print("decoded in batches: the scores in _CA hold no time of computation")
+        print("decoded in batches: nothing was timed, so there are no scores in _CA")
     return 0
 
 

@@ -87,7 +87,9 @@ def draw(comparison: dict[str, Any], path: str | Path) -> None:
         colour = f"C{number}"
         rows = [row for row in system["rows"] if row["k"] != "offline" and "AL" in row]
         for latency, style, label in (("AL", "o-", name), ("AL_CA", "s--", f"{name}, computation-aware")):
-            axes.plot([row[latency] for row in rows], [row["BLEU"] for row in rows], style, color=colour, label=label)
+            points = [(row[latency], row["BLEU"]) for row in rows if latency in row]
+            if points:
+                axes.plot(*zip(*points, strict=True), style, color=colour, label=label)
         for row in rows:
             axes.annotate(
                 f"k={row['k']}", (row["AL"], row["BLEU"]), textcoords="offset points", xytext=(-4, 6), fontsize=8

@@ -77,12 +77,16 @@ def average_token_delay(delays: Sequence[float], elapsed: Sequence[float] | None
 
 
 def latency_scores(instance: Instance, unit: str = "word") -> dict[str, float] | None:
-    """All scores of one utterance, plain and computation-aware (`_CA`); None when nothing was written."""
+    """All scores of one utterance, plain and, where computation was timed, computation-aware (`_CA`).
+
+    None when nothing was written.
+    """
     if not instance.delays:
         return None
     reference_units = max(1, count_units(instance.reference, unit))
     scores: dict[str, float] = {}
-    for suffix, times in (("", instance.delays), ("_CA", instance.elapsed)):
+    timed = instance.elapsed != instance.delays  # what is decoded in batches takes no time of its own
+    for suffix, times in (("", instance.delays), *([("_CA", instance.elapsed)] if timed else [])):
         for name, score in _REFERENCE_SCORES.items():
             scores[name + suffix] = score(times, instance.source_length, reference_units)
         scores["DAL" + suffix] = differentiable_average_lagging(times, instance.source_length)

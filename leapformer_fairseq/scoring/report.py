@@ -15,17 +15,18 @@ from .runlog import read_compute, read_instances
 def score_run(output: str | Path, tokenize: str = "13a", unit: str = "word") -> dict[str, Any]:
     """Score the run in folder `output` (SimulEval's --output).
 
-    Keys: `scores` (corpus values: BLEU, chrF from 0 to 100; AL, LAAL, DAL, ATD in ms, AP a ratio, each also `_CA`; a
-    latency is the mean over utterances with output), `signatures`, `compute` (seconds, and seconds per second of audio;
-    None if not logged), `n_instances`, `n_empty` (utterances without output: they have no latency, so many of them
-    flatter it), `unit`, and `instances` with the scores of each utterance. Raises LeapformerError.
+    Keys: `scores` (corpus values: BLEU, chrF from 0 to 100; AL, LAAL, DAL, ATD in ms, AP a ratio, each also `_CA` where
+    computation was timed; a latency is the mean over utterances with output), `signatures`, `compute` (seconds, and
+    seconds per second of audio; None if not logged), `n_instances`, `n_empty` (utterances without output: they have no
+    latency, so many of them flatter it), `unit`, and `instances` with the scores of each utterance. Raises
+    LeapformerError.
     """
     instances = read_instances(output, unit)
     predictions, references = ([getattr(one, side) for one in instances] for side in ("prediction", "reference"))
     quality = (bleu(predictions, references, tokenize), chrf(predictions, references))
     latencies = [latency_scores(one, unit) for one in instances]
     measured = [scores for scores in latencies if scores is not None]
-    names = list(measured[0]) if measured else []
+    names = min(measured, key=len, default={})  # those that all of them have
     compute = read_compute(output)
     return {
         "scores": {

@@ -110,6 +110,7 @@ def test_log_and_scores_are_those_of_simuleval(
         names, values = ((theirs / "scores.tsv").read_text().splitlines()[row].split("\t") for row in (0, 1))
         scores = json.loads((ours / "scores.json").read_text())["scores"]
         expected = dict(zip(names, map(float, values), strict=True))
+        assert ("AL_CA" in scores) == (ours / "compute.jsonl").exists()
         assert {name: scores[name] for name in names} == pytest.approx(expected, abs=6e-4)
     main(["score", str(ours), "--unit", unit])
     assert printed.startswith(capsys.readouterr().out)
