@@ -11,10 +11,11 @@ Sets up .venv, makes a small English-German speech corpus, pre-trains an encoder
 translation model, evaluates it with SimulEval for several k and offline, and writes report.md, scores.json, curve.png.
 Run it again to go on where it stopped, or with another attention and the same --out to compare.
 
-  --attention PLAN  mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS, with options of the model
-                    (default: leap:encoder-chunk-ms=280, an encoder that reads speech in chunks and nothing twice; leap
-                    sees the whole source and encodes it anew with every step; leap:encoder-causal sees no later frame)
-  --softmax         train the same model with softmax that sees the whole source, too, at the same time on another core
+  --attention PLAN  mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS; options of the model follow
+                    behind colons (default: leap:encoder-chunk-ms=280, whose encoder reads speech in chunks, each frame
+                    once). leap alone: the encoder sees the whole source and is run again at every step.
+                    leap:encoder-causal: the encoder sees no later frame
+  --softmax         also train softmax, whose encoder sees the whole source, at the same time on another core
   --k LIST          k of wait-k to evaluate, in quotes (default: "1 3 5 9")
   --train-k RANGE   k of training: one number, or a range from which every batch draws its own (default: 1-9)
   --seed N          seed of the corpus and of training (default: 1)

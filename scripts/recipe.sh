@@ -1,5 +1,5 @@
 # What all recipes share. A recipe's script names its data set and sources the steps of its kind (speech.sh, translation.sh,
-# lm.sh), which source this and say:
+# lm.sh, mlm.sh, glue.sh, tts.sh), which source this and say:
 #
 #   value_options, list_options, flag_options   the options it has; a list option adds to the array of its name
 #   usage, defaults, need_data, finish_options  functions: --help, values before the options, what --root must be, the end

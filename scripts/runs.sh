@@ -15,7 +15,8 @@ usage_of_runs() {
     cat <<HELP
   --out DIR             prepared data and runs; the same command again goes on where it stopped
   --paper NAME          hyperparameters: $(papers)
-  --attention LIST      mechanisms or plans, in quotes; each is trained with each seed (default: the configuration's)
+  --attention LIST      mechanisms or plans, in quotes; each is trained with each seed (default: the configuration's);
+                        options behind colons, as in luna:luna-length=32
   --seeds LIST          seeds of the trainings, in quotes (default: the configuration's)
   --epochs N            passes over the training data at most (default: the configuration's)
   --jobs N              trainings at the same time, on one core each if more than one (default: the configuration's)

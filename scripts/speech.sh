@@ -17,7 +17,8 @@ usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
   --root DIR          the downloaded data, the folder that holds $root_holds (only to prepare)
   --out DIR           prepared data and runs; the same command again goes on where it stopped
   --paper NAME        hyperparameters: $(papers)
-  --attention PLAN    mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
+  --attention PLAN    mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap);
+                      options behind colons, as in luna:luna-length=32
   --k LIST            k of wait-k to evaluate, in quotes (default: the paper's)
   --sets LIST         test sets to evaluate, in quotes (default: ${sets%% *}; there are $sets)
   --vocab-size N      subwords per language (default: the paper's)

@@ -29,7 +29,7 @@ $(usage_of_data)
   --out DIR             prepared data and runs; the same command again goes on where it stopped
   --paper NAME          hyperparameters: $(papers)
   --attention PLAN      mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: the
-                        configuration's, or else leap)
+                        configuration's, or else leap); options behind colons, as in luna:luna-length=32
   --pair SOURCE-TARGET  languages (default: the configuration's)
   --seed N              seed of the training (default: 1)
   --epochs N            passes over the training data at most (default: the configuration's)

@@ -16,7 +16,8 @@ usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
 $(usage_of_data)
   --out DIR             prepared data and runs; the same command again goes on where it stopped
   --paper NAME          hyperparameters: $(papers)
-  --attention PLAN      mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap)
+  --attention PLAN      mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap);
+                        options behind colons, as in luna:luna-length=32
   --predictors LIST     length predictors to speak with, in quotes, where a decoder block has cosformer: ratio, lookup,
                         conv, oracle (default: conv; conv is trained with the model, the others learn beside it)
   --seed N              seed of the training (default: 1)

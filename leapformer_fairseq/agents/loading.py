@@ -40,6 +40,11 @@ def load_system(
     model, task = load_model(str(checkpoint), ("leapformer_simulst", "leapformer_s2t"), "the agent", overrides)
     policy, ratio = resolve_policy(model, policy or PolicyOptions(), pre_decision_ratio)
     engine_for(model, engine)  # refuses what the model cannot have
+    if getattr(model.encoder, "length_predictor", None) is not None:
+        raise LeapformerError(
+            f"{checkpoint} predicts the target's length from the whole source, which arrives while it is translated; "
+            "train without --length-predictor, or use `leapformer generate`"
+        )
     model.make_generation_fast_(need_attn=False)  # no attention weights are composed for nobody to see
     if policy.name == "alignatt":
         model.decoder.layers[policy.align_layer].encoder_attn.compose_weights = True

@@ -8,8 +8,9 @@ where that is all, else a boolean mask. "auto" is the form that a mechanism choo
 they can be had, SDPA held to FlashAttention, and our features with the kernels of flash-linear-attention ("fla").
 
 The "step" is one more token of causal self-attention when N are in the state, against a preallocated KV cache (batch
-1). Memory is the peak above the inputs of one forward and backward pass in a fresh process: growth of the resident set
-on a CPU, of allocated memory on a GPU; ratio = memory of ours / memory of SDPA.
+1): the mechanism alone, in PyTorch operations; models decode with a fused step, see the benchmark "decode". Memory is
+the peak above the inputs of one forward and backward pass in a fresh process: growth of the resident set on a CPU, of
+allocated memory on a GPU; ratio = memory of ours / memory of SDPA.
 
 Nothing is reported of a mechanism one of whose forms differs from its parallel form in float64, gradients included.
 """

@@ -56,7 +56,8 @@ def add_attention_args(parser: argparse.ArgumentParser, stacks: tuple[str, ...] 
             parser.add_argument(
                 block.flag,
                 metavar="PLAN",
-                help=f"mechanism for every layer, or one per layer as in softmax,leap*4,softmax; known: {choices}",
+                help="mechanism for every layer, or one per layer as in softmax,leap*4,softmax (default: leap); known: "
+                + choices,
             )
     add_options(parser, OPTIONS.values())
 

@@ -225,6 +225,13 @@ def test_other_architectures_are_named(tmp_path: Path, data_root: Path) -> None:
         load_system(path, data_root)
 
 
+def test_a_model_that_predicts_lengths_is_refused(tmp_path: Path, data_root: Path) -> None:
+    flags = ["--length-predictor", "ratio", "--length-ratio", "0.5"]
+    path = save_checkpoint(tmp_path / "checkpoint.pt", data_root, "leapformer_s2t_tiny", *PLAN, *flags)
+    with pytest.raises(LeapformerError, match="predicts the target's length from the whole source"):
+        load_system(path, data_root, "config.yaml", PolicyOptions(k=2), 5)
+
+
 def test_file_that_is_no_checkpoint(tmp_path: Path, data_root: Path) -> None:
     (tmp_path / "c.pt").write_bytes(b"nonsense")
     with pytest.raises(LeapformerError, match="cannot be read as a fairseq checkpoint") as error:
