@@ -122,5 +122,5 @@ table() {
         notes+=(--note "$note")
     done
     leapformer table "$out" --title "$dataset" --rows "${rows[@]}" "${expected[@]}" "${notes[@]}"
-    say "done: $out/table.md, $out/table.json; details in the folders of the runs"
+    say "done: $out/table.md, table.json, table.png; details in the folders of the runs"
 }

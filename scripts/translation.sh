@@ -143,5 +143,5 @@ step_table() {
     [[ ! $documents ]] || evaluated+=", in windows of sentences, of which the last one counts"
     leapformer table "${runs:-$out}" --title "$dataset, $pair" "${table_options[@]}" \
         --note "Test set, detokenised text, one reference; translated with $evaluated."
-    say "done: ${runs:-$out}/table.md, table.json; details in RUN/model and RUN/test"
+    say "done: ${runs:-$out}/table.md, table.json, table.png; details in RUN/model and RUN/test"
 }

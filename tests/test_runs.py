@@ -155,6 +155,7 @@ def test_the_table_is_written_with_its_signatures(language_models, capsys):
     assert page.startswith("# A Title\n")
     for part in ("| leap ", "First.", "Second.", "--lr 1 --beam 5", "* x: `sig`", "|commit:", "held in the mean"):
         assert part in page
+    assert "](table.png)" in page and (language_models / "table.png").stat().st_size > 5000
     content = json.loads((language_models / "table.json").read_text(encoding="utf-8"))
     assert len(content["runs"]) == 8 and [check["held"] for check in content["expected"]] == [True]
     assert "leap < relu" in capsys.readouterr().out

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_json, write_text
+from ..files import replacing, write_json, write_text
+from ..pictures.runs import draw_runs
 from ..scoring.runs import check_order, collect_runs, compare, order_sentence, runs_table
 from ..signature import signature
 
-HELP = "compare the scored runs of a text recipe: table and JSON"
+HELP = "compare the scored runs of a text recipe: table, JSON and picture"
+
+PICTURE = "table.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument(
-        "folder", metavar="DIR", help="the --out folder of a recipe for text; gets table.md, table.json"
+        "folder", metavar="DIR", help="the --out folder of a recipe for text; gets table.md, table.json, table.png"
     )
     parser.add_argument("--title", default="Scores by attention", help="the heading (default: %(default)s)")
     parser.add_argument(
@@ -51,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     }
     write_json(folder / "table.json", content)
     write_text(folder / "table.md", _markdown(args.title, args.note, rows, checks, runs, made_with))
+    with replacing(folder / PICTURE) as partial:
+        draw_runs(rows, args.title, partial)
     print(runs_table(rows))
     for check in checks:
         print(order_sentence(check))
@@ -65,7 +70,7 @@ def _markdown(
     runs: Sequence[dict[str, Any]],
     made_with: str,
 ) -> str:
-    parts = [f"# {title}", "", runs_table(rows, "github"), ""]
+    parts = [f"# {title}", "", runs_table(rows, "github"), "", f"![scores by attention]({PICTURE})", ""]
     for check in checks:
         parts += [order_sentence(check), ""]
     for note in (*notes, *_legend(rows)):
