@@ -59,7 +59,8 @@ def read_json(
 ) -> dict[str, Any]:
     """The JSON object that a command left in a file.
 
-    Raises LeapformerError with the `remedy` when the file is damaged: no JSON, no object, or without a `needed` name.
+    Raises LeapformerError with the `remedy` when the file cannot be read or is damaged: no JSON, no object, or without
+    a `needed` name.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -67,6 +68,8 @@ def read_json(
             raise ValueError("no JSON object")
         if missing := [name for name in needed if name not in found]:
             raise ValueError(f"without {missing[0]!r}")
+    except OSError as error:
+        raise LeapformerError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
     except ValueError as error:
         raise LeapformerError(f"{path} is damaged ({error}); {remedy}") from error
     return found

@@ -131,6 +131,12 @@ def test_the_expected_order_is_reported_as_it_came_out(language_models):
     assert "did not hold" in order_sentence(check_order(runs, ["relu", "leap"]))
 
 
+def test_an_order_without_any_run_is_one_of_the_score_that_there_is(language_models):
+    assert "rope < elu in perplexity. Not known" in order_sentence(
+        check_order(collect_runs(language_models), ["rope", "elu"])
+    )
+
+
 def test_an_order_of_runs_that_are_missing_is_not_known(language_models):
     check = check_order(collect_runs(language_models), ["leap", "rope"])
     assert check["held"] is None
@@ -159,6 +165,22 @@ def test_the_table_is_written_with_its_signatures(language_models, capsys):
     content = json.loads((language_models / "table.json").read_text(encoding="utf-8"))
     assert len(content["runs"]) == 8 and [check["held"] for check in content["expected"]] == [True]
     assert "leap < relu" in capsys.readouterr().out
+
+
+def test_runs_of_another_table_are_added_but_not_twice(language_models, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    scored(other, "elu", {"perplexity": 50.0, "bits": 6.0})
+    scored(other, "leap", {"perplexity": 1.0, "bits": 1.0})
+    assert main(["table", str(other)]) == 0
+    assert main(["table", str(language_models), "--also", str(other / "table.json")]) == 0
+    content = json.loads((language_models / "table.json").read_text(encoding="utf-8"))
+    found = {row["attention"]: row["scores"]["perplexity"]["mean"] for row in content["rows"]}
+    assert found == {"relu": 135.0, "leap": 105.0, "cosformer": 115.0, "softmax": 95.0, "elu": 50.0}
+    with pytest.raises(LeapformerError, match="none.json cannot be read .No such file"):
+        collect_runs(language_models, [other / "none.json"])
+    (other / "table.json").write_text("{}")
+    with pytest.raises(LeapformerError, match="table.json is damaged .without 'runs'.; give the table.json that"):
+        collect_runs(language_models, [other / "table.json"])
 
 
 def test_an_empty_folder_is_refused(tmp_path):

@@ -22,6 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", metavar="DIR", help="the --out folder of a recipe for text; gets table.md, table.json, table.png"
     )
+    parser.add_argument(
+        "--also",
+        nargs="+",
+        default=[],
+        metavar="TABLE.json",
+        help="and the runs in these, of other folders or machines",
+    )
     parser.add_argument("--title", default="Scores by attention", help="the heading (default: %(default)s)")
     parser.add_argument(
         "--note", action="append", default=[], metavar="TEXT", help="a paragraph below; may be repeated"
@@ -40,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table and write it. Raises LeapformerError when there are no runs, or DIR cannot be written."""
     folder = Path(args.folder)
-    runs = collect_runs(folder)
+    runs = collect_runs(folder, args.also)
     rows = compare(runs, args.rows)
     checks = [check_order(runs, expected) for expected in args.expect]
     made_with = signature()

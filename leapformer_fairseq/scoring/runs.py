@@ -58,9 +58,12 @@ def _parameters(model: Mapping[str, Tensor]) -> int:
     return sum(places.values())
 
 
-def collect_runs(folder: str | Path) -> list[dict[str, Any]]:
-    """All scored runs in a folder. Raises LeapformerError when there is none, or scores are damaged."""
-    folder, runs = Path(folder), []
+def collect_runs(folder: str | Path, tables: Sequence[str | Path] = ()) -> list[dict[str, Any]]:
+    """All scored runs in a folder, and those in the table.json of others that it has not itself.
+
+    Raises LeapformerError when there is none, or scores are damaged.
+    """
+    folder, runs = Path(folder), list[dict[str, Any]]()
     for path in sorted(folder.glob("*/*/scores.json")):
         run, test_set = path.parent.parent, path.parent
         options = " ".join(_read(place / "options") for place in (run, test_set)).strip()
@@ -81,9 +84,17 @@ def collect_runs(folder: str | Path) -> list[dict[str, Any]]:
                 "model": scores.get("model") or {},
             }
         )
+    for table in tables:
+        known = {_identity(run) for run in runs}
+        more = read_json(Path(table), ("runs",), "give the table.json that `leapformer table` wrote")["runs"]
+        runs += [run for run in more if _identity(run) not in known]
     if not runs:
         raise LeapformerError(f"{folder} holds no scored runs; give the --out folder of a text recipe")
     return runs
+
+
+def _identity(run: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(run[name] for name in ("attention", "seed", "options", "set"))
 
 
 def _read(path: Path) -> str:
@@ -147,7 +158,7 @@ def check_order(runs: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> d
     found_rows = compare(runs)
     rows = {name: [row for row in found_rows if row["attention"] == name] for name in expected}
     missing = [name for name, found in rows.items() if len(found) != 1]
-    measure = next((found[0]["measure"] for found in rows.values() if found), MEASURES[0])
+    measure = next((found[0]["measure"] for found in rows.values() if found), found_rows[0]["measure"])
     means = {name: found[0]["scores"][measure]["mean"] for name, found in rows.items() if found}
     shared = sorted(set.intersection(*(set(found[0]["seeds"]) if found else set() for found in rows.values())))
     by_seed = {(run["attention"], run["seed"]): run["scores"].get(measure) for run in runs}
