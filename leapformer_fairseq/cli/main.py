@@ -55,7 +55,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "replace one attention block at a time in a training, rank what that costs, and recommend a plan",
     ),
     "report": ("report", "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"),
-    "table": ("table", "compare the scored runs of a text recipe: table and JSON"),
+    "table": ("table", "compare the scored runs of a text recipe: table, JSON and picture"),
 }
 
 
