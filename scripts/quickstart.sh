@@ -44,6 +44,8 @@ for k in $ks; do
     [[ $k =~ ^[1-9][0-9]*$ ]] || fail "--k $k: k is a number of steps, at least 1"
 done
 [[ $train_k =~ ^[1-9][0-9]*(-[1-9][0-9]*)?$ ]] || fail "--train-k $train_k: give a number from 1, or a range as in 1-9"
+other_k= # what is not the default is part of a run's name
+[[ $train_k == 1-9 ]] || other_k=$train_k
 [[ $seed =~ ^[0-9]+$ ]] || fail "--seed $seed: give a whole number"
 
 sizes= asr_updates=1500 st_updates=3200 sentences=100
@@ -59,7 +61,7 @@ export OMP_NUM_THREADS=1
 
 # folder ATTENTION: where its translation model is. recogniser ATTENTION: where the encoder that it starts from is.
 folder() {
-    echo "$out/$(file_name "$1")$([[ $train_k == 1-9 ]] || echo "-k$train_k")"
+    echo "$out/$(file_name "$1")${other_k:+-k$other_k}"
 }
 
 recogniser() {
@@ -114,7 +116,7 @@ encoders=()
 for system in "${systems[@]}"; do
     trained="--seed $seed${fast:+ --fast}" encoder=$(encoder_of "$system")
     claim "$(recogniser "$system")" "--encoder $encoder $trained"
-    claim "$(folder "$system")" "--attention $system $trained$([[ $train_k == 1-9 ]] || echo " --train-k $train_k")"
+    claim "$(folder "$system")" "--attention $system $trained${other_k:+ --train-k $other_k}"
     [[ " ${encoders[*]} " == *" $encoder "* ]] || encoders+=("$encoder")
 done
 

@@ -114,4 +114,4 @@ def _write(
     content = {**about, "options": options, "method": method, **found}
     write_json(folder / f"{name}.json", content, "--out")
     report = tables.markdown(found, benchmark.TABLES, benchmark.TITLE, method, about["signature"])
-    write_text(folder / f"{name}.md", report)
+    write_text(folder / f"{name}.md", report, "--out")

@@ -48,7 +48,7 @@ def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
         )
 
 
-def write_lines(path: Path, lines: Iterable[str]) -> int:
+def write_lines(path: Path, lines: Iterable[object]) -> int:
     """Write a text file line by line, whatever its size, and return the number of lines."""
     count = 0
     with replacing(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:

@@ -24,8 +24,8 @@ from . import prepared, tts
 from .alignments import PAUSE, Interval, moved
 from .corpus.espeak import Espeak
 from .download import fetch, unpack
-from .lines import read_lines
-from .manifests import CMVN, BinStatistics, write_lines
+from .lines import read_lines, write_lines
+from .manifests import CMVN, BinStatistics
 from .recordings import Recording, Unusable, need_file, need_recordings, read_mono, resample
 from .speech import SplitSummary, mapper, need_workers
 from .text import tidy

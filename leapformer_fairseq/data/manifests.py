@@ -19,7 +19,8 @@ import sentencepiece
 import yaml
 
 from ..errors import LeapformerError
-from ..files import replacing
+from ..files import replacing, write_text
+from .lines import write_lines
 
 BINS = 80
 CMVN = "gcmvn.npz"
@@ -128,8 +129,8 @@ def train_subwords(
         ) from error
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     pieces = [processor.id_to_piece(i) for i in range(len(SPECIAL_PIECES), processor.get_piece_size())]
-    with replacing(prefix.with_name(f"{prefix.name}.txt")) as partial:  # the special pieces are in every dictionary
-        partial.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
+    # The special pieces are in every dictionary.
+    write_lines(prefix.with_name(f"{prefix.name}.txt"), (f"{piece} 1" for piece in pieces))
     with replacing(prefix.with_name(f"{prefix.name}.model")) as partial:
         partial.write_bytes(model.getvalue())
 
@@ -157,13 +158,5 @@ def write_config(path: Path, root: Path, subwords: str, specaugment: Mapping[str
 
 def write_yaml(path: Path, config: Mapping[str, Any]) -> None:
     """A data configuration, its values in the order given."""
-    with replacing(path) as partial:
-        # One line for each value: a path with a blank in it is not folded.
-        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=float("inf"))
-        partial.write_text(text, encoding="utf-8")
-
-
-def write_lines(path: Path, lines: Iterable[object]) -> None:
-    """One item a line, as SimulEval's --source and --target are."""
-    with replacing(path) as partial:
-        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    # One line for each value: a path with a blank in it is not folded.
+    write_text(path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=float("inf")))

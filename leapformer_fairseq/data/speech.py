@@ -25,6 +25,7 @@ from tqdm import tqdm
 from ..audio import FRAME_MS, SAMPLE_RATE, fbank
 from ..errors import LeapformerError
 from ..files import replacing
+from .lines import write_lines
 from .manifests import (
     BINS,
     CMVN,
@@ -33,7 +34,6 @@ from .manifests import (
     read_manifest,
     train_subwords,
     write_config,
-    write_lines,
     write_manifest,
 )
 from .recordings import Recording, Unusable, need_recordings

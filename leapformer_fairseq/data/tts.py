@@ -15,8 +15,8 @@ import numpy as np
 
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
-from ..files import replacing
 from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
+from .lines import write_lines
 from .manifests import CMVN, read_manifest, write_manifest, write_yaml
 
 if TYPE_CHECKING:
@@ -115,9 +115,8 @@ def write_tts_manifest(path: Path, rows: Sequence[Row]) -> None:
 def write_vocabulary(path: Path, rows: Iterable[Row]) -> None:
     """fairseq's dictionary of the phonemes in `rows`, the most frequent first."""
     counts = Counter(phoneme for row in rows for phoneme in row.phonemes)
-    lines = [f"{phoneme} {count}\n" for phoneme, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
-    with replacing(path) as partial:
-        partial.write_text("".join(lines), encoding="utf-8")
+    lines = [f"{phoneme} {count}" for phoneme, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
+    write_lines(path, lines)
 
 
 def scripts_of(task: Any, subset: str) -> list[Script]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ...audio import fbank, read_speech
+from ..lines import write_lines
 from ..manifests import (
     CMVN,
     COLUMNS,
@@ -16,7 +17,6 @@ from ..manifests import (
     Features,
     train_subwords,
     write_config,
-    write_lines,
     write_manifest,
 )
 from .plan import SPLITS, Utterance, of_split
