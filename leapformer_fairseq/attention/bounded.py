@@ -14,13 +14,13 @@ Shapes: B batch, H heads, T queries, S keys, n slots, D head dimension, E value 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import LeapformerError
 from . import forms
@@ -206,8 +206,12 @@ class BoundedMechanism(Mechanism):
             return self._extend(memory, q, k, v, here, chunk)
 
         inputs = () if rows.inputs is None else (rows.inputs.unsqueeze(1),)
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        parameters = [parameter for parameter in self._writing() if parameter.requires_grad]
         return carried(run, first, (q, k, v, *inputs), parameters, size, random=self._dropping() > 0)
+
+    def _writing(self) -> Iterator[nn.Parameter]:
+        """The parameters that writing into the memory uses."""
+        return self.parameters()
 
     def _stretch(self, q: Tensor, chunk: int | None) -> int:
         """How many rows to read at once."""

@@ -10,7 +10,7 @@ Shapes: B batch, H heads, T queries, S keys, l packed rows, D head dimension, E 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -252,6 +252,12 @@ class Luna(BoundedMechanism):
         seen = self._projected("write", inputs_of(k, rows))
         alpha = kept(self.activation((k if seen is None else seen) @ queries.mT), rows)
         return F.dropout(alpha, dropout) if dropout else alpha
+
+    def _writing(self) -> Iterator[nn.Parameter]:
+        yield from super()._writing()
+        of_the_block = self.stock.get("write")
+        if of_the_block is not None:
+            yield from of_the_block.parameters()
 
     def _read(self, logits: Tensor, rows: Rows, keep: Tensor, dropout: float) -> Tensor:
         """Weights (B, H, T, l) of the sums of values, from the products of queries and sums of keys."""

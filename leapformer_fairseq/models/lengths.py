@@ -81,7 +81,8 @@ class PredictingEncoder(nn.Module):
     def learn_length(self, encoder_out: EncoderOut, src_tokens: Tensor, target: Tensor) -> EncoderOut:
         """For training and scoring: let the predictor see the true lengths (B,).
 
-        The decoder is told predicted ones only if that was asked for. What a criterion needs for the predictor's loss
+        The decoder is told predicted ones only if that was asked for, and in training not before the predictor has
+        learned something. What a criterion needs for the predictor's loss
         is computed here, inside the model's forward pass, where distributed training expects it.
         """
         if self.length_predictor is None:
@@ -90,7 +91,7 @@ class PredictingEncoder(nn.Module):
         if self.training:
             self.length_predictor.observe(source)
         learning = Learning(source, self.length_predictor.log_durations(source))
-        if self.length_predictor.in_training:
+        if self.length_predictor.in_training and (self.length_predictor.ready or not self.training):
             encoder_out = self.with_length(encoder_out, src_tokens, target)
         return {**encoder_out, LEARNING: [learning]}
 

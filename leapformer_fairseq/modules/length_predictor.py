@@ -10,8 +10,8 @@ Shapes: B sentences, S source positions, C width.
 from __future__ import annotations
 
 import argparse
-import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from ..attention import Option
 from ..errors import LeapformerError
 
-logger = logging.getLogger(__name__)
-
 LONGEST = 1000  # decoder steps that the network may predict
 PRECISION = 1000  # a table's lengths are kept in this many parts of a frame
+LONGEST_DURATION = 100_000  # frames of a token in a table, more are a mistake
 
 IN_TRAINING = Option(
     "length_in_training",
@@ -72,9 +71,16 @@ class Predictor(nn.Module):
     options: ClassVar[tuple[Option, ...]] = ()
     #: True when its parameters are trained by a loss, and so exist only if it was chosen
     trained: ClassVar[bool] = False
+    #: True when it looks at the source's tokens, which speech has none of
+    needs_tokens: ClassVar[bool] = False
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
+
+    @property
+    def ready(self) -> bool:
+        """False as long as it has not learned what it needs to predict."""
+        return True
 
     def forward(self, source: Source) -> Tensor:
         """Decoder steps, (B,), float32. Raises LeapformerError when it never learned what it would need."""
@@ -86,15 +92,30 @@ class Predictor(nn.Module):
     def observe_durations(self, source: Source, durations: Tensor) -> None:
         """Learn from frames (B, S) of the source's tokens."""
 
+    def log_durations(self, source: Source) -> Tensor | None:
+        """log(1 + duration) of every position, (B, S), of which `loss` is made; None where there is no loss."""
+        return None
+
+    def loss(self, log_durations: Tensor, source: Source, durations: Tensor | None = None) -> Tensor:
+        """What its parameters are trained by."""
+        raise NotImplementedError
+
 
 LENGTH_PREDICTORS: dict[str, type[Predictor]] = {}
 P = TypeVar("P", bound=type[Predictor])
 
 
 def register(name: str, *options: Option) -> Callable[[P], P]:
-    """Class decorator that makes a predictor known under `name` with its `options`."""
+    """Class decorator that makes a predictor known under `name` with its `options`.
+
+    Raises LeapformerError when the name is taken.
+    """
 
     def add(cls: P) -> P:
+        if name in LENGTH_PREDICTORS:
+            raise LeapformerError(
+                f"length predictor {name!r} is already registered by {LENGTH_PREDICTORS[name].__module__}; rename it"
+            )
         cls.options = options
         LENGTH_PREDICTORS[name] = cls
         return cls
@@ -112,8 +133,8 @@ class Ratio(Predictor):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.given = setting.options.length_ratio
-        if self.given < 0:
-            raise LeapformerError(f"--length-ratio {self.given} is negative; give steps per position, or 0 to estimate")
+        if not 0 <= self.given < math.inf:
+            raise LeapformerError(f"--length-ratio {self.given}: give decoder steps per position, or 0 to estimate it")
         for name in ("source_length", "target_length"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
 
@@ -121,8 +142,12 @@ class Ratio(Predictor):
         self.source_length += source.keep.sum()
         self.target_length += source.target.sum()
 
+    @property
+    def ready(self) -> bool:
+        return bool(self.given or self.source_length)
+
     def forward(self, source: Source) -> Tensor:
-        if not self.given and not self.source_length:
+        if not self.ready:
             raise LeapformerError(
                 "the ratio of target and source lengths is unknown; train with it, or give --length-ratio"
             )
@@ -136,7 +161,12 @@ class Ratio(Predictor):
     Option("length_dampening", 1.0, "lookup: predicted lengths are divided by this"),
 )
 class Lookup(Predictor):
-    """The sum of the mean durations of the source's tokens; a token without one takes the mean of all."""
+    """The sum of the mean durations of the source's tokens; a token without one takes the mean of all.
+
+    The mark of the end lasts no time, unless a table gives it some.
+    """
+
+    needs_tokens = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -145,56 +175,78 @@ class Lookup(Predictor):
                 "--length-predictor lookup needs source tokens, here the source is speech; take ratio or conv"
             )
         self.dampening, self.frames_per_step = setting.options.length_dampening, setting.frames_per_step
-        if not self.dampening > 0:
+        if not 0 < self.dampening < math.inf:
             raise LeapformerError(
                 f"--length-dampening {self.dampening}: lengths are divided by it, give a number above 0"
             )
         for name in ("frames", "tokens"):
             self.register_buffer(name, torch.zeros(len(setting.dictionary), dtype=torch.long))
-        self.given = False
-        if setting.options.length_table:
-            self._read(Path(setting.options.length_table), setting.dictionary)
-
-    def _read(self, path: Path, dictionary: Any) -> None:
-        """Take the durations from a file with a token and its mean frames a line."""
-        if not path.is_file():  # no error yet: a checkpoint has its own copy
-            logger.info("--length-table %s is not here; lengths come from the checkpoint", path)
-            return
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                token, frames = line.split()
-                frames_of = float(frames)
-            except ValueError:
-                raise LeapformerError(f"{path}, line {number}: {line!r} is not a token and a number") from None
-            if dictionary.index(token) == dictionary.unk() and token != dictionary.unk_word:
-                raise LeapformerError(
-                    f"--length-table {path}: {token!r} is not in the dictionary; make the table with this vocabulary"
-                )
-            self.frames[dictionary.index(token)] = round(frames_of * PRECISION)
-            self.tokens[dictionary.index(token)] = PRECISION
-        self.given = True
+        self.end = setting.dictionary.eos()
+        self.table = Path(setting.options.length_table) if setting.options.length_table else None
+        # A checkpoint has its own copy of the table, so that the file need not be here any more.
+        self.read = self.table is not None and self.table.is_file()
+        if self.read:
+            for token, frames in _read_table(self.table, setting.dictionary):
+                self.frames[token] = round(frames * PRECISION)
+                self.tokens[token] = PRECISION
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """A table that is given holds, whatever the checkpoint says."""
-        if self.given:
+        """A table that is read holds, whatever the checkpoint says."""
+        if self.read:
             state_dict.update({f"{name}.{key}": value for key, value in self.state_dict().items()})
 
+    @property
+    def ready(self) -> bool:
+        return bool(self.tokens.any())
+
+    def observe(self, source: Source) -> None:
+        """Nothing; but a table that nobody has read is noticed before anything is trained."""
+        if self.table is not None and not self.read and not self.ready:
+            raise LeapformerError(f"--length-table {self.table}: there is no such file; give a table of durations")
+
     def observe_durations(self, source: Source, durations: Tensor) -> None:
-        if not self.given:
-            tokens = source.tokens[source.keep]
-            self.frames.index_add_(0, tokens, durations[source.keep].long())
+        if self.table is None:
+            counted = source.keep & source.tokens.ne(self.end)
+            tokens = source.tokens[counted]
+            self.frames.index_add_(0, tokens, durations[counted].long())
             self.tokens.index_add_(0, tokens, torch.ones_like(tokens))
 
     def forward(self, source: Source) -> Tensor:
-        if not self.tokens.any():
+        if not self.ready:
             raise LeapformerError(
                 "there are no durations of source tokens; give --length-table, or train with --criterion "
                 "tacotron2_with_length on data with a column duration"
             )
-        mean = self.frames.sum() / self.tokens.sum()
-        durations = torch.where(self.tokens > 0, self.frames / self.tokens.clamp_min(1), mean)
+        durations = self.frames / self.tokens.clamp_min(1)
+        unknown = self.tokens == 0
+        unknown[self.end] = False
+        durations[unknown] = self.frames.sum() / self.tokens.sum()
         total = (durations[source.tokens] * source.keep).sum(1)
         return (total / self.frames_per_step).floor() / self.dampening
+
+
+def _read_table(path: Path, dictionary: Any) -> Iterator[tuple[int, float]]:
+    """Tokens and their mean frames, from a file with one of each a line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LeapformerError(f"--length-table {path} cannot be read ({error}); give a text file in UTF-8") from error
+    for number, line in enumerate(lines, 1):
+        token, *frames = line.split() or [""]
+        try:
+            (mean,) = map(float, frames)
+        except ValueError:
+            mean = math.nan
+        if not 0 <= mean < LONGEST_DURATION:
+            raise LeapformerError(
+                f"--length-table {path}, line {number}: {line!r} is not a token and its mean frames "
+                f"(0 to {LONGEST_DURATION})"
+            )
+        if dictionary.index(token) == dictionary.unk() and token != dictionary.unk_word:
+            raise LeapformerError(
+                f"--length-table {path}: {token!r} is not in the dictionary; make the table with this vocabulary"
+            )
+        yield dictionary.index(token), mean
 
 
 @register(
@@ -214,10 +266,13 @@ class Conv(Predictor):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         width, kernel = setting.options.length_hidden, setting.options.length_kernel
+        dropout = setting.options.length_dropout
         if kernel % 2 == 0 or kernel < 1 or width < 1:
             raise LeapformerError(
                 f"--length-kernel {kernel}, --length-hidden {width}: give an odd kernel and a width >= 1"
             )
+        if not 0 <= dropout < 1:
+            raise LeapformerError(f"--length-dropout {dropout}: give a probability below 1")
         widths = (setting.width, width, width)
         self.convolutions = nn.ModuleList(
             nn.Conv1d(before, after, kernel, padding=kernel // 2)
@@ -225,11 +280,7 @@ class Conv(Predictor):
         )
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in self.convolutions)
         self.out = nn.Linear(width, 1)
-        self.dropout, self.frames_per_step, self.timed = (
-            setting.options.length_dropout,
-            setting.frames_per_step,
-            setting.timed,
-        )
+        self.dropout, self.frames_per_step, self.timed = dropout, setting.frames_per_step, setting.timed
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
     def log_durations(self, source: Source) -> Tensor:
@@ -241,27 +292,36 @@ class Conv(Predictor):
             x = F.dropout(norm(x.relu()), self.dropout, self.training)
         return (self.out(x) * keep).squeeze(-1)
 
-    def loss(self, log_durations: Tensor, source: Source, durations: Tensor | None) -> Tensor:
+    def loss(self, log_durations: Tensor, source: Source, durations: Tensor | None = None) -> Tensor:
         """L1 + squared error of log(1 + duration), the mean over tokens; without durations of log(1 + length)."""
         if self.training:
             self.updates += 1
         if durations is None:
-            predicted = log_durations.float().expm1().clamp_min(0).sum(1).log1p()
+            predicted = _durations(log_durations).sum(1).log1p()
             expected = (source.target.float() * self.frames_per_step).log1p()
         else:
             predicted, expected = log_durations.float()[source.keep], durations[source.keep].float().log1p()
         return F.l1_loss(predicted, expected) + F.mse_loss(predicted, expected)
 
+    @property
+    def ready(self) -> bool:
+        return bool(self.updates)
+
     def forward(self, source: Source) -> Tensor:
-        if not self.updates:
+        if not self.ready:
             raise LeapformerError(
                 "the length predictor conv was never trained; train with a criterion that adds its loss "
                 "(tacotron2_with_length, label_smoothed_cross_entropy_with_length), or take ratio"
             )
-        durations = self.log_durations(source).float().expm1().clamp_min(0)
+        durations = _durations(self.log_durations(source))
         if self.timed:
             durations = durations.round()
         return (durations.sum(1) / self.frames_per_step).floor().clamp(1, LONGEST)
+
+
+def _durations(log_durations: Tensor) -> Tensor:
+    """The inverse of log(1 + duration), never negative."""
+    return log_durations.float().expm1().clamp_min(0)
 
 
 @register("oracle")
@@ -285,11 +345,20 @@ class LengthPredictor(nn.Module):
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self.chosen: str = setting.options.length_predictor
+        if self.chosen not in LENGTH_PREDICTORS:
+            raise LeapformerError(
+                f"--length-predictor {self.chosen!r} is unknown; choose from: {', '.join(sorted(LENGTH_PREDICTORS))}"
+            )
         self.in_training: bool = setting.options.length_in_training == "predicted"
         self.by_name = nn.ModuleDict()
         for name, cls in LENGTH_PREDICTORS.items():
-            if name == self.chosen or not (cls.trained or (cls is Lookup and setting.dictionary is None)):
+            if name == self.chosen or not (cls.trained or (cls.needs_tokens and setting.dictionary is None)):
                 self.by_name[name] = cls(setting)
+
+    @property
+    def ready(self) -> bool:
+        """False as long as the chosen predictor has not learned what it needs."""
+        return self.by_name[self.chosen].ready
 
     @torch.no_grad()
     def forward(self, source: Source) -> Tensor:
@@ -310,8 +379,7 @@ class LengthPredictor(nn.Module):
 
     def log_durations(self, source: Source) -> Tensor | None:
         """What the chosen predictor's loss needs, from the model's forward pass; None where it has no loss."""
-        predictor = self.by_name[self.chosen]
-        return predictor.log_durations(source) if isinstance(predictor, Conv) else None
+        return self.by_name[self.chosen].log_durations(source)
 
     def loss(self, log_durations: Tensor, source: Source, durations: Tensor | None = None) -> Tensor:
         """What the chosen predictor is trained by."""

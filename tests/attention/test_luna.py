@@ -158,18 +158,24 @@ def test_causal_attention_is_the_papers(projections, activation, side, monkeypat
 
 
 @pytest.mark.parametrize("projections", PROJECTIONS)
-def test_gradients_reach_the_packed_sequence_through_stretches(projections, monkeypatch):
+def test_gradients_reach_the_packed_sequence_and_the_block_through_stretches(projections, monkeypatch):
     monkeypatch.setattr(bounded, "ROWS", 64)
     mechanism, stock = luna("decoder-self", projections)
     x, grad = torch.randn(2, COUNT, WIDTH).double(), torch.randn(2, HEADS, COUNT, DIM).double()
     qkv, packed, found = projected(mechanism, stock, x), packed_rows(), {}
+    of_the_block = [parameter for layer in stock for parameter in layer.parameters()]
     for form in ("parallel", "chunkwise"):
+        for parameter in of_the_block:
+            parameter.grad = torch.zeros_like(parameter)
         start, inputs = packed.rows.clone().requires_grad_(), x.clone().requires_grad_()
         # The packed sequence comes out of other layers: it is no leaf.
         key = replace(Rows.whole(COUNT), inputs=inputs * 1, packed=Packed(start * 1, packed.keep))
         found[form] = run(mechanism, qkv, grad, key=key, visible=CAUSAL, form=form, chunk=4)
         found[form] += [start.grad, torch.zeros_like(x) if inputs.grad is None else inputs.grad]
+        found[form] += [parameter.grad for parameter in of_the_block]
         assert start.grad.abs().max() > 1e-3
+    # Tied, tokens are written by the block's projection of keys; else by keys as they are, or a projection of its own.
+    assert (stock.k.weight.grad.abs().max() > 1e-3) == (projections == "tied")
     assert difference(found["chunkwise"], found["parallel"]) < 1e-12
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from leapformer_fairseq.attention import build
+from leapformer_fairseq.attention import bounded, build, forms
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
 
@@ -101,8 +101,10 @@ def test_layer_drop_hands_past_the_layers_that_are_dropped():
 @pytest.mark.parametrize("rows", [{}, {"luna_packed": "learned"}], ids=["encoder", "learned"])
 @pytest.mark.parametrize("projections", ["tied", "untied", "standard"])
 @pytest.mark.parametrize("kind", ["nmt", "s2t", "tts", "lm", "mlm"])
-def test_every_parameter_gets_a_gradient(kind, projections, rows):
-    """Distributed training waits for the gradient of every parameter."""
+def test_every_parameter_gets_a_gradient(kind, projections, rows, monkeypatch):
+    """Distributed training waits for the gradient of every parameter, also where rows are read in stretches."""
+    monkeypatch.setattr(bounded, "ROWS", 1)
+    monkeypatch.setattr(forms, "default_chunk", lambda visible: 2)
     options = {"luna_projections": projections, "dropout": 0.0, **rows}
     if kind == "nmt":
         model = nmt("luna", **options)
