@@ -18,6 +18,7 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
     """
     if not Path(checkpoint).is_file():
         raise LeapformerError(f"no file {checkpoint}; check --path")
+    import yaml
     from fairseq import checkpoint_utils
 
     state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
@@ -31,6 +32,10 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
             f"the data of {checkpoint} cannot be read ({error.filename or error}); "
             "give the folder with the model's dictionary as --data"
         ) from error
+    except Exception as error:
+        if not isinstance(error.__context__, yaml.YAMLError):  # fairseq raises a mere Exception of it
+            raise
+        raise LeapformerError(f"{' '.join(str(error).split())}; mend the file, or give --data") from error
     return models[0].eval(), task
 
 

@@ -128,9 +128,10 @@ def speak(
         said = synthesise(
             model, *(x if x is None else x.to(device) for x in inputs), manner, alignments=start < manner.alignments
         )
-        for script, utterance in zip(batch, said, strict=True):
+        for i, (script, utterance) in enumerate(zip(batch, said, strict=True), start):
             if script.id not in done:
-                yield script, replace(utterance, frames=normal.undo(utterance.frames.float().cpu()))
+                frames, alignment = normal.undo(utterance.frames.float().cpu()), utterance.alignment
+                yield script, replace(utterance, frames=frames, alignment=alignment if i < manner.alignments else None)
 
 
 def encoded(scripts: Sequence[Script], dictionary: Any) -> tuple[Tensor, Tensor]:

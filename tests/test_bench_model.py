@@ -176,6 +176,12 @@ def test_the_formula_is_what_the_counter_sees_to_the_last_flop(name, tiny):
     assert (expected == 0) == (model.arguments(name).decoder_self_attention == "softmax")
 
 
+@pytest.mark.parametrize("name", ["abc-mlp", "softmax/abc-mlp/softmax"])
+def test_the_formula_does_not_pretend_to_know_bounded_memories(name, tiny):
+    (row,) = (row for row in model.sentences(model.Case(9, 6), [name]) if row["mechanism"] == name)
+    assert row["gflop"] is None and row["counted_gflop"] > 0
+
+
 def test_flops_of_the_papers_sentence():
     """By hand: 100 phonemes, 150 steps, all softmax, of the size that is measured by default."""
     found = model.flops(model.arguments("softmax"), model.CASES[0])

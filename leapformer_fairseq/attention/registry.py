@@ -29,6 +29,13 @@ class Option(NamedTuple):
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
 
+    def check(self, value: Any) -> None:
+        """Raise LeapformerError for a value that is none of the choices, or no number where the default is one."""
+        if self.choices and value not in self.choices:
+            raise LeapformerError(f"{self.flag} {value!r}: choose from: {', '.join(self.choices)}")
+        if isinstance(self.default, (int, float)) and not isinstance(value, (int, float)):
+            raise LeapformerError(f"{self.flag} {value!r}: give a number, as in {self.flag} {self.default}")
+
 
 M = TypeVar("M", bound="type[Mechanism]")
 
@@ -83,7 +90,5 @@ def build(
         allowed = ", ".join(known) or "none"
         raise LeapformerError(f"mechanism {name!r} has no option {unknown[0]!r}; its options: {allowed}")
     for option in cls.options:
-        value = options.get(option.name, option.default)
-        if option.choices and value not in option.choices:
-            raise LeapformerError(f"{option.flag} {value!r}: choose from: {', '.join(option.choices)}")
+        option.check(options.get(option.name, option.default))
     return cls(head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **{**known, **options})

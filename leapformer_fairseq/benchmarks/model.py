@@ -17,10 +17,11 @@ weights and runs the post-net, whose result the generator drops. "fairseq (post-
 ours do: what it gains is not due to attention. Ours compose no weights.
 
 FLOPs are those of a sentence: encoder, all steps of the decoder, and the post-net over the utterance. "gflop" is a
-formula for the matrix products that a plan needs (`flops`); "counted_gflop" is what torch's FlopCounterMode sees of
-the same pass, with the decoding step in PyTorch. For fairseq, for softmax and for encoders they are equal (linear ones
-of less than 45 phonemes would take their quadratic form, which the formula does not know). For linear self-attention in
-the decoder the counter, at every step, in every layer and head of D dimensions with F features,
+formula for the matrix products that a plan of softmax and linear attention needs (`flops`); "counted_gflop" is what
+torch's FlopCounterMode sees of the same pass, with the decoding step in PyTorch. For fairseq, for softmax and for
+encoders they are equal (linear ones of less than 45 phonemes would take their quadratic form, which the formula does
+not know). For linear self-attention in the decoder the counter, at every step, in every layer and head of D dimensions
+with F features,
 
 * misses 2 F (D + 1): adding k [v, 1] to the state is element-wise there;
 * sees 2 C more, C being the model's width: the column of ones is a channel of zero weights;
@@ -226,17 +227,23 @@ def sentences(case: Case, names: list[str]) -> list[dict[str, Any]]:
     """GFLOP of a sentence by every model, fairseq's own first: by the formula, and as counted."""
     place, rows = measure.Place(torch.device("cpu")), []
     for name in (FAIRSEQ, *names):
-        parts = flops(arguments(name), case)
+        parts = {} if has_no_formula(name) else flops(arguments(name), case)
         seen = counted(make(name, place), case) if case.steps <= COUNTED_STEPS else None
         rows.append(
             {
                 **_labels(case, place, name),
                 **{f"{part}_gflop": count / 1e9 for part, count in parts.items()},
-                "gflop": sum(parts.values()) / 1e9,
+                "gflop": sum(parts.values()) / 1e9 if parts else None,
                 "counted_gflop": None if seen is None else seen / 1e9,
             }
         )
     return rows
+
+
+def has_no_formula(name: str) -> bool:
+    """Whether `flops` does not know a mechanism of this plan: the bounded memories of ABC and Luna."""
+    mechanisms = {find(mechanism) for mechanism in plan_of(name).values()} if name != FAIRSEQ else set()
+    return not all(cls.name == "softmax" or issubclass(cls, LinearMechanism) for cls in mechanisms)
 
 
 def flops(args: Namespace, case: Case) -> dict[str, int]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..synthesis import Script, Utterance
 
 HELP = "speak text, phonemes or a manifest with a trained text to speech model"
+RECORD = "run.json"
 COLUMNS = ("id", "text", "audio", "frames", "stopped", "reference", "reference_frames", "predicted_frames")
 
 
@@ -83,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     if not 0 < args.eos_threshold < 1:
         raise LeapformerError(f"--eos-threshold {args.eos_threshold}: give a probability between 0 and 1")
-    for name in ("max_steps", "batch_size", "iterations"):
-        if getattr(args, name) < 1:
-            raise LeapformerError(f"--{name.replace('_', '-')} {getattr(args, name)}: give a number from 1")
+    for name, least in (("max_steps", 1), ("batch_size", 1), ("iterations", 1), ("plots", 0)):
+        if getattr(args, name) < least:
+            raise LeapformerError(f"--{name.replace('_', '-')} {getattr(args, name)}: give a number from {least}")
 
 
 def _overrides(text: str) -> dict[str, Any]:
@@ -119,8 +120,17 @@ def _scripts(args: argparse.Namespace, task: Any) -> list[Script]:
 
 
 def _lines(file_or_text: str) -> list[str]:
+    """The lines of a file, or the text, with single spaces: a tab would end a column of the manifest."""
+    from ..data.lines import read_lines
+
     path = Path(file_or_text)
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else [file_or_text]
+    try:
+        lines = list(read_lines(path)) if path.is_file() else [file_or_text]
+    except OSError:  # a sentence may be longer than the name of a file
+        lines = [file_or_text]
+    if not lines:
+        raise LeapformerError(f"{path} is empty; give sentences, a line each")
+    return [" ".join(line.split()) for line in lines]
 
 
 def _vocoder(args: argparse.Namespace, mels: MelConfig) -> Vocoder:
@@ -143,15 +153,16 @@ def _description(args: argparse.Namespace, task: Any) -> dict[str, Any]:
 
 
 def _begin(out: str, about: dict[str, Any]) -> tuple[Path, list[dict[str, str]]]:
-    """The folder of this run and no other, and the rows it already has."""
+    """The folder of this run and no other, and the rows it already has; one without any is not claimed yet."""
     from ..data.manifests import read_manifest
     from ..signature import signature
 
-    made_with = signature(**about["options"])
-    folder = claimed_folder(out, "run.json", about, "run", made_with, among_others=True)
-    manifest = folder / "manifest.tsv"
+    header, manifest = "\t".join(COLUMNS) + "\n", Path(out) / "manifest.tsv"
+    if manifest.is_file() and manifest.read_bytes() == header.encode():
+        (Path(out) / RECORD).unlink(missing_ok=True)
+    folder = claimed_folder(out, RECORD, about, "run", signature(**about["options"]), among_others=True)
     if not manifest.is_file():
-        write_text(manifest, "\t".join(COLUMNS) + "\n")
+        write_text(manifest, header)
     return folder, list(read_manifest(manifest))
 
 

@@ -91,6 +91,42 @@ def _name_unreadable_rows() -> None:
     SpeechToTextDataset._get_source_audio = read_or_name_row
 
 
+def _name_wrong_durations() -> None:
+    """Say which row's durations do not fit its phonemes or frames; without it training learns from them, or asserts."""
+    from fairseq.data.audio.text_to_speech_dataset import TextToSpeechDatasetCreator
+
+    make = TextToSpeechDatasetCreator.__dict__["_from_list"].__func__
+
+    @functools.wraps(make)
+    def check_and_make(
+        cls: Any, split: str, is_train: bool, rows: list[dict[str, str]], *rest: Any, **more: Any
+    ) -> Any:
+        for number, row in enumerate(rows, 2):  # line 1 holds the names of the columns
+            objection = _objection_to_durations(row)
+            if objection is not None:
+                raise LeapformerError(
+                    f"{split}.tsv, line {number} ({row.get('id')}): {objection}; mend the row, or leave the column "
+                    "duration out"
+                )
+        return make(cls, split, is_train, rows, *rest, **more)
+
+    TextToSpeechDatasetCreator._from_list = classmethod(check_and_make)
+
+
+def _objection_to_durations(row: dict[str, str]) -> str | None:
+    """What is wrong with the frames of each phoneme in a row of a text_to_speech manifest; None if nothing is."""
+    written, phonemes = row.get("duration"), row["tgt_text"].split()
+    if written is None:
+        return None
+    durations = written.split(" ")
+    if not all(duration.isascii() and duration.isdigit() for duration in durations):
+        return f"duration {written!r} is not a list of whole numbers with one space between them"
+    if len(durations) != len(phonemes):
+        return f"{len(durations)} durations for {len(phonemes)} phonemes"
+    total, frames = sum(map(int, durations)), int(row["n_frames"])
+    return f"durations of {total} frames are longer than the audio, {frames} frames" if total > frames else None
+
+
 def _consumer_is_daemon() -> bool:
     from fairseq.data import iterators
 
@@ -144,6 +180,14 @@ PATCHES = (
         "fairseq 0.12",
         always,
         _name_unreadable_rows,
+    ),
+    Patch(
+        "durations",
+        "durations that do not fit the phonemes or the audio of a text_to_speech manifest end in an assertion, or are "
+        "trained on",
+        "fairseq 0.12",
+        always,
+        _name_wrong_durations,
     ),
     Patch(
         "exit-code-134",

@@ -126,18 +126,28 @@ def scripts_of(task: Any, subset: str) -> list[Script]:
     manifest, root = Path(task.args.data) / f"{subset}.tsv", Path(task.data_cfg.audio_root)
     if not manifest.is_file():
         raise LeapformerError(f"there is no manifest {manifest}; choose another --subset or --data")
-    speakers = task.speaker_to_id or {}
-    return [
-        Script(
-            id=row["id"],
-            phonemes=row["tgt_text"],
-            text=row.get("src_text") or row["tgt_text"],
+    speakers, scripts = task.speaker_to_id or {}, dict[str, Script]()
+    for number, row in enumerate(read_manifest(manifest), 2):  # line 1 holds the names of the columns
+        try:
+            name, phonemes, frames = row["id"], row["tgt_text"], int(row["n_frames"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise LeapformerError(
+                f"{manifest}, line {number}: id, tgt_text or n_frames is missing or wrong ({error}); mend the row"
+            ) from None
+        if name in scripts or Path(name).name != name:
+            raise LeapformerError(
+                f"{manifest}, line {number}: id {name!r} cannot name its files, which need names of their own without "
+                "a slash; rename it"
+            )
+        scripts[name] = Script(
+            id=name,
+            phonemes=phonemes,
+            text=" ".join((row.get("src_text") or phonemes).split()),
             speaker=speakers.get(row.get("speaker"), 0),
             recording=root / row["recording"] if row.get("recording") else None,
-            frames=int(row["n_frames"]),
+            frames=frames,
         )
-        for row in read_manifest(manifest)
-    ]
+    return list(scripts.values())
 
 
 def phonemes_of(texts: Sequence[str], data: Mapping[str, Any]) -> list[str]:

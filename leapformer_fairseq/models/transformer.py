@@ -28,7 +28,7 @@ class Encoder(PredictingEncoder, PackingEncoder, TransformerEncoderBase):
         self.length_predictor = build_length_predictor(config, config.encoder.embed_dim, dictionary)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-        _check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
+        check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
         return super().upgrade_state_dict_named(state_dict, name)
 
 
@@ -110,6 +110,7 @@ class Decoder(TransformerDecoderBase):
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
+        tell_length(self.current, encoder_out, None)
         take_packed(self.current, encoder_out)
         source, padding = None, None
         if encoder_out is not None:
@@ -123,7 +124,7 @@ class Decoder(TransformerDecoderBase):
         return x if self.project_out_dim is None else self.project_out_dim(x)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-        _check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
+        check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
         return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:
@@ -136,7 +137,7 @@ class Decoder(TransformerDecoderBase):
         return min((limit for limit in limits if limit is not None), default=sys.maxsize)
 
 
-def _check_vocabulary(embedding: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
+def check_vocabulary(embedding: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
     """Say in one line what would be a page of tensor sizes: the dictionary is not the one of training."""
     for key, value in embedding.state_dict().items():
         found = state_dict.get(prefix + key)

@@ -40,6 +40,7 @@ from .lengths import (
     tell_length,
 )
 from .packed import PackingEncoder, take_packed
+from .transformer import check_vocabulary
 
 
 class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
@@ -80,6 +81,10 @@ class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
             "src_lengths": [],
         }
         return self.with_packed(encoder_out)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+        check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
+        return super().upgrade_state_dict_named(state_dict, name)
 
 
 class TTSDecoder(TTSTransformerDecoder):

@@ -349,6 +349,8 @@ class LengthPredictor(nn.Module):
             raise LeapformerError(
                 f"--length-predictor {self.chosen!r} is unknown; choose from: {', '.join(sorted(LENGTH_PREDICTORS))}"
             )
+        for option in length_options():
+            option.check(getattr(setting.options, option.name))
         self.in_training: bool = setting.options.length_in_training == "predicted"
         self.by_name = nn.ModuleDict()
         for name, cls in LENGTH_PREDICTORS.items():

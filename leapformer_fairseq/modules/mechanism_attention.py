@@ -124,9 +124,9 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
                 memory.keys = self.mechanism.empty_state(
                     query.shape[1], self.v_proj.out_features // self.num_heads, query
                 )
-            out = memory.step.extend(query[0], memory.keys, memory.queries + 1, self.current.lengths).unsqueeze(0)
+            out = memory.step.extend(query[0], memory.keys, memory.queries + 1, memory.lengths).unsqueeze(0)
         else:
-            rows = memory.rows(len(query), keep, query.device, self.current.lengths)
+            rows = memory.rows(len(query), keep, query.device)
             rows = self._as_asked(rows, query)
             out, memory.keys = self.mechanism.extend(memory.keys, self._q(query), *self._kv(query), rows)
             out = self._out(out)
@@ -153,7 +153,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _step_weights(self, query: Tensor, key: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Cross-attention weights (B, H, T, S) of the next queries."""
-        rows = memory.rows(len(query), None, query.device, self.current.lengths)
+        rows = memory.rows(len(query), None, query.device)
         source = self._as_asked(Rows.whole(len(key), keep, key.device), key)
         visible = self._visible_from(memory)
         return self.mechanism.weights(self._q(query), self._kv(key)[0], query=rows, key=source, visible=visible)
@@ -178,8 +178,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def _attend(self, query: Tensor, memory: Memory) -> Tensor:
         """Cross-attention of new rows to what was read of the source."""
         if len(query) == 1 and memory.step_serves():
-            return memory.step.attend(query[0], memory.keys, memory.queries + 1, self.current.lengths).unsqueeze(0)
-        q, rows = self._q(query), memory.rows(len(query), None, query.device, self.current.lengths)
+            return memory.step.attend(query[0], memory.keys, memory.queries + 1, memory.lengths).unsqueeze(0)
+        q, rows = self._q(query), memory.rows(len(query), None, query.device)
         if memory.shared == 1:
             return self._out(self.mechanism.attend(memory.keys, q, rows))
         # The hypotheses of a sentence are queries of one row.
@@ -249,7 +249,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def memory(self, incremental_state: IncrementalState) -> Memory:
         """What this block keeps in `incremental_state`; empty at first."""
         if self.slot not in incremental_state:
-            incremental_state[self.slot] = Memory(None if torch.is_grad_enabled() else self._step())
+            step = None if torch.is_grad_enabled() else self._step()
+            incremental_state[self.slot] = Memory(step, self.current.lengths)
         return incremental_state[self.slot]
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:

@@ -53,6 +53,7 @@ class Memory:
     """What one attention block keeps between decoding steps.
 
     step:    the mechanism's fast way through one row, if it has one
+    lengths: (B,), how long the targets were said to become when it was begun: a state of other lengths is another one
     keys:    the mechanism's state of everything read so far
     queries: query columns so far
     padded:  (B,), how many of them were padding, if any
@@ -61,6 +62,7 @@ class Memory:
     """
 
     step: Step | None
+    lengths: Tensor | None = None
     keys: State | None = None
     queries: int = 0
     padded: Tensor | None = None
@@ -71,10 +73,10 @@ class Memory:
         """Whether the fast way may be taken: it changes states in place and has no gradient."""
         return self.step is not None and not torch.is_grad_enabled()
 
-    def rows(self, count: int, keep: Tensor | None, device: torch.device, lengths: Tensor | None) -> Rows:
-        """The next `count` query columns of sequences of `lengths`, if known."""
+    def rows(self, count: int, keep: Tensor | None, device: torch.device) -> Rows:
+        """The next `count` query columns."""
         seen = torch.tensor([self.queries], device=device)
-        return Rows.following(seen if self.padded is None else seen - self.padded, count, keep).of_length(lengths)
+        return Rows.following(seen if self.padded is None else seen - self.padded, count, keep).of_length(self.lengths)
 
     def advance(self, count: int, keep: Tensor | None = None) -> None:
         self.queries += count
@@ -84,7 +86,7 @@ class Memory:
 
     def reorder(self, order: Tensor) -> Memory:
         """The memory whose row i is the old row order[i]."""
-        padded = None if self.padded is None else self.padded.index_select(0, order)
+        padded, lengths = (x if x is None else x.index_select(0, order) for x in (self.padded, self.lengths))
         keys = self.keys
         if keys is not None and self.shared > 1:
             # Hypotheses change places within their sentence only, so its state moves only if sentences were finished.
@@ -92,7 +94,7 @@ class Memory:
             keys = keys if len(sentences) == keys.rows() else keys.reorder(sentences)
         elif keys is not None:
             keys = keys.reorder(order)
-        return replace(self, keys=keys, padded=padded)
+        return replace(self, keys=keys, padded=padded, lengths=lengths)
 
     def fork(self) -> Memory:
         return replace(self, keys=None if self.keys is None else self.keys.fork())

@@ -102,12 +102,15 @@ def _description(path: Path) -> dict[str, Any]:
 def _sentences(path: Path) -> list[Sentence]:
     if not path.is_file():
         raise LeapformerError(f"no {path.name} in {path.parent}; give a folder of `leapformer tts`")
-    with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise LeapformerError(f"{path} has no column {missing[0]!r}; give a folder of `leapformer tts`")
-        sentences = [_sentence(row, path) for row in reader]
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+            if missing:
+                raise LeapformerError(f"{path} has no column {missing[0]!r}; give a folder of `leapformer tts`")
+            sentences = [_sentence(row, path) for row in reader]
+    except UnicodeDecodeError as error:
+        raise LeapformerError(f"{path} is not UTF-8 ({error.reason}); give a folder of `leapformer tts`") from error
     if not sentences:
         raise LeapformerError(f"{path} lists no sentences; synthesise some first")
     return sentences

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_a_manifest_is_spoken(trained, tmp_path, capsys):
     assert int(rows[0]["reference_frames"]) == FRAMES["o"]
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["features"]["n_mels"] == MELS.n_mels and "|commit:" in about["signature"]
-    assert [path.name for path in (tmp_path / "run" / "plots").iterdir()] == ["test-0.png", "test-1.png"]
+    assert [path.name for path in (tmp_path / "run" / "plots").iterdir()] == ["test-0.png"]
     printed = capsys.readouterr()
     assert "2 sentences in" in printed.out and "speech" in printed.err
 
@@ -120,8 +121,8 @@ def test_phonemes_from_a_file_and_from_the_command_line(trained, tmp_path):
         ("0001", "a o", ""),
         ("0002", "o", ""),
     ]
-    assert speak(trained[1], tmp_path / "line", "--phonemes", "o a") == 0
-    assert len(rows_of(tmp_path / "line")) == 1
+    assert speak(trained[1], tmp_path / "line", "--phonemes", "o\ta ") == 0
+    assert [row["text"] for row in rows_of(tmp_path / "line")] == ["o a"]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,10 @@ def test_phonemes_from_a_file_and_from_the_command_line(trained, tmp_path):
     [
         (["--phonemes", "a x"], "sentence 0001: the model does not know the phoneme 'x'"),
         (["--phonemes", " "], "sentence 0001: there is nothing to say"),
+        (["--phonemes", "a o " * 100 + "x"], "does not know the phoneme 'x'"),  # longer than the name of a file
+        (["--subset", "test", "--plots", "-3"], "--plots -3: give a number from 0"),
+        (["--subset", "test", "--model-overrides", "{'length_predictor': 'guess'}"], "'guess' is unknown; choose"),
+        (["--subset", "test", "--model-overrides", "{'length_ratio': 'x'}"], "--length-ratio 'x': give a number"),
         (["--text", "hello"], "are not those that espeak-ng makes of text; give --phonemes"),
         (["--subset", "holdout"], "there is no manifest"),
         (["--subset", "test", "--eos-threshold", "1.5"], "--eos-threshold 1.5: give a probability"),
@@ -150,6 +155,74 @@ def test_a_missing_checkpoint_and_missing_data_are_named(trained, tmp_path, caps
     assert capsys.readouterr().err.endswith("none.pt; check --path\n")
     assert speak(trained[1], tmp_path / "run", "--phonemes", "a", "--data", tmp_path / "nowhere") == 2
     assert "nowhere" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_files_that_hold_no_sentences_are_named(trained, tmp_path, capsys):
+    for content, message in ((b"", "is empty; give sentences, a line each"), (b"a \xff", "is not UTF-8")):
+        (tmp_path / "lines").write_bytes(content)
+        assert speak(trained[1], tmp_path / "run", "--phonemes", tmp_path / "lines") == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_data_of_another_model_are_named(trained, tmp_path, capsys):
+    shutil.copytree(trained[0], tmp_path / "data")
+    vocabulary, config = tmp_path / "data" / "vocab.txt", tmp_path / "data" / "config.yaml"
+    vocabulary.write_text(vocabulary.read_text() + "e 1\n")
+    options = ("--phonemes", "a", "--data", tmp_path / "data")
+    assert speak(trained[1], tmp_path / "run", *options) == 2
+    assert "this data set's dictionary gives" in capsys.readouterr().err.splitlines()[-1]
+    config.write_text("features: [")
+    assert speak(trained[1], tmp_path / "run", *options) == 2
+    assert "config.yaml: while parsing a flow node" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("id", "test-0", "line 3: id 'test-0' cannot name its files"),
+        ("id", "a/b", "line 3: id 'a/b' cannot name its files"),
+        ("n_frames", "many", "line 3: id, tgt_text or n_frames is missing or wrong"),
+    ],
+)
+def test_a_wrong_row_of_the_manifest_is_named(trained, tmp_path, capsys, column, value, message):
+    shutil.copytree(trained[0], tmp_path / "data")
+    path = tmp_path / "data" / "test.tsv"
+    header, first, second = (line.split("\t") for line in path.read_text().splitlines())
+    second[header.index(column)] = value
+    path.write_text("".join("\t".join(row) + "\n" for row in (header, first, second)))
+    assert speak(trained[1], tmp_path / "run", "--subset", "test", "--data", tmp_path / "data") == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("durations", "message"),
+    [
+        ("600 1000", "durations of 1600 frames are longer than the audio"),
+        ("1", "1 durations for 2 phonemes"),
+        ("1 2 3", "3 durations for 2 phonemes"),
+        ("1 -6", "is not a list of whole numbers"),
+        ("", "is not a list of whole numbers"),
+    ],
+)
+def test_durations_that_do_not_fit_are_named(tmp_path, capsys, durations, message):
+    data = tts_tree(tmp_path / "data")
+    path = data / "train.tsv"
+    header, *rows = (line.split("\t") for line in path.read_text().splitlines())
+    row = next(row for row in rows if len(row[header.index("tgt_text")].split()) == 2)
+    row[header.index("duration")] = durations
+    path.write_text("".join("\t".join(row) + "\n" for row in (header, *rows)))
+    assert (
+        main(["train", str(data), "--save-dir", str(tmp_path / "model"), *TRAINING.split(), "--max-update", "1"]) == 2
+    )
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "train.tsv, line " in error and message in error
+
+
+def test_a_run_that_was_refused_claims_no_folder(trained, tmp_path, capsys):
+    oracle = ("--model-overrides", {"length_predictor": "oracle"})
+    assert speak(trained[1], tmp_path, "--phonemes", "a", *oracle) == 2
+    assert speak(trained[1], tmp_path, "--phonemes", "a") == 0
+    assert speak(trained[1], tmp_path, "--phonemes", "a", *oracle) == 2, "now it is"
 
 
 def test_another_run_in_the_folder_is_refused(trained, tmp_path, capsys):

@@ -193,7 +193,58 @@ def test_lookup_learns_from_the_durations_of_training():
     Tacotron2WithLength(SPEECH_LOSS, TASK)(model, sample)
     assert not table.tokens.any(), "not in validation"
     Tacotron2WithLength(SPEECH_LOSS, TASK)(model.train(), sample)
-    assert table.frames.sum() == sample["durations"].sum() and table.tokens.sum() == 9 + 6 + 4
+    assert table.frames.sum() == sample["durations"].sum() and table.tokens.sum() == 8 + 5 + 3  # not the ends
+
+
+@pytest.mark.parametrize("predictor", ["conv", "lookup", "ratio"])
+def test_training_with_predicted_lengths_starts_with_true_ones(predictor):
+    """Nothing was learned before the first update."""
+    options = {"length_predictor": predictor, "length_in_training": "predicted", "length_dropout": 0.0}
+    model, true = (make_tts("cosformer", prenet_dropout=0.0, **options, **more) for more in ({}, {}))
+    true.encoder.length_predictor.in_training = False
+    sample, criterion = speech_sample(), Tacotron2WithLength(SPEECH_LOSS, TASK)
+
+    def loss(one):
+        torch.manual_seed(1)  # of dropout
+        return criterion(one.train(), sample)[0]
+
+    assert torch.equal(loss(model), loss(true)) == (predictor != "ratio"), "a ratio is known from the first batch on"
+    assert not torch.equal(loss(model), loss(true))
+
+
+def test_a_predictor_that_learns_nothing_is_noticed_in_validation():
+    model = make_tts("cosformer", length_predictor="lookup", length_in_training="predicted")
+    sample = speech_sample() | {"durations": None}
+    Tacotron2WithLength(SPEECH_LOSS, TASK)(model.train(), sample)
+    with pytest.raises(LeapformerError, match="no durations of source tokens; give --length-table"):
+        Tacotron2WithLength(SPEECH_LOSS, TASK)(model.eval(), sample)
+
+
+@torch.no_grad()
+def test_a_state_remembers_the_length_it_was_built_with():
+    """What is said of the length later on, by another batch, does not change a sentence that is being written."""
+    model, batch = nmt("cosformer", **PREDICTED), text_batch()
+    encoder_out, tokens = model.encoder.forward_torchscript(batch), target_prefix(3, 6)
+    state: dict = {}
+    steps = []
+    for t in range(1, 7):
+        steps.append(model.decoder(tokens[:, :t], encoder_out, state)[0])
+        encoder_out["target_length"] = [encoder_out["target_length"][0] + 50]
+    encoder_out["target_length"] = [encoder_out["target_length"][0] - 6 * 50]
+    expected = model.decoder(tokens, encoder_out)[0]
+    torch.testing.assert_close(torch.cat(steps, 1), expected, atol=1e-5, rtol=0)
+    assert (
+        model.decoder(tokens, {**encoder_out, "target_length": [torch.full((3,), 60.0)]})[0] - expected
+    ).abs().max() > 1e-4
+
+
+@torch.no_grad()
+def test_reading_a_prompt_hears_the_predicted_length():
+    model, batch = nmt("cosformer", **PREDICTED), text_batch()
+    encoder_out, tokens = model.encoder.forward_torchscript(batch), target_prefix(3, 6)
+    expected, _ = model.decoder.extract_features(tokens, encoder_out)
+    model.decoder.current.lengths = torch.full((3,), 77.0)  # of whatever came before
+    torch.testing.assert_close(model.decoder.read(tokens, {}, encoder_out), expected)
 
 
 def test_logged_losses_are_averaged_by_size():

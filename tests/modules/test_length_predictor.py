@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
+from leapformer_fairseq.modules.length_predictor import Predictor, register
 
 WIDTH = 6
 
@@ -31,11 +32,11 @@ def predictor(
 
 
 def source(*rows: str, target: tuple[int, ...] | None = None) -> Source:
-    """Sentences of letters, padded on the right; states that differ by letter."""
+    """Sentences of letters ("." is the end), padded on the right; states that differ by letter."""
     words = dictionary()
     tokens = torch.full((len(rows), max(map(len, rows))), words.pad())
     for i, row in enumerate(rows):
-        tokens[i, : len(row)] = torch.tensor([words.index(letter) for letter in row])
+        tokens[i, : len(row)] = torch.tensor([words.eos() if x == "." else words.index(x) for x in row])
     states = torch.nn.functional.one_hot(tokens, 12)[..., 3 : 3 + WIDTH].float()
     states[tokens == words.pad()] = 100.0  # a predictor that looks there will show it
     return Source(tokens, states, tokens != words.pad(), None if target is None else torch.tensor(target))
@@ -66,6 +67,34 @@ def test_lookup_sums_mean_durations():
     assert model(source("ab", "aaa", "c")).tolist() == [18.0, 9.0, 9.0], "an unknown token takes the mean of all"
 
 
+def test_the_end_lasts_no_time():
+    """Every source ends with a token that nobody says; a table may give it some time all the same."""
+    model = predictor("lookup")
+    model.observe_durations(source("ab.", "b."), torch.tensor([[2, 10, 0], [18, 0, 0]]))  # a: 2, b: 14, all: 10
+    assert model(source("ab.", "ac.")).tolist() == [16.0, 12.0]
+
+
+@pytest.mark.parametrize(("table", "frames"), [("a 10\nb 20\n", 30.0), ("a 10\nb 20\n</s> 3\n", 33.0)])
+def test_the_end_in_a_table(tmp_path, table, frames):
+    (tmp_path / "table").write_text(table)
+    model = predictor("lookup", length_table=str(tmp_path / "table"))
+    assert model(source("ab.", ".")).tolist() == [frames, max(frames - 30, 1)]
+
+
+def test_a_table_that_is_not_there(tmp_path):
+    """A checkpoint brings its own copy; training without one stops, and does not learn another from the data."""
+    (tmp_path / "table").write_text("a 10\n")
+    trained, other = (predictor("lookup", length_table=str(tmp_path / name)) for name in ("table", "tabel"))
+    with pytest.raises(LeapformerError, match="tabel: there is no such file; give a table of durations"):
+        other.observe(source("a.", target=(5,)))
+    state = {f"x.{key}": value for key, value in trained.state_dict().items()}
+    other.upgrade_state_dict_named(state, "x")
+    other.load_state_dict({key.removeprefix("x."): value for key, value in state.items()})
+    other.observe(source("a.", target=(5,)))
+    other.observe_durations(source("a."), torch.tensor([[100, 0]]))
+    assert other(source("aa.")).tolist() == [20.0]
+
+
 def test_lookup_counts_steps_and_dampens():
     model = predictor("lookup", frames_per_step=4, length_dampening=0.5)
     model.observe_durations(source("ab"), torch.tensor([[5, 9]]))
@@ -84,8 +113,12 @@ def test_lookup_from_a_file(tmp_path):
     ("content", "message"),
     [
         ("a 2\nx 3\n", "'x' is not in the dictionary; make the table with this vocabulary"),
-        ("a 2\nb\n", "line 2: 'b' is not a token and a number"),
-        ("a two\n", "line 1: 'a two' is not a token and a number"),
+        ("a 2\nb\n", "line 2: 'b' is not a token and its mean frames"),
+        ("a two\n", "line 1: 'a two' is not a token and its mean frames"),
+        ("a -5\n", "line 1: 'a -5' is not a token and its mean frames"),
+        ("a nan\n", "line 1: 'a nan' is not a token and its mean frames"),
+        ("a 1e30\n", "line 1: 'a 1e30' is not a token and its mean frames"),
+        ("\n", "line 1: '' is not a token and its mean frames"),
     ],
 )
 def test_a_wrong_table_is_named(tmp_path, content, message):
@@ -167,7 +200,12 @@ def test_half_precision_keeps_what_was_counted():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("ratio", {"length_ratio": -1.0}, "--length-ratio -1.0 is negative"),
+        ("ratio", {"length_ratio": -1.0}, "--length-ratio -1.0: give decoder steps per position, or 0"),
+        ("ratio", {"length_ratio": float("nan")}, "--length-ratio nan: give decoder steps per position, or 0"),
+        ("ratio", {"length_ratio": "x"}, "--length-ratio 'x': give a number"),
+        ("ratio", {"length_in_training": "never"}, "--length-in-training 'never': choose from: true, predicted"),
+        ("guess", {}, "--length-predictor 'guess' is unknown; choose from: conv, lookup, oracle, ratio"),
+        ("conv", {"length_dropout": 2.0}, "--length-dropout 2.0: give a probability below 1"),
         ("lookup", {"length_dampening": 0.0}, "--length-dampening 0.0: lengths are divided by it"),
         ("conv", {"length_kernel": 4}, "--length-kernel 4, .*give an odd kernel"),
         ("lookup", {"speech": True}, "lookup needs source tokens, here the source is speech; take ratio or conv"),
@@ -177,6 +215,17 @@ def test_what_makes_no_sense_is_refused(name, options, message):
     with pytest.raises(LeapformerError, match=message) as error:
         predictor(name, **options)
     assert "\n" not in str(error.value)
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(LeapformerError, match="length predictor 'ratio' is already registered by .*; rename it"):
+        register("ratio")(Predictor)
+
+
+def test_a_table_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "table").write_bytes(b"a 2\n\xff 3\n")
+    with pytest.raises(LeapformerError, match="table cannot be read .*; give a text file in UTF-8"):
+        predictor("lookup", length_table=str(tmp_path / "table"))
 
 
 def test_speech_has_the_predictors_that_need_no_tokens():
