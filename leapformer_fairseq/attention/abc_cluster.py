@@ -28,6 +28,9 @@ class Cluster(SlotSums):
     The clusters are those of k-means over the block's inputs, found anew for every sentence and the same for all heads;
     a query therefore depends on all tokens. (Vyas et al., 2020, arXiv:2007.04825; Peng et al., 2022, arXiv:2110.02488,
     section 3.2.)
+
+    k-means is written out here because it has to run for a whole batch at once on the device of the model: libraries
+    cluster one set of points at a time, on the CPU.
     """
 
     blocks = ("encoder-self", "decoder-cross")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from .bounded import EMPTY_SLOTS, SLOTS
+from .bounded import SLOTS
 from .linear import accumulated
 from .masks import Rows
 from .registry import Option, register
@@ -19,7 +19,6 @@ from .slot_sums import UNTIED, SlotSums
 @register(
     "abc-linformer",
     SLOTS,
-    EMPTY_SLOTS,
     UNTIED,
     Option("abc_max_length", 1024, "abc-linformer: longest sequence, the columns of its table"),
 )

@@ -67,7 +67,7 @@ class Mechanism(nn.Module):
     #: True when the keys' `Rows.inputs`, the block's input before the projections, is to be given
     needs_inputs: ClassVar[bool] = False
     #: True when layers hand a packed sequence on to each other (`Rows.packed`), which `packed_after` a state gives
-    packs: ClassVar[bool] = False
+    packs: bool = False
     #: True when the first layer has no packed sequence of its own, so the encoder must hand one on
     needs_packed: bool = False
     #: True when k is v: one projection serves for both (`adopt` is for a use of the other)

@@ -105,9 +105,11 @@ class Luna(BoundedMechanism):
     gets P' = Y + P (section 3.2). Causal: with a_i = g(x_i W_pc . P W_pq / sqrt(D)), a query reads the memory
     K~_t = 1/t sum_{i <= t} k_i a_i^T, V~_t = 1/t sum a_i v_i^T by a softmax (section 3.3).
 
-    Here a layer normalises P when it reads it, and not what it hands on: the same function, but the last layer has no
-    normalisation without a use. W_pq is the layer's own, what else is projected is said at `adopt`; without that, as a
-    library, keys and values are unpacked and written as they are given.
+    Here an attention normalises P when it reads it, and not what it hands on, so that the last layer has no
+    normalisation without a use. So the first P is normalised, too, self- and cross-attention each have a normalisation,
+    and it is the same in pre-norm models. Weights are dropped out, P itself is not, other than in the released code.
+    W_pq is the layer's own, what else is projected is said at `adopt`; without that, as a library, keys and values are
+    unpacked and written as they are given.
     """
 
     prefixes = False
@@ -136,6 +138,7 @@ class Luna(BoundedMechanism):
         decodes = self.block not in (None, ENCODER_SELF)
         self.needs_packed = decodes and luna_packed == "encoder"
         self.learned = decodes and luna_packed == "learned"
+        self.packs = not self.learned  # nobody would read what it hands on
         width = head_dim * num_heads
         self.packed_norm = nn.LayerNorm(width)
         if not self.needs_packed:
@@ -222,7 +225,8 @@ class Luna(BoundedMechanism):
         weights = read(self._pseudo_queries(packed) @ k.mT, hidden, dropout)
         found = weights @ v
         content = found.transpose(1, 2).flatten(2)  # Y, (B, l, H E)
-        keys, values = (self._projected(role, content) for role in ("unpack_key", "unpack_value"))
+        keys = self._projected("unpack_key", content)
+        values = keys if self.keys_are_values else self._projected("unpack_value", content)
         if keys is None or values is None:
             keys, values = weights @ k, found
         # As a library it may be given values of another width than P, which cannot be added to it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import LeapformerError
 from ..modules import CurrentPass, add_attention_args, attentions, fill_attention_args, swap_attention
+from .packed import PACKED
 
 POOLINGS = ("cls", "mean", "packed")
 
@@ -26,9 +28,11 @@ class Encoder(RobertaEncoder):
 
     current: CurrentPass
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+    def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+        """What fairseq's gives; where layers have a packed sequence, the last one's is there, too."""
         self.current.packed = None
-        return super().forward(*args, **kwargs)
+        x, extra = super().forward(src_tokens, *args, **kwargs)
+        return x, extra if self.current.packing is None else {**extra, PACKED: self.current.hand_over(len(src_tokens))}
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -88,7 +92,8 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         features, extra = self.encoder(src_tokens, True, return_all_hiddens, **options)
         rows, keep = features, src_tokens.ne(self.encoder.dictionary.pad())
         if self.args.pooling == "packed":
-            rows, keep = self.encoder.current.packed
+            rows, keep = extra[PACKED]
+            keep = rows.new_ones(rows.shape[:2], dtype=torch.bool) if keep is None else keep
             rows = F.layer_norm(rows, rows.shape[-1:]).to(features.dtype)  # as a layer that reads it does
         keep = keep.unsqueeze(-1)
         mean = rows.masked_fill(~keep, 0).sum(1, keepdim=True) / keep.sum(1, keepdim=True)

@@ -10,6 +10,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
 from torch import Tensor, nn
 
+from ..errors import LeapformerError
 from ..modules import add_attention_args, fill_attention_args
 from .lengths import add_length_args, fill_length_args
 from .transformer import Decoder, Encoder
@@ -33,6 +34,11 @@ class LeapformerNMTModel(TransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerNMTModel:
         # What a preset or an older checkpoint left open.
         leapformer_nmt(args)
+        if getattr(getattr(task, "cfg", None), "load_alignments", False):
+            raise LeapformerError(
+                "--load-alignments: attention is not trained on given alignments here; leave it and "
+                "label_smoothed_cross_entropy_with_alignment out"
+            )
         return super().build_model(args, task)
 
     @classmethod

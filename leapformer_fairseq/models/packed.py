@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,10 +25,10 @@ class PackingEncoder(nn.Module):
         return self.with_packed(super().forward(*args, **kwargs))
 
     def with_packed(self, encoder_out: EncoderOut) -> EncoderOut:
-        """The encoder's output and the packed sequence, if there is one: the first, if all layers were dropped."""
+        """The encoder's output and the packed sequence, if there is one."""
         if self.current.packing is None:
             return encoder_out
-        packed = self.current.packed or self.current.packing.first_packed(encoder_out["encoder_out"][0].shape[1])
+        packed = self.current.hand_over(encoder_out["encoder_out"][0].shape[1])
         return {**encoder_out, PACKED: [x for x in packed if x is not None]}
 
     def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
@@ -36,7 +38,12 @@ class PackingEncoder(nn.Module):
         return reordered
 
 
-def take_packed(current: CurrentPass, encoder_out: EncoderOut | None) -> None:
-    """Give a decoder's layers, before they run, what the encoder handed on, if anything."""
+@contextmanager
+def taken_packed(current: CurrentPass, encoder_out: EncoderOut | None) -> Iterator[None]:
+    """While this holds, a decoder's layers find what the encoder handed on, if anything."""
     found = (encoder_out or {}).get(PACKED)
     current.packed = Packed(*found) if found else None
+    try:
+        yield
+    finally:
+        current.packed = None

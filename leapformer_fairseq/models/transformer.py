@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import LeapformerError
 from ..modules import IncrementalState, attentions, swap_attention
 from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, tell_length
-from .packed import PackingEncoder, take_packed
+from .packed import PackingEncoder, taken_packed
 
 _AHEAD = "features of the prompt"  # a key of `incremental_state`: (B, T, C)
 
@@ -65,20 +65,33 @@ class Decoder(TransformerDecoderBase):
             self.prompt = None
 
     def extract_features_scriptable(
-        self, prev_output_tokens: Tensor, encoder_out: Any, incremental_state: Any = None, *args: Any, **kwargs: Any
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any,
+        incremental_state: Any = None,
+        full_context_alignment: bool = False,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
+        if full_context_alignment:
+            raise LeapformerError(
+                "full_context_alignment: decoder self-attention is causal by construction and cannot look at later "
+                "tokens; leave it out"
+            )
         true_lengths = None
         if incremental_state is None and self.current.knows_lengths:
             true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
         tell_length(self.current, encoder_out, true_lengths)
-        take_packed(self.current, encoder_out)
         if incremental_state is not None:
             if self.prompt is not None and not incremental_state:
                 self._read_prompt(len(prev_output_tokens), incremental_state)
             ahead, column = incremental_state.get(_AHEAD), prev_output_tokens.shape[1] - 1
             if ahead is not None and column < ahead.shape[1]:
                 return ahead[:, column : column + 1], {"attn": [None], "inner_states": []}
-        return super().extract_features_scriptable(prev_output_tokens, encoder_out, incremental_state, *args, **kwargs)
+        with taken_packed(self.current, encoder_out):
+            return super().extract_features_scriptable(
+                prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
+            )
 
     def _read_prompt(self, rows: int, incremental_state: IncrementalState) -> None:
         """Read the prompt once a sentence and give each of its hypotheses a copy of the state."""
@@ -111,13 +124,13 @@ class Decoder(TransformerDecoderBase):
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
         tell_length(self.current, encoder_out, None)
-        take_packed(self.current, encoder_out)
         source, padding = None, None
         if encoder_out is not None:
             source = encoder_out["encoder_out"][0]
             padding = (encoder_out["encoder_padding_mask"] or [None])[0]
-        for i in range(len(self.layers)):
-            x, _, _ = self.layers[i](x, source, padding, incremental_state)
+        with taken_packed(self.current, encoder_out):
+            for i in range(len(self.layers)):
+                x, _, _ = self.layers[i](x, source, padding, incremental_state)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = x.transpose(0, 1)

@@ -39,7 +39,7 @@ from .lengths import (
     predicted_length,
     tell_length,
 )
-from .packed import PackingEncoder, take_packed
+from .packed import PackingEncoder, taken_packed
 from .transformer import check_vocabulary
 
 
@@ -114,8 +114,8 @@ class TTSDecoder(TTSTransformerDecoder):
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         tell_length(self.current, encoder_out, target_lengths if incremental_state is None else None)
-        take_packed(self.current, encoder_out)
-        return super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
+        with taken_packed(self.current, encoder_out):
+            return super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
 
     def forward(
         self,

@@ -279,7 +279,13 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
                     state_dict[f"{name}.{side}_proj.{part}"] = own
         prefix = f"{name}.mechanism."
         own = {prefix + key: value for key, value in self.mechanism.state_dict().items()}
-        for key in [key for key in state_dict if key.startswith(prefix) and key not in own]:
+        there = {key for key in state_dict if key.startswith(prefix)}
+        untied = {key for key in own if key.removeprefix(prefix) not in self.mechanism.tied}
+        if there & untied and (there ^ own.keys()) & (there | untied):
+            key = min((there ^ own.keys()) & (there | untied))
+            where = "the checkpoint only" if key in there else "this model only"
+            raise LeapformerError(f"{key} is in {where}; {self._remedy()}")
+        for key in there - own.keys():
             del state_dict[key]
         for key, value in own.items():
             found = self._trained(state_dict, key, tied=key.removeprefix(prefix) in self.mechanism.tied)

@@ -39,6 +39,15 @@ class CurrentPass:
         """One for each of `rows` sentences, where the rows of the pass are hypotheses of them, side by side."""
         return None if self.packed is None else _mapped(self.packed, lambda x: x[:: len(x) // rows])
 
+    def hand_over(self, count: int) -> Packed:
+        """What the last layer handed on of `count` sentences; the first layer's own rows, if all were dropped.
+
+        It is kept no longer: with it there would be the graph of a pass that is over.
+        """
+        found = self.packed or self.packing.first_packed(count)
+        self.packed = None
+        return found
+
     def hand_on(self, packed: Packed, hypotheses: int) -> None:
         """What the next layer gets: that of a sentence for each of its hypotheses."""
         self.packed = _mapped(packed, lambda x: x.repeat_interleave(hypotheses, 0)) if hypotheses > 1 else packed

@@ -139,8 +139,8 @@ def _packing_refusal(mechanism: Mechanism, args: argparse.Namespace, source: str
     """
     if mechanism.packs and getattr(args, "checkpoint_activations", False):
         return (
-            "its layers hand on a packed sequence, whose gradient is lost when layers are run again in the backward "
-            "pass; leave --checkpoint-activations out"
+            "its layers hand on a packed sequence, which is gone when layers are run again in the backward pass; leave "
+            "--checkpoint-activations out"
         )
     if mechanism.needs_packed and not any(find(name).packs for name in names_in(source)):
         return (

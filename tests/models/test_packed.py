@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from leapformer_fairseq.attention import bounded, build, forms
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.modules import attentions
+from leapformer_fairseq.modules import attentions, swap
 
+from ..attention.cases import difference
 from .test_mlm import HEAD, mlm, padded, sentence, with_head
 from .test_nmt import generate, nmt, worst
 from .tiny import make_model, make_tts, speech_batch, target_prefix, text_batch, tts_batch
@@ -141,8 +143,8 @@ def test_packed_pooling_is_the_mean_of_what_the_last_layer_hands_on():
     model, tokens, seen = with_head(mlm("luna", pooling="packed")), sentence(7).unsqueeze(0), []
     model.classification_heads[HEAD].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
-        model(tokens, classification_head_name=HEAD)
-    rows, keep = model.encoder.current.packed
+        _, extra = model(tokens, classification_head_name=HEAD)
+    rows, keep = extra["packed"]
     assert keep.sum() == 7
     rows = rows[0, :7]
     normal = (rows - rows.mean(1, keepdim=True)) / (rows.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
@@ -193,18 +195,84 @@ def test_what_cannot_work_is_refused_when_the_model_is_built(options, message):
         nmt("luna", **options)
 
 
-def test_checkpointed_layers_would_lose_the_gradient_of_the_packed_sequence():
-    """Why the flag is refused: what a layer leaves beside its output has no gradient in a checkpoint as fairseq's."""
-    beside = []
+def gradients(model, *inputs, **more):
+    """Of every parameter, of one backward pass in training without dropout."""
+    out, _ = model.train()(*inputs, **more)
+    out.square().sum().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
-    def layer(x):
-        beside.append(x * 2)
-        return x * 3
 
-    x = torch.ones(1, requires_grad=True)
-    out = checkpoint(layer, x, use_reentrant=True) + beside[0]
-    out.backward()
-    assert x.grad.item() == 3  # and not 5
+def test_checkpointed_layers_would_not_find_the_packed_sequence(monkeypatch):
+    """Why the flag is refused: fairseq runs a layer again as a function of its input alone."""
+    monkeypatch.setattr(swap, "_packing_refusal", lambda *unused: None)
+    model = nmt("luna", dropout=0.0, checkpoint_activations=True)
+    with pytest.raises(LeapformerError, match="luna was given no packed sequence"):
+        gradients(model, **text_batch(), prev_output_tokens=target_prefix(3, 5))
+
+
+@pytest.mark.parametrize("kind", ["lm", "nmt"])
+def test_layers_with_learned_rows_may_be_checkpointed(kind):
+    """They hand nothing on."""
+    options, prefix = {"dropout": 0.0}, target_prefix(3, 9)
+    if kind == "lm":
+        models = [
+            make_model("leapformer_lm_tiny", "luna", tokens_per_sample=64, checkpoint_activations=on, **options)
+            for on in (False, True)
+        ]
+        inputs = {"src_tokens": prefix}
+    else:
+        plan = {"encoder_self_attention": "softmax", "luna_packed": "learned"}
+        models = [nmt("luna", checkpoint_activations=on, **plan, **options) for on in (False, True)]
+        inputs = {**text_batch(), "prev_output_tokens": prefix}
+    models[1].load_state_dict(models[0].state_dict())
+    plain, again = (gradients(model, **inputs) for model in models)
+    assert plain.keys() == again.keys()
+    assert difference(plain.values(), again.values()) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["nmt", "tts", "lm", "mlm"])
+def test_nothing_of_a_pass_is_kept(kind):
+    """A model that has been trained can be copied, and holds no graph."""
+    if kind == "mlm":
+        model = mlm("luna")
+        model.train()(padded([sentence(9), sentence(5)], 9))
+    elif kind == "tts":
+        model = make_tts("luna")
+        model.train()(**tts_batch())
+    elif kind == "lm":
+        model = make_model("leapformer_lm_tiny", "luna", tokens_per_sample=64)
+        model.train()(target_prefix(3, 9))
+    else:
+        model = nmt("luna")
+        model.train()(**text_batch(), prev_output_tokens=target_prefix(3, 5))
+    assert all(attention.current.packed is None for attention in attentions(model))
+    copy.deepcopy(model)
+
+
+def test_classes_are_told_from_the_first_rows_if_all_layers_are_dropped():
+    model, batch = with_head(mlm("luna", pooling="packed", encoder_layerdrop=0.5)).train(), padded([sentence(9)], 9)
+    model.encoder.layers.p = 1.0
+    out, _ = model(batch, classification_head_name=HEAD)
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(("trained", "given"), [("tied", "untied"), ("untied", "tied"), ("tied", "standard")])
+def test_a_checkpoint_with_other_projections_is_refused(trained, given):
+    checkpoint = nmt("luna", luna_projections=trained).state_dict()
+    with pytest.raises(LeapformerError, match=r"mechanism\.own\..* only; give luna the options .*--luna-projections"):
+        nmt("luna", luna_projections=given).load_state_dict(checkpoint)
+
+
+def test_a_checkpoint_with_a_handed_on_sequence_is_refused_for_learned_ones():
+    checkpoint = nmt("luna").state_dict()
+    with pytest.raises(LeapformerError, match="mechanism.packed is in this model only; give luna .*--luna-packed"):
+        nmt("luna", luna_packed="learned").load_state_dict(checkpoint)
+
+
+def test_full_context_alignment_is_refused():
+    model = nmt("luna")
+    with pytest.raises(LeapformerError, match="full_context_alignment: .* causal by construction"):
+        model(**text_batch(), prev_output_tokens=target_prefix(3, 5), full_context_alignment=True)
 
 
 def test_a_language_model_has_learned_rows_and_refuses_those_of_an_encoder():
