@@ -6,3 +6,8 @@ class LeapformerError(ValueError):
 
     The message is one line that names the value, the reason and the remedy.
     """
+
+
+def one_line(error: LeapformerError) -> str:
+    """The message alone: an error from a data loader's worker process comes with its traceback in front."""
+    return str(error).strip().splitlines()[-1].rpartition(f"{LeapformerError.__name__}: ")[2]

@@ -30,12 +30,12 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
     except OSError as error:
         raise LeapformerError(
             f"the data of {checkpoint} cannot be read ({error.filename or error}); "
-            "give the folder with the model's dictionary as --data"
+            "give the folder with the dictionary that the model was trained with"
         ) from error
     except Exception as error:
         if not isinstance(error.__context__, yaml.YAMLError):  # fairseq raises a mere Exception of it
             raise
-        raise LeapformerError(f"{' '.join(str(error).split())}; mend the file, or give --data") from error
+        raise LeapformerError(f"{' '.join(str(error).split())}; mend the file, or give another data folder") from error
     return models[0].eval(), task
 
 

@@ -225,7 +225,10 @@ def test_a_missing_checkpoint_says_so_itself(tmp_path):
     ("wrong", "shown"),
     [
         (LeapformerError("another vocabulary"), "^another vocabulary$"),
-        (RuntimeError("a page of sizes"), "Cannot load model parameters from checkpoint"),
+        (
+            RuntimeError("errors:\n size of x\n size of y"),
+            r"a.pt does not fit this model \(size of x\); use the layers",
+        ),
     ],
 )
 def test_training_tells_what_a_model_says_of_a_checkpoint(wrong, shown, tmp_path, monkeypatch):
@@ -242,4 +245,4 @@ def test_training_tells_what_a_model_says_of_a_checkpoint(wrong, shown, tmp_path
     (tmp_path / "a.pt").touch()
     with pytest.raises(Exception, match=shown) as caught:
         Trainer.load_checkpoint(trainer, str(tmp_path / "a.pt"))
-    assert isinstance(caught.value, LeapformerError) == isinstance(wrong, LeapformerError)
+    assert isinstance(caught.value, LeapformerError)

@@ -30,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     from ..scoring.stream import score_stream
     from ..signature import environment, signature
 
+    if args.limit is not None and args.limit < 1:
+        raise LeapformerError(f"--limit {args.limit}: give at least 1 token")
     device = available_device(args.device)
     model, task = load_model(args.path, ("leapformer_lm",), "a stream", {"data": args.data})
     text = _text(args.data, args.gen_subset, task)[: args.limit].to(device)

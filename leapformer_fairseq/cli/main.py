@@ -7,7 +7,7 @@ import importlib
 import sys
 
 from .. import __version__
-from ..errors import LeapformerError
+from ..errors import LeapformerError, one_line
 from . import fairseq_commands
 
 # name -> (module in this package, help). The text stands here as well so that `leapformer --help` imports none of them.
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _dispatch(sys.argv[1:] if argv is None else argv)
     except LeapformerError as error:
-        print(f"leapformer: error: {_one_line(error)}", file=sys.stderr)
+        print(f"leapformer: error: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("leapformer: interrupted", file=sys.stderr)
@@ -96,11 +96,6 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     for name, fairseq_command in fairseq_commands.COMMANDS.items():
         subparsers.add_parser(name, help=fairseq_command.help)
     return parser
-
-
-def _one_line(error: LeapformerError) -> str:
-    """The message alone: an error from a data loader's worker process comes with its traceback in front."""
-    return str(error).strip().splitlines()[-1].rpartition(f"{LeapformerError.__name__}: ")[2]
 
 
 if __name__ == "__main__":

@@ -50,12 +50,41 @@ def _say_what_is_unreadable() -> None:
         except (OSError, LeapformerError):
             raise  # a missing file says so itself
         except Exception as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            refused = [line for line in lines if "GLOBAL" in line]  # what torch calls code in a file of weights
-            reason = (refused or lines)[0][:200]
-            raise LeapformerError(f"{path} cannot be read as a fairseq checkpoint ({reason})") from error
+            raise LeapformerError(
+                f"{path} cannot be read as a fairseq checkpoint ({_reason(error)}); give one of fairseq-train"
+            ) from error
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a file, on one line."""
+    if isinstance(error, KeyError):
+        return f"it holds no {error}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    refused = [line for line in lines if "GLOBAL" in line]  # what torch calls code in a file of weights
+    # torch goes on to recommend loading such files without protection.
+    advice = [line for line in lines if "weights_only" in line]
+    return ([*refused, *(line for line in lines if line not in advice)] or ["it is none"])[0][:200]
+
+
+def _name_missing_files() -> None:
+    """One line for a checkpoint that is not there."""
+    from fairseq import checkpoint_utils
+
+    for name in ("load_model_ensemble", "load_model_ensemble_and_task"):
+        load = getattr(checkpoint_utils, name)
+
+        @functools.wraps(load)
+        def load_or_say(filenames: Any, *args: Any, _load: Any = load, **kwargs: Any) -> Any:
+            try:
+                return _load(filenames, *args, **kwargs)
+            except OSError as error:
+                if not str(error).startswith("Model file not found"):
+                    raise
+                raise LeapformerError(f"{str(error)[0].lower()}{str(error)[1:]}; check the path") from None
+
+        setattr(checkpoint_utils, name, load_or_say)
 
 
 def _let_our_errors_through() -> None:
@@ -71,9 +100,20 @@ def _let_our_errors_through() -> None:
         except Exception as error:
             if isinstance(error.__context__, LeapformerError):
                 raise error.__context__ from None
+            if str(error).startswith("Cannot load model parameters"):
+                name, what = args[0] if args else "the checkpoint", _difference(error.__context__)
+                raise LeapformerError(
+                    f"{name} does not fit this model{what}; use the layers and sizes of its training"
+                ) from None
             raise
 
     Trainer.load_checkpoint = load_checkpoint
+
+
+def _difference(error: BaseException | None) -> str:
+    """The first tensor that torch finds missing, unknown or of another shape, in brackets."""
+    lines = [line.strip() for line in str(error or "").splitlines()[1:] if line.strip()]
+    return f" ({lines[0][:160]})" if lines else ""
 
 
 PATCHES = (
@@ -90,6 +130,13 @@ PATCHES = (
         "fairseq 0.12",
         always,
         _say_what_is_unreadable,
+    ),
+    Patch(
+        "missing-checkpoint",
+        "a checkpoint that is not there ends in a traceback",
+        "fairseq 0.12",
+        always,
+        _name_missing_files,
     ),
     Patch(
         "checkpoint-that-does-not-fit",

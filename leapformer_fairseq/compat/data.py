@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import math
 import queue
+import re
 import time
 import types
 import weakref
@@ -17,6 +19,8 @@ import torch
 
 from ..errors import LeapformerError
 from .patch import Patch, always
+
+logger = logging.getLogger(__name__)
 
 
 def _np_compat_is_missing() -> bool:
@@ -127,6 +131,68 @@ def _objection_to_durations(row: dict[str, str]) -> str | None:
     return f"durations of {total} frames are longer than the audio, {frames} frames" if total > frames else None
 
 
+def _keep_last_batches() -> None:
+    """Keep the last batch whatever its size; fairseq drops it unless that is a multiple of 8 (or as many as asked)."""
+    from fairseq.data import data_utils
+
+    make = data_utils.batch_by_size
+
+    @functools.wraps(make)
+    def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> Any:
+        indices = indices if isinstance(indices, np.ndarray) else np.fromiter(indices, dtype=np.int64)
+        batches = list(make(indices, *args, **kwargs)) if len(indices) else []
+        rest = indices[sum(map(len, batches)) :]  # batches follow the order of the indices
+        return [*batches, rest] if len(rest) and kwargs.get("fixed_shapes") is None else batches
+
+    data_utils.batch_by_size = batch_by_size
+
+
+def _name_samples_that_are_too_long() -> None:
+    """One line for what does not fit the model's positions, where fairseq ends in a traceback."""
+    from fairseq.tasks.fairseq_task import FairseqTask
+
+    choose = FairseqTask.filter_indices_by_size
+
+    @functools.wraps(choose)
+    def filter_indices_by_size(self: Any, indices: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return choose(self, indices, dataset, *args, **kwargs)
+        except Exception as error:
+            found = re.match(r"Size of sample #(\d+) is invalid \(=(.*)\) since max_positions=(.*), skip", str(error))
+            if found is None:
+                raise
+            sample, size, limit = found.groups()
+            raise LeapformerError(
+                f"sample {sample} is too long: {size} tokens or frames, the model's positions are {limit}; cut it, or "
+                "leave out what is too long with --skip-invalid-size-inputs-valid-test"
+            ) from None
+
+    FairseqTask.filter_indices_by_size = filter_indices_by_size
+
+
+def _tell_of_unknown_words() -> None:
+    """Say which lines that fairseq-interactive reads are empty, or hold words the model does not know."""
+    from fairseq.tasks.fairseq_task import FairseqTask
+
+    encode = FairseqTask.get_interactive_tokens_and_lengths
+
+    @functools.wraps(encode)
+    def get_interactive_tokens_and_lengths(self: Any, lines: list[str], encode_fn: Any) -> Any:
+        words = self.source_dictionary
+        for line in lines:
+            pieces = encode_fn(line).split()
+            unknown = [piece for piece in dict.fromkeys(pieces) if words.index(piece) == words.unk()]
+            if not pieces:
+                logger.warning("an empty line: the model gets nothing to read; leave such lines out")
+            elif unknown:
+                logger.warning(
+                    "%r: not in the dictionary: %s; prepare the text as in training", line[:80], " ".join(unknown[:5])
+                )
+        return encode(self, lines, encode_fn)
+
+    FairseqTask.get_interactive_tokens_and_lengths = get_interactive_tokens_and_lengths
+
+
 def _consumer_is_daemon() -> bool:
     from fairseq.data import iterators
 
@@ -188,6 +254,28 @@ PATCHES = (
         "fairseq 0.12",
         always,
         _name_wrong_durations,
+    ),
+    Patch(
+        "last-batch",
+        "the last batch is dropped unless its size is a multiple of --required-batch-size-multiple (8), so that some "
+        "sentences are neither generated nor validated nor trained on",
+        "fairseq 0.12.3",
+        always,
+        _keep_last_batches,
+    ),
+    Patch(
+        "too-long",
+        "a sample that is longer than the model's positions ends in a traceback",
+        "fairseq 0.12",
+        always,
+        _name_samples_that_are_too_long,
+    ),
+    Patch(
+        "unknown-words",
+        "fairseq-interactive reads empty lines and unknown words without a word",
+        "fairseq 0.12",
+        always,
+        _tell_of_unknown_words,
     ),
     Patch(
         "exit-code-134",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import LeapformerError
+from ..errors import LeapformerError, one_line
 from .patch import Patch, always
 
 PLUGIN_DIR = Path(__file__).absolute().parent.parent
@@ -83,6 +85,86 @@ def _refuse_half_precision_without_gpu() -> None:
     Trainer.__init__ = init
 
 
+def _no_xla() -> bool:
+    return importlib.util.find_spec("torch_xla") is None
+
+
+def _let_bf16_run_on_gpus() -> None:
+    """fairseq takes --bf16 for a TPU, which there is none of."""
+    from fairseq import options
+
+    parse = options.parse_args_and_arch
+
+    @functools.wraps(parse)
+    def parse_args_and_arch(*args: Any, **kwargs: Any) -> Any:
+        found = parse(*args, **kwargs)
+        (found[0] if isinstance(found, tuple) else found).tpu = False
+        return found
+
+    options.parse_args_and_arch = parse_args_and_arch
+
+
+def _check_window() -> None:
+    """Say what is wrong with the sizes of eval-lm before they end in a division by zero."""
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+
+    load = LanguageModelingTask.load_dataset
+
+    @functools.wraps(load)
+    def load_dataset(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.args.tokens_per_sample < 1:
+            raise LeapformerError(
+                f"--tokens-per-sample leaves {self.args.tokens_per_sample} new tokens a block; give at least 1, and "
+                "more than --context-window"
+            )
+        return load(self, *args, **kwargs)
+
+    LanguageModelingTask.load_dataset = load_dataset
+
+
+def _refuse_other_models_as_language_models() -> None:
+    """One line for a translation model in eval-lm, and for options that language models cannot serve."""
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+
+    build, generator = LanguageModelingTask.build_model, LanguageModelingTask.build_generator
+
+    @functools.wraps(build)
+    def build_model(self: Any, args: Any, *more: Any, **kwargs: Any) -> Any:
+        try:
+            return build(self, args, *more, **kwargs)
+        except AttributeError as error:
+            if "supported_targets" not in str(error):
+                raise
+            name = getattr(args, "arch", None) or getattr(args, "_name", None)
+            raise LeapformerError(
+                f"architecture {name!r} is no language model; give the checkpoint of one, or another --task"
+            ) from None
+
+    @functools.wraps(generator)
+    def build_generator(self: Any, models: Any, args: Any, *more: Any, **kwargs: Any) -> Any:
+        for flag in ("print_alignment", "constraints"):
+            if getattr(args, flag, None):
+                raise LeapformerError(
+                    f"--{flag.replace('_', '-')}: a language model has no source for that; leave it out"
+                )
+        return generator(self, models, args, *more, **kwargs)
+
+    LanguageModelingTask.build_model, LanguageModelingTask.build_generator = build_model, build_generator
+
+
+def _print_our_errors_in_one_line() -> None:
+    """Under fairseq's own commands, and SimulEval's, a LeapformerError is for the user: no traceback."""
+    before = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, LeapformerError):
+            sys.stderr.write(f"leapformer: error: {one_line(error)}\n")
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = excepthook
+
+
 def _recognise_own_user_dir() -> None:
     """Accept any path to this package as --user-dir once it is imported, and explain a second copy."""
     from fairseq import utils
@@ -131,6 +213,34 @@ PATCHES = (
         "fairseq 0.12",
         always,
         _refuse_half_precision_without_gpu,
+    ),
+    Patch(
+        "bf16",
+        "--bf16 means a TPU, so that it ends in an AttributeError on a GPU",
+        "fairseq 0.12 without torch_xla",
+        _no_xla,
+        _let_bf16_run_on_gpus,
+    ),
+    Patch(
+        "eval-lm-window",
+        "--context-window beyond --tokens-per-sample ends in a ZeroDivisionError",
+        "fairseq 0.12",
+        always,
+        _check_window,
+    ),
+    Patch(
+        "language-models-only",
+        "other models, and generator options that need a source, end in a traceback in language modelling",
+        "fairseq 0.12",
+        always,
+        _refuse_other_models_as_language_models,
+    ),
+    Patch(
+        "one-line-errors",
+        "an error that is for the user ends in a traceback under fairseq's and SimulEval's own commands",
+        "everywhere but in leapformer's commands",
+        always,
+        _print_our_errors_in_one_line,
     ),
     Patch(
         "user-dir",

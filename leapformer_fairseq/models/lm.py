@@ -43,7 +43,7 @@ class LeapformerLanguageModel(TransformerLanguageModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerLanguageModel:
         # What a preset or an older checkpoint left open.
         leapformer_lm(args)
-        _check(args)
+        _check(args, len(task.source_dictionary))
         if getattr(args, "max_target_positions", None) is None:
             args.max_target_positions = getattr(args, "tokens_per_sample", 1024)
         embed_tokens = _embedding(args, task.source_dictionary)
@@ -72,12 +72,25 @@ def _embedding(args: Namespace, dictionary: Any) -> nn.Module:
     )
 
 
-def _check(args: Namespace) -> None:
-    """Refuse what would fail deep inside or be ignored."""
+def _check(args: Namespace, words: int) -> None:
+    """Refuse what would fail deep inside or be ignored, in a model of so many words."""
     if args.character_embeddings:
         raise LeapformerError("--character-embeddings is not built; use subwords, or --adaptive-input for many words")
     if args.adaptive_input and not args.adaptive_input_cutoff:
         raise LeapformerError("--adaptive-input needs --adaptive-input-cutoff, e.g. 20000,60000")
+    if args.adaptive_input and args.share_decoder_input_output_embed:
+        raise LeapformerError(
+            "--share-decoder-input-output-embed: with --adaptive-input use --tie-adaptive-weights instead"
+        )
+    for flag, used, cutoff in (
+        ("input", args.adaptive_input, args.adaptive_input_cutoff),
+        ("softmax", args.adaptive_softmax_cutoff is not None, args.adaptive_softmax_cutoff),
+    ):
+        if used and max(options.eval_str_list(cutoff, type=int)) >= words:
+            raise LeapformerError(
+                f"--adaptive-{flag}-cutoff {cutoff}: the dictionary has only {words} words; cut below that, or use an "
+                "--arch without adaptive embeddings"
+            )
     if args.tie_adaptive_weights:
         for flag, one, other in (
             ("factor", args.adaptive_input_factor, args.adaptive_softmax_factor),

@@ -12,7 +12,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from ..modules import IncrementalState, attentions, swap_attention
+from ..modules import IncrementalState, attentions, check_vocabulary, remember_vocabulary, swap_attention
 from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, tell_length
 from .packed import PackingEncoder, taken_packed
 
@@ -24,11 +24,12 @@ class Encoder(PredictingEncoder, PackingEncoder, TransformerEncoderBase):
 
     def __init__(self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding) -> None:
         super().__init__(config, dictionary, embed_tokens)
+        remember_vocabulary(self, dictionary)
         self.current = swap_attention(self, "encoder", config)
         self.length_predictor = build_length_predictor(config, config.encoder.embed_dim, dictionary)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-        check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
+        check_vocabulary(self, self.embed_tokens, state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)
 
 
@@ -43,6 +44,7 @@ class Decoder(TransformerDecoderBase):
                 "--cross-self-attention: one attention over source and target is not built; leave the flag out"
             )
         super().__init__(config, dictionary, embed_tokens, no_encoder_attn)
+        remember_vocabulary(self, dictionary)
         self.prompt: Tensor | None = None
         length_known = getattr(config, "length_predictor", None) is not None
         self.current = swap_attention(self, "decoder", config, length_known=length_known)
@@ -87,6 +89,8 @@ class Decoder(TransformerDecoderBase):
                 self._read_prompt(len(prev_output_tokens), incremental_state)
             ahead, column = incremental_state.get(_AHEAD), prev_output_tokens.shape[1] - 1
             if ahead is not None and column < ahead.shape[1]:
+                if column + 1 == ahead.shape[1]:
+                    del incremental_state[_AHEAD]  # nobody asks for it again, and reordering it costs
                 return ahead[:, column : column + 1], {"attn": [None], "inner_states": []}
         with taken_packed(self.current, encoder_out):
             return super().extract_features_scriptable(
@@ -137,7 +141,7 @@ class Decoder(TransformerDecoderBase):
         return x if self.project_out_dim is None else self.project_out_dim(x)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-        check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
+        check_vocabulary(self, self.embed_tokens, state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:
@@ -148,14 +152,3 @@ class Decoder(TransformerDecoderBase):
         """The longest target that every mechanism can serve."""
         limits = (attention.mechanism.max_positions for attention in attentions(self))
         return min((limit for limit in limits if limit is not None), default=sys.maxsize)
-
-
-def check_vocabulary(embedding: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
-    """Say in one line what would be a page of tensor sizes: the dictionary is not the one of training."""
-    for key, value in embedding.state_dict().items():
-        found = state_dict.get(prefix + key)
-        if found is not None and len(found) != len(value):
-            raise LeapformerError(
-                f"the checkpoint's {prefix}{key} has {len(found)} rows, this data set's dictionary gives {len(value)}; "
-                "use the data folder (dict.*.txt) that the model was trained on"
-            )

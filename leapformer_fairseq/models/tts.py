@@ -27,7 +27,9 @@ from ..modules import (
     IncrementalState,
     add_attention_args,
     attentions,
+    check_vocabulary,
     fill_attention_args,
+    remember_vocabulary,
     swap_attention,
 )
 from .lengths import (
@@ -40,7 +42,6 @@ from .lengths import (
     tell_length,
 )
 from .packed import PackingEncoder, taken_packed
-from .transformer import check_vocabulary
 
 
 class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
@@ -51,6 +52,7 @@ class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
 
     def __init__(self, args: Namespace, dictionary: Any, embed_speaker: nn.Embedding | None) -> None:
         super().__init__(args, dictionary, embed_speaker)
+        remember_vocabulary(self, dictionary)
         self.current = swap_attention(self, "encoder", args)
         self.length_predictor = build_length_predictor(
             args, args.encoder_embed_dim, dictionary, args.n_frames_per_step, timed=True
@@ -83,7 +85,7 @@ class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
         return self.with_packed(encoder_out)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-        check_vocabulary(self.embed_tokens, state_dict, f"{name}.embed_tokens.")
+        check_vocabulary(self, self.embed_tokens, state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)
 
 

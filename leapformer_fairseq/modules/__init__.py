@@ -18,6 +18,7 @@ from .swap import (
     state_bytes,
     swap_attention,
 )
+from .vocabulary import check_vocabulary, remember_vocabulary
 
 __all__ = [
     "CurrentPass",
@@ -33,6 +34,7 @@ __all__ = [
     "add_attention_args",
     "add_options",
     "attentions",
+    "check_vocabulary",
     "expand_plan",
     "fill_attention_args",
     "fill_options",
@@ -40,6 +42,7 @@ __all__ = [
     "fork_state",
     "length_options",
     "load_component",
+    "remember_vocabulary",
     "state_bytes",
     "swap_attention",
 ]

@@ -277,6 +277,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
             if f"{name}.in_proj_{part}" in state_dict:
                 for side, own in zip("qkv", state_dict.pop(f"{name}.in_proj_{part}").chunk(3), strict=True):
                     state_dict[f"{name}.{side}_proj.{part}"] = own
+        for key, value in ((f"{name}.{side}_proj.weight", getattr(self, f"{side}_proj").weight) for side in "qkv"):
+            if key in state_dict and state_dict[key].shape != value.shape:
+                shapes = f"is {tuple(state_dict[key].shape)} in the checkpoint and {tuple(value.shape)} in this model"
+                raise LeapformerError(f"{key} {shapes}; use the width and the heads of its training")
         prefix = f"{name}.mechanism."
         own = {prefix + key: value for key, value in self.mechanism.state_dict().items()}
         there = {key for key in state_dict if key.startswith(prefix)}

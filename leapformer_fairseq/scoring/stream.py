@@ -42,6 +42,11 @@ def score_stream(model: Any, text: Tensor, first: int, segment: int, carry: bool
         raise LeapformerError(f"a segment of {segment} tokens: give at least 1")
     if carry:
         _check_carried(model, len(text))
+    if segment > model.max_positions():
+        raise LeapformerError(
+            f"a segment of {segment} tokens does not fit the model's {model.max_positions()} positions; give a smaller "
+            "--segment"
+        )
     inputs = torch.cat([text.new_tensor([first]), text[:-1]])
     bits, state = 0.0, {}
     progress = tqdm(total=len(text), unit="tok", unit_scale=True, desc="stream", mininterval=1.0)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+
+from leapformer_fairseq import PLUGIN_DIR
+from leapformer_fairseq.cli.main import main
 
 from .test_training import leapformer, run
 
@@ -123,19 +128,52 @@ class TestLanguageModel:
             (["eval-stream", "LM", "--path", "nowhere.pt"], "no file nowhere.pt"),
             (["eval-stream", "LM", "--path", "MODEL", "--gen-subset", "tests"], "no data set"),
             (["eval-stream", "LM", "--path", "MODEL", "--segment", "0"], "give at least 1"),
+            (["eval-stream", "LM", "--path", "MODEL", "--limit", "-5"], "--limit -5: give at least 1 token"),
             (["eval-stream", "LM", "--path", "MODEL", "--device", "cuda"], "cuda is not available here"),
+            (["eval-stream", "WORDS", "--path", "MODEL"], "knows other words than this data set's dictionary"),
+            (["eval-lm", "LM", "--path", "nowhere.pt"], "nowhere.pt; check the path"),
+            (["eval-lm", "LM", "--path", "GARBAGE"], "cannot be read as a fairseq checkpoint"),
+            (["eval-lm", "WORDS", "--path", "MODEL"], "knows other words than this data set's dictionary"),
+            (["eval-lm", "LM", "--path", "MODEL", "--tokens-per-sample", "0"], "--tokens-per-sample leaves 0"),
+            (
+                ["eval-lm", "LM", "--path", "MODEL", "--tokens-per-sample", "8", "--context-window", "9"],
+                "--tokens-per-sample leaves -1 new tokens a block; give at least 1, and more than --context-window",
+            ),
+            (
+                ["generate", "LM", "--task", "language_modeling", "--path", "MODEL", "--print-alignment"],
+                "--print-alignment: a language model has no source for that; leave it out",
+            ),
         ],
     )
-    def test_bad_input_ends_with_one_clear_line(self, data, model, arguments, message):
-        names = {"LM": str(data / "lm"), "MODEL": str(model)}
-        finished = run(leapformer(*(names.get(argument, argument) for argument in arguments)))
-        assert finished.returncode == 2 and message in finished.stderr.splitlines()[-1]
+    def test_bad_input_ends_with_one_clear_line(self, data, model, tmp_path, capsys, arguments, message):
+        (tmp_path / "garbage.pt").write_bytes(b"no checkpoint")
+        names = {"LM": data / "lm", "MODEL": model, "GARBAGE": tmp_path / "garbage.pt", "WORDS": tmp_path / "words"}
+        if "WORDS" in arguments:
+            shutil.copytree(data / "lm", tmp_path / "words")
+            dictionary = tmp_path / "words" / "dict.txt"
+            dictionary.write_text(dictionary.read_text().replace("house ", "horse "))
+        assert main([str(names.get(argument, argument)) for argument in arguments]) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert message in line and "weights_only" not in line
 
-    def test_half_precision_needs_a_gpu(self, data, tmp_path):
-        options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --fp16"
-        finished = run(leapformer("train", str(data / "lm"), *options.split(), "--save-dir", str(tmp_path)))
-        assert finished.returncode == 2
-        assert "--fp16 needs a GPU; leave it out on a CPU" in finished.stderr.splitlines()[-1]
+    @pytest.mark.parametrize("precision", ["fp16", "bf16"])
+    def test_half_precision_needs_a_gpu(self, data, tmp_path, capsys, precision):
+        options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --{precision}"
+        assert main(["train", str(data / "lm"), *options.split(), "--save-dir", str(tmp_path)]) == 2
+        assert f"--{precision} needs a GPU; leave it out on a CPU" in capsys.readouterr().err.splitlines()[-1]
+
+    def test_empty_lines_and_unknown_words_are_told(self, data, model, caplog, monkeypatch, capsys):
+        monkeypatch.setattr("sys.stdin", io.StringIO("the unheard house\n\n"))
+        command = f"interactive {data / 'lm'} --task language_modeling --path {model} --beam 1 --max-len-b 12 --cpu"
+        assert main(command.split()) == 0
+        assert "'the unheard house': not in the dictionary: unheard; prepare the text as in training" in caplog.text
+        assert "an empty line: the model gets nothing to read" in caplog.text
+
+    def test_fairseqs_own_command_prints_one_line_too(self, data, model):
+        command = Path(sys.executable).with_name("fairseq-eval-lm")
+        finished = run([str(command), str(data / "lm"), "--user-dir", str(PLUGIN_DIR), "--path", "nowhere.pt"])
+        assert finished.returncode == 1 and "Traceback" not in finished.stderr
+        assert finished.stderr.splitlines()[-1].endswith("nowhere.pt; check the path")
 
     def test_a_softmax_model_is_no_stream(self, data, tmp_path):
         options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --max-update 1"
@@ -166,6 +204,38 @@ class TestTranslation:
         assert output.count("\nH-") == 30
         if "alignment" in options:
             assert re.search(r"^A-\d+\t\d+-\d+", output, re.M)
+
+    def test_no_sentence_is_left_out_by_default(self, data, model):
+        """30 are no multiple of 8."""
+        output = done(leapformer("generate", str(data / "mt"), "--path", str(model), "--batch-size", "16"))
+        assert output.count("\nH-") == 30
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (
+                ["generate", "MT", "--max-source-positions", "3"],
+                r"sample \d+ is too long: .* the model's positions are",
+            ),
+            (["eval-lm", "LM"], "architecture 'leapformer_nmt_tiny' is no language model; give the checkpoint of one"),
+        ],
+    )
+    def test_bad_input_ends_with_one_clear_line(self, data, model, capsys, arguments, message):
+        names = {"MT": data / "mt", "LM": data / "lm"}
+        assert main([*(str(names.get(argument, argument)) for argument in arguments), "--path", str(model)]) == 2
+        assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+
+    @pytest.mark.parametrize(
+        ("sizes", "message"),
+        [
+            ("--decoder-ffn-embed-dim 24", "does not fit this model .*; use the layers and sizes of its training"),
+            ("--encoder-embed-dim 32 --decoder-embed-dim 32", "in the checkpoint and .* in this model; use the width"),
+        ],
+    )
+    def test_a_warm_start_of_other_sizes_is_named(self, data, model, tmp_path, capsys, sizes, message):
+        options = f"--arch leapformer_nmt_tiny --share-all-embeddings {TRAINING} {sizes} --save-dir {tmp_path}"
+        assert main(["train", str(data / "mt"), *options.split(), "--finetune-from-model", str(model)]) == 2
+        assert re.search(message, capsys.readouterr().err.splitlines()[-1])
 
     def test_constraints(self, data, model):
         command = f"interactive {data / 'mt'} --path {model} --beam 6 --constraints --max-len-b 12"

@@ -13,6 +13,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from leapformer_fairseq.attention import native
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.lm import ANY_LENGTH
+from leapformer_fairseq.scoring.stream import score_stream
 
 from .tiny import PLANS, dictionary, make_model
 
@@ -117,6 +118,20 @@ def test_generation_holds_a_state_of_constant_size():
     assert len(set(sizes)) == 1 and native.step() is not None
 
 
+def test_generation_after_a_prompt_holds_a_state_of_constant_size():
+    """All of the state, whatever it is, once the prompt has been read: also what beam search reorders."""
+    model, held = lm().float(), []
+    reorder = model.decoder.reorder_incremental_state_scripting
+
+    def measured(state, order):
+        held.append(sum(x.nbytes for x in state.values() if torch.is_tensor(x)))
+        return reorder(state, order)
+
+    model.decoder.reorder_incremental_state_scripting = measured
+    continued(model, sample((8, 8)), beam=2)
+    assert held[0] > 0 and held[-1] == 0
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_longer_text_than_in_training_can_be_read(plan):
     model = lm(plan)
@@ -161,6 +176,15 @@ def test_adaptive_presets(arch):
     ("options", "message"),
     [
         ({"adaptive_input": True}, "--adaptive-input-cutoff"),
+        (
+            {"adaptive_input": True, "adaptive_input_cutoff": "10,60000"},
+            "--adaptive-input-cutoff 10,60000: the dictionary has only .* words; cut below that",
+        ),
+        ({"adaptive_softmax_cutoff": "20000"}, "--adaptive-softmax-cutoff 20000: the dictionary has only"),
+        (
+            {"adaptive_input": True, "adaptive_input_cutoff": "10", "share_decoder_input_output_embed": True},
+            "--share-decoder-input-output-embed: with --adaptive-input use --tie-adaptive-weights",
+        ),
         ({"tie_adaptive_weights": True}, "--tie-adaptive-weights needs --adaptive-input"),
         ({"character_embeddings": True}, "--character-embeddings"),
     ],
@@ -179,5 +203,7 @@ def test_padding_cannot_be_read_at_once():
 
 def test_a_prompt_longer_than_the_positions_is_refused():
     model = lm(decoder_learned_pos=True, tokens_per_sample=8).float()
+    with pytest.raises(LeapformerError, match="a segment of 9 tokens does not fit the model's 8 positions"):
+        score_stream(model, tokens(1, 30)[0], 2, 9, carry=False)
     with pytest.raises(LeapformerError, match="a prompt of 13 tokens is longer than the model's 8 positions"):
         continued(model, sample((12, 12)))

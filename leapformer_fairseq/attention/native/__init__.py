@@ -88,7 +88,7 @@ def load() -> ctypes.CDLL | None:
     """Compile, if this processor has not, and load; where that fails, the reason is logged once."""
     try:
         library = ctypes.CDLL(str(_compiled()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody has a home
         logger.info("decoding step in PyTorch, since the one in C could not be compiled: %s", error)
         return None
     for name, arguments in _ARGUMENTS.items():
