@@ -30,16 +30,19 @@ FILE_MARKS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3", b"FORM")  # what audio
 def read_speech(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
     """Samples in [-1, 1], shape (T,), of a mono recording at `sample_rate`.
 
-    Raises LeapformerError when the file is missing, unreadable, empty, not mono or has another rate.
+    Raises LeapformerError when the file is missing, unreadable, empty, not mono, has another rate, or samples that are
+    no numbers or far beyond [-1, 1].
     """
     with _opened(path, sample_rate) as file:
-        return file.read(dtype="float32")
+        samples = file.read(dtype="float32")
+    check_samples(samples, str(path))
+    return samples
 
 
 def read_blocks(path: str | Path, size: int, sample_rate: int = SAMPLE_RATE) -> Iterator[np.ndarray]:
     """Samples of a mono recording of any length, `size` at a time, (size,) and at the end what is left.
 
-    Raises LeapformerError as `read_speech` does, and at samples that are no numbers or far beyond [-1, 1].
+    Raises LeapformerError as `read_speech` does, for samples when it comes to them.
     """
     done = 0
     with _opened(path, sample_rate) as file:

@@ -169,7 +169,7 @@ FEATURES = {"features": MELS.features()}
         (lambda folder: (folder / "manifest.tsv").write_text(
             (folder / "manifest.tsv").read_text().splitlines()[0] + "\n"), "lists no sentences"),
         (describe(json.dumps({"features": replace(MELS, sample_rate=24_000).features()})), "sampled at 16000 Hz"),
-        (lambda folder: write_speech(folder / "wav" / "long.wav", torch.full((900,), torch.nan)), "are no numbers"),
+        (lambda folder: write_speech(folder / "wav" / "long.wav", torch.full((900,), torch.nan)), "has samples of nan"),
     ],
 )  # fmt: skip
 def test_folders_that_cannot_be_scored(damage, message, tmp_path):

@@ -8,12 +8,17 @@ importable and tested without it.
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from ..errors import LeapformerError
 
 if TYPE_CHECKING:
     from .agent import LeapformerAgent
 
 __all__ = ["LeapformerAgent"]
+
+SIMULEVAL = "1.1.4"  # other versions have other states and logs
 
 
 def __getattr__(name: str) -> Any:
@@ -21,10 +26,14 @@ def __getattr__(name: str) -> Any:
     if name != "LeapformerAgent":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from .agent import LeapformerAgent
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "simuleval":
-            raise
-        message = "LeapformerAgent needs SimulEval: pip install simuleval==1.1.4"
-        raise ModuleNotFoundError(message, name=error.name) from error
+        found = version("simuleval")
+    except PackageNotFoundError:
+        message = f"LeapformerAgent needs SimulEval: pip install simuleval=={SIMULEVAL}"
+        raise ModuleNotFoundError(message, name="simuleval") from None
+    if found != SIMULEVAL:
+        raise LeapformerError(
+            f"SimulEval {found} is installed, LeapformerAgent speaks to {SIMULEVAL}: pip install simuleval=={SIMULEVAL}"
+        )
+    from .agent import LeapformerAgent
+
     return LeapformerAgent

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..errors import LeapformerError
 from ..loading import load_model
-from .engine import engine_for
+from ..modules import attentions
+from .engine import IncrementalEngine, engine_for
 from .features import Cmvn
 from .policy import PolicyOptions
 from .stream import TranslationSystem
@@ -39,7 +40,8 @@ def load_system(
     overrides = {"data": str(data_root), "config_yaml": config_yaml}
     model, task = load_model(str(checkpoint), ("leapformer_simulst", "leapformer_s2t"), "the agent", overrides)
     policy, ratio = resolve_policy(model, policy or PolicyOptions(), pre_decision_ratio)
-    engine_for(model, engine)  # refuses what the model cannot have
+    if engine_for(model, engine) is IncrementalEngine and policy.name != "offline":
+        _check_streaming(model)
     if getattr(model.encoder, "length_predictor", None) is not None:
         raise LeapformerError(
             f"{checkpoint} predicts the target's length from the whole source, which arrives while it is translated; "
@@ -83,6 +85,16 @@ def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tupl
             raise LeapformerError(f"--align-layer {policy.align_layer}: the decoder has the layers 0 to {layers - 1}")
         policy = replace(policy, align_layer=policy.align_layer % layers)
     return policy, ratio
+
+
+def _check_streaming(model: Any) -> None:
+    """Refuse cross-attention that cannot read the source as it arrives, before the first utterance does."""
+    for attention in attentions(model.decoder):
+        if attention.encoder_decoder_attention and not attention.mechanism.streaming:
+            raise LeapformerError(
+                f"{attention.mechanism.name} in cross-attention reads a source at once, this encoder hands it on in "
+                "parts; take --engine recompute or --policy offline"
+            )
 
 
 def _detokenizer(dictionary: Any, config: Any, root: Path) -> Detokenizer:

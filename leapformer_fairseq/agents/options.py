@@ -43,8 +43,8 @@ def add_system_options(parser: ArgumentParser) -> None:
     add("--max-len-a", type=float, default=0.0, help="at most A * frames (10 ms) + B tokens: A")
     add("--max-len-b", type=int, default=200, help="at most A * frames (10 ms) + B tokens: B")
     add("--unit", choices=tuple(EMITTERS), help="write words, or pieces at once (default: --eval-latency-unit)")
-    add("--early-eos", choices=EARLY_EOS, default="mask", help="end of sentence before that of the source: forbid"
-        " it, or take it back and wait for more source")  # fmt: skip
+    add("--early-eos", choices=EARLY_EOS, default="mask", help="wait-k: end of sentence before that of the source:"
+        " forbid it, or take it back and wait for more source")  # fmt: skip
     add("--num-threads", type=int, default=1, help="CPU threads of torch; fixed, so that timings can be compared")
 
 
@@ -58,6 +58,11 @@ def system_arguments(args: Namespace) -> tuple[Any, ...]:
 
 def decoding_options(args: Namespace) -> DecodingOptions:
     """How to write. Raises LeapformerError for impossible numbers and units."""
+    if args.policy == "hold-n" and args.hold >= args.max_draft:
+        raise LeapformerError(
+            f"--hold {args.hold} of the --max-draft {args.max_draft} tokens looked ahead leaves none to write; give a "
+            "larger --max-draft"
+        )
     return DecodingOptions(args.max_len_a, args.max_len_b, args.max_draft, args.early_eos, _output_unit(args))
 
 

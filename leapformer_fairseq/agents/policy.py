@@ -39,8 +39,11 @@ class Draft(Protocol):
     def commit(self, tokens: Sequence[int]) -> None:
         """Write these tokens."""
 
-    def focus(self) -> tuple[int, int] | None:
-        """The best next token and the encoder state (from 0) that it attends to most; None as for `write_next`."""
+    def write_focused(self, below: int) -> bool:
+        """Commit the best next token if the encoder state (from 0) that it attends to most lies `below` this one.
+
+        False when it does not, or when there is no token, as for `write_next`.
+        """
 
 
 class Policy(Protocol):
@@ -136,11 +139,8 @@ class AlignAtt:
             raise LeapformerError(f"--align-frames {self.frames}: give the number of last encoder states, from 1")
 
     def write(self, draft: Draft) -> None:
-        while (found := draft.focus()) is not None:
-            token, state = found
-            if state >= draft.n_states - self.frames:
-                return
-            draft.commit([token])
+        while draft.write_focused(below=draft.n_states - self.frames):
+            pass
 
 
 @dataclass(frozen=True)

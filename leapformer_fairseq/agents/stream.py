@@ -54,10 +54,12 @@ class DecodingOptions:
     unit: str = "word"
 
     def __post_init__(self) -> None:
-        if self.max_len_a < 0 or self.max_len_b < 0 or self.max_len_a + self.max_len_b == 0:
+        if not 0 <= self.max_len_a < math.inf or self.max_len_b < 0 or self.max_len_a + self.max_len_b == 0:
             raise LeapformerError(
                 f"--max-len-a {self.max_len_a} and --max-len-b {self.max_len_b} allow no output; give positive values"
             )
+        if self.max_draft < 1:
+            raise LeapformerError(f"--max-draft {self.max_draft}: give the tokens to look ahead, at least 1")
         for value, option, choices in (self.early_eos, "--early-eos", EARLY_EOS), (self.unit, "--unit", EMITTERS):
             if value not in choices:
                 raise LeapformerError(f"{option} is {value!r}; choose from {', '.join(choices)}")
@@ -157,14 +159,17 @@ class TranslationStream:
             self.engine.consume(self.n_states)
             self._commit(token)
 
-    def focus(self) -> tuple[int, int] | None:
+    def write_focused(self, below: int) -> bool:
         if self._is_full():
-            return None
+            return False
         snapshot = self.engine.snapshot()
         token = self._best_token(eos_open=True, layer=self.system.policy.align_layer)
-        state = int(self.engine.attention.argmax())
-        self.engine.restore(snapshot)
-        return None if token == self.system.eos else (token, state)
+        written = token != self.system.eos and int(self.engine.attention.argmax()) < below
+        if written:
+            self._commit(token)
+        else:
+            self.engine.restore(snapshot)  # with more source the token may be another
+        return written
 
     # --------------------------------------------------------------------------------------------------------------
     @property

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HELP = "translate a test set simultaneously, with delays and scores as of a SimulEval run, without SimulEval"
 RECORD = "simulate.json"
 # What does not change the result, and what is not an option.
-_FREE = ("out", "jobs", "num_threads", "device", "tokenize", "run")
+_FREE = ("out", "jobs", "tokenize", "run")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ pytest.importorskip("simuleval")
 
 from simuleval.data.segments import EmptySegment, SpeechSegment, TextSegment  # noqa: E402
 
+from leapformer_fairseq import agents  # noqa: E402
 from leapformer_fairseq.agents import engine  # noqa: E402
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream  # noqa: E402
 from leapformer_fairseq.errors import LeapformerError  # noqa: E402
@@ -427,3 +431,33 @@ def test_simuleval_characters(simuleval, speech, tmp_path: Path) -> None:
 def test_simuleval_units_that_are_not_supported(simuleval, speech, tmp_path: Path) -> None:
     with pytest.raises(LeapformerError, match="--eval-latency-unit spm"):
         simuleval([*write_corpus(tmp_path, [speech(1.0)]), "--eval-latency-unit", "spm"])
+
+
+# -- SimulEval itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("found", ["1.0.0", "1.2.0"])
+def test_another_simuleval_is_named(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(agents, "version", lambda name: found)
+    with pytest.raises(LeapformerError, match=rf"SimulEval {found} is installed.*pip install simuleval==1\.1\.4"):
+        agents.LeapformerAgent  # noqa: B018
+
+
+def test_no_simuleval_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(agents, "version", missing)
+    with pytest.raises(ModuleNotFoundError, match=r"needs SimulEval: pip install simuleval==1\.1\.4"):
+        agents.LeapformerAgent  # noqa: B018
+
+
+def test_under_simuleval_an_error_is_one_line() -> None:
+    code = (
+        "from leapformer_fairseq.agents import LeapformerAgent; from leapformer_fairseq.errors import LeapformerError\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code + "raise LeapformerError('bad; mend it')"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == "leapformer: error: bad; mend it"
+    assert "Traceback" not in done.stderr

@@ -280,6 +280,16 @@ def test_a_layer_that_is_not_there(s2t: Path, data_root: Path, layer: int) -> No
         load_system(s2t, data_root, policy=PolicyOptions("alignatt", align_layer=layer), pre_decision_ratio=7)
 
 
+def test_cross_attention_that_reads_all_at_once_is_refused_where_speech_arrives(tmp_path, data_root: Path) -> None:
+    plan = ("--decoder-cross-attention", "abc-cluster", "--encoder-causal", "--waitk-lagging", "offline")
+    checkpoint = save_checkpoint(tmp_path / "cluster.pt", data_root, "leapformer_simulst_tiny", *plan)
+    numbers = {"pre_decision_ratio": 7}
+    with pytest.raises(LeapformerError, match="abc-cluster in cross-attention reads a source at once.*recompute"):
+        load_system(checkpoint, data_root, policy=PolicyOptions(k=2), **numbers)
+    load_system(checkpoint, data_root, policy=PolicyOptions("offline"), **numbers)
+    load_system(checkpoint, data_root, policy=PolicyOptions(k=2), engine="recompute", **numbers)
+
+
 def test_an_encoder_of_whole_utterances_has_no_incremental_engine(s2t: Path, data_root: Path) -> None:
     with pytest.raises(LeapformerError, match="--engine incremental: .*train with --encoder-causal"):
         load_system(s2t, data_root, policy=PolicyOptions(k=2), pre_decision_ratio=7, engine="incremental")

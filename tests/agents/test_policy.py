@@ -37,9 +37,8 @@ class ScriptedDraft:
         self.tokens += tokens
         self.steps_of += [self.n_steps] * len(tokens)
 
-    def focus(self) -> tuple[int, int] | None:
-        rest = self.continuation()
-        return (rest[0], self.states[self.n_tokens]) if rest else None
+    def write_focused(self, below: int) -> bool:
+        return bool(self.continuation()) and self.states[self.n_tokens] < below and self.write_next()
 
 
 def play(policy, draft: ScriptedDraft) -> ScriptedDraft:

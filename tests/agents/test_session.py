@@ -12,17 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from leapformer_fairseq.agents.engine import EncodedEngine
+from leapformer_fairseq.agents.engine import EncodedEngine, IncrementalEngine
 from leapformer_fairseq.agents.features import Cmvn
 from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.segments import SegmentOptions
 from leapformer_fairseq.agents.session import Event, Session
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
+from leapformer_fairseq.attention import native
 from leapformer_fairseq.audio import fbank
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.blocks import ArrivingSource
+from leapformer_fairseq.modules import MechanismAttention
 from tests.models.tiny import make_model
 
 OPTIONS = DecodingOptions(max_len_b=20)
@@ -224,6 +227,58 @@ def test_memory_and_computation_of_a_segment_do_not_grow(any_system, speech) -> 
     assert held[10] == held[60] and len(set(counts[4:])) == 1
     session.kept = [torch.zeros(1000)]
     assert held_bytes(session) == held[60] + 4000
+
+
+def counted(call: Callable[[], object]) -> int:
+    """FLOPs of matrix products, with the decoding step in PyTorch, where they can be seen."""
+    with native.turned_off(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+def flops_of_a_token(system: TranslationSystem, seconds: int) -> int:
+    """Of the token after the one that has read so much source."""
+    system.model.make_generation_fast_(need_attn=False)  # as `load_system` does
+    engine = IncrementalEngine(system.model, system.eos)
+    engine.feed(torch.randn(100 * seconds, 80))
+    with native.turned_off():
+        engine.step()
+    engine.commit(5)
+    return counted(engine.step)
+
+
+def test_a_token_costs_the_same_after_any_source(arriving, monkeypatch) -> None:
+    system = arriving("causal")
+    first = flops_of_a_token(system, 1)
+    assert first > 0 and flops_of_a_token(system, 20) == first
+    read = MechanismAttention._read
+
+    def read_again(self, memory, *args):
+        memory.keys, memory.read = None, 0
+        read(self, memory, *args)
+
+    monkeypatch.setattr(MechanismAttention, "_read", read_again)
+    assert flops_of_a_token(system, 20) > 1.5 * flops_of_a_token(system, 1), "an inverted control"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_of_speech_costs_the_same_whatever_was_heard(arriving, kind: str) -> None:
+    encoder, source = arriving(kind).model.encoder, ArrivingSource()
+    costs = [counted(lambda: encoder.extend(source, torch.randn(96, 80), False)) for _ in range(20)]
+    assert costs[-1] > 0 and len(set(costs[2:])) == 1
+
+
+def test_alignatt_takes_every_token_once(arriving, speech) -> None:
+    """A token that was looked at and written is not decoded again."""
+    system = arriving("causal", PolicyOptions("alignatt", align_frames=1, align_layer=1))
+    system.model.decoder.layers[-1].encoder_attn.compose_weights = True
+    stream = TranslationStream(
+        replace(system, forbidden=(*system.forbidden, system.eos)), DecodingOptions(max_len_b=30)
+    )
+    stream.push(talk(speech, 4))
+    stream.advance(source_finished=True)
+    assert stream.n_tokens == 30
+    assert stream.times.decoder_steps <= 30 + stream.n_steps, "and one look a step that is taken back"
 
 
 # -- what else can happen ---------------------------------------------------------------------------------------------

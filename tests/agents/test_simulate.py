@@ -177,6 +177,8 @@ def test_the_same_command_goes_on(simulate, tmp_path, monkeypatch, capsys) -> No
     assert simulate(out, *options) == 2
     assert "instances.log:1 is not JSON" in capsys.readouterr().err
     capsys.readouterr()
+    assert simulate(out, *options, "--num-threads", "2") == 2, "its times are others"
+    assert "another num_threads in options (1, not 2)" in capsys.readouterr().err
     assert simulate(out, "--policy", "hold-n", "--hold", "1") == 2
     another = "holds a simulation with another hold in options (3, not 1); choose another folder or delete it"
     assert another in capsys.readouterr().err
@@ -202,6 +204,10 @@ def one_line_error(capsys) -> str:
         (["--device", "tpu"], "--device tpu"),
         (["--num-threads", "0"], "--num-threads is 0"),
         (["--hold", "-1", "--policy", "hold-n"], "--hold -1"),
+        (["--hold", "40", "--policy", "hold-n"], "--hold 40 of the --max-draft 40 tokens looked ahead leaves none"),
+        (["--max-draft", "0"], "--max-draft 0: give the tokens to look ahead, at least 1"),
+        (["--max-len-a", "nan"], "--max-len-a nan and --max-len-b 200 allow no output"),
+        (["--max-len-a", "inf"], "--max-len-a inf and --max-len-b 200 allow no output"),
     ],
 )
 def test_bad_options_end_with_one_line(simulate, tmp_path, capsys, options, message) -> None:
@@ -222,6 +228,16 @@ def test_bad_test_sets_end_with_one_line(simulate, test_set, tmp_path, capsys, n
     (tmp_path / name).write_text(content)
     assert simulate(tmp_path / "out") == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38, 9.0])
+def test_samples_that_are_no_speech_are_named(simulate, tmp_path, capsys, bad) -> None:
+    samples, rate = soundfile.read(tmp_path / "2.wav", dtype="float32")
+    samples[700] = bad
+    soundfile.write(tmp_path / "2.wav", samples, rate, subtype="FLOAT")
+    assert simulate(tmp_path / "out", "--policy", "hold-n") == 2
+    assert "2.wav has samples of " in capsys.readouterr().err.splitlines()[-1]
+    assert len(log(tmp_path / "out")) == 2, "what came before it is kept"
 
 
 @pytest.mark.parametrize(
