@@ -49,23 +49,41 @@ def test_the_library_example_of_the_readme_runs():
     torch.testing.assert_close(names["step"], names["out"][:, :, 9:10])
 
 
+COLUMNS = ("what", "blocks", "forms", "time", "state", "refused", "source")
+LETTERS = {
+    "E": "encoder-self",
+    "D": "decoder-self",
+    "C": "decoder-cross",
+    "p": "parallel",
+    "c": "chunkwise",
+    "r": "recompute",
+}
+
+
 def rows_of_the_mechanism_table():
     """(names, cells) of every row of the README's table."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     table = readme.partition("| mechanism | what a query i gets")[2].partition("\n\n")[0].splitlines()[2:]
     for line in table:
-        first, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
-        yield re.findall(r"`([\w-]+)`", first), cells
+        first, *cells = (cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|"))
+        yield re.findall(r"`([\w-]+)`", first), dict(zip(COLUMNS, cells, strict=True))
 
 
 def test_the_readme_has_a_row_for_every_mechanism():
     assert sorted(name for names, _ in rows_of_the_mechanism_table() for name in names) == sorted(MECHANISMS)
 
 
-@pytest.mark.parametrize(("names", "cells"), rows_of_the_mechanism_table(), ids=lambda x: x[0])
+@pytest.mark.parametrize(("names", "cells"), rows_of_the_mechanism_table())
+def test_blocks_and_forms_in_the_readme_are_those_of_the_code(names, cells):
+    for name in names:
+        assert tuple(LETTERS[letter] for letter in cells["blocks"].split()) == MECHANISMS[name].blocks, name
+        assert tuple(LETTERS[letter] for letter in cells["forms"].split()) == MECHANISMS[name].forms, name
+
+
+@pytest.mark.parametrize(("names", "cells"), rows_of_the_mechanism_table())
 def test_the_sizes_of_states_in_the_readme_are_those_of_the_code(names, cells):
     d, e, n, heads, tokens = 8, 5, 3, 2, 12
-    for name, size in zip(names, cells[1].removesuffix(", grows").split(", "), strict=True):
+    for name, size in zip(names, cells["state"].removesuffix(", grows").split(", "), strict=True):
         options = {"abc_slots": n, "luna_length": n, "cosformer_length": 20, "abc_pool_size": 9, "abc_global_every": 4}
         known = {option.name for option in MECHANISMS[name].options}
         mechanism = build(name, d, heads, **{key: value for key, value in options.items() if key in known})
