@@ -122,6 +122,7 @@ class OnlineFbank:
         self.sample_rate, self.n_bins = sample_rate, n_bins
         self._fbank = knf.OnlineFbank(options)
         self._done = 0
+        self._tail = np.empty(0, np.float32)  # samples of frames to come
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """Take in samples, (T,), and return the frames they completed, (n, n_bins)."""
@@ -133,8 +134,15 @@ class OnlineFbank:
         for row, index in enumerate(range(self._done, ready)):
             frames[row] = self._fbank.get_frame(index)
         self._fbank.pop(ready - self._done)
+        self._tail = np.concatenate([self._tail, samples])[len(frames) * self.sample_rate * FRAME_MS // 1000 :]
         self._done = ready
         return frames
+
+    def fork(self) -> OnlineFbank:
+        """An independent copy: of what was heard, only the samples of frames to come matter."""
+        other = OnlineFbank(self.sample_rate, self.n_bins)
+        other.push(self._tail)
+        return other
 
 
 def fbank(samples: np.ndarray, sample_rate: int = SAMPLE_RATE, n_bins: int = 80) -> np.ndarray:

@@ -50,6 +50,16 @@ def test_any_cutting_gives_the_offline_frames(cuts):
     np.testing.assert_array_equal(np.concatenate(pieces), fbank(samples))
 
 
+@settings(max_examples=20, deadline=None)
+@given(cut=st.integers(0, SAMPLE_RATE // 2))
+def test_a_fork_hears_what_comes_after(cut):
+    samples, online = noise(0.5), OnlineFbank()
+    before = online.push(samples[:cut])
+    other = online.fork()
+    online.push(noise(0.3, seed=1))
+    np.testing.assert_array_equal(np.concatenate([before, other.push(samples[cut:])]), fbank(samples))
+
+
 @pytest.mark.parametrize(("length", "frames"), [(0, 0), (399, 0), (400, 1), (559, 1), (560, 2)])
 def test_only_complete_windows_give_frames(length, frames):
     assert fbank(noise(1)[:length]).shape == (frames, 80)

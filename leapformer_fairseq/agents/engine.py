@@ -5,12 +5,13 @@ Shapes: T fbank frames (10 ms) of one utterance, V symbols.
 
 from __future__ import annotations
 
+import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import fairseq  # noqa: F401  first of all: it registers our models, and they need `modules` complete
 import torch
@@ -148,6 +149,13 @@ class Engine(ABC):
         self._tokens, self._n_consumed = list(snapshot.tokens), snapshot.n_consumed
         self._state = fork_state(self.model.decoder, snapshot.state)
 
+    def fork(self) -> Self:
+        """An independent copy of the whole engine: what was fed and encoded, too, and the times."""
+        other = copy.copy(self)
+        other.times, other._tokens, other._fed = replace(self.times), list(self._tokens), list(self._fed)
+        other._state = fork_state(self.model.decoder, self._state)
+        return other
+
     def _take_fed(self) -> Tensor:
         """The frames that were fed and not taken yet, where the model is; (n, n_bins), n may be 0."""
         weight = _parameter(self.model)
@@ -198,6 +206,11 @@ class IncrementalEngine(Engine):
         self._source = ArrivingSource()
         self._states: Tensor | None = None
         self._closed = False
+
+    def fork(self) -> Self:
+        other = super().fork()
+        other._source = self._source.fork()
+        return other
 
     @property
     def ready(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,12 @@ class FeatureStream:
         frames = self._fbank.push(samples)
         if len(frames):
             self._pending = np.concatenate([self._pending, self.cmvn(frames) if self.cmvn else frames])
+
+    def fork(self) -> FeatureStream:
+        """An independent copy."""
+        other = copy.copy(self)
+        other._fbank = self._fbank.fork()
+        return other
 
     def next_step(self, final: bool) -> torch.Tensor | None:
         """Frames of the next step, (step_frames, n_bins) float32, or None while it is incomplete.

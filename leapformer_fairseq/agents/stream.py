@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -107,6 +108,14 @@ class TranslationStream:
             while self._write(eos_open=True, takes_back=False):
                 pass
         return source_finished
+
+    def fork(self) -> TranslationStream:
+        """An independent copy of everything at this moment, to try what would come of other audio."""
+        other = copy.copy(self)
+        other.policy, other.features = copy.copy(self.policy), self.features.fork()
+        other.engine, other.emitter = self.engine.fork(), self.emitter.fork()
+        other.times = other.engine.times
+        return other
 
     def flush(self, final: bool) -> str:
         """Text that became certain since the last call; with `final` all that is left."""

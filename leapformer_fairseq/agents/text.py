@@ -6,9 +6,10 @@ emitters therefore always decode all tokens from the first on and hand out the n
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import sentencepiece
 
@@ -55,6 +56,12 @@ class WordEmitter:
     def push(self, tokens: Iterable[int]) -> None:
         """Append written tokens."""
         self._tokens.extend(tokens)
+
+    def fork(self) -> Self:
+        """An independent copy."""
+        other = copy.copy(self)
+        other._tokens = list(self._tokens)
+        return other
 
     def flush(self, final: bool) -> str:
         """Text that has become certain since the last call, without outer spaces; with `final` all that is left."""

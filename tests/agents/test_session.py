@@ -34,6 +34,7 @@ KINDS = {
     "causal": {"encoder_causal": True},
     "ahead": {"encoder_chunk_ms": 240, "encoder_right_context_ms": 120},
 }
+WHOLE: dict[str, Any] = {"whole": {}}
 
 
 @pytest.fixture
@@ -42,7 +43,8 @@ def arriving(spm_model: Path, symbols: list[str]) -> Callable[..., TranslationSy
     words = [symbol for symbol in symbols if not symbol.startswith("<0x")]
 
     def make(kind: str, policy: PolicyOptions | None = None) -> TranslationSystem:
-        options = {"waitk_lagging": 2, "fixed_pre_decision_ratio": 3, "input_feat_per_channel": 80, **KINDS[kind]}
+        options = {"waitk_lagging": 2, "fixed_pre_decision_ratio": 3, "input_feat_per_channel": 80}
+        options |= {**KINDS, **WHOLE}[kind]
         options["max_source_positions"] = 50  # sessions are longer than the encoder's table of positions
         model = make_model("leapformer_simulst_tiny", "leap", **options).float()
         model.set_lagging(None)
@@ -279,6 +281,48 @@ def test_alignatt_takes_every_token_once(arriving, speech) -> None:
     stream.advance(source_finished=True)
     assert stream.n_tokens == 30
     assert stream.times.decoder_steps <= 30 + stream.n_steps, "and one look a step that is taken back"
+
+
+POLICY_OPTIONS = [
+    PolicyOptions(k=2),
+    PolicyOptions("hold-n", hold=2),
+    PolicyOptions("local-agreement"),
+    PolicyOptions("alignatt", align_frames=2, align_layer=1),
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("policy", POLICY_OPTIONS, ids=lambda options: options.name)
+@pytest.mark.parametrize("kind", [*KINDS, "whole"])
+def test_a_fork_is_independent(arriving, speech, kind: str, policy: PolicyOptions, seed: int) -> None:
+    """At any moment: what a copy goes on to hear changes nothing, and with the same audio it writes the same."""
+    system = replace(arriving(kind, policy), forbidden=(0, 1, 2, 3))
+    system.model.decoder.layers[-1].encoder_attn.compose_weights = True
+    samples, draw = talk(speech, 3), np.random.default_rng(seed)
+    pieces = np.split(samples, np.sort(draw.integers(0, len(samples), 12)))
+    moment = int(draw.integers(0, len(pieces)))
+
+    def play(stream: TranslationStream, pieces: list[np.ndarray]) -> list[str]:
+        texts = []
+        for piece in pieces:
+            stream.push(piece)
+            stream.advance(source_finished=False)
+            texts.append(stream.flush(final=False))
+        stream.advance(source_finished=True)
+        return [*texts, stream.flush(final=True)]
+
+    whole = play(TranslationStream(system, OPTIONS), pieces)
+    stream = TranslationStream(system, OPTIONS)
+    texts = []
+    for piece in pieces[:moment]:
+        stream.push(piece)
+        stream.advance(source_finished=False)
+        texts.append(stream.flush(final=False))
+    disturbing, other = stream.fork(), stream.fork()
+    play(disturbing, [speech(2, 50 + seed)])
+    assert texts + play(stream, pieces[moment:]) == whole
+    assert texts + play(other, pieces[moment:]) == whole
+    assert other.times.decoder_steps == stream.times.decoder_steps > 0
 
 
 # -- what else can happen ---------------------------------------------------------------------------------------------
