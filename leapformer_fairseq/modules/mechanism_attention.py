@@ -280,7 +280,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         for key, value in ((f"{name}.{side}_proj.weight", getattr(self, f"{side}_proj").weight) for side in "qkv"):
             if key in state_dict and state_dict[key].shape != value.shape:
                 shapes = f"is {tuple(state_dict[key].shape)} in the checkpoint and {tuple(value.shape)} in this model"
-                raise LeapformerError(f"{key} {shapes}; use the width and the heads of its training")
+                raise LeapformerError(f"{key} {shapes}; use the --arch and the width of its training")
         prefix = f"{name}.mechanism."
         own = {prefix + key: value for key, value in self.mechanism.state_dict().items()}
         there = {key for key in state_dict if key.startswith(prefix)}

@@ -229,7 +229,7 @@ class TestTranslation:
         ("sizes", "message"),
         [
             ("--decoder-ffn-embed-dim 24", "does not fit this model .*; use the layers and sizes of its training"),
-            ("--encoder-embed-dim 32 --decoder-embed-dim 32", "in the checkpoint and .* in this model; use the width"),
+            ("--encoder-embed-dim 32 --decoder-embed-dim 32", "in the checkpoint and .* in this model; use the --arch"),
         ],
     )
     def test_a_warm_start_of_other_sizes_is_named(self, data, model, tmp_path, capsys, sizes, message):

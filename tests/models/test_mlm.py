@@ -208,7 +208,7 @@ def test_another_mechanism_goes_on_from_ours():
     ("given", "named"),
     [
         ({"max_positions": 100}, "embed_positions.weight.*this model's .*--max-positions"),
-        ({"encoder_embed_dim": 8}, r"q_proj.weight is \(16, 16\) in the checkpoint .* use the width and the heads"),
+        ({"encoder_embed_dim": 8}, r"q_proj.weight is \(16, 16\) in the checkpoint .* use the --arch and the width"),
     ],
 )
 def test_a_checkpoint_of_other_sizes_is_one_line(given, named):

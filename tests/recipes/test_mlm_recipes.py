@@ -105,7 +105,7 @@ def test_a_model_of_another_size_is_one_line(pretrained, tmp_path):
     done = recipe("glue/train.sh", *options_of_data, "--attention", "softmax", "--pretrained-seed", 3)
     assert done.returncode == 1
     (line,) = (line for line in done.stdout.splitlines() if "error" in line)
-    assert line.startswith("leapformer: error: the checkpoint's ") and "--max-positions" in line
+    assert "is (16, 16) in the checkpoint and (256, 256) in this model; use the --arch" in line
 
 
 @pytest.mark.parametrize("dataset", ["mlm", "glue"])
