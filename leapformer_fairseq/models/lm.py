@@ -78,9 +78,10 @@ def _check(args: Namespace, words: int) -> None:
         raise LeapformerError("--character-embeddings is not built; use subwords, or --adaptive-input for many words")
     if args.adaptive_input and not args.adaptive_input_cutoff:
         raise LeapformerError("--adaptive-input needs --adaptive-input-cutoff, e.g. 20000,60000")
-    if args.adaptive_input and args.share_decoder_input_output_embed:
+    if args.adaptive_input and args.share_decoder_input_output_embed and args.adaptive_softmax_cutoff is None:
         raise LeapformerError(
-            "--share-decoder-input-output-embed: with --adaptive-input use --tie-adaptive-weights instead"
+            "--share-decoder-input-output-embed: there is no one matrix to share with --adaptive-input; give "
+            "--adaptive-softmax-cutoff and --tie-adaptive-weights instead"
         )
     for flag, used, cutoff in (
         ("input", args.adaptive_input, args.adaptive_input_cutoff),

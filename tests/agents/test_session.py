@@ -291,14 +291,13 @@ POLICY_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("policy", POLICY_OPTIONS, ids=lambda options: options.name)
 @pytest.mark.parametrize("kind", [*KINDS, "whole"])
-def test_a_fork_is_independent(arriving, speech, kind: str, policy: PolicyOptions, seed: int) -> None:
-    """At any moment: what a copy goes on to hear changes nothing, and with the same audio it writes the same."""
+def test_a_fork_is_independent(arriving, speech, kind: str, policy: PolicyOptions) -> None:
+    """At a random moment: what a copy goes on to hear changes nothing, and with the same audio it writes the same."""
     system = replace(arriving(kind, policy), forbidden=(0, 1, 2, 3))
     system.model.decoder.layers[-1].encoder_attn.compose_weights = True
-    samples, draw = talk(speech, 3), np.random.default_rng(seed)
+    samples, draw = talk(speech, 3), np.random.default_rng()
     pieces = np.split(samples, np.sort(draw.integers(0, len(samples), 12)))
     moment = int(draw.integers(0, len(pieces)))
 
@@ -319,7 +318,7 @@ def test_a_fork_is_independent(arriving, speech, kind: str, policy: PolicyOption
         stream.advance(source_finished=False)
         texts.append(stream.flush(final=False))
     disturbing, other = stream.fork(), stream.fork()
-    play(disturbing, [speech(2, 50 + seed)])
+    play(disturbing, [speech(2, 50)])
     assert texts + play(stream, pieces[moment:]) == whole
     assert texts + play(other, pieces[moment:]) == whole
     assert other.times.decoder_steps == stream.times.decoder_steps > 0

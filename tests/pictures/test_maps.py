@@ -189,7 +189,10 @@ def test_subwords(lm, data, tmp_path):
         (("--input", "w1", "--lines", "0"), "--lines 0: give at least 1"),
         (("--input", "w1", "--max-length", "1"), "--max-length 1: give at least 2"),
         (("--input", "w1", "--subwords", "none.model"), "--subwords none.model is no sentencepiece model"),
-        (("--input", "w1", "--data", "nowhere"), "the data of .* cannot be read .*; give the folder .* as --data"),
+        (
+            ("--input", "w1", "--data", "nowhere"),
+            "the data of .* cannot be read .*; give the folder with the dictionary",
+        ),
         (("--input", "w1", "--path", "none.pt"), "no file none.pt; check --path"),
     ],
 )
