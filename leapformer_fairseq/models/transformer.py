@@ -29,7 +29,7 @@ class Encoder(PredictingEncoder, PackingEncoder, TransformerEncoderBase):
         self.length_predictor = build_length_predictor(config, config.encoder.embed_dim, dictionary)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-        check_vocabulary(self, self.embed_tokens, state_dict, name)
+        check_vocabulary(self, state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)
 
 
@@ -141,7 +141,7 @@ class Decoder(TransformerDecoderBase):
         return x if self.project_out_dim is None else self.project_out_dim(x)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-        check_vocabulary(self, self.embed_tokens, state_dict, name)
+        check_vocabulary(self, state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:

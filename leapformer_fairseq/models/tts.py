@@ -85,7 +85,7 @@ class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
         return self.with_packed(encoder_out)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-        check_vocabulary(self, self.embed_tokens, state_dict, name)
+        check_vocabulary(self, state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)
 
 

@@ -279,14 +279,16 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
                     state_dict[f"{name}.{side}_proj.{part}"] = own
         for key, value in ((f"{name}.{side}_proj.weight", getattr(self, f"{side}_proj").weight) for side in "qkv"):
             if key in state_dict and state_dict[key].shape != value.shape:
-                shapes = f"is {tuple(state_dict[key].shape)} in the checkpoint and {tuple(value.shape)} in this model"
-                raise LeapformerError(f"{key} {shapes}; use the --arch and the width of its training")
+                raise LeapformerError(
+                    f"{key} {_shapes(state_dict[key], value)}; use the --arch and the width of its training"
+                )
         prefix = f"{name}.mechanism."
         own = {prefix + key: value for key, value in self.mechanism.state_dict().items()}
         there = {key for key in state_dict if key.startswith(prefix)}
         untied = {key for key in own if key.removeprefix(prefix) not in self.mechanism.tied}
-        if there & untied and (there ^ own.keys()) & (there | untied):
-            key = min((there ^ own.keys()) & (there | untied))
+        differ = (there ^ own.keys()) & (there | untied)
+        if there & untied and differ:
+            key = min(differ)
             where = "the checkpoint only" if key in there else "this model only"
             raise LeapformerError(f"{key} is in {where}; {self._remedy()}")
         for key in there - own.keys():
@@ -294,8 +296,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         for key, value in own.items():
             found = self._trained(state_dict, key, tied=key.removeprefix(prefix) in self.mechanism.tied)
             if found is not None and found.shape != value.shape:
-                shapes = f"is {tuple(found.shape)} in the checkpoint and {tuple(value.shape)} in this model"
-                raise LeapformerError(f"{key} {shapes}; {self._remedy()}")
+                raise LeapformerError(f"{key} {_shapes(found, value)}; {self._remedy()}")
             state_dict[key] = value if found is None else found
 
     def _trained(self, state_dict: dict[str, Tensor], key: str, tied: bool) -> Tensor | None:
@@ -324,6 +325,11 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 def _in_any_layer(key: str) -> str:
     """The name of a parameter without the number of its layer, which is the last number in it."""
     return re.sub(r"\.\d+\.(?!.*\.\d+\.)", ".*.", key)
+
+
+def _shapes(found: Tensor, own: Tensor) -> str:
+    """That a tensor of a checkpoint does not fit, in words."""
+    return f"is {tuple(found.shape)} in the checkpoint and {tuple(own.shape)} in this model"
 
 
 def _keep(padding: Tensor | None) -> Tensor | None:

@@ -198,7 +198,7 @@ def load_component(component: nn.Module, kind: str, path: str) -> None:
     state = checkpoint_utils.load_checkpoint_to_cpu(path)["model"]
     prefix = kind + "."
     if hasattr(component, FINGERPRINT):
-        check_vocabulary(component, component.embed_tokens, state, kind)
+        check_vocabulary(component, state, kind)
     found: dict[str, Tensor] = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
     found = {name: value for name, value in found.items() if not _of_a_length_predictor(name)}
     own = component.state_dict()

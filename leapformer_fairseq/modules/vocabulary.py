@@ -25,13 +25,13 @@ def remember_vocabulary(module: nn.Module, dictionary: Any) -> None:
     module.register_buffer(FINGERPRINT, torch.tensor(list(digest)))
 
 
-def check_vocabulary(module: nn.Module, embedding: nn.Module, state_dict: dict[str, Tensor], name: str) -> None:
+def check_vocabulary(module: nn.Module, state_dict: dict[str, Tensor], name: str) -> None:
     """Raise LeapformerError when a checkpoint is of another vocabulary than the `module` of this `name`.
 
     fairseq's own checkpoints have no fingerprint: of these only the number of words is compared.
     """
     remedy = "use the data folder (dict.*.txt) that the model was trained on"
-    for key, value in embedding.state_dict().items():
+    for key, value in module.embed_tokens.state_dict().items():
         found = state_dict.get(f"{name}.embed_tokens.{key}")
         if found is not None and len(found) != len(value):
             raise LeapformerError(
