@@ -119,19 +119,24 @@ class LinearMechanism(Mechanism):
     def blockwise(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks) -> Tensor:
         if blocks.rows == 1:
             return super().blockwise(q, k, v, rows, blocks)
+        if self._few(q, k):
+            return self(q, k, v, query=rows, key=rows, visible=blocks, form="parallel")
         with torch.autocast(q.device.type, enabled=False):
             dtype, (q, k, v) = v.dtype, (accumulated(x) for x in (q, k, v))
             fq, fk = self.map_queries(q, rows), self._kept_keys(k, rows)
-            sums = _joint(partial(forms.block_sums, size=blocks.size, rows=blocks.rows), fq, fk, v)
+            sums = _joint(partial(forms.block_sums, blocks=blocks.with_all_past()), fq, fk, v)
             return forms.normalize(sums, self.normalizer_floor).to(dtype)
 
     def _choose(self, q: Tensor, k: Tensor, visible: Visible | None) -> Form:
-        rows, width = q.shape[2] + k.shape[2], self.head_dim * self.features_per_dim
-        quadratic = QUADRATIC_PAIRS_PER_ROW * rows if visible is None else QUADRATIC_PAIRS
-        if q.shape[2] * k.shape[2] < quadratic * width:
+        rows = q.shape[2] + k.shape[2]
+        if self._few(q, k, QUADRATIC_PAIRS_PER_ROW * rows if visible is None else QUADRATIC_PAIRS):
             return "parallel"
         many = q.shape[0] * q.shape[1] * rows > RECOMPUTED_ROWS
         return "recompute" if many and "recompute" in self.forms else "chunkwise"
+
+    def _few(self, q: Tensor, k: Tensor, pairs: float = QUADRATIC_PAIRS) -> bool:
+        """Whether there are fewer than so many `pairs` of a query and a key for each feature."""
+        return q.shape[2] * k.shape[2] < pairs * self.head_dim * self.features_per_dim
 
     def _recompute(
         self,
@@ -221,6 +226,8 @@ def accumulated(x: Tensor) -> Tensor:
 
 def _hide(scores: Tensor, visible: Visible | Blocks | None) -> Tensor:
     """Scores (B, H, T, S) at zero where the query may not see the key."""
+    if isinstance(visible, Blocks):
+        visible = visible.with_all_past()
     return scores if visible is None else scores * visible.mask(scores.shape[2], scores.shape[3], scores.device)
 
 

@@ -76,6 +76,10 @@ class Blocks:
         """Rows that are read together."""
         return self.size + self.ahead
 
+    def with_all_past(self) -> Blocks:
+        """The same for a mechanism with a state, which keeps all that was added to it."""
+        return replace(self, past=None)
+
     def mask(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
         """True where the query may see the key, shape (T, S)."""
         (query, _), (key, place) = (self._places(count, device) for count in (queries, keys))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from leapformer_fairseq.attention import Blocks, Rows
+from leapformer_fairseq.attention import Blocks, LinearMechanism, Rows, forms
 from leapformer_fairseq.errors import LeapformerError
 
 from .cases import DIM, HEADS, LINEAR, NAMES, VALUE_DIM, difference, inputs, make, padding
@@ -13,6 +13,13 @@ from .cases import DIM, HEADS, LINEAR, NAMES, VALUE_DIM, difference, inputs, mak
 BLOCKS = (Blocks(), Blocks(4), Blocks(5, 2), Blocks(3, 4), Blocks(1, 1), Blocks(40))
 STREAMING = [name for name in NAMES if make(name).objection(Blocks(4)) is None]
 COUNT = 23
+
+
+@pytest.fixture(params=["quadratic", "chunks"])
+def way(request, monkeypatch):
+    """Linear mechanisms choose by size how they go through blocks; here they must go both ways."""
+    monkeypatch.setattr(LinearMechanism, "_few", lambda *_: request.param == "quadratic")
+    monkeypatch.setattr(forms, "BLOCK_CHUNK", 20)
 
 
 def laid_out(blocks, count=COUNT, keep=None):
@@ -50,6 +57,7 @@ def block_ids(blocks):
 @pytest.mark.parametrize("side", [None, "right"])
 @pytest.mark.parametrize("blocks", BLOCKS, ids=block_ids)
 @pytest.mark.parametrize("name", STREAMING)
+@pytest.mark.usefixtures("way")
 def test_training_equals_arriving_rows(name, blocks, side):
     mechanism, qkv = make(name), inputs(COUNT, COUNT)
     places, rows = laid_out(blocks, keep=padding(COUNT, side))
@@ -69,18 +77,21 @@ def test_training_equals_arriving_rows(name, blocks, side):
         *((name, blocks) for name in ("softmax", *LINEAR) if name in STREAMING for blocks in BLOCKS),
         ("softmax", Blocks(4, 2, past=6)),
         ("softmax", Blocks(1, 0, past=3)),
+        ("relu", Blocks(4, 2, past=6)),
+        ("rope", Blocks(4, past=6)),
     ],
 )
+@pytest.mark.usefixtures("way")
 def test_training_equals_the_mask_with_gradients(name, blocks, side):
     mechanism = make(name)
     places, rows = laid_out(blocks, keep=padding(COUNT, side))
     grad = torch.randn(2, HEADS, len(places), VALUE_DIM).double() * rows.keep[:, None, :, None]
     results = []
-    for way in ("blockwise", "mask"):
+    for expected in (False, True):
         torch.manual_seed(0)
         q, k, v = (x.requires_grad_() for x in inputs(COUNT, COUNT))
         laid = tuple(x[:, :, places] for x in (q, k, v))
-        if way == "blockwise":
+        if not expected:
             out = mechanism.blockwise(*laid, rows, blocks)
         else:
             form = {} if name == "softmax" else {"form": "parallel"}
@@ -92,6 +103,7 @@ def test_training_equals_the_mask_with_gradients(name, blocks, side):
 
 @pytest.mark.parametrize("blocks", [Blocks(4), Blocks(5, 2), Blocks(3, 4), Blocks(4, 2, past=6)], ids=block_ids)
 @pytest.mark.parametrize("name", STREAMING)
+@pytest.mark.usefixtures("way")
 @torch.no_grad()
 def test_a_row_sees_what_its_block_sees_and_nothing_else(name, blocks):
     """The rows that change when one input row does are those of blocks that may see it."""
