@@ -1,11 +1,21 @@
-"""The proportion network of LeaPformer."""
+"""The proportion network of LeaPformer, and the angle that a proportion stands for."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+
+
+def right_angle(dtype: torch.dtype) -> float:
+    """pi / 2, the angle of a proportion of 1, rounded down in float32.
+
+    Rounded to the nearest it is a little more than pi / 2 and its cosine negative: between proportions of 1 and 0, and
+    trained networks do go there, the similarities would be negative, too, and their sum no normalizer.
+    """
+    return math.pi / 2 if dtype == torch.float64 else 1.5707962512969971
 
 
 class ProportionNetwork(nn.Module):

@@ -7,7 +7,6 @@ wide (Qin et al., 2022, arXiv:2202.08791, eq. 10-13; Agostinelli et al., 2024, a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .linear import Features
+from .proportion import right_angle
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,7 @@ class CosReweighted(Features):
         return _CosReweight.apply(self.x, self.proportion)
 
     def scores(self, keys: Self) -> Tensor:
-        angle = (self.proportion - keys.proportion.mT) * (math.pi / 2)
-        return super().scores(keys) * angle.cos()
+        return super().scores(keys) * _angle(self.proportion - keys.proportion.mT).cos()
 
 
 class _CosReweight(torch.autograd.Function):
@@ -55,9 +54,13 @@ class _CosReweight(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return grad_x, None
         grad_angle = ((grad_sin * cos).addcmul_(grad_cos, sin, value=-1) * x).sum(-1, keepdim=True)
-        return grad_x, (grad_angle * (math.pi / 2)).sum_to_size(proportion.shape)
+        return grad_x, _angle(grad_angle).sum_to_size(proportion.shape)
 
 
 def _cos_sin(proportion: Tensor) -> tuple[Tensor, Tensor]:
-    angle = proportion * (math.pi / 2)
+    angle = _angle(proportion)
     return angle.cos(), angle.sin()
+
+
+def _angle(proportion: Tensor) -> Tensor:
+    return proportion * right_angle(proportion.dtype)

@@ -11,7 +11,6 @@ Shapes: B rows, H heads, D head dimension, E value dimension, F features, N side
 from __future__ import annotations
 
 import ctypes
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from . import native
 from .forms import normalize
-from .proportion import ProportionNetwork
+from .proportion import ProportionNetwork, right_angle
 from .rotation import rotate
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "elu": lambda x: F.elu(x) + 1}
@@ -110,7 +109,8 @@ class LinearStep(Step):
         networks = mapping.networks[: self.sides]
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         self.proportions = _joined(networks, dtype) if networks else None
-        self.shift = self.weight.new_tensor([0.0, -math.pi / 2], dtype=dtype)  # cos(a - pi / 2) is sin(a)
+        self.right_angle = right_angle(dtype)
+        self.shift = self.weight.new_tensor([0.0, -self.right_angle], dtype=dtype)  # cos(a - pi / 2) is sin(a)
         self.packed = [_packed(network) for network in networks]
         self.sizes: dict[tuple[int, ...], native.Sizes] = {}
 
@@ -142,10 +142,10 @@ class LinearStep(Step):
         if self.mapping.rotation is not None:
             return _Mapped(rotate(x, self.mapping.rotation(position).to(x)), x)
         if self.proportions is not None:
-            weights = torch.add(self.shift, self.proportions(x), alpha=math.pi / 2).cos_()
+            weights = torch.add(self.shift, self.proportions(x), alpha=self.right_angle).cos_()
             return _Mapped((x.unsqueeze(-2) * weights.unsqueeze(-1)).flatten(-2))
         if self.mapping.proportion is not None:
-            angle = self.mapping.proportion(position, lengths).to(x)[:, None, None, None] * (math.pi / 2)
+            angle = self.mapping.proportion(position, lengths).to(x)[:, None, None, None] * self.right_angle
             return _Mapped(torch.cat([x * angle.cos(), x * angle.sin()], -1))
         return _Mapped(x)
 

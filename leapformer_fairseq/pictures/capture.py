@@ -5,7 +5,6 @@ Shapes: H heads, T queries, S keys, D head dimension; one sentence, so the batch
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from ..attention import Blocks, LinearMechanism, Mechanism, Rows, Visible
 from ..attention.linear import accumulated
+from ..attention.proportion import right_angle
 from ..attention.reweighting import CosReweighted
 from ..errors import LeapformerError
 from ..modules import BLOCKS, MechanismAttention
@@ -65,7 +65,7 @@ class Captured:
         if found is None:
             return None
         p_q, p_k = found
-        return ((p_q.unsqueeze(-1) - p_k.unsqueeze(-2)) * (math.pi / 2)).cos()
+        return ((p_q.unsqueeze(-1) - p_k.unsqueeze(-2)) * right_angle(p_q.dtype)).cos()
 
     def hidden(self) -> Tensor:
         """True where the query may not see the key, (T, S)."""

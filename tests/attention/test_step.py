@@ -152,6 +152,32 @@ def test_a_dead_row_gives_zero(name, options, language):
 
 
 @torch.no_grad()
+def test_opposite_proportions_still_average(language):
+    """Proportions of exactly 1 and 0, as trained networks have: all similarities are almost zero, none is negative."""
+    mechanism, (q, o, k, v) = block("leap", {}, torch.float32)
+    with torch.no_grad():
+        mechanism.query_proportion.biases[-1].fill_(200)
+        mechanism.key_proportion.biases[-1].fill_(-200)
+        v.weight.zero_()
+        v.bias.fill_(1)
+        o.weight.copy_(torch.eye(C))
+        o.bias.zero_()
+    x = 1e5 * torch.randn(T, B, C).abs()
+    for side in q, k:
+        side.weight.abs_()
+    where = {"query": rows(T), "key": rows(T, x), "visible": CAUSAL}
+    outputs = [
+        joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), form=form, chunk=None, **where))
+        for form in ("parallel", "chunkwise", "recompute")
+    ]
+    step, state = mechanism.step(Projections(q, o, k, v)), mechanism.empty_state(B, D, x)
+    outputs.append(torch.stack([step.extend(x[t], state, t + 1) for t in range(T)]))
+    for out in outputs:
+        torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=1e-3)
+    assert (mechanism.weights(heads(q(x)), heads(k(x)), **where) >= 0).all()
+
+
+@torch.no_grad()
 def test_half_precision_keeps_a_float32_state(language):
     mechanism, rounded = block("leap", {}, torch.bfloat16)
     x = torch.randn(T, B, C).bfloat16()

@@ -15,7 +15,7 @@
 
 #define MAX_DIM 1024
 
-static const float HALF_PI = 1.57079632679489662f;
+static const float HALF_PI = 1.5707962512969971f; // rounded down, as right_angle() in proportion.py
 
 typedef struct {
     int32_t rows, heads, dim, values, shared, update;
