@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .search import Candidate, Slot, replaced
+from .search import Candidate, Slot, plan_text, replaced
 from .study import COMBINATION, Study
 
 MARKERS = "osD^vP*X"
@@ -22,7 +22,8 @@ def draw(study: Study, path: str | Path) -> None:
 def figure(study: Study) -> Any:
     """Validation loss by block (and layers) and mechanism as a matplotlib figure.
 
-    The baseline is a line, what the recommended plan takes is ringed, and a star is that plan where it was trained.
+    The baseline is a line, what the recommended plan takes is ringed, and stars are combinations, black the recommended
+    one.
     """
     from matplotlib.figure import Figure
 
@@ -39,8 +40,10 @@ def figure(study: Study) -> Any:
         axes.axhline(baseline.result.loss, color="0.3", linewidth=1, linestyle="--", label=label)
     for run in others:
         if run.role == COMBINATION and run.result:
-            axes.plot(len(names), run.result.loss, "k*", markersize=12, label="recommended plan (of what is ringed)")
-            names.append("recommended")
+            chosen = run.plan == study.recommended
+            label = "recommended plan (of what is ringed)" if chosen else f"given up: {plan_text(run.plan)}"
+            axes.plot(len(names), run.result.loss, "*", color="k" if chosen else "0.6", markersize=12, label=label)
+            names.append("recommended" if chosen else "given up")
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set(

@@ -144,3 +144,10 @@ def recommend(
         *_, best = min(ranks, key=lambda rank: rank[:2])
         plan = replaced(plan, Candidate(slot, best))
     return plan
+
+
+def without_the_worst(plan: Plan, baseline: Plan, found: Iterable[tuple[Candidate, Result]]) -> Plan:
+    """The plan with the baseline's mechanism again where its replacement, alone, had the largest loss."""
+    there = [(result.loss, candidate.slot) for candidate, result in found if replaced(plan, candidate) == plan]
+    _, (block, start, stop) = max(there)
+    return {**plan, block: (*plan[block][:start], *baseline[block][start:stop], *plan[block][stop:])}

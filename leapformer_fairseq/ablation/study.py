@@ -9,7 +9,19 @@ from pathlib import Path
 from ..attention import find
 from ..errors import LeapformerError
 from . import running
-from .search import Candidate, Plan, Result, candidates, objective, plan_text, recommend, replaced, slots
+from .search import (
+    Candidate,
+    Plan,
+    Result,
+    candidates,
+    is_within,
+    objective,
+    plan_text,
+    recommend,
+    replaced,
+    slots,
+    without_the_worst,
+)
 from .training import Training, plan_everywhere
 
 TO_DO, TRAINED, FAILED, REFUSED = "to do", "trained", "failed", "refused"
@@ -20,7 +32,7 @@ BASELINE, REPLACEMENT, COMBINATION = "baseline", "replacement", "combination"
 class Run:
     """One plan to train.
 
-    role: the baseline, a replacement in one slot (`candidate`), or the combination of several that is recommended
+    role: the baseline, a replacement in one slot (`candidate`), or a combination of several
     status: "to do", "trained" (there is a `result`), or "failed" or "refused" (there is a `reason`)
     """
 
@@ -79,7 +91,7 @@ class Study:
 
 
 def plan_study(out: Path, training: Training, settings: Settings) -> Study:
-    """All runs but that of the recommended plan; what is finished in `out` is read, what the model refuses is marked.
+    """All runs but the combinations; what is finished in `out` is read, what the model refuses is marked.
 
     Raises LeapformerError for mechanisms, blocks and numbers that do not serve, and when the baseline cannot be built.
     """
@@ -123,6 +135,9 @@ def _look_up(study: Study, run: Run) -> None:
 def carry_out(study: Study, begin: Callable[[Run], None], watch: running.Watch, changed: Callable[[Run], None]) -> None:
     """Train what is to do, recommend a plan and train that, too, unless it is one of the runs.
 
+    What replacements cost may add up: as long as a combination is beyond the tolerance, the one that costs most is
+    taken back.
+
     `begin` is called before a run, `watch` with the value of each validation, `changed` after a run. A run that fails
     is marked; the others go on. Raises LeapformerError when the baseline fails: nothing could be compared with it.
     """
@@ -148,9 +163,11 @@ def carry_out(study: Study, begin: Callable[[Run], None], watch: running.Watch, 
             train(run)
     found = [(run.candidate, run.result) for run in others if run.candidate and run.result]
     study.recommended = recommend(baseline.plan, baseline.result, found, settings.tolerance, settings.speed_weight)
-    if study.run_of(study.recommended) is None:
+    while study.run_of(study.recommended) is None:
         run = Run(study.recommended, COMBINATION)
         study.runs.append(run)
         _look_up(study, run)
         if run.status == TO_DO:
             train(run)
+        if run.result and not is_within(run.result.loss, baseline.result.loss, settings.tolerance):
+            study.recommended = without_the_worst(run.plan, baseline.plan, found)

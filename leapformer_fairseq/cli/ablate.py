@@ -107,7 +107,7 @@ def _train(study: Study) -> None:
         def begin(run: Run) -> None:
             nonlocal current
             current = plan_text(run.plan)
-            progress.total = runs + (run.role == COMBINATION)
+            progress.total = runs + [run.role for run in study.runs].count(COMBINATION)
             progress.set_postfix_str(current)
 
         def watch(value: str) -> None:
@@ -130,7 +130,7 @@ def _show(study: Study) -> None:
     states = [run.status for run in study.runs]
     print(
         f"{states.count(TO_DO)} runs to train, {states.count(TRAINED)} trained before; "
-        "one more at the end, unless the recommended plan is one of these:"
+        "one more at the end, or some, unless the recommended plan is one of these:"
     )
     for run in study.runs:
         if run.status == TO_DO:

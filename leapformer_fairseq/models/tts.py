@@ -117,7 +117,10 @@ class TTSDecoder(TTSTransformerDecoder):
     ) -> tuple[Tensor, dict[str, Any]]:
         tell_length(self.current, encoder_out, target_lengths if incremental_state is None else None)
         with taken_packed(self.current, encoder_out):
-            return super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
+            x, extra = super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
+        if self.training and extra["attn"] is not None:
+            extra["attn"] = spread(extra["attn"], *encoder_out["encoder_padding_mask"])
+        return x, extra
 
     def forward(
         self,
@@ -141,6 +144,17 @@ class TTSDecoder(TTSTransformerDecoder):
     def refine(self, frames: Tensor, lengths: Tensor) -> Tensor:
         """Frames (B, T, F) of `lengths` (B,) after the post-net."""
         return frames + convolved(self.postnet.convolutions, frames, ~lengths_to_padding_mask(lengths))
+
+
+def spread(alignment: Tensor, padding: Tensor | None = None) -> Tensor:
+    """An alignment (B, S, T) of which every column sums to 1 at least: what a frame leaves goes to all tokens alike.
+
+    Weights of linear attention sum to less where a query matches no key, and the loss that guides them would be least
+    where there is no attention at all. `padding` (B, S) is True at tokens that are none.
+    """
+    left = (1 - alignment.sum(1, keepdim=True)).clamp_min(0)
+    keep = alignment.new_ones(alignment.shape[:2]) if padding is None else (~padding).to(alignment)
+    return alignment + left * (keep / keep.sum(1, keepdim=True)).unsqueeze(2)
 
 
 def convolved(layers: nn.ModuleList, x: Tensor, keep: Tensor) -> Tensor:

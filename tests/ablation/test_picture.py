@@ -59,8 +59,15 @@ def test_what_is_recommended_is_marked(study):
     assert sorted(ring.get_ydata()[0] for ring in found[""]) == [4.9, 5.2]
     (star,) = found["recommended plan (of what is ringed)"]
     assert (star.get_xdata()[0], star.get_ydata()[0]) == (2, 5.05)
+    assert not any(label.startswith("given up") for label in found)
+
+
+def test_a_combination_that_was_given_up_is_marked_as_such(study):
+    study.recommended = study.runs[2].plan
+    (star,) = lines(study)["given up: relu/leap"]
+    assert star.get_ydata()[0] == 5.05
     study.recommended = None
-    assert "" not in lines(study)
+    assert "" not in lines(study), "no rings"
 
 
 def test_groups_of_layers_are_named(study):

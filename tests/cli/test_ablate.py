@@ -140,10 +140,30 @@ def test_the_commands_are_written_as_they_were_run(ablate, trainer, tmp_path):
     assert len(folders) == len(LOSSES), "a folder each"
 
 
-def test_a_combination_that_adds_up_is_said_to_be_too_much(ablate, trainer, tmp_path, capsys):
+def test_a_combination_that_adds_up_is_given_up_for_a_smaller_one(ablate, trainer, tmp_path, capsys):
+    trainer.losses |= {"softmax/softmax/leap": 5.01, "leap/relu/leap": 5.5, "softmax/relu/leap": 5.02}
+    assert ablate() == 0
+    assert trainer.plans[-2:] == ["leap/relu/leap", "softmax/relu/leap"], "without the encoder, which costs most"
+    output = capsys.readouterr().out
+    assert "Given up: leap/relu/leap: loss 5.500, +10.00% to the baseline" in output
+    assert "(trained to verify it): loss 5.020, +0.40% to the baseline, within the tolerance of 1.0%" in output
+    assert table(tmp_path / "out")["recommended"] == "softmax/relu/leap"
+    trainer.plans.clear()
+    assert ablate() == 0 and trainer.plans == [], "and all that is remembered"
+
+
+def test_the_last_of_a_combination_is_a_run_that_was_there(ablate, trainer, tmp_path, capsys):
     trainer.losses["leap/relu/softmax"] = 5.5
     assert ablate() == 0
-    assert "+10.00% to the baseline, more than the tolerance of 1.0%" in capsys.readouterr().out
+    assert trainer.plans[-1] == "leap/relu/softmax"
+    assert "a single replacement" in capsys.readouterr().out
+    assert table(tmp_path / "out")["recommended"] == "softmax/relu/softmax"
+
+
+def test_a_combination_that_fails_is_no_recommendation_that_was_verified(ablate, trainer, tmp_path, capsys):
+    trainer.faults["leap/relu/softmax"] = NAN
+    assert ablate() == 1
+    assert "not trained itself" in capsys.readouterr().out
 
 
 def test_a_plan_that_was_trained_is_not_trained_again(ablate, trainer, tmp_path, capsys):

@@ -150,6 +150,21 @@ def test_guided_attention_has_weights_and_gradients_in_training():
     assert plain(**batch)[2]["attn"] is None, "not composed for nothing"
 
 
+def test_guided_attention_does_not_reward_dead_queries():
+    """Where a query matches no key all weights are 0, and so would be the loss that guides them."""
+    model, batch = make_tts("relu", use_guided_attention_loss=True).train(), tts_batch()
+    attention = model.decoder.transformer_layers[-1].encoder_attn
+    with torch.no_grad():
+        attention.q_proj.weight.zero_()
+        attention.q_proj.bias.fill_(-1)
+    alignment = model(**batch)[2]["attn"]
+    torch.testing.assert_close(alignment[1].sum(0), torch.ones(11).double())
+    torch.testing.assert_close(alignment[1, :6], torch.full((6, 11), 1 / 6).double())
+    assert not alignment[1, 6:].any(), "nothing to padding"
+    alive = make_tts("relu", use_guided_attention_loss=True).train()(**batch)[2]["attn"]
+    torch.testing.assert_close(alive.sum(1), torch.ones(3, 11).double())
+
+
 @torch.no_grad()
 def test_no_alignments_are_composed_unless_wanted(monkeypatch):
     model, batch = make_tts("leap"), tts_batch()
