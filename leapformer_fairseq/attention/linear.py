@@ -213,10 +213,10 @@ class LinearMechanism(Mechanism):
             return self.attend(state, q, rows), state
         with torch.autocast(q.device.type, enabled=False):
             fq, fk = self.map_queries(accumulated(q), rows), self._kept_keys(accumulated(k), rows)
-            sums = _sums(fq, fk, accumulated(v), CAUSAL)
+            sums = (_sums_of_pairs if self._few(q, k) else _sums)(fq, fk, accumulated(v), CAUSAL)
             if state is not None:
                 sums = sums + _read(state, fq)
-            return forms.normalize(sums, self.normalizer_floor).to(q.dtype), self.update(state, k, v, rows)
+            return forms.normalize(sums, self.normalizer_floor).to(q.dtype), _add(state, fk, accumulated(v))
 
 
 def accumulated(x: Tensor) -> Tensor:
@@ -234,6 +234,15 @@ def _hide(scores: Tensor, visible: Visible | Blocks | None) -> Tensor:
 def _sums(fq: Features, fk: Features, v: Tensor, visible: Visible | None, chunk: int | None = None) -> Tensor:
     """Sums of the values over visible keys with the normalizer in the last column, (B, H, T, E + 1)."""
     return _joint(partial(forms.chunkwise, visible=visible, chunk=chunk), fq, fk, v)
+
+
+def _sums_of_pairs(fq: Features, fk: Features, v: Tensor, visible: Visible | None) -> Tensor:
+    """The same, quadratic: for few rows there is less to do."""
+    scores = _hide(fq.scores(fk), visible)
+    if fq.norm is None or fk.norm is None:
+        return scores @ forms.append_ones(v)
+    totals = _hide(forms.scores_of(fq.norm, fk.norm), visible).sum(-1, keepdim=True)
+    return torch.cat([scores @ v, totals], -1)
 
 
 def _joint(sums: Callable[[Tensor, Tensor, Tensor], Tensor], fq: Features, fk: Features, v: Tensor) -> Tensor:

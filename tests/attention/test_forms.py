@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leapformer_fairseq.attention import CAUSAL, Rows, Visible, bounded, build, recompute
+from leapformer_fairseq.attention import CAUSAL, LinearMechanism, Rows, Visible, bounded, build, recompute
 from leapformer_fairseq.attention.reweighting import CosReweighted
 
 from .cases import (
@@ -178,9 +178,11 @@ def test_gradients_refuse_to_be_differentiated():
 @pytest.mark.parametrize("side", [None, "left"])
 @pytest.mark.parametrize("prompt", [0, 1, 9, 23])
 @pytest.mark.parametrize("name", serving(CAUSAL))
+@pytest.mark.parametrize("few", [True, False], ids=["pairs", "chunks"])
 @torch.no_grad()
-def test_generation_equals_training(name, prompt, side):
-    """Step by step, and a prompt followed by steps; padded queries may be anything."""
+def test_generation_equals_training(name, prompt, side, few, monkeypatch):
+    """Step by step, and a prompt, read in either way, followed by steps; padded queries may be anything."""
+    monkeypatch.setattr(LinearMechanism, "_few", lambda *_: few)
     mechanism, qkv, keep = make(name), inputs(23, 23), padding(23, side)
     rows = Rows.whole(23, keep).without_lengths()
     expected = mechanism(*qkv, query=rows, key=rows, visible=CAUSAL, form="parallel")

@@ -111,10 +111,10 @@ def test_cosformer_needs_a_length_in_the_decoder():
 
 
 @pytest.mark.parametrize(
-    ("overrun", "first_negative", "last_positive"), [("saturate", None, 30), ("extrapolate", 11, 19)]
+    ("overrun", "first_negative", "last_positive"), [("saturate", None, 30), ("extrapolate", 12, 19)]
 )
 def test_cosformer_behind_the_end_of_its_length(overrun, first_negative, last_positive):
-    """The paper's weights are first negative one step behind the length, and all are from twice the length on."""
+    """The paper's weights are 0 one step behind the length, then negative, and all are from twice the length on."""
     mechanism = build("cosformer", 8, 2, cosformer_overrun=overrun, normalizer_floor=1e-9)
     q, k = torch.rand(1, 2, 30, 8) + 0.1, torch.rand(1, 2, 10, 8) + 0.1
     target = Rows.whole(30).of_length(torch.tensor([10]))
