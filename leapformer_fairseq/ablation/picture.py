@@ -28,7 +28,7 @@ def figure(study: Study) -> Any:
     from matplotlib.figure import Figure
 
     places = list(dict.fromkeys(run.candidate.slot for run in study.runs if run.candidate))
-    drawing = Figure(figsize=(4.0 + 1.2 * len(places), 4.2), layout="constrained")
+    drawing = Figure(figsize=(6.0 + 1.2 * len(places), 4.2), layout="constrained")
     axes = drawing.subplots()
     _draw_replacements(axes, study, places)
     names = [
@@ -51,7 +51,7 @@ def figure(study: Study) -> Any:
     )
     axes.grid(alpha=0.3, axis="y")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return drawing
 
 
