@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import logging
 import shlex
 import sys
 from collections.abc import Sequence
@@ -80,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
     from ..agents.curve import refuse
     from ..agents.curve_report import refusals, rows, table
 
-    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
     utterances = _utterances(args)
     curve = _plan(args)
     checkpoints = _check(args, curve)

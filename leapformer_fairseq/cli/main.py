@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import sys
 
 from .. import __version__
@@ -76,6 +77,8 @@ def _dispatch(argv: list[str]) -> int:
     if command in fairseq_commands.COMMANDS:
         # Not through argparse, which would take options of ours and fairseq's for its own.
         return fairseq_commands.run(command, argv[1:])
+    # Importing fairseq lets every library log whatever it does, unless logging was configured before.
+    logging.basicConfig(level=logging.WARNING)
     args = build_parser(command).parse_args(argv)
     return args.run(args)
 

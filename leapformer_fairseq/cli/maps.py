@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
     from ..pictures.inputs import Request, examples, load
     from ..pictures.maps import draw_maps
 
-    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
     layer, head = _number(args.layer, "--layer", ("all",)), _number(args.head, "--head", ("mean", "all"))
     model, task = load(args.path, args.data)
     one_layer, one_head = (value if isinstance(value, int) else None for value in (layer, head))

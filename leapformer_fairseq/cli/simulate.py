@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     """Translate what the folder does not hold yet, log each sentence at once, and print the scores."""
     from ..agents.simulate import build_simulation, logged, put_in_order, read_utterances
 
-    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
     if args.jobs < 1:
         raise LeapformerError(f"--jobs {args.jobs}: give at least 1")
     bleu([""], [""], args.tokenize)  # says at once if it cannot be used

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import shutil
 import sys
@@ -58,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Translate to the end or to Ctrl-C, then say how much was heard and computed."""
-    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
     blocks = _blocks(args)
     output = _output(args)
     session = _session(args, drafts=output.shows_drafts and not args.no_drafts)

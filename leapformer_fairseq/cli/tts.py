@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
     from ..loading import load_model
     from ..synthesis import Manner, speak
 
-    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq lets every library log whatever it does
     _check(args)
     overrides = {**_overrides(args.model_overrides), **({"data": args.data} if args.data else {})}
     model, task = load_model(args.path, ("leapformer_tts",), "speech", overrides)

@@ -193,3 +193,12 @@ class TestFairseqCommands:
         out = capsys.readouterr().out
         assert "--probe-flag" in out
         assert "--encoder-ffn-embed-dim" in out
+
+
+def test_libraries_stay_quiet_whatever_fairseq_imports():
+    """One of fairseq's models asks at its import for all that any library has to say."""
+    code = "from leapformer_fairseq.cli.main import main; main(['user-dir']); import fairseq.models, logging\n"
+    code += "logging.getLogger('matplotlib').debug('DEBUGGING'); logging.getLogger('other').info('INFORMING')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "DEBUGGING" not in done.stderr and "INFORMING" not in done.stderr
