@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from .masks import CAUSAL, Blocks, Visible
 
-# Rows of a chunk of blocks; 32 to 128 do equally well (measured at head dimensions 32 and 64, blocks of 7 and 20 rows).
+# Rows of a chunk of blocks; 32 do about as well, 128 are slower (head dimensions 32 and 64, blocks of 7 and 20 rows).
 BLOCK_CHUNK = 64
 
 

@@ -179,9 +179,8 @@ class LinearMechanism(Mechanism):
 
     def _weights(self, fq: Features, fk: Features, visible: Visible | Blocks | None) -> Tensor:
         """The quadratic reference of every other form."""
-        scores = _hide(fq.scores(fk), visible)
-        total = scores if fq.norm is None or fk.norm is None else _hide(forms.scores_of(fq.norm, fk.norm), visible)
-        return scores / total.sum(-1, keepdim=True).clamp_min(self.normalizer_floor)
+        scores, totals = _scores(fq, fk, visible)
+        return scores / totals.clamp_min(self.normalizer_floor)
 
     def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:
         with torch.autocast(k.device.type, enabled=False):
@@ -231,6 +230,13 @@ def _hide(scores: Tensor, visible: Visible | Blocks | None) -> Tensor:
     return scores if visible is None else scores * visible.mask(scores.shape[2], scores.shape[3], scores.device)
 
 
+def _scores(fq: Features, fk: Features, visible: Visible | Blocks | None) -> tuple[Tensor, Tensor]:
+    """Similarities (B, H, T, S) of the queries and what they see, and the normalizer of each query, (B, H, T, 1)."""
+    scores = _hide(fq.scores(fk), visible)
+    total = scores if fq.norm is None or fk.norm is None else _hide(forms.scores_of(fq.norm, fk.norm), visible)
+    return scores, total.sum(-1, keepdim=True)
+
+
 def _sums(fq: Features, fk: Features, v: Tensor, visible: Visible | None, chunk: int | None = None) -> Tensor:
     """Sums of the values over visible keys with the normalizer in the last column, (B, H, T, E + 1)."""
     return _joint(partial(forms.chunkwise, visible=visible, chunk=chunk), fq, fk, v)
@@ -238,10 +244,7 @@ def _sums(fq: Features, fk: Features, v: Tensor, visible: Visible | None, chunk:
 
 def _sums_of_pairs(fq: Features, fk: Features, v: Tensor, visible: Visible | None) -> Tensor:
     """The same, quadratic: for few rows there is less to do."""
-    scores = _hide(fq.scores(fk), visible)
-    if fq.norm is None or fk.norm is None:
-        return scores @ forms.append_ones(v)
-    totals = _hide(forms.scores_of(fq.norm, fk.norm), visible).sum(-1, keepdim=True)
+    scores, totals = _scores(fq, fk, visible)
     return torch.cat([scores @ v, totals], -1)
 
 
