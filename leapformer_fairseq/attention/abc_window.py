@@ -56,13 +56,13 @@ class Window(BoundedMechanism):
 
     def _attend(self, memory: Sequence[Tensor], q: Tensor, rows: Rows) -> Tensor:
         keys, values, positions = memory
-        return self._seen(q, keys, rows.positions, positions, self._dropping()) @ values
+        return self._seen(q, keys, rows.positions, positions, self.dropping()) @ values
 
     def _extend(
         self, memory: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, rows: Rows, chunk: int | None
     ) -> tuple[Tensor, ...]:
         keys, values, positions = window = _joined(memory, k, v, rows)
-        weights = self._seen(q, keys, rows.positions, positions, self._dropping())
+        weights = self._seen(q, keys, rows.positions, positions, self.dropping())
         return weights @ values, *self._latest(window)
 
     def _seen(self, q: Tensor, k: Tensor, query: Tensor, key: Tensor, dropout: float) -> Tensor:

@@ -208,8 +208,8 @@ class Mechanism(nn.Module):
         """
         return None
 
-    def empty_state(self, rows: int, value_dim: int, like: Tensor) -> State:
-        """The state before the first key; asked for where there is a `step`."""
+    def empty_state(self, rows: int, value_dim: int, like: Tensor) -> State | None:
+        """The state before the first key, asked for where there is a `step`; None where it takes more to tell."""
         raise NotImplementedError
 
     def extend(self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, State]:

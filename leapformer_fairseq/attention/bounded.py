@@ -169,7 +169,7 @@ class BoundedMechanism(Mechanism):
         return self._attend(memory, q, rows), *memory
 
     def _parallel(self, q: Tensor, k: Tensor, v: Tensor, query: Rows, key: Rows, visible: Visible | None) -> Tensor:
-        return self._weights(q, k, query, key, visible, self._dropping()) @ v
+        return self._weights(q, k, query, key, visible, self.dropping()) @ v
 
     def _prepared(
         self, q: Tensor, k: Tensor, v: Tensor, query: Rows | None, key: Rows | None, visible: Visible | None
@@ -207,7 +207,7 @@ class BoundedMechanism(Mechanism):
 
         inputs = () if rows.inputs is None else (rows.inputs.unsqueeze(1),)
         parameters = [parameter for parameter in self._writing() if parameter.requires_grad]
-        return carried(run, first, (q, k, v, *inputs), parameters, size, random=self._dropping() > 0)
+        return carried(run, first, (q, k, v, *inputs), parameters, size, random=self.dropping() > 0)
 
     def _writing(self) -> Iterator[nn.Parameter]:
         """The parameters that writing into the memory uses."""
@@ -231,7 +231,8 @@ class BoundedMechanism(Mechanism):
     def _scaled(self, q: Tensor) -> Tensor:
         return q * self.head_dim**-0.5
 
-    def _dropping(self) -> float:
+    def dropping(self) -> float:
+        """How much of the weights is dropped out now."""
         return self.dropout if self.training else 0.0
 
 

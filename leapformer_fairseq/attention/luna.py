@@ -23,10 +23,11 @@ from . import forms
 from .base import BLOCKS, State
 from .bounded import BoundedMechanism, added, causal_sums, inputs_of, kept, read
 from .linear import accumulated
+from .luna_step import LunaStep
 from .masks import Packed, Rows, Visible
 from .positions import sinusoids
 from .registry import Option, register
-from .step import Projections
+from .step import Projections, Step
 
 ENCODER_SELF, DECODER_SELF, _ = BLOCKS
 
@@ -48,7 +49,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu1": elu1, "softplus2"
 class PackedState(State):
     """What is left of keys after packing.
 
-    Keys (B, H, l, D) and values (B, H, l, E) to unpack, which of them are in use, keep (B, l), and the packed sequence
+    Keys (B, H, D, l) and values (B, H, l, E) to unpack, which of them are in use, keep (B, l), and the packed sequence
     for the next layer, (B, l, C).
     """
 
@@ -211,12 +212,12 @@ class Luna(BoundedMechanism):
         if state is not None:
             raise LeapformerError("luna packs all keys at once and cannot append some; give it whole sequences")
         with torch.autocast(k.device.type, enabled=False):
-            return self._pack(accumulated(k), accumulated(v), key, self._dropping())[1]
+            return self._pack(accumulated(k), accumulated(v), key, self.dropping())[1]
 
     def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
         state = _packed_keys(state)
         with torch.autocast(q.device.type, enabled=False):
-            return (self._unpack(accumulated(q), state, self._dropping()) @ state.values).to(q.dtype)
+            return (self._unpack(accumulated(q), state, self.dropping()) @ state.values).to(q.dtype)
 
     def _pack(self, k: Tensor, v: Tensor, key: Rows, dropout: float) -> tuple[Tensor, PackedState]:
         """A, (B, H, l, S), and what is left of the keys."""
@@ -231,7 +232,7 @@ class Luna(BoundedMechanism):
             keys, values = weights @ k, found
         # As a library it may be given values of another width than P, which cannot be added to it.
         packed = packed + content if content.shape == packed.shape else packed
-        return weights, PackedState(keys, values, self._in_use(k, key), packed)
+        return weights, PackedState(keys.mT.contiguous(), values.contiguous(), self._in_use(k, key), packed)
 
     def _in_use(self, k: Tensor, key: Rows) -> Tensor:
         """Packed rows in use, (B, l): of a sentence that is shorter as many as it has tokens."""
@@ -241,7 +242,7 @@ class Luna(BoundedMechanism):
 
     def _unpack(self, q: Tensor, state: PackedState, dropout: float) -> Tensor:
         """Weights (B, H, T, l) of the packed rows for queries."""
-        return read(self._scaled(q) @ state.keys.mT, ~state.keep[:, None, None], dropout)
+        return read(self._scaled(q) @ state.keys, ~state.keep[:, None, None], dropout)
 
     # --------------------------------------------------------------------------------------------------------- causal
     def _memory(self, state: State | None, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, ...]:
@@ -254,7 +255,11 @@ class Luna(BoundedMechanism):
     def _written(self, queries: Tensor, k: Tensor, rows: Rows, dropout: float) -> Tensor:
         """a, how strongly every token is written into every slot, (B, H, S, l)."""
         seen = self._projected("write", inputs_of(k, rows))
-        alpha = kept(self.activation((k if seen is None else seen) @ queries.mT), rows)
+        return kept(self.alpha(k if seen is None else seen, queries, dropout), rows)
+
+    def alpha(self, seen: Tensor, queries: Tensor, dropout: float) -> Tensor:
+        """The same of tokens as they are projected to write, (B, H, S, D)."""
+        alpha = self.activation(seen @ queries.mT)
         return F.dropout(alpha, dropout) if dropout else alpha
 
     def _writing(self) -> Iterator[nn.Parameter]:
@@ -263,27 +268,45 @@ class Luna(BoundedMechanism):
         if of_the_block is not None:
             yield from of_the_block.parameters()
 
-    def _read(self, logits: Tensor, rows: Rows, keep: Tensor, dropout: float) -> Tensor:
-        """Weights (B, H, T, l) of the sums of values, from the products of queries and sums of keys."""
-        count = rows.positions[:, None, :, None].clamp_min(1).to(logits.dtype)
+    def _read(self, logits: Tensor, count: Tensor | int, keep: Tensor, dropout: float) -> Tensor:
+        """Weights (B, H, T, l) of the sums of values, from the products of queries and sums of keys over `count`."""
         return read(logits / count, ~keep[:, None, None], dropout) / count
+
+    def write(self, memory: Sequence[Tensor], k: Tensor, v: Tensor, alpha: Tensor) -> tuple[Tensor, ...]:
+        """The memory after rows were written into the slots; may change the old one in place."""
+        keys, values, queries, keep = memory
+        return added(keys, k.mT, alpha), added(values, alpha.mT, v), queries, keep
+
+    def lookup(self, memory: Sequence[Tensor], q: Tensor, count: Tensor | int) -> Tensor:
+        """What queries (B, H, T, D) read in all of the memory of `count` tokens, (B, H, T, E)."""
+        keys, values, _, keep = memory
+        return self._read(self._scaled(q) @ keys, count, keep, self.dropping()) @ values
+
+    def _update(self, memory: Sequence[Tensor], k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, ...]:
+        return self.write(memory, k, v, self._written(memory[2], k, rows, self.dropping()))
+
+    def _attend(self, memory: Sequence[Tensor], q: Tensor, rows: Rows) -> Tensor:
+        return self.lookup(memory, q, _count(rows, q))
+
+    def step(self, projections: Projections) -> Step:
+        return LunaStep(self, projections)
+
+    def empty_state(self, rows: int, value_dim: int, like: Tensor) -> LunaState | None:
+        if self.needs_packed:
+            return None
+        k = accumulated(like).new_empty(rows, self.num_heads, 0, self.head_dim)
+        v = k.new_empty(rows, self.num_heads, 0, value_dim)
+        return LunaState(*self._memory(None, k, v, Rows.whole(0, device=like.device)))
 
     def _extend(
         self, memory: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, rows: Rows, chunk: int | None
     ) -> tuple[Tensor, ...]:
-        (keys, values, queries, keep), dropout = memory, self._dropping()
+        (keys, values, queries, keep), dropout = memory, self.dropping()
         alpha = self._written(queries, k, rows, dropout)
         logits, keys = causal_sums(self._scaled(q), k, alpha, keys, chunk)
-        out, values = causal_sums(self._read(logits, rows, keep, dropout), alpha, v, values, chunk)
+        weights = self._read(logits, _count(rows, logits), keep, dropout)
+        out, values = causal_sums(weights, alpha, v, values, chunk)
         return out, keys, values, queries, keep
-
-    def _extend_by_one(
-        self, memory: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, rows: Rows
-    ) -> tuple[Tensor, ...]:
-        (keys, values, queries, keep), dropout = memory, self._dropping()
-        alpha = self._written(queries, k, rows, dropout)
-        keys, values = added(keys, k.mT, alpha), added(values, alpha.mT, v)
-        return self._read(self._scaled(q) @ keys, rows, keep, dropout) @ values, keys, values, queries, keep
 
     # ------------------------------------------------------------------------------------------------------ quadratic
     def _parallel(self, q: Tensor, k: Tensor, v: Tensor, query: Rows, key: Rows, visible: Visible | None) -> Tensor:
@@ -299,13 +322,18 @@ class Luna(BoundedMechanism):
         _, _, queries, keep = self._memory(None, k, k, key)
         alpha = self._written(queries, k, key, dropout)
         scores = forms.scores_of(self._scaled(q), k)
-        return (self._read(scores.tril() @ alpha, key, keep, dropout) @ alpha.mT).tril()
+        return (self._read(scores.tril() @ alpha, _count(key, scores), keep, dropout) @ alpha.mT).tril()
 
 
 def _packed_keys(state: State) -> PackedState:
     if not isinstance(state, PackedState):
         raise TypeError(f"a {type(state).__name__} holds no packed keys")
     return state
+
+
+def _count(rows: Rows, like: Tensor) -> Tensor:
+    """How many tokens there are up to each row, (B or 1, 1, T, 1), at least 1."""
+    return rows.positions[:, None, :, None].clamp_min(1).to(like.dtype)
 
 
 def _linear(width: int) -> nn.Linear:

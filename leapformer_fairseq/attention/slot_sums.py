@@ -78,7 +78,7 @@ class SlotSums(BoundedMechanism):
     def lookup(self, memory: Sequence[Tensor], q: Tensor) -> Tensor:
         """What queries (B, H, T, D) read in all of the memory, (B, H, T, E)."""
         keys, values, mass = memory
-        return self._read(self._scaled(q) @ keys, mass.unsqueeze(2), self._dropping()) @ values
+        return self._read(self._scaled(q) @ keys, mass.unsqueeze(2), self.dropping()) @ values
 
     @property
     def masks_empty(self) -> bool:
@@ -114,7 +114,7 @@ class SlotSums(BoundedMechanism):
         alpha = self._control(k, rows)
         logits, keys = causal_sums(self._scaled(q), k, alpha, keys, chunk)
         mass = alpha.cumsum(2) + before.unsqueeze(2)
-        out, values = causal_sums(self._read(logits, mass, self._dropping()), alpha, v, values, chunk)
+        out, values = causal_sums(self._read(logits, mass, self.dropping()), alpha, v, values, chunk)
         return out, keys, values, mass[:, :, -1].clone()
 
     def _update(self, memory: Sequence[Tensor], k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, ...]:

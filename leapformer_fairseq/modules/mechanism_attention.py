@@ -101,7 +101,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         if not self.hands_on or self.visible is not None:
             return self._out(self.mechanism(q, k, v, **where)), weights
         state = self.mechanism.update(None, k, v, key_rows)
-        self.current.hand_on(self.mechanism.packed_after(state), 1)
+        self.current.packed = self.mechanism.packed_after(state)
         return self._out(self.mechanism.attend(state, q, query_rows)), weights
 
     def _in_blocks(self, x: Tensor, keep: Tensor | None, blocks: Blocks, wanted: bool) -> tuple[Tensor, Tensor | None]:
@@ -119,11 +119,11 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _self_step(self, query: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Decoder self-attention over new rows: one token, or a prompt."""
-        if len(query) == 1 and keep is None and memory.padded is None and memory.step_serves():
-            if memory.keys is None:
-                memory.keys = self.mechanism.empty_state(
-                    query.shape[1], self.v_proj.out_features // self.num_heads, query
-                )
+        stepping = len(query) == 1 and keep is None and memory.padded is None and memory.step_serves()
+        if stepping and memory.keys is None:
+            value_dim = self.v_proj.out_features // self.num_heads
+            memory.keys = self.mechanism.empty_state(query.shape[1], value_dim, query)
+        if stepping and memory.keys is not None:
             out = memory.step.extend(query[0], memory.keys, memory.queries + 1, memory.lengths).unsqueeze(0)
         else:
             rows = memory.rows(len(query), keep, query.device)
@@ -163,7 +163,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         if stop > memory.read:
             self._read_more(memory, key, padding, stop)
         if self.hands_on:
-            self.current.hand_on(self.mechanism.packed_after(memory.keys), memory.shared)
+            self.current.packed = self.mechanism.packed_after(memory.keys)
 
     def _read_more(self, memory: Memory, key: Tensor, padding: Tensor | None, stop: int) -> None:
         keep = _keep(padding)

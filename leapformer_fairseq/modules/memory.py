@@ -36,8 +36,12 @@ class CurrentPass:
     states: dict[str, State] | None = None
 
     def packed_of(self, rows: int) -> Packed | None:
-        """One for each of `rows` sentences, where the rows of the pass are hypotheses of them, side by side."""
-        return None if self.packed is None else _mapped(self.packed, lambda x: x[:: len(x) // rows])
+        """One for each of `rows`: sentences, or hypotheses of them side by side; a layer hands on either."""
+        if self.packed is None or len(self.packed.rows) == rows:
+            return self.packed
+        if len(self.packed.rows) > rows:
+            return _mapped(self.packed, lambda x: x[:: len(x) // rows])
+        return _mapped(self.packed, lambda x: x.repeat_interleave(rows // len(x), 0))
 
     def hand_over(self, count: int) -> Packed:
         """What the last layer handed on of `count` sentences; the first layer's own rows, if all were dropped.
@@ -47,10 +51,6 @@ class CurrentPass:
         found = self.packed or self.packing.first_packed(count)
         self.packed = None
         return found
-
-    def hand_on(self, packed: Packed, hypotheses: int) -> None:
-        """What the next layer gets: that of a sentence for each of its hypotheses."""
-        self.packed = _mapped(packed, lambda x: x.repeat_interleave(hypotheses, 0)) if hypotheses > 1 else packed
 
 
 def _mapped(packed: Packed, function: Callable[[Tensor], Tensor]) -> Packed:

@@ -192,7 +192,7 @@ def test_weights_compose_both_matrices(block, projections):
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, HEADS, 4).double())
     assert weights[1, :, :, ~keep[1]].abs().max() == 0
     state = mechanism.update(None, k, v, key)
-    unpack = ((q @ state.keys.mT) / math.sqrt(DIM)).masked_fill(~state.keep[:, None, None], -math.inf).softmax(-1)
+    unpack = ((q @ state.keys) / math.sqrt(DIM)).masked_fill(~state.keep[:, None, None], -math.inf).softmax(-1)
     query = layers(mechanism, stock, projections)[0]
     pseudo = query(mechanism.packed_norm(key.packed.rows)).unflatten(-1, (HEADS, DIM)).transpose(1, 2)
     pack = (pseudo @ k.mT / math.sqrt(DIM)).masked_fill(~keep[:, None, None], -math.inf).softmax(-1)

@@ -198,7 +198,7 @@ def test_half_precision_keeps_a_float32_state(language):
 @torch.no_grad()
 def test_every_mechanism_says_whether_it_has_a_step(name):
     mechanism, projections = block(name, dict([*VARIANTS, *CROSS_ONLY]).get(name, {}), torch.float32)
-    tested = {variant for variant, _ in VARIANTS} | {"softmax"}  # softmax: tests/modules
+    tested = {variant for variant, _ in VARIANTS} | {"softmax", "luna"}  # tests/modules, test_luna_step.py
     assert (mechanism.step(projections) is not None) == (name in tested), "name its step in VARIANTS"
     tested |= {variant for variant, _ in CROSS_ONLY}
     has = mechanism.step(Projections(*projections[:2])) is not None

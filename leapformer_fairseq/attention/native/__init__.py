@@ -43,7 +43,7 @@ class SlotSizes(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("rows", "heads", "dim", "value_dim", "slots", "shared")),
-        *((name, ctypes.c_int32) for name in ("normalized", "masked")),
+        *((name, ctypes.c_int32) for name in ("key", "value", "summed", "normalized", "masked")),
         *((name, ctypes.c_float) for name in ("floor", "scale")),
     ]
 

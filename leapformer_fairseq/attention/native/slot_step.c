@@ -7,7 +7,7 @@
  *   control    what each row writes into the slots, (rows, heads, slots) by strides that may be 0; or NULL: only read
  *   keys       (rows / shared, heads, dim, slots)
  *   values     (rows / shared, heads, slots, value_dim)
- *   mass       (rows / shared, heads, slots), the sum of the control
+ *   mass       how much is in the slots: if `summed` (rows / shared, heads, slots), or else (rows / shared, slots)
  *   out        (rows, heads, value_dim)
  */
 #include <float.h>
@@ -18,7 +18,9 @@
 
 typedef struct {
     int32_t rows, heads, dim, value_dim, slots, shared;
-    int32_t normalized;  /* the control is divided by its sum in each slot, which is at least `floor` */
+    int32_t key, value;  /* where in a projected row the keys and the values of the first head begin */
+    int32_t summed;      /* the mass is the sum of the control, each head's own; or else it is given and stays */
+    int32_t normalized;  /* the sums are divided by the mass in each slot, which is at least `floor` */
     int32_t masked;      /* slots without any mass are left out of the softmax */
     float floor, scale;
 } SlotSizes;
@@ -74,11 +76,11 @@ void leapformer_slot_step(const SlotSizes *s, const float *projected, int64_t st
     for (int row = 0; row < s->rows; row++) {
         for (int head = 0; head < s->heads; head++) {
             const int64_t memory = (int64_t)(row / s->shared) * s->heads + head;
-            const float *q = projected + row * stride + head * s->dim, *k = q + s->heads * s->dim;
-            const float *v = projected + row * stride + 2 * s->heads * s->dim + head * s->value_dim;
+            const float *rows = projected + row * stride, *q = rows + head * s->dim;
+            const float *k = rows + s->key + head * s->dim, *v = rows + s->value + head * s->value_dim;
             const float *own = control ? control + row * row_stride + head * head_stride : 0;
-            float *total = mass + memory * s->slots;
-            if (own)
+            float *total = mass + (s->summed ? memory : row / s->shared) * s->slots;
+            if (own && s->summed)
                 for (int j = 0; j < s->slots; j++) total[j] += own[j];
             logits_of(q, k, own, keys + memory * s->dim * s->slots, weights, s);
             softmax(weights, total, s);
