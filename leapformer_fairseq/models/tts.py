@@ -98,7 +98,8 @@ class TTSDecoder(TTSTransformerDecoder):
     def __init__(self, args: Namespace, dictionary: Any) -> None:
         super().__init__(args, dictionary)
         self.current = swap_attention(self, "decoder", args, length_known=args.length_predictor is not None)
-        if getattr(args, "use_guided_attention_loss", False):
+        self.guided = getattr(args, "use_guided_attention_loss", False)
+        if self.guided:
             # The loss looks at the last layer's alignment.
             self.transformer_layers[-1].encoder_attn.weights_in_training = True
 
@@ -118,7 +119,7 @@ class TTSDecoder(TTSTransformerDecoder):
         tell_length(self.current, encoder_out, target_lengths if incremental_state is None else None)
         with taken_packed(self.current, encoder_out):
             x, extra = super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
-        if self.training and extra["attn"] is not None:
+        if self.guided and incremental_state is None and extra["attn"] is not None:  # what the loss will see
             extra["attn"] = spread(extra["attn"], *encoder_out["encoder_padding_mask"])
         return x, extra
 

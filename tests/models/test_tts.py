@@ -150,9 +150,10 @@ def test_guided_attention_has_weights_and_gradients_in_training():
     assert plain(**batch)[2]["attn"] is None, "not composed for nothing"
 
 
-def test_guided_attention_does_not_reward_dead_queries():
-    """Where a query matches no key all weights are 0, and so would be the loss that guides them."""
-    model, batch = make_tts("relu", use_guided_attention_loss=True).train(), tts_batch()
+@pytest.mark.parametrize("training", [True, False])
+def test_guided_attention_does_not_reward_dead_queries(training):
+    """Where a query matches no key all weights are 0, and so would be the loss that guides them, or validates."""
+    model, batch = make_tts("relu", use_guided_attention_loss=True).train(training), tts_batch()
     attention = model.decoder.transformer_layers[-1].encoder_attn
     with torch.no_grad():
         attention.q_proj.weight.zero_()
@@ -161,7 +162,7 @@ def test_guided_attention_does_not_reward_dead_queries():
     torch.testing.assert_close(alignment[1].sum(0), torch.ones(11).double())
     torch.testing.assert_close(alignment[1, :6], torch.full((6, 11), 1 / 6).double())
     assert not alignment[1, 6:].any(), "nothing to padding"
-    alive = make_tts("relu", use_guided_attention_loss=True).train()(**batch)[2]["attn"]
+    alive = make_tts("relu", use_guided_attention_loss=True).train(training)(**batch)[2]["attn"]
     torch.testing.assert_close(alive.sum(1), torch.ones(3, 11).double())
 
 
