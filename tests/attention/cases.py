@@ -57,6 +57,16 @@ CASES = (
 PATTERNS = (CAUSAL, None, Visible(2, 2))
 
 
+def heads(x: Tensor) -> Tensor:
+    """(T, B, C) to (B, H, T, D), as a block does with what it has projected."""
+    return x.unflatten(-1, (HEADS, -1)).permute(1, 2, 0, 3)
+
+
+def joined(x: Tensor) -> Tensor:
+    """(B, H, T, D) to (T, B, C)."""
+    return x.permute(2, 0, 1, 3).flatten(2)
+
+
 def make(name: str, **options: object) -> Mechanism:
     return build(name, DIM, HEADS, **{**OPTIONS.get(name, {}), **options}).double()
 

@@ -10,22 +10,14 @@ from torch import nn
 
 from leapformer_fairseq.attention import CAUSAL, Packed, Projections, Rows, build, native
 
-B, H, D, C, L, T = 3, 2, 8, 16, 5, 9
+from .cases import DIM, HEADS, heads, joined
+
+B, H, D, C, L, T = 3, HEADS, DIM, HEADS * DIM, 5, 9
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 each_projections = pytest.mark.parametrize("projections", ["tied", "untied", "standard"])
 each_source = pytest.mark.parametrize("packed", ["encoder", "learned"])
-
-
-@pytest.fixture(params=["C", "torch"])
-def language(request, monkeypatch):
-    """Both ways of the step; float64 is always PyTorch."""
-    if request.param == "torch":
-        monkeypatch.setenv(native.SWITCH, "0")
-    else:
-        assert native.slot_step() is not None, "no C compiler here: the step in C is not tested"
-    return request.param
 
 
 def luna(where, dtype, **options):
@@ -37,15 +29,6 @@ def luna(where, dtype, **options):
         nn.init.normal_(parameter, std=0.4)
     mechanism.adopt(stock)
     return mechanism, stock
-
-
-def heads(x):
-    """(T, B, C) to (B, H, T, D)."""
-    return x.unflatten(-1, (H, -1)).permute(1, 2, 0, 3)
-
-
-def joined(x):
-    return x.permute(2, 0, 1, 3).flatten(2)
 
 
 def projected(mechanism, stock, x):

@@ -46,13 +46,6 @@ class Block:
         return self.projections.out(out.permute(2, 0, 1, 3).flatten(2)), state
 
 
-@pytest.fixture(params=["C", "torch"])
-def language(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setenv(native.SWITCH, "0")
-    return request.param
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda x: x if isinstance(x, str) else "")
 @torch.no_grad()

@@ -11,7 +11,9 @@ from torch import nn
 
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, Rows, build, native
 
-B, H, D, C, T = 3, 2, 8, 16, 9
+from .cases import DIM, HEADS, heads, joined
+
+B, H, D, C, T = 3, HEADS, DIM, HEADS * DIM, 9
 LINEAR = [
     ("relu", {}),
     ("elu", {}),
@@ -48,30 +50,11 @@ def each(variants):
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 
-@pytest.fixture(params=["C", "torch"])
-def language(request, monkeypatch):
-    """Both ways of the step; float64 is always PyTorch."""
-    if request.param == "torch":
-        monkeypatch.setenv(native.SWITCH, "0")
-    else:
-        assert native.step() is not None, "no C compiler here: the step in C is not tested"
-    return request.param
-
-
 def block(name, options, dtype, bias=True):
     torch.manual_seed(0)
     mechanism = build(name, D, H, input_dim=C, **options).to(dtype)
     q, k, v, out = (nn.Linear(C, H * D, bias=bias).to(dtype) for _ in range(4))
     return mechanism, Projections(q, out, k, v)
-
-
-def heads(x):
-    """(T, B, C) to (B, H, T, D)."""
-    return x.unflatten(-1, (H, -1)).permute(1, 2, 0, 3)
-
-
-def joined(x):
-    return x.permute(2, 0, 1, 3).flatten(2)
 
 
 def rows(count, x=None):

@@ -1,0 +1,17 @@
+"""Fixtures of the attention tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from leapformer_fairseq.attention import native
+
+
+@pytest.fixture(params=["C", "torch"])
+def language(request, monkeypatch):
+    """Both ways of the decoding step; float64 is always PyTorch."""
+    if request.param == "torch":
+        monkeypatch.setenv(native.SWITCH, "0")
+    else:
+        assert native.load() is not None, "no C compiler here: the step in C is not tested"
+    return request.param
