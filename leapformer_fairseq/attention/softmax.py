@@ -53,8 +53,8 @@ class KVCache(State):
         self.used += k.shape[2]
 
     def reorder(self, order: Tensor) -> KVCache:
-        k, v, keep = (x.index_select(0, order) for x in (self.k, self.v, self.keep))
-        return KVCache(k, v, keep, self.used.index_select(0, order.to(self.used.device)))
+        k, v = (_reordered(x, order, self.count) for x in (self.k, self.v))
+        return KVCache(k, v, self.keep.index_select(0, order), self.used.index_select(0, order.to(self.used.device)))
 
 
 @register("softmax")
@@ -173,6 +173,15 @@ def _mask(q: Tensor, k: Tensor, keep: Tensor | None, visible: Visible | Blocks |
         mask = real if mask is None else mask & real
         mask = mask | ~mask.any(-1, keepdim=True)
     return mask
+
+
+def _reordered(x: Tensor, order: Tensor, used: int) -> Tensor:
+    """Rows of a cache (B, H, capacity, D) in another order; only the columns in use are copied."""
+    if x.requires_grad:
+        return x.index_select(0, order)
+    new = x.new_empty(len(order), *x.shape[1:])
+    torch.index_select(x[:, :, :used], 0, order, out=new[:, :, :used])
+    return new
 
 
 def _cache(state: State) -> KVCache:
