@@ -142,7 +142,6 @@ def test_dropout_of_a_mechanism_in_training_is_that_of_the_general_way():
     q, k, v = projected(mechanism, stock, x)
     key = rows(x, "learned")
     for training in (True, False):
-        mechanism.train(training)
         _, state = mechanism.eval().extend(None, *(side[:, :, : T - 1] for side in (q, k, v)), key.narrow(0, T - 1))
         mechanism.train(training)
         torch.manual_seed(1)
