@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from .masks import Rows
@@ -33,8 +32,7 @@ class LunaStep(MemoryStep):
         if self.sides == 2 and "write" in mechanism.own:
             own: Any = mechanism.own["write"]
             self.writes = self.end
-            self.weight = torch.cat([self.weight, own.weight.detach().t().to(self.weight)], 1)
-            self.bias = torch.cat([self.bias, own.bias.detach().to(self.bias)])
+            self.project_more(own.weight.detach(), own.bias.detach())
         elif mechanism.stock.get("write") is not None:
             self.key = self.value  # tied: the stock keys only write
 

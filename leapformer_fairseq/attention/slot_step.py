@@ -158,12 +158,11 @@ class SlotStep(MemoryStep):
         self.logit_weight: Tensor | None = None
         self.stretch = (0, self.weight.new_empty(0))  # first position, and what rows write from there on
         if self.learned is not None:
-            weight = self.learned.weight.detach().t()
+            weight = self.learned.weight.detach()
             if self.weight.dtype in (torch.float32, torch.float64):
-                self.weight = torch.cat([self.weight, weight.to(self.weight)], 1)
-                self.bias = torch.cat([self.bias, self.bias.new_zeros(weight.shape[1])])
+                self.project_more(weight, weight.new_zeros(len(weight)))
             else:  # The logits of a control are float32 at least: in half precision they take a product of their own.
-                self.logit_weight = weight.float().contiguous()
+                self.logit_weight = weight.t().float().contiguous()
 
     def _control(self, x: Tensor, projected: Tensor, state: SlotState, position: int) -> Tensor:
         if self.learned is None:

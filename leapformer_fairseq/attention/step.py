@@ -91,6 +91,11 @@ class Step(ABC):
         Then n rows behind each other share one.
         """
 
+    def project_more(self, weight: Tensor, bias: Tensor) -> None:
+        """Let `project` also give weight x + bias, behind the rest."""
+        self.weight = torch.cat([self.weight, weight.t().to(self.weight)], 1)
+        self.bias = torch.cat([self.bias, bias.to(self.bias)])
+
     def project(self, x: Tensor) -> Tensor:
         """Queries, or queries, keys and values, of all heads behind each other."""
         return torch.addmm(self.bias, x, self.weight)
