@@ -40,8 +40,8 @@ def load_system(
     overrides = {"data": str(data_root), "config_yaml": config_yaml}
     model, task = load_model(str(checkpoint), ("leapformer_simulst", "leapformer_s2t"), "the agent", overrides)
     policy, ratio = resolve_policy(model, policy or PolicyOptions(), pre_decision_ratio)
-    if engine_for(model, engine) is IncrementalEngine and policy.name != "offline":
-        _check_streaming(model)
+    if policy.name != "offline":
+        _check_streaming(model, in_parts=engine_for(model, engine) is IncrementalEngine)
     if getattr(model.encoder, "length_predictor", None) is not None:
         raise LeapformerError(
             f"{checkpoint} predicts the target's length from the whole source, which arrives while it is translated; "
@@ -87,13 +87,22 @@ def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tupl
     return policy, ratio
 
 
-def _check_streaming(model: Any) -> None:
-    """Refuse cross-attention that cannot read the source as it arrives, before the first utterance does."""
+def _check_streaming(model: Any, in_parts: bool) -> None:
+    """Refuse what cannot serve while the source arrives, before the first utterance does.
+
+    `in_parts` says that the encoder hands its output on as it grows, and does not make all of it anew.
+    """
     for attention in attentions(model.decoder):
-        if attention.encoder_decoder_attention and not attention.mechanism.streaming:
+        name, crosses = attention.mechanism.name, attention.encoder_decoder_attention
+        if crosses and in_parts and not attention.mechanism.streaming:
             raise LeapformerError(
-                f"{attention.mechanism.name} in cross-attention reads a source at once, this encoder hands it on in "
-                "parts; take --engine recompute or --policy offline"
+                f"{name} in cross-attention reads a source at once, this encoder hands it on in parts; take --engine "
+                "recompute or --policy offline"
+            )
+        if not crosses and attention.mechanism.needs_packed:
+            raise LeapformerError(
+                f"{name} in decoder self-attention writes every word by the packed sequence of the whole source, which "
+                "is still arriving; train with --luna-packed learned, or take --policy offline"
             )
 
 

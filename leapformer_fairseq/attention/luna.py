@@ -232,13 +232,14 @@ class Luna(BoundedMechanism):
             keys, values = weights @ k, found
         # As a library it may be given values of another width than P, which cannot be added to it.
         packed = packed + content if content.shape == packed.shape else packed
-        return weights, PackedState(keys.mT.contiguous(), values.contiguous(), self._in_use(k, key), packed)
+        return weights, PackedState(
+            keys.mT.contiguous(), values.contiguous(), self._in_use(k, key, packed.shape[1]), packed
+        )
 
-    def _in_use(self, k: Tensor, key: Rows) -> Tensor:
-        """Packed rows in use, (B, l): of a sentence that is shorter as many as it has tokens."""
+    def _in_use(self, k: Tensor, key: Rows, rows: int) -> Tensor:
+        """Which of the packed rows are in use, (B, l): of a sentence that is shorter as many as it has tokens."""
         lengths = key.positions.new_tensor([k.shape[2]]) if key.keep is None else key.keep.sum(1)
-        rows = torch.arange(self.slots, device=k.device)
-        return ((rows < lengths.unsqueeze(1)) | self.fixed).expand(len(k), -1)
+        return ((torch.arange(rows, device=k.device) < lengths.unsqueeze(1)) | self.fixed).expand(len(k), -1)
 
     def _unpack(self, q: Tensor, state: PackedState, dropout: float) -> Tensor:
         """Weights (B, H, T, l) of the packed rows for queries."""

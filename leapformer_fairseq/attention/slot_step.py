@@ -82,7 +82,7 @@ class MemoryStep(Step):
 
     def extend(self, x: Tensor, state: Any, position: int, lengths: Tensor | None = None) -> Tensor:
         projected = self.project(x).to(state.keys.dtype)
-        control = self._control(x, projected, state, position)
+        control = self._control(x, projected, state, position).to(state.keys.dtype)
         heads = self._native(projected, state, position, control)
         if heads is None:
             k = projected[:, self.key : self.key + self.heads * self.dim].view(len(x), self.heads, 1, -1)
@@ -110,7 +110,7 @@ class MemoryStep(Step):
         keys, values = state.keys, state.values
         if keys.dtype != torch.float32 or not keys.is_cpu or (step := native.slot_step()) is None:
             return None
-        if self.mechanism.slots > native.MAX_SLOTS or self.mechanism.dropping():
+        if values.shape[2] > native.MAX_SLOTS or self.mechanism.dropping():
             return None
         mass = self._mass(state, position)
         if not (keys.is_contiguous() and values.is_contiguous() and mass.is_contiguous()):
@@ -134,7 +134,7 @@ class MemoryStep(Step):
             dim=self.dim,
             value_dim=value_dim,
             slots=slots,
-            shared=rows // states,
+            shared=self.sharing(rows, states),
             key=self.key,
             value=self.value,
             scale=self.dim**-0.5,

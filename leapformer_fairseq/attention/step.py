@@ -91,6 +91,14 @@ class Step(ABC):
         Then n rows behind each other share one.
         """
 
+    def sharing(self, rows: int, states: int) -> int:
+        """How many rows behind each other share a state. Raises ValueError where they do not fit to the states."""
+        if rows % states or (self.sides == 2 and rows != states):
+            raise ValueError(
+                f"{rows} rows for the state of {states} sequences; reorder the state when the batch changes"
+            )
+        return rows // states
+
     def project_more(self, weight: Tensor, bias: Tensor) -> None:
         """Let `project` also give weight x + bias, behind the rest."""
         self.weight = torch.cat([self.weight, weight.t().to(self.weight)], 1)
@@ -201,7 +209,7 @@ class LinearStep(Step):
             heads=heads,
             dim=self.dim,
             values=values,
-            shared=rows // states,
+            shared=self.sharing(rows, states),
             update=self.sides == 2,
             activation=self.mapping.activation == "elu",
             reweighted=features == 2 * self.dim,

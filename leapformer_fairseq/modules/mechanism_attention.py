@@ -71,6 +71,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         Weights are composed on request, which is quadratic, and while training only for `weights_in_training`.
         `attn_mask` is ignored: what a query may see was fixed at construction.
         """
+        if torch.is_grad_enabled():
+            self._prepared = None  # weights are about to change
         composes = self.weights_in_training if self.training else self.compose_weights
         wanted = (need_weights or need_head_weights) and composes and key is not None
         if isinstance(self.visible, Blocks):
@@ -119,7 +121,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _self_step(self, query: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Decoder self-attention over new rows: one token, or a prompt."""
-        stepping = len(query) == 1 and keep is None and memory.padded is None and memory.step_serves()
+        stepping = len(query) == 1 and keep is None and memory.padded is None and memory.step_serves(query.device)
         if stepping and memory.keys is None:
             value_dim = self.v_proj.out_features // self.num_heads
             memory.keys = self.mechanism.empty_state(query.shape[1], value_dim, query)
@@ -177,7 +179,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _attend(self, query: Tensor, memory: Memory) -> Tensor:
         """Cross-attention of new rows to what was read of the source."""
-        if len(query) == 1 and memory.step_serves():
+        if len(query) == 1 and memory.step_serves(query.device):
             return memory.step.attend(query[0], memory.keys, memory.queries + 1, memory.lengths).unsqueeze(0)
         q, rows = self._q(query), memory.rows(len(query), None, query.device)
         if memory.shared == 1:
@@ -221,6 +223,12 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         if self._prepared is None or self._prepared[0] != stamp:
             self._prepared = stamp, self.mechanism.step(projections)
         return self._prepared[1]
+
+    def train(self, mode: bool = True) -> MechanismAttention:
+        # Versions do not tell of all that changes weights: fairseq's optimizers write to `parameter.data`. Between two
+        # generations with such a change there is a training step, and with that a pass with gradients or this.
+        self._prepared = None
+        return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is prepared can be prepared again, and its functions cannot be pickled.

@@ -78,9 +78,9 @@ class Memory:
     read: int = 0
     shared: int = 1
 
-    def step_serves(self) -> bool:
-        """Whether the fast way may be taken: it changes states in place and has no gradient."""
-        return self.step is not None and not torch.is_grad_enabled()
+    def step_serves(self, device: torch.device) -> bool:
+        """Whether the fast way may be taken: it changes states in place, has no gradient, and knows no autocast."""
+        return self.step is not None and not torch.is_grad_enabled() and not torch.is_autocast_enabled(device.type)
 
     def rows(self, count: int, keep: Tensor | None, device: torch.device) -> Rows:
         """The next `count` query columns."""

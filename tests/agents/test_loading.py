@@ -290,6 +290,19 @@ def test_cross_attention_that_reads_all_at_once_is_refused_where_speech_arrives(
     load_system(checkpoint, data_root, policy=PolicyOptions(k=2), engine="recompute", **numbers)
 
 
+def test_words_written_by_the_packed_sequence_of_a_part_are_refused_where_speech_arrives(tmp_path, data_root) -> None:
+    plan = ("--encoder-self-attention", "luna", "--decoder-self-attention", "luna", "--waitk-lagging", "offline")
+    numbers = {"pre_decision_ratio": 7}
+    checkpoint = save_checkpoint(tmp_path / "luna.pt", data_root, "leapformer_simulst_tiny", *plan)
+    with pytest.raises(LeapformerError, match="luna in decoder self-attention .*still arriving; .*--luna-packed lear"):
+        load_system(checkpoint, data_root, policy=PolicyOptions(k=2), **numbers)
+    load_system(checkpoint, data_root, policy=PolicyOptions("offline"), **numbers)
+    learned = save_checkpoint(
+        tmp_path / "learned.pt", data_root, "leapformer_simulst_tiny", *plan, "--luna-packed", "learned"
+    )
+    load_system(learned, data_root, policy=PolicyOptions(k=2), **numbers)
+
+
 def test_an_encoder_of_whole_utterances_has_no_incremental_engine(s2t: Path, data_root: Path) -> None:
     with pytest.raises(LeapformerError, match="--engine incremental: .*train with --encoder-causal"):
         load_system(s2t, data_root, policy=PolicyOptions(k=2), pre_decision_ratio=7, engine="incremental")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,17 @@ def rows(count, x=None):
 def assert_same_states(state, other, tolerance):
     for name, tensor in state.tensors().items():
         torch.testing.assert_close(tensor, other.tensors()[name], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["C", "PyTorch"])
+@pytest.mark.parametrize("rows", [1, 3, 4])
+@each([("leap", {}), ("abc-mlp", {"abc_slots": 5}), ("luna", {"luna_length": 5})])
+@torch.no_grad()
+def test_rows_that_do_not_fit_to_the_state_are_refused(name, options, rows, compiled):
+    mechanism, projections = block(name, options, torch.float32)
+    step, state = mechanism.step(projections), mechanism.empty_state(2, D, torch.zeros(0))
+    with nullcontext() if compiled else native.turned_off(), pytest.raises((ValueError, RuntimeError)):
+        step.extend(torch.randn(rows, C), state, 1)
 
 
 @dtypes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fairseq import search
+from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 
 from leapformer_fairseq.attention import native
@@ -118,6 +119,20 @@ def test_a_beam_size_from_an_earlier_generation_does_no_harm():
     model, batch = nmt().float(), text_batch((6, 6, 5, 4))
     generate([model], batch, beam=2)
     assert worst([model], batch, generate([model], batch, beam=1)) < 2e-5  # fairseq says nothing about a beam of 1
+
+
+@pytest.mark.parametrize("plan", ["softmax", "leap", "abc-mlp", "luna"])
+def test_a_generation_between_updates_knows_the_weights_as_they_are(plan):
+    """As --eval-bleu does: fairseq's optimizers change weights without changing their version."""
+    model, batch, prefix = nmt(plan), text_batch(), target_prefix(3, 6)
+    optimizer = Adam(model.parameters(), lr=0.05)
+    for _ in range(2):
+        found = generate([model], batch)
+        model.train()(**batch, prev_output_tokens=prefix)[0].square().sum().backward()
+        optimizer.step()
+        model.eval()
+    assert worst([model], batch, generate([model], batch)) < 1e-5
+    assert worst([model], batch, found) > 1e-2  # it is another model now
 
 
 def test_ensembles_of_different_plans():

@@ -185,8 +185,13 @@ def test_the_state_has_the_same_size_at_every_length():
         ),
         ({"luna_length": 0}, "--luna-length 0: give at least one"),
         (
-            {"encoder_embed_dim": 8},
+            {"encoder_embed_dim": 8, "decoder_self_attention": "softmax"},
             "decoder-cross attention, layer 0: luna .*make them equal",
+        ),
+        (
+            {"encoder_embed_dim": 8, "decoder_cross_attention": "softmax"},
+            "decoder-self attention, layer 0: luna .*packed sequence is 8 wide, the decoder 16; make them equal, or .*"
+            "--luna-packed learned",
         ),
     ],
 )

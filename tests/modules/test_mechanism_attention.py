@@ -195,18 +195,48 @@ def stepped(attention, x):
         return torch.cat([attention(row, row, row, incremental_state=state)[0] for row in x.split(1)])
 
 
+def changed(attention, x, how):
+    """Other weights: written to where PyTorch notices, or as fairseq's optimizers do it between two generations."""
+    if how == "a pass with gradients":
+        attention(x, x, x)
+    for parameter in attention.parameters():
+        change = 0.1 * torch.randn_like(parameter)
+        if how == "a new version":
+            with torch.no_grad():
+                parameter.add_(change)
+        else:
+            parameter.data.add_(change)
+    if how == "another mode":
+        attention.eval()
+
+
+@pytest.mark.parametrize("how", ["a new version", "a pass with gradients", "another mode"])
 @pytest.mark.parametrize("name", CAUSAL_PLANS)
-def test_a_changed_weight_is_seen_by_the_next_generation(name):
+def test_a_changed_weight_is_seen_by_the_next_generation(name, how):
     _, attention = adapter(name, CAUSAL)
     x = torch.randn(3, B, C).double()
     before = stepped(attention, x)
+    changed(attention, x, how)
     with torch.no_grad():
-        for parameter in attention.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
         whole, _ = attention(x, x, x)
     after = stepped(attention, x)
     torch.testing.assert_close(after, whole, rtol=0, atol=1e-12)
     assert (after - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CAUSAL_PLANS)
+def test_steps_under_autocast_are_as_near_as_the_whole(name, dtype):
+    _, attention = adapter(name, CAUSAL)
+    x = torch.randn(T, B, C).to(dtype)
+    with torch.no_grad():
+        exact, _ = attention(*[x.double()] * 3)
+        attention = attention.to(dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            whole, _ = attention(x, x, x)
+            steps = stepped(attention, x)
+    error, allowed = ((out.double() - exact).abs().max() for out in (steps, whole))
+    assert error <= 2 * allowed + 1e-3
 
 
 @pytest.mark.parametrize("name", CAUSAL_PLANS)

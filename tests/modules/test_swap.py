@@ -214,6 +214,7 @@ def test_a_control_of_another_kind_is_refused(theirs, ours, message):
         ({"decoder_cross_attention": "abc-dilated"}, "decoder-cross attention, layer 0: abc-dilated .*decoder-self"),
         ({"decoder_self_attention": "abc-cluster"}, "decoder-self attention, layer 0: abc-cluster .*still to come"),
         ({"decoder_self_attention": "abc-pool", "abc_pool_size": "0"}, "decoder-self .*--abc-pool-size 0 needs the"),
+        ({"decoder_self_attention": "abc-global", "abc_global_every": "0"}, "decoder-self .*-every 0 needs the"),
         ({"encoder_self_attention": "abc-mlp", "abc_slots": "0"}, "--abc-slots '0': give a whole number"),
     ],
 )  # fmt: skip
