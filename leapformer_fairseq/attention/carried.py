@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .forms import outside_autocast
 from .recompute import total
 
 # Reads rows (B, .., size, ..) from a column on, after a memory: the output (B, H, size, E) and the memory after them.
@@ -66,6 +67,7 @@ class _Carried(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         first_needed, needed, _ = _split(plan, ctx.needs_input_grad[1:])

@@ -8,7 +8,9 @@ Shapes: G batch times heads, T queries, S keys, F features, M value columns, n c
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,8 @@ from .masks import CAUSAL, Blocks, Visible
 
 # Rows of a chunk of blocks; 32 do about as well, 128 are slower (head dimensions 32 and 64, blocks of 7 and 20 rows).
 BLOCK_CHUNK = 64
+
+_Backward = TypeVar("_Backward", bound=Callable[..., Any])
 
 
 def append_ones(v: Tensor) -> Tensor:
@@ -150,6 +154,17 @@ class Chunks(NamedTuple):
         return rows.view(len(self.after), -1, rows.shape[2])[:, :count]
 
 
+def outside_autocast(backward: _Backward) -> _Backward:
+    """A backward pass in the precision of the forward one, also where it is called inside of autocast."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Tensor) -> Any:
+        with torch.autocast(grads[0].device.type, enabled=False):
+            return backward(ctx, *grads)
+
+    return cast(_Backward, run)
+
+
 class _ChunkSums(torch.autograd.Function):
     """Sums and the state after; autograd left to itself would copy every gradient twice."""
 
@@ -162,6 +177,7 @@ class _ChunkSums(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor | None, ...]:
         return *Chunks(*ctx.saved_tensors, *ctx.counts).gradients(grad, grad_after), None, None
 
@@ -175,6 +191,7 @@ class _StateOf(torch.autograd.Function):
         return state_of(k, v)
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         k, v = ctx.saved_tensors
         return v @ grad.transpose(1, 2), k @ grad
@@ -189,6 +206,7 @@ class _ScoresOf(torch.autograd.Function):
         return q @ k.mT
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         q, k = ctx.saved_tensors
         return grad @ k, grad.mT @ q

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .forms import Chunks, append_ones, default_chunk, gaining, normalize, state_of
+from .forms import Chunks, append_ones, default_chunk, gaining, normalize, outside_autocast, state_of
 from .masks import Visible
 
 # Rows mapped at once, of queries and keys together, over all heads and the batch: enough for fast matrix products, few
@@ -114,6 +114,7 @@ class _Recompute(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         q, k, v, out, norm, *rest = ctx.saved_tensors

@@ -122,6 +122,18 @@ def test_autocast_does_not_reach_the_sums(name, visible):
             assert difference(run(mechanism, qkv, form=form, visible=visible), plain) == 0
 
 
+@pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
+def test_a_backward_pass_inside_of_autocast(name, visible, stretch_rows):
+    """PyTorch advises against it, and rounds the matrix products of its own; ours must go on."""
+    mechanism, qkv = make(name).float(), inputs(70, 70, dtype=torch.float32)
+    grad = torch.randn(2, HEADS, 70, VALUE_DIM)
+    for form in mechanism.forms:
+        plain = run(mechanism, qkv, grad, form=form, visible=visible)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = run(mechanism, qkv, grad, form=form, visible=visible)
+        assert difference(got, plain) < 0.1, form
+
+
 @pytest.mark.parametrize("fill", [0.0, -1.0], ids=["zeros", "below-relu"])
 @pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
 def test_dead_rows_give_numbers(name, visible, fill, stretch_rows):
