@@ -161,7 +161,7 @@ def _name_samples_that_are_too_long() -> None:
             found = re.match(r"Size of sample #(\d+) is invalid \(=(.*)\) since max_positions=(.*), skip", str(error))
             if found is None:
                 raise
-            sample, size, limit = found.groups()
+            sample, size, limit = (re.sub(r"np\.\w+\((\d+)\)", r"\1", part) for part in found.groups())
             raise LeapformerError(
                 f"sample {sample} is too long: {size} tokens or frames, the model's positions are {limit}; cut it, or "
                 "leave out what is too long with --skip-invalid-size-inputs-valid-test"

@@ -48,7 +48,9 @@ class LeapformerLanguageModel(TransformerLanguageModel):
             args.max_target_positions = getattr(args, "tokens_per_sample", 1024)
         embed_tokens = _embedding(args, task.source_dictionary)
         config = TransformerConfig.from_namespace(args)
-        return cls(Decoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+        decoder = Decoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True)
+        _check_length(args, task, decoder.mechanism_limit())
+        return cls(decoder)
 
     def max_positions(self) -> int:
         """The longest text it can read at once: with sinusoidal positions or none, longer than in training."""
@@ -103,6 +105,17 @@ def _check(args: Namespace, words: int) -> None:
                     f"--tie-adaptive-weights needs --adaptive-input and the same {flag} on both sides, "
                     f"not {one} and {other}; set both"
                 )
+
+
+def _check_length(args: Namespace, task: Any, limit: int) -> None:
+    """Refuse blocks of text that a mechanism cannot serve: fairseq would leave them out, which may be all of them."""
+    length = getattr(args, "tokens_per_sample", None)
+    sentences = getattr(getattr(task, "args", None), "sample_break_mode", None) == "eos"  # only the long ones go then
+    if length is not None and length > limit and not sentences:
+        raise LeapformerError(
+            f"--tokens-per-sample {length}: {args.decoder_self_attention} can read {limit} tokens; give "
+            f"--tokens-per-sample {limit} or less, or more room (--cosformer-length, --abc-max-length, --abc-pool-size)"
+        )
 
 
 @register_model_architecture("leapformer_lm", "leapformer_lm")

@@ -12,12 +12,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from fairseq.models import register_model, register_model_architecture
-from fairseq.models.roberta import RobertaEncoder, RobertaModel
+from fairseq.models.roberta import RobertaEncoder, RobertaHubInterface, RobertaModel
 from fairseq.models.roberta.model import base_architecture
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from ..modules import CurrentPass, add_attention_args, attentions, fill_attention_args, swap_attention
+from ..modules import (
+    CurrentPass,
+    add_attention_args,
+    attentions,
+    check_vocabulary,
+    fill_attention_args,
+    remember_vocabulary,
+    swap_attention,
+)
 from .packed import PACKED
 
 POOLINGS = ("cls", "mean", "packed")
@@ -28,16 +36,29 @@ class Encoder(RobertaEncoder):
 
     current: CurrentPass
 
-    def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+    def extract_features(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
         """What fairseq's gives; where layers have a packed sequence, the last one's is there, too."""
         self.current.packed = None
-        x, extra = super().forward(src_tokens, *args, **kwargs)
+        x, extra = super().extract_features(src_tokens, *args, **kwargs)
         return x, extra if self.current.packing is None else {**extra, PACKED: self.current.hand_over(len(src_tokens))}
 
     @property
     def layers(self) -> nn.ModuleList:
         """The layers, under the name that every other encoder has for them."""
         return self.sentence_encoder.layers
+
+
+class HubInterface(RobertaHubInterface):
+    """What `from_pretrained` gives."""
+
+    def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
+        """Log probabilities (B, classes) of tokens (B, T) or (T,), or what is before their softmax."""
+        if tokens.shape[-1] > self.model.max_positions():
+            raise LeapformerError(
+                f"{tokens.shape[-1]} tokens for a model of at most {self.model.max_positions()}; cut the text"
+            )
+        logits, _ = self.model(torch.atleast_2d(tokens).to(self.device), classification_head_name=head)
+        return logits if return_logits else F.log_softmax(logits, dim=-1)
 
 
 @register_model("leapformer_mlm")
@@ -52,6 +73,7 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         super().__init__(args, encoder)
         # Last of all: RoBERTa initialises every linear layer that it finds, mechanisms have ways of their own.
         encoder.current = swap_attention(encoder, "encoder", args)
+        remember_vocabulary(encoder.sentence_encoder, encoder.dictionary)
         if args.pooling == "packed" and not any(attention.mechanism.packs for attention in attentions(encoder)):
             raise LeapformerError(
                 f"--pooling packed: no layer of {args.encoder_self_attention!r} has a packed sequence; take luna, or "
@@ -76,7 +98,17 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         leapformer_mlm(args)
         if getattr(args, "mha_heads_to_keep", -1) != -1:
             raise LeapformerError("--mha-heads-to-keep: heads of a mechanism cannot be pruned; leave the flag out")
+        if getattr(args, "spectral_norm_classification_head", False):
+            raise LeapformerError(
+                "--spectral-norm-classification-head: fairseq cannot load what was trained with it; leave the flag out"
+            )
         return cls(args, Encoder(args, task.source_dictionary))
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> HubInterface:
+        """fairseq's interface for one sentence or a few, with the classes that the model's pooling tells."""
+        hub = super().from_pretrained(*args, **kwargs)
+        return HubInterface(hub.cfg, hub.task, hub.model)
 
     def forward(
         self,
@@ -110,6 +142,8 @@ class LeapformerMaskedLanguageModel(RobertaModel):
                 f"the checkpoint's {key} is {tuple(state_dict[key].shape)}, this model's {tuple(own[key].shape)}; use "
                 "the vocabulary (dict.txt), the --arch and the --max-positions (--tokens-per-sample) of its training"
             )
+        encoder = "encoder.sentence_encoder"
+        check_vocabulary(self.encoder.sentence_encoder, state_dict, f"{name}.{encoder}" if name else encoder)
 
 
 @register_model_architecture("leapformer_mlm", "leapformer_mlm")

@@ -215,7 +215,7 @@ class TestTranslation:
         [
             (
                 ["generate", "MT", "--max-source-positions", "3"],
-                r"sample \d+ is too long: .* the model's positions are",
+                r"sample \d+ is too long: \(\d+, \d+\) tokens or frames, the model's positions are",
             ),
             (["eval-lm", "LM"], "architecture 'leapformer_nmt_tiny' is no language model; give the checkpoint of one"),
         ],

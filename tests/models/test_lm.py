@@ -23,7 +23,7 @@ WITHOUT_POSITIONS = {"no_token_positional_embeddings": True}
 
 
 def lm(plan="leap", arch="leapformer_lm_tiny", **options):
-    sizes = {"decoder_embed_dim": 16, "tokens_per_sample": 64}
+    sizes = {"decoder_embed_dim": 16, "tokens_per_sample": 64, "cosformer_length": 64}
     return make_model(arch, plan, **{**sizes, **options})
 
 
@@ -137,7 +137,7 @@ def test_longer_text_than_in_training_can_be_read(plan):
     model = lm(plan)
     limit = model.decoder.mechanism_limit()
     assert model.max_positions() == min(limit, ANY_LENGTH)
-    assert limit == {"cosformer": 40, "abc-linformer": 1024, "abc-pool": 300}.get(plan, sys.maxsize)
+    assert limit == {"cosformer": 64, "abc-linformer": 1024, "abc-pool": 300}.get(plan, sys.maxsize)
     with torch.no_grad():
         assert torch.isfinite(model(tokens(1, 200))[0]).all()
 
@@ -187,6 +187,14 @@ def test_adaptive_presets(arch):
         ),
         ({"tie_adaptive_weights": True}, "--tie-adaptive-weights needs --adaptive-input"),
         ({"character_embeddings": True}, "--character-embeddings"),
+        (
+            {"decoder_self_attention": "abc-pool", "abc_slots": 8, "abc_pool_size": 4, "tokens_per_sample": 33},
+            "--tokens-per-sample 33: abc-pool can read 32 tokens; give --tokens-per-sample 32 or less, or more room",
+        ),
+        (
+            {"decoder_self_attention": "abc-linformer", "abc_max_length": 8, "tokens_per_sample": 9},
+            "--tokens-per-sample 9: abc-linformer can read 8 tokens",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused(options, message):

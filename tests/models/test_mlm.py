@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from leapformer_fairseq.attention import MECHANISMS, build, register
 from leapformer_fairseq.attention.relu import ReLULinear
 from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.models.mlm import HubInterface
 
 from .tiny import PLANS, SIZES, dictionary, make_model
 
@@ -110,6 +111,27 @@ def test_what_the_head_looks_at():
     torch.testing.assert_close(seen["mean"], torch.stack([features[0].mean(0), features[1, :5].mean(0)]))
 
 
+def test_features_of_the_encoder_do_not_depend_on_the_pass_before():
+    model, batch = mlm("luna"), padded([sentence(8), sentence(5)], 8)
+    with torch.no_grad():
+        expected, _ = model(batch, features_only=True)
+        for _ in range(2):
+            torch.testing.assert_close(model.encoder.extract_features(batch)[0], expected, rtol=0, atol=0)
+    assert model.encoder.current.packed is None
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "packed"])
+def test_one_sentence_has_the_classes_that_the_model_gives_it(pooling):
+    model, tokens = with_head(mlm("luna", pooling=pooling)), sentence(8)
+    hub = HubInterface(Namespace(bpe=None, tokenizer=None), SimpleNamespace(source_dictionary=dictionary()), model)
+    with torch.no_grad():
+        logits, _ = model(tokens.unsqueeze(0), classification_head_name=HEAD)
+        torch.testing.assert_close(hub.predict(HEAD, tokens, return_logits=True), logits)
+        torch.testing.assert_close(hub.predict(HEAD, tokens), logits.log_softmax(-1))
+        with pytest.raises(LeapformerError, match="tokens for a model of at most .*; cut the text"):
+            hub.predict(HEAD, tokens.repeat(100))
+
+
 @pytest.mark.parametrize("plan", ENCODER_PLANS)
 def test_all_parameters_learn(plan):
     model, batch = mlm(plan).train(), padded([sentence(12), sentence(7)], 12)
@@ -181,7 +203,7 @@ def test_warm_start_from_a_roberta_of_fairseq(plan, names):
     state = stock.state_dict() if names == "of today" else released(stock.state_dict())
     assert (names == "released") == any("in_proj_weight" in name for name in state)
     model.load_state_dict({name: value.clone() for name, value in state.items()}, strict=True)
-    assert all(".mechanism." in name for name in new)
+    assert all(".mechanism." in name for name in new - {"encoder.sentence_encoder.vocabulary"})
     for name, value in model.state_dict().items():
         expected = before[name] if name in new else stock.state_dict()[name]
         if not name.endswith(".version"):
@@ -258,9 +280,20 @@ def test_a_mechanism_that_is_not_for_encoders_is_refused_by_name(registered):
         mlm("relu,forward")
 
 
-def test_pruned_heads_are_refused():
-    with pytest.raises(LeapformerError, match="--mha-heads-to-keep"):
-        mlm(mha_heads_to_keep=1)
+@pytest.mark.parametrize("given", [{"mha_heads_to_keep": 1}, {"spectral_norm_classification_head": True}])
+def test_what_fairseq_cannot_load_again_is_refused(given):
+    with pytest.raises(LeapformerError, match="--" + next(iter(given)).replace("_", "-")):
+        mlm(**given)
+
+
+def test_a_checkpoint_of_other_words_is_refused():
+    theirs, ours = mlm("relu").state_dict(), mlm("leap")
+    ours.load_state_dict(dict(theirs))
+    theirs["encoder.sentence_encoder.vocabulary"] += 1
+    with pytest.raises(LeapformerError, match="checkpoint's encoder.sentence_encoder knows other words.*dict"):
+        ours.load_state_dict(theirs)
+    del theirs["encoder.sentence_encoder.vocabulary"]  # fairseq's own have none
+    ours.load_state_dict(theirs)
 
 
 # ------------------------------------------------------------------------------------------------------------ tasks
