@@ -49,7 +49,7 @@ class Encoder(RobertaEncoder):
 
 
 class HubInterface(RobertaHubInterface):
-    """What `from_pretrained` gives."""
+    """fairseq's interface for one sentence or a few; classes are told from what the model's `--pooling` says."""
 
     def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
         """Log probabilities (B, classes) of tokens (B, T) or (T,), or what is before their softmax."""
@@ -106,7 +106,7 @@ class LeapformerMaskedLanguageModel(RobertaModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> HubInterface:
-        """fairseq's interface for one sentence or a few, with the classes that the model's pooling tells."""
+        """The model of a checkpoint for use from Python; arguments as in fairseq's RoBERTa."""
         hub = super().from_pretrained(*args, **kwargs)
         return HubInterface(hub.cfg, hub.task, hub.model)
 

@@ -72,7 +72,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         `attn_mask` is ignored: what a query may see was fixed at construction.
         """
         if torch.is_grad_enabled():
-            self._prepared = None  # weights are about to change
+            self._prepared = None  # weights are about to change; see `train`
         composes = self.weights_in_training if self.training else self.compose_weights
         wanted = (need_weights or need_head_weights) and composes and key is not None
         if isinstance(self.visible, Blocks):
@@ -225,8 +225,11 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return self._prepared[1]
 
     def train(self, mode: bool = True) -> MechanismAttention:
-        # Versions do not tell of all that changes weights: fairseq's optimizers write to `parameter.data`. Between two
-        # generations with such a change there is a training step, and with that a pass with gradients or this.
+        """As ever; the next generation also prepares its steps anew.
+
+        Versions do not tell of all that changes weights: fairseq's optimizers write to `parameter.data`. Between two
+        generations with such a change there is a training step, and with that a pass with gradients or this.
+        """
         self._prepared = None
         return super().train(mode)
 

@@ -122,8 +122,7 @@ def swap_attention(
                 **options,
             )
             refusal = mechanism.refusal(block.name, length_known)
-            refusal = refusal or _packing_refusal(mechanism, args, source, stock.embed_dim)
-            refusal = refusal or (blocks and mechanism.objection(blocks))
+            refusal = refusal or _packing_refusal(mechanism, args, source) or (blocks and mechanism.objection(blocks))
             if refusal:
                 raise LeapformerError(f"{block.name} attention, layer {i}: {name} cannot be used: {refusal}")
             mechanism.share(first.setdefault(name, mechanism))
@@ -134,10 +133,10 @@ def swap_attention(
     return current
 
 
-def _packing_refusal(mechanism: Mechanism, args: argparse.Namespace, source: str, width: int) -> str | None:
+def _packing_refusal(mechanism: Mechanism, args: argparse.Namespace, source: str) -> str | None:
     """Why a model of these `args` cannot hand a packed sequence on as the mechanism needs it, with the remedy.
 
-    `source` is the plan of the encoder that a decoder reads, `width` that of the mechanism's block.
+    `source` is the plan of the encoder that a decoder reads.
     """
     if mechanism.packs and getattr(args, "checkpoint_activations", False):
         return (
@@ -149,6 +148,7 @@ def _packing_refusal(mechanism: Mechanism, args: argparse.Namespace, source: str
             f"no layer of an encoder hands on a packed sequence; give one to {BLOCKS[0].flag}, or take --luna-packed "
             "learned"
         )
+    width = mechanism.head_dim * mechanism.num_heads
     if mechanism.needs_packed and args.encoder_embed_dim != width:
         return (
             f"the encoder's packed sequence is {args.encoder_embed_dim} wide, the decoder {width}; make them equal, or "
