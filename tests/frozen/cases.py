@@ -134,8 +134,8 @@ def _simulst() -> dict[str, Case]:
         cases[name] = Case("simulst", flags[name], (TRAINED, aligned, {"k": 2}))
     arriving = f"{plan(bounded, 'luna,abc-mlp', 'leap')} {WAITK} --encoder-causal --encoder-layers 4 {ABC} {learned}"
     cases["causal-bounded"] = Case("simulst", f"{arriving} --abc-pool-size 16/8/0", (TRAINED,))
-    whole = f"{plan('luna,abc-cluster', 'abc-random,abc-global', 'cosformer,relu')} {WAITK} {ABC} {learned}"
-    cases["whole-bounded"] = Case("simulst", f"{whole} --cosformer-length 24", (TRAINED,))
+    whole = f"{plan('luna,abc-cluster', 'abc-random,abc-global', 'elu,relu')} {WAITK} {ABC} {learned}"
+    cases["whole-bounded"] = Case("simulst", whole, (TRAINED,))
     return {f"simulst-{name}": case for name, case in cases.items()}
 
 
