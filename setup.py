@@ -24,7 +24,7 @@ setup(
     author="The leapformer_fairseq authors",
     license="MIT",
     packages=find_packages(include=["leapformer_fairseq", "leapformer_fairseq.*"]),
-    package_data={"leapformer_fairseq": ["py.typed", "attention/native/*.c"]},
+    package_data={"leapformer_fairseq": ["py.typed", "attention/ops/cpu/*.c"]},
     python_requires=">=3.11",
     install_requires=[
         "torch>=2.6",  # the first that loads checkpoints with weights_only=True unless told otherwise

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from leapformer_fairseq.attention import forms
+from leapformer_fairseq.attention.ops import linear as forms
 from leapformer_fairseq.benchmarks import attention, measure, peers, tables
 from leapformer_fairseq.cli.main import main
 
@@ -30,13 +30,13 @@ def tiny(monkeypatch):
 
 @pytest.fixture
 def wrong_gradients(monkeypatch):
-    right = forms.Chunks.gradients
+    right = forms._Chunks.gradients
 
     def gradients(self, grad, grad_after):
         dq, dk, dv, first = right(self, grad, grad_after)
         return dq, dk * 1.001, dv, first
 
-    monkeypatch.setattr(forms.Chunks, "gradients", gradients)
+    monkeypatch.setattr(forms._Chunks, "gradients", gradients)
 
 
 def test_quick_writes_both_files(tiny, tmp_path, capsys):
@@ -50,8 +50,8 @@ def test_quick_writes_both_files(tiny, tmp_path, capsys):
     assert found["signature"].endswith("seed:1|quick:True|devices:cpu") and "CPU time" in found["method"]
 
     rows = {(row["case"], row["mechanism"], row["form"]): row for row in found["times"]}
-    timed = [("sdpa", "sdpa"), *(("leap", form) for form in ("auto", "parallel", "chunkwise", "recompute"))]
-    timed += [("rope", form) for form in ("auto", "parallel", "chunkwise")]
+    timed = [("sdpa", "sdpa"), *(("leap", form) for form in ("auto", "reference", "scan"))]
+    timed += [("rope", form) for form in ("auto", "reference", "scan")]
     assert set(rows) == {(str(case), *form) for case in TINY for form in timed}
     for row in rows.values():
         assert 0 < row["forward_ms"] < row["forward_backward_ms"]
@@ -143,9 +143,7 @@ def test_a_mechanism_with_a_wrong_form_is_refused(tiny, tmp_path, capsys, wrong_
     assert main(arguments) == 1
     assert not out.exists()
     error = capsys.readouterr().err
-    assert error.startswith(
-        "leapformer: error: leap is not measured: its chunkwise form differs from the parallel one by"
-    )
+    assert error.startswith("leapformer: error: leap is not measured: its scan differs from the reference by")
 
 
 def test_the_others_are_still_measured(tiny, tmp_path, capsys, monkeypatch):
@@ -165,7 +163,7 @@ def test_registered_mechanisms_agree(name):
 
 
 def test_a_nan_is_a_disagreement(monkeypatch):
-    monkeypatch.setattr(forms, "normalize", lambda sums, floor: sums[..., :-1] * float("nan"))
+    monkeypatch.setattr(forms, "normalize", lambda sums, floor, known=None: sums[..., :-1] * float("nan"))
     assert "nan" in (attention.disagreement("relu") or "")
 
 

@@ -49,7 +49,7 @@ def test_the_cumulative_sums_are_the_same_function_with_the_same_gradients():
     inputs = [x.double().detach().requires_grad_() for x in bounded._inputs(70, CPU)]
     grad = torch.randn_like(inputs[0])
     results = []
-    for attend in (lambda *qkv: bounded.cumulative(mechanism, *qkv), lambda *qkv: mechanism(*qkv, visible=CAUSAL)):
+    for attend in (lambda *qkv: bounded.cumulative(mechanism, *qkv), lambda *qkv: mechanism(*qkv, mask=CAUSAL)):
         out = attend(*inputs)
         results.append([out, *torch.autograd.grad(out, [*inputs, *mechanism.parameters()], grad)])
     for one, other in zip(*results, strict=True):

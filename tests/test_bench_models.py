@@ -63,11 +63,11 @@ def test_filled_states_are_what_decoding_would_have_left():
         ours, theirs = attention.memory(filled), attention.memory(read)
         assert ours.queries == theirs.queries == 4
         if attention.self_attention:
-            assert ours.keys.kv.shape == theirs.keys.kv.shape
+            assert ours.state.kv.shape == theirs.state.kv.shape
 
 
 def test_a_wrong_decoder_is_refused(tiny_decode, tmp_path, capsys, monkeypatch):
-    from leapformer_fairseq.attention.step import LinearStep
+    from leapformer_fairseq.attention.linear.step import LinearStep
 
     right = LinearStep.attend
     monkeypatch.setattr(LinearStep, "attend", lambda self, *args: right(self, *args) * 1.001)

@@ -138,7 +138,11 @@ def recommend(
     near: dict[Slot, list[tuple[float, bool, str]]] = {}
     for (slot, mechanism), result in found:
         if is_within(result.loss, baseline.loss, tolerance):
-            rank = (objective(result, baseline, speed_weight), not find(mechanism).constant_state, mechanism)
+            rank = (
+                objective(result, baseline, speed_weight),
+                not find(mechanism).capabilities.constant_state,
+                mechanism,
+            )
             near.setdefault(slot, []).append(rank)
     for slot, ranks in near.items():
         *_, best = min(ranks, key=lambda rank: rank[:2])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LeapformerError
-from ..models.blocks import ArrivingSource
+from ..models.streaming_encoder import ArrivingSource
 from ..modules import forget_source, fork_state
 
 
@@ -214,10 +214,10 @@ class IncrementalEngine(Engine):
 
     @property
     def ready(self) -> int:
-        blocks, frames_of = self.model.encoder.blocks, self.model.encoder.pooling_ratio()
+        chunks, frames_of = self.model.encoder.chunks, self.model.encoder.pooling_ratio()
         if self.finished:
             return -(-self.n_frames // frames_of)
-        return max(0, self.n_frames // frames_of - blocks.ahead) // blocks.size * blocks.size
+        return max(0, self.n_frames // frames_of - chunks.ahead) // chunks.size * chunks.size
 
     def _encoded(self, visible: int) -> Any:
         if self._fed or self.finished != self._closed:
@@ -256,7 +256,7 @@ def engine_for(model: Any, name: str = "auto") -> type[Engine]:
 
     Raises LeapformerError for an engine that the model cannot have.
     """
-    arrives = getattr(model.encoder, "blocks", None) is not None
+    arrives = getattr(model.encoder, "chunks", None) is not None
     if name == "incremental" and not arrives:
         raise LeapformerError(
             "--engine incremental: this encoder sees whole utterances; train with --encoder-causal or "

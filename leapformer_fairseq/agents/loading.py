@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..attention import Context
 from ..errors import LeapformerError
 from ..loading import load_model
-from ..modules import attentions
+from ..modules import check_decoder
 from .engine import IncrementalEngine, engine_for
 from .features import Cmvn
 from .policy import PolicyOptions
@@ -41,7 +42,9 @@ def load_system(
     model, task = load_model(str(checkpoint), ("leapformer_simulst", "leapformer_s2t"), "the agent", overrides)
     policy, ratio = resolve_policy(model, policy or PolicyOptions(), pre_decision_ratio)
     if policy.name != "offline":
-        _check_streaming(model, in_parts=engine_for(model, engine) is IncrementalEngine)
+        in_parts = engine_for(model, engine) is IncrementalEngine
+        width = model.decoder.embed_dim  # of a carry, which fitted when the model was built
+        check_decoder(model.decoder, None, Context(True, width, source_streams=True, source_in_parts=in_parts))
     if getattr(model.encoder, "length_predictor", None) is not None:
         raise LeapformerError(
             f"{checkpoint} predicts the target's length from the whole source, which arrives while it is translated; "
@@ -85,25 +88,6 @@ def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tupl
             raise LeapformerError(f"--align-layer {policy.align_layer}: the decoder has the layers 0 to {layers - 1}")
         policy = replace(policy, align_layer=policy.align_layer % layers)
     return policy, ratio
-
-
-def _check_streaming(model: Any, in_parts: bool) -> None:
-    """Refuse what cannot serve while the source arrives, before the first utterance does.
-
-    `in_parts` says that the encoder hands its output on as it grows, and does not make all of it anew.
-    """
-    for attention in attentions(model.decoder):
-        name, crosses = attention.mechanism.name, attention.encoder_decoder_attention
-        if crosses and in_parts and not attention.mechanism.streaming:
-            raise LeapformerError(
-                f"{name} in cross-attention reads a source at once, this encoder hands it on in parts; take --engine "
-                "recompute or --policy offline"
-            )
-        if not crosses and attention.mechanism.needs_packed:
-            raise LeapformerError(
-                f"{name} in decoder self-attention writes every word by the packed sequence of the whole source, which "
-                "is still arriving; train with --luna-packed learned, or take --policy offline"
-            )
 
 
 def _detokenizer(dictionary: Any, config: Any, root: Path) -> Detokenizer:

@@ -14,10 +14,10 @@ import numpy as np
 
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
-from ..models.blocks import ROW_MS
+from ..models.streaming_encoder import STATE_MS
 
-PIECE = SAMPLE_RATE * ROW_MS // 1000  # samples
-RECENT = 10_000 // ROW_MS  # pieces whose loudest one is the recent level
+PIECE = SAMPLE_RATE * STATE_MS // 1000  # samples
+RECENT = 10_000 // STATE_MS  # pieces whose loudest one is the recent level
 ONSET_DB = 10.0  # so much above the quietest piece of a pause is no silence, however quiet
 SEGMENTS = ("pause", "tokens", "seconds")
 
@@ -40,8 +40,8 @@ class SegmentOptions:
     def __post_init__(self) -> None:
         if self.kind not in SEGMENTS:
             raise LeapformerError(f"--segment {self.kind!r}: choose from {', '.join(SEGMENTS)}")
-        if self.pause_ms < ROW_MS:
-            raise LeapformerError(f"--pause-ms {self.pause_ms}: give at least {ROW_MS}; silence is measured in such")
+        if self.pause_ms < STATE_MS:
+            raise LeapformerError(f"--pause-ms {self.pause_ms}: give at least {STATE_MS}; silence is measured in such")
         if not self.pause_db > 0:
             raise LeapformerError(f"--pause-db {self.pause_db}: give decibels above 0")
         if self.tokens < 1:
@@ -103,11 +103,11 @@ class Segmenter:
 
     def _ends(self, n_tokens: int) -> bool:
         options = self.options
-        seconds = self._n_pieces * ROW_MS / 1000
+        seconds = self._n_pieces * STATE_MS / 1000
         if seconds < options.min_seconds:
             return False
         reached = {
-            "pause": self._n_quiet * ROW_MS >= options.pause_ms,
+            "pause": self._n_quiet * STATE_MS >= options.pause_ms,
             "tokens": n_tokens >= options.tokens,
             "seconds": False,
         }

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
-from ..models.blocks import ArrivingSource
+from ..models.streaming_encoder import ArrivingSource
 from .engine import ComputeTimes, EncodedEngine
 from .features import FeatureStream
 from .segments import PIECE, Place, Segmenter, SegmentOptions
@@ -69,7 +69,7 @@ class States(Samples):
     def __init__(self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes) -> None:
         super().__init__(system, options, times)
         self.encoder = system.model.encoder
-        if getattr(self.encoder, "blocks", None) is None:
+        if getattr(self.encoder, "chunks", None) is None:
             raise LeapformerError(
                 "--carry encoder: this encoder sees whole utterances; train with --encoder-causal or "
                 "--encoder-chunk-ms, or leave --carry out"
@@ -92,9 +92,9 @@ class States(Samples):
             return []
         weight = next(self.encoder.parameters())
         with self.times.measure("encoder_s", weight.device):
-            rows = self.encoder.extend(self._source, torch.cat(steps).to(weight), final)
+            states = self.encoder.extend(self._source, torch.cat(steps).to(weight), final)
         self.times.encoder_passes += 1
-        return [(self._places.popleft(), row) for row in rows.split(1) if len(row)]
+        return [(self._places.popleft(), state) for state in states.split(1) if len(state)]
 
     def stream(self) -> TranslationStream:
         engine = EncodedEngine(self.system.model, self.system.eos, self.times)

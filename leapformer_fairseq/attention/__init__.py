@@ -1,47 +1,38 @@
 """Attention mechanisms on (B, H, T, D) tensors in pure torch; nothing here needs fairseq.
 
-To add a mechanism, write its file and name it in the import below.
+To add a mechanism, write its file and name it in `linear`, `bounded` or below.
 """
 
-from . import (  # noqa: F401  (each import registers its mechanisms)
-    abc_cluster,
-    abc_linformer,
-    abc_mlp,
-    abc_positions,
-    abc_window,
-    cosformer,
-    elu,
-    leap,
-    luna,
-    relu,
-    rope,
-    softmax,
-)
-from .base import BLOCKS, Mechanism, State
-from .linear import Features, LinearMechanism, LinearState
-from .masks import CAUSAL, Blocks, Packed, Rows, Visible
+from . import bounded, linear, softmax  # noqa: F401  (each import registers its mechanisms)
+from .capabilities import BLOCKS, Capabilities, Context
+from .linear.base import Features, LinearMechanism, LinearState
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
+from .mechanism import Mechanism, State
 from .positions import sinusoids
 from .registry import MECHANISMS, OPTIONS, Option, build, find, register
-from .step import Projections, Step, StepMap
+from .step import Projections, Step
+from .tokens import Carry, TokenInfo
 
 __all__ = [
     "BLOCKS",
     "CAUSAL",
     "MECHANISMS",
     "OPTIONS",
-    "Blocks",
+    "Capabilities",
+    "Carry",
+    "ChunkMask",
+    "Context",
     "Features",
     "LinearMechanism",
     "LinearState",
+    "Mask",
     "Mechanism",
     "Option",
-    "Packed",
+    "PrefixMask",
     "Projections",
-    "Rows",
     "State",
     "Step",
-    "StepMap",
-    "Visible",
+    "TokenInfo",
     "build",
     "find",
     "register",

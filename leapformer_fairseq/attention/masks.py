@@ -1,12 +1,11 @@
-"""Who may see whom: visible prefixes of the keys, and which rows of a batch are real.
+"""Which keys a query may see: prefixes (causal, wait-k), chunks (streaming encoders), or, with None, all of them.
 
-Shapes: B batch, T queries, S keys. Keep masks are True where a row is real (fairseq's padding masks are the opposite).
+Shapes: T queries, S keys.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +14,11 @@ from ..errors import LeapformerError
 
 
 @dataclass(frozen=True)
-class Visible:
+class PrefixMask:
     """Query t (from 0) sees the first g(t) = min(S, ratio * (t + lagging)) keys.
 
-    One description for causal attention (`CAUSAL`: lagging 1, ratio 1) and for wait-k cross-attention with a fixed
-    pre-decision ratio (Ma et al., 2019, arXiv:1810.08398; Ma et al., 2020, arXiv:2011.02048), where `lagging` is k and
-    `ratio` counts encoder frames per decision. Bidirectional attention is `None` instead.
+    Causal attention (`CAUSAL`) is lagging 1 and ratio 1. Wait-k cross-attention with a fixed pre-decision ratio has
+    lagging k and `ratio` encoder frames per decision (Ma et al., 2019, arXiv:1810.08398; 2020, arXiv:2011.02048).
     """
 
     lagging: int = 1
@@ -37,28 +35,36 @@ class Visible:
         """Number of keys (before the limit S) that every query sees; query t sees `ratio * (t + 1)` more."""
         return (self.lagging - 1) * self.ratio
 
-    def counts(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-        """g(t) for t = 0 .. queries - 1, shape (T,)."""
-        steps = torch.arange(queries, device=device) + self.lagging
-        return (steps * self.ratio).clamp_max(keys)
+    def growing(self, queries: int, keys: int) -> int:
+        """How many queries see more keys than the query before them; those that follow see all keys."""
+        return min(queries, -(-max(0, keys - self.shared) // self.ratio))
+
+    def after(self, queries: int) -> PrefixMask:
+        """The same schedule for what follows the first `queries` queries."""
+        return replace(self, lagging=self.lagging + queries)
+
+    def count(self, query: int, keys: int) -> int:
+        """g(t) of one query."""
+        return min(keys, self.ratio * (query + self.lagging))
 
     def mask(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-        """True where the query may see the key, shape (T, S)."""
-        return torch.arange(keys, device=device) < self.counts(queries, keys, device).unsqueeze(-1)
+        """True where the query may see the key, (T, S)."""
+        seen = (torch.arange(queries, device=device) + self.lagging) * self.ratio
+        return torch.arange(keys, device=device) < seen.unsqueeze(-1)
 
 
-CAUSAL = Visible()
+CAUSAL = PrefixMask()
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Self-attention while rows arrive, block by block: a query sees its own block and what is left of those before.
+class ChunkMask:
+    """Self-attention of a streaming encoder: a query sees its own chunk and what the chunks before it left.
 
-    size:  rows of a block; with 1 it is causal attention.
-    ahead: further rows that are read with a block, the first ones of the next, so that the block sees what comes. Rows
-           come with those copies, `size` + `ahead` a block; no other block sees them.
-    past:  rows before a block that are still seen where each is kept (softmax); None is all of them. Mechanisms with a
-           state of constant size always see what is left of all.
+    size:  tokens of a chunk; with 1 it is causal attention.
+    ahead: look-ahead, further tokens that are read with a chunk. The sequence holds copies of them, `size` + `ahead`
+           tokens a chunk, which no other chunk sees.
+    past:  tokens before a chunk that are still seen where each is kept (softmax); None is all of them. Mechanisms with
+           a state of constant size always see all that was written.
     """
 
     size: int = 1
@@ -68,82 +74,38 @@ class Blocks:
     def __post_init__(self) -> None:
         if self.size < 1 or self.ahead < 0 or (self.past is not None and self.past < 0):
             raise LeapformerError(
-                f"blocks of {self.size} rows, {self.ahead} ahead, {self.past} past: give at least 1, and none below 0"
+                f"chunks of {self.size} tokens, {self.ahead} ahead, {self.past} past: give at least 1, and none below 0"
             )
 
     @property
-    def rows(self) -> int:
-        """Rows that are read together."""
+    def tokens(self) -> int:
+        """Tokens that are read together."""
         return self.size + self.ahead
 
-    def with_all_past(self) -> Blocks:
-        """The same for a mechanism with a state, which keeps all that was added to it."""
+    def with_all_past(self) -> ChunkMask:
+        """The same for a mechanism with a state, which keeps all that was written."""
         return replace(self, past=None)
 
+    def own(self, count: int, device: torch.device | None = None) -> Tensor:
+        """True at the tokens themselves, False at copies of those ahead, (T,)."""
+        return torch.arange(count, device=device) % self.tokens < self.size
+
     def mask(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-        """True where the query may see the key, shape (T, S)."""
-        (query, _), (key, place) = (self._places(count, device) for count in (queries, keys))
-        distance = query.unsqueeze(1) * self.size - (key * self.size + place)  # from the first row of the block
-        before = (key < query.unsqueeze(1)) & (place < self.size)
-        if self.past is not None:
-            before = before & (distance <= self.past)
-        return before | (key == query.unsqueeze(1))
-
-    def _places(self, count: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
-        """The block of every row and its place there."""
-        rows = torch.arange(count, device=device)
-        return rows // self.rows, rows % self.rows
+        """True where the query may see the key, (T, S)."""
+        query = (torch.arange(queries, device=device) // self.tokens).unsqueeze(1)
+        token = torch.arange(keys, device=device)
+        chunk, place = token // self.tokens, token % self.tokens
+        before = (chunk < query) & (place < self.size)
+        if self.past is not None:  # counted from the first token of the query's chunk
+            before = before & (query * self.size - (chunk * self.size + place) <= self.past)
+        return before | (chunk == query)
 
 
-class Packed(NamedTuple):
-    """A packed sequence (Luna): rows (B, l, C), and `keep` (B, l), False for those that are out of use, or None."""
-
-    rows: Tensor
-    keep: Tensor | None = None
+Mask = PrefixMask | ChunkMask | None
 
 
-@dataclass(frozen=True)
-class Rows:
-    """One side of an attention: where each row of a (B, T) batch stands in its own sequence.
-
-    positions: (B or 1, T), from 1 for the first real row, so left padding does not shift a sequence.
-    lengths:   (B or 1,) lengths, true or predicted, or None while the sequence is still being written.
-    keep:      (B, T), True for real rows, or None when all are.
-    inputs:    (B, T, C), what the rows were projected from, for mechanisms that ask for it (`needs_inputs`).
-    packed:    the packed sequence that the layer before handed on, for mechanisms that have one (`packs`).
-    """
-
-    positions: Tensor
-    lengths: Tensor | None = None
-    keep: Tensor | None = None
-    inputs: Tensor | None = None
-    packed: Packed | None = None
-
-    @classmethod
-    def whole(cls, count: int, keep: Tensor | None = None, device: torch.device | None = None) -> Rows:
-        """Rows of complete sequences of `count` columns, padded on either side where `keep` is False."""
-        if keep is None:
-            return cls(torch.arange(1, count + 1, device=device).unsqueeze(0), torch.tensor([count], device=device))
-        return cls(keep.long().cumsum(1), keep.sum(1), keep)
-
-    @classmethod
-    def following(cls, seen: Tensor, count: int, keep: Tensor | None = None) -> Rows:
-        """`count` more rows of sequences of unknown length of which `seen`, (B,), real rows came before."""
-        columns = torch.ones(1, count, dtype=torch.long, device=seen.device) if keep is None else keep.long()
-        steps = columns.cumsum(1)
-        return cls(seen.unsqueeze(1) + steps, None, keep)
-
-    def of_length(self, lengths: Tensor | None) -> Rows:
-        """The same rows for a block that knows other lengths, (B or 1,): predicted ones, or none."""
-        return replace(self, lengths=lengths)
-
-    def without_lengths(self) -> Rows:
-        """The same rows for a block that must not know how long the sequence will become."""
-        return self.of_length(None)
-
-    def narrow(self, start: int, stop: int) -> Rows:
-        """Rows `start` to `stop` (columns)."""
-        columns = slice(start, stop)
-        keep = None if self.keep is None else self.keep[:, columns]
-        inputs = None if self.inputs is None else self.inputs[:, columns]
-        return replace(self, positions=self.positions[:, columns], keep=keep, inputs=inputs)
+def with_state(mask: Mask) -> Mask:
+    """The mask for a mechanism that keeps all that was written: chunks of one token are causal attention."""
+    if not isinstance(mask, ChunkMask):
+        return mask
+    return CAUSAL if mask.tokens == 1 else mask.with_all_past()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ..errors import LeapformerError
 
 if TYPE_CHECKING:
-    from .base import Mechanism
+    from .mechanism import Mechanism
 
 MECHANISMS: dict[str, type[Mechanism]] = {}
 OPTIONS: dict[str, Option] = {}
@@ -17,13 +17,15 @@ OPTIONS: dict[str, Option] = {}
 class Option(NamedTuple):
     """One option of a mechanism: the Python name (`leap_factor` becomes the flag `--leap-factor`), default and help.
 
-    `choices` lists the values of an option that has only some.
+    `choices` lists the values of an option that has only some. `without_encoder` is the default in a model that has no
+    encoder, where that differs.
     """
 
     name: str
     default: bool | int | float | str
     help: str
     choices: tuple[str, ...] = ()
+    without_encoder: bool | int | float | str | None = None
 
     @property
     def flag(self) -> str:

@@ -8,17 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Form, Mechanism, State
-from .masks import CAUSAL, Blocks, Rows, Visible
+from .capabilities import Capabilities
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
+from .mechanism import Mechanism, State
 from .registry import register
-from .step import Projections, Step
+from .step import Projections, Step, read_shared
+from .tokens import TokenInfo
 
 
 @dataclass
 class KVCache(State):
     """Keys (B, H, capacity, D), values (B, H, capacity, E), which are real (B, capacity), columns in `used`, (B,).
 
-    The capacity doubles when it is full, so a step copies nothing but its own row.
+    The capacity doubles when it is full, so a step copies nothing but its own token.
     """
 
     k: Tensor
@@ -26,20 +28,10 @@ class KVCache(State):
     keep: Tensor
     used: Tensor
 
-    @classmethod
-    def empty(cls, k: Tensor, v: Tensor) -> KVCache:
-        batch = len(k)
-        keep = torch.zeros(batch, 0, dtype=torch.bool, device=k.device)
-        return cls(k[:, :, :0], v[:, :, :0], keep, torch.zeros(batch, dtype=torch.long))
-
-    @property
-    def count(self) -> int:
-        """Columns in use, the same in every row. (Kept on the CPU: reading it never waits for a GPU.)"""
-        return int(self.used[0])
-
     def __post_init__(self) -> None:
-        # Asked at every step, so not counted each time: whether some column is padding.
-        self.padded = not bool(self.keep[:, : self.count].all())
+        # Needed at every step, so not counted each time: whether some column is padding, and columns in use.
+        self.count = int(self.used[0]) if len(self.used) else 0  # on the CPU: reading it never waits for a GPU
+        self.padded = self.count > 0 and (not self.keep.is_cpu or not bool(self.keep[:, : self.count].all()))
 
     def append(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
         start, stop = self.count, self.count + k.shape[2]
@@ -49,134 +41,133 @@ class KVCache(State):
             self.keep = F.pad(self.keep, (0, extra))
         self.k[:, :, start:stop], self.v[:, :, start:stop] = k, v
         self.keep[:, start:stop] = True if keep is None else keep
-        self.padded = self.padded or not (keep is None or bool(keep.all()))
-        self.used += k.shape[2]
+        self.padded = self.padded or keep is not None
+        self.used, self.count = self.used + k.shape[2], stop
 
     def reorder(self, order: Tensor) -> KVCache:
         k, v = (_reordered(x, order, self.count) for x in (self.k, self.v))
-        return KVCache(k, v, self.keep.index_select(0, order), self.used.index_select(0, order.to(self.used.device)))
+        return KVCache(k, v, self.keep.index_select(0, order), self.used[:1].repeat(len(order)))
 
 
 @register("softmax")
 class Softmax(Mechanism):
     """Scaled dot-product attention, softmax(q . k / sqrt(D)) v (Vaswani et al., 2017, arXiv:1706.03762, eq. 1)."""
 
-    constant_state = False
+    capabilities = Capabilities(constant_state=False)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        query: Rows | None = None,
-        key: Rows | None = None,
-        visible: Visible | Blocks | None = None,
-        form: Form = "auto",
-    ) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        keep = None if key is None else key.keep
-        if keep is None and visible == CAUSAL and q.shape[2] == k.shape[2]:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        mask = _mask(q, k, keep, visible)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    def init_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> KVCache:
+        k, v = (like.new_zeros(batch, self.num_heads, 0, dim) for dim in (self.head_dim, value_dim))
+        keep = torch.zeros(batch, 0, dtype=torch.bool, device=like.device)
+        return KVCache(k, v, keep, torch.zeros(batch, dtype=torch.long))
+
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> KVCache:
+        cache = _cache(state)
+        cache.append(k, v, key.keep)
+        return cache
+
+    def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        return _over(_cache(state), q)
+
+    def scan(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, State]:
+        if isinstance(mask, ChunkMask) and mask.past is not None:
+            return self._in_chunks(_cache(state), q, k, v, key, mask)
+        if mask != CAUSAL:
+            return super().scan(state, q, k, v, query, key, mask)
+        before = _cache(state).count
+        cache = self.write(state, k, v, key)
+        return _over(cache, q, CAUSAL.after(before) if q.shape[2] > 1 else None), cache
+
+    def _in_chunks(
+        self, cache: KVCache, q: Tensor, k: Tensor, v: Tensor, key: TokenInfo, mask: ChunkMask
+    ) -> tuple[Tensor, KVCache]:
+        """More chunks of a stream; the cache keeps the last `mask.past` tokens."""
+        assert mask.past is not None
+        count, n, device = q.shape[2], cache.count, q.device
+        keep = k.new_ones(len(k), count, dtype=torch.bool) if key.keep is None else key.keep
+        keep = torch.cat([cache.keep[:, :n], keep], 1)
+        k, v = torch.cat([cache.k[:, :, :n], k], 2), torch.cat([cache.v[:, :, :n], v], 2)
+        # The last token of the cache comes just before the first chunk.
+        distance = (torch.arange(count, device=device) // mask.tokens * mask.size).unsqueeze(1)
+        distance = distance + torch.arange(n, 0, -1, device=device)
+        visible = torch.cat([distance <= mask.past, mask.mask(count, count, device)], 1) & keep[:, None, None]
+        visible = visible | ~visible.any(-1, keepdim=True)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        own = [*range(n), *(n + t for t in range(count) if t % mask.tokens < mask.size)]
+        last = own[max(0, len(own) - mask.past) :]
+        used = torch.full((len(q),), len(last))
+        return out, KVCache(k[:, :, last], v[:, :, last], keep[:, last], used)
 
     def weights(
         self,
         q: Tensor,
         k: Tensor,
         *,
-        query: Rows | None = None,
-        key: Rows | None = None,
-        visible: Visible | Blocks | None = None,
+        query: TokenInfo | None = None,
+        key: TokenInfo | None = None,
+        mask: Mask = None,
     ) -> Tensor:
         scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5
-        mask = _mask(q, k, None if key is None else key.keep, visible)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        visible = _visible(q, k, None if key is None else key.keep, mask)
+        if visible is not None:
+            scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
         return scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
 
-    def blockwise(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks) -> Tensor:
-        return self(q, k, v, query=rows, key=rows, visible=CAUSAL if blocks == Blocks() else blocks)
+    def _reference(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
+        weights = self.weights(q, k, query=query, key=key, mask=mask)
+        return F.dropout(weights, self.dropout, self.training) @ v
 
-    def extend_blocks(
-        self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows, blocks: Blocks
-    ) -> tuple[Tensor, State]:
-        """The cache keeps the last `blocks.past` rows."""
-        if blocks.past is None:
-            return super().extend_blocks(state, q, k, v, rows, blocks)
-        cache, count = KVCache.empty(k, v) if state is None else _cache(state), q.shape[2]
-        n = cache.count
-        keep = k.new_ones(len(k), count, dtype=torch.bool) if rows.keep is None else rows.keep
-        keep = torch.cat([cache.keep[:, :n], keep], 1)
-        k, v = torch.cat([cache.k[:, :, :n], k], 2), torch.cat([cache.v[:, :, :n], v], 2)
-        columns = torch.arange(count, device=q.device)
-        # Of what is in the cache the last row stands just before the first block.
-        distance = (columns // blocks.rows * blocks.size).unsqueeze(1) + torch.arange(n, 0, -1, device=q.device)
-        mask = torch.cat([distance <= blocks.past, blocks.mask(count, count, q.device)], 1) & keep[:, None, None]
-        mask = mask | ~mask.any(-1, keepdim=True)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        own = torch.cat([torch.arange(n, device=q.device), n + columns[columns % blocks.rows < blocks.size]])
-        last = own[max(0, len(own) - blocks.past) :]
-        return out, KVCache(k[:, :, last], v[:, :, last], keep[:, last], torch.full_like(cache.used, len(last)))
-
-    def update(self, state: State | None, k: Tensor, v: Tensor, key: Rows) -> State:
-        cache = KVCache.empty(k, v) if state is None else _cache(state)
-        cache.append(k, v, key.keep)
-        return cache
-
-    def attend(self, state: State, q: Tensor, query: Rows) -> Tensor:
-        return _over(_cache(state), q)
+    def _in_segments(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
+        """PyTorch's kernels choose by themselves; there is no state to carry."""
+        dropout = self.dropout if self.training else 0.0
+        if key.keep is None and mask == CAUSAL and q.shape[2] == k.shape[2]:
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        visible = _visible(q, k, key.keep, mask)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout)
 
     def step(self, projections: Projections) -> Step:
         return SoftmaxStep(self.num_heads, projections)
-
-    def empty_state(self, rows: int, value_dim: int, like: Tensor) -> KVCache:
-        return KVCache.empty(*(like.new_zeros(rows, self.num_heads, 0, dim) for dim in (self.head_dim, value_dim)))
-
-    def extend(self, state: State | None, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> tuple[Tensor, State]:
-        cache = _cache(self.update(state, k, v, rows))
-        before = cache.count - q.shape[2]
-        return _over(cache, q, Visible(lagging=before + 1) if q.shape[2] > 1 else None), cache
 
 
 class SoftmaxStep(Step):
     """The step of softmax attention over a KV cache."""
 
-    def extend(self, x: Tensor, state: KVCache, position: int, lengths: Tensor | None = None) -> Tensor:
-        projected, width = self.project(x), self.heads * self.dim
+    def attend(self, projected: Tensor, x: Tensor, state: KVCache, position: int, lengths: Tensor | None) -> Tensor:
+        if not self.self_attention:
+            q = projected.view(len(x), self.heads, 1, self.dim)
+            return read_shared(q, state.batch_size, lambda q: _over(state, q)).flatten(1)
+        width = self.heads * self.dim
         q, k = projected[:, : 2 * width].view(len(x), 2, self.heads, 1, self.dim).unbind(1)
         state.append(k, projected[:, 2 * width :].view(len(x), self.heads, 1, -1), None)
-        return self.project_out(_over(state, q).flatten(1))
-
-    def attend(self, x: Tensor, state: KVCache, position: int, lengths: Tensor | None = None) -> Tensor:
-        q = self.project(x).view(len(state.k), -1, self.heads, self.dim)  # those that share a cache together
-        return self.project_out(_over(state, q.transpose(1, 2)).transpose(1, 2).reshape(len(x), -1))
+        return _over(state, q).flatten(1)
 
 
-def _over(cache: KVCache, q: Tensor, visible: Visible | Blocks | None = None) -> Tensor:
+def _over(cache: KVCache, q: Tensor, mask: PrefixMask | None = None) -> Tensor:
     """Attention of queries (B, H, T, D) to what is in the cache."""
     n = cache.count
     k, v = cache.k[:, :, :n], cache.v[:, :, :n]
-    mask = _mask(q, k, cache.keep[:, :n] if cache.padded else None, visible)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    visible = _visible(q, k, cache.keep[:, :n] if cache.padded else None, mask)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
 
 
-def _mask(q: Tensor, k: Tensor, keep: Tensor | None, visible: Visible | Blocks | None) -> Tensor | None:
+def _visible(q: Tensor, k: Tensor, keep: Tensor | None, mask: Mask) -> Tensor | None:
     """True where a query may look, broadcastable to (B, H, T, S); None when everywhere.
 
-    A query that may look nowhere (a padded row) is let look everywhere: softmax over nothing is NaN.
+    A query that may look nowhere (a padded token) is let look everywhere: softmax over nothing is NaN.
     """
-    mask = None if visible is None else visible.mask(q.shape[2], k.shape[2], q.device)[None, None]
+    visible = None if mask is None else mask.mask(q.shape[2], k.shape[2], q.device)[None, None]
     if keep is not None:
         real = keep[:, None, None, :]
-        mask = real if mask is None else mask & real
-        mask = mask | ~mask.any(-1, keepdim=True)
-    return mask
+        visible = real if visible is None else visible & real
+        visible = visible | ~visible.any(-1, keepdim=True)
+    return visible
 
 
 def _reordered(x: Tensor, order: Tensor, used: int) -> Tensor:
-    """Rows of a cache (B, H, capacity, D) in another order; only the columns in use are copied."""
+    """A cache (B, H, capacity, D) in another order; only the columns in use are copied."""
     if x.requires_grad:
         return x.index_select(0, order)
     new = x.new_empty(len(order), *x.shape[1:])

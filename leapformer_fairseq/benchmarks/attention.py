@@ -1,10 +1,11 @@
-"""Speed and memory of every form of every attention mechanism against torch's softmax attention (SDPA).
+"""Speed and memory of every execution of every attention mechanism against torch's softmax attention (SDPA).
 
 Method: 8 heads of 32 dimensions, batch = max(1, 2048 / N) for the longer side N; float32 unless the device says
 otherwise; one thread. A measurement is one forward pass and one backward pass with the gradients of q, k, v and all
-parameters of the mechanism. On a CPU it is the CPU time of the thread, on a GPU wall time. All forms of all mechanisms
-and SDPA take turns in one process; reported is the median. Ratio = time of SDPA / time of ours. SDPA gets `is_causal`
-where that is all, else a boolean mask. "auto" is the form that a mechanism chooses itself. On a GPU there are, where
+parameters of the mechanism. On a CPU it is the CPU time of the thread, on a GPU wall time. All executions of all
+mechanisms and SDPA take turns in one process; reported is the median. Ratio = time of SDPA / time of ours. SDPA gets
+`is_causal`
+where that is all, else a boolean mask. "auto" is the execution that the dispatch chooses. On a GPU there are, where
 they can be had, SDPA held to FlashAttention, and our features with the kernels of flash-linear-attention ("fla").
 
 The "step" is one more token of causal self-attention when N are in the state, against a preallocated KV cache (batch
@@ -12,7 +13,7 @@ The "step" is one more token of causal self-attention when N are in the state, a
 the peak above the inputs of one forward and backward pass in a fresh process: growth of the resident set on a CPU, of
 allocated memory on a GPU; ratio = memory of ours / memory of SDPA.
 
-Nothing is reported of a mechanism one of whose forms differs from its parallel form in float64, gradients included.
+Nothing is reported of a mechanism one of whose executions differs from its reference in float64, gradients included.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from ..attention import CAUSAL, MECHANISMS, Mechanism, Rows, Visible, build
+from ..attention import CAUSAL, MECHANISMS, Mechanism, PrefixMask, TokenInfo, build
+from ..attention.ops import dispatch
 from . import measure, peers
 from .tables import Table
 
@@ -40,8 +42,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "abc-global": {"abc_global_every": 512},
 }
 MECHANISMS_MEASURED = tuple(sorted(set(MECHANISMS) - {"softmax"}))  # by default
-# the quadratic form is left out above this many pairs of query and key per head
-PARALLEL_PAIRS = 2048 * 2048
+EXECUTIONS = ("auto", "reference", "scan")
+# the reference is left out above this many pairs of query and key per head
+REFERENCE_PAIRS = 2048 * 2048
 PARITY = 1e-10  # largest relative difference between forms in float64
 SECONDS = 20.0  # per case
 TITLE = "Attention: speed and memory"
@@ -61,8 +64,8 @@ class Case(NamedTuple):
     keys: int
 
     @property
-    def visible(self) -> Visible | None:
-        return {"causal": CAUSAL, "bidirectional": None, "wait-k": Visible(lagging=3, ratio=8)}[self.kind]
+    def mask(self) -> PrefixMask | None:
+        return {"causal": CAUSAL, "bidirectional": None, "wait-k": PrefixMask(lagging=3, ratio=8)}[self.kind]
 
     @property
     def batch(self) -> int:
@@ -84,7 +87,7 @@ CASES = [
 ]
 QUICK_CASES = [*_square("causal", 128, 512), *_square("bidirectional", 128, 512), Case("wait-k", 64, 500)]
 MEMORY_CASE, QUICK_MEMORY_CASE = Case("causal", 16384, 16384), Case("causal", 2048, 2048)
-# What leap in the form it chooses itself must reach: SDPA's time over its own, forward and backward, on one CPU thread
+# What leap as the dispatch chooses must reach: SDPA's time over its own, forward and backward, on one CPU thread
 AIMS_MECHANISM = "leap"
 AIMS = {
     Case("causal", 512, 512): 1.6,
@@ -128,46 +131,48 @@ def make(name: str, device: torch.device | str = "cpu") -> Mechanism:
 
 def serving(names: list[str], case: Case) -> list[str]:
     """The mechanisms that are defined for this kind of attention."""
-    return [name for name in names if make(name).objection(case.visible) is None]
+    return [name for name in names if make(name).capabilities.unsupported_reason(None, case.mask) is None]
 
 
 def disagreement(name: str) -> str | None:
-    """Which form of the mechanism is not the same function as its parallel form, and by how much; None if all are."""
+    """Which execution of the mechanism is not the function of its reference, and by how much; None if all are."""
     mechanism, exact = make(name).double(), measure.Place(torch.device("cpu"), torch.float64)
     for case in (Case("causal", 150, 150), Case("bidirectional", 33, 47), Case("wait-k", 40, 300)):
         if not serving([name], case):
             continue
         q, k, v = _inputs(case, exact, batch=1)
-        expected = _results(mechanism, q, k, v, case, "parallel")
-        for form in (*mechanism.forms[1:], "auto"):
-            error = _largest_error(_results(mechanism, q, k, v, case, form), expected)
+        expected = _results(mechanism, q, k, v, case, "reference")
+        for kept in (0, 10**9):  # tokens whose features are kept for the backward pass: none, all
+            with dispatch.override(kept_tokens=kept, kept_slot_tokens=kept, segment_tokens=100, least_segment=1):
+                error = _largest_error(_results(mechanism, q, k, v, case, "scan"), expected)
             if not error < PARITY:
-                return f"its {form} form differs from the parallel one by {error:.1e} ({case})"
+                return f"its scan differs from the reference by {error:.1e} ({case})"
     if not serving([name], Case("causal", 20, 20)):
         return None
     q, k, v = _inputs(Case("causal", 20, 20), exact, batch=1)
-    rows = Rows.whole(20).without_lengths()
+    tokens = TokenInfo.whole(20).without_lengths()
     with torch.no_grad():
-        expected = [mechanism(q, k, v, query=rows, key=rows, visible=CAUSAL, form="parallel")]
-        outputs, state = [], None
+        expected = [mechanism(q, k, v, query=tokens, key=tokens, mask=CAUSAL, execution="reference")]
+        outputs, state = [], mechanism.init_state(1, HEAD_DIM, k, mask=CAUSAL)
         for t in range(20):
-            out, state = mechanism.extend(state, *(x[:, :, t : t + 1] for x in (q, k, v)), rows.narrow(t, t + 1))
+            here = tokens.narrow(t, t + 1)
+            out, state = mechanism.scan(state, *(x[:, :, t : t + 1] for x in (q, k, v)), here, here)
             outputs.append(out)
         error = _largest_error([torch.cat(outputs, 2)], expected)
-    return None if error < PARITY else f"its recurrent form differs from the parallel one by {error:.1e}"
+    return None if error < PARITY else f"token by token it differs from the reference by {error:.1e}"
 
 
 def times(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds of every form of the mechanisms, and of SDPA in the first row."""
+    """Milliseconds of every execution of the mechanisms, and of SDPA in the first row."""
     inputs = _inputs(case, place)
     grad = torch.randn_like(inputs[0])
     mechanisms = {name: make(name, place.device) for name in serving(names, case)}
     ways: dict[tuple[str, str], Callable[..., Tensor]] = {(SDPA, SDPA): _sdpa(case, place.device)}
     ways |= {(name, "auto"): way for name, way in peers.find(mechanisms, case.kind, place).items()}
     for name, mechanism in mechanisms.items():
-        for form in ("auto", *mechanism.forms):
-            if form != "parallel" or case.queries * case.keys <= PARALLEL_PAIRS:
-                ways[name, form] = partial(mechanism, visible=case.visible, form=form)
+        for execution in EXECUTIONS:
+            if execution != "reference" or case.queries * case.keys <= REFERENCE_PAIRS:
+                ways[name, execution] = partial(mechanism, mask=case.mask, execution=execution)
     parameters = [parameter for mechanism in mechanisms.values() for parameter in mechanism.parameters()]
     calls = {label: partial(_time, way, inputs, parameters, grad) for label, way in ways.items()}
     found = measure.medians(calls, seconds)
@@ -191,13 +196,14 @@ def steps(length: int, names: list[str], place: measure.Place, seconds: float) -
     case = Case("causal", length, length)
     q, k, v = (x.detach() for x in _inputs(case, place, batch=1))
     device = place.device
-    past, row = Rows.whole(length, device=device).without_lengths(), Rows(torch.tensor([[length + 1]], device=device))
+    past = TokenInfo.whole(length, device=device).without_lengths()
+    next_one = TokenInfo(torch.tensor([[length + 1]], device=device))
     calls = {}
     for name in ("softmax", *(name for name in serving(names, case) if name != "softmax")):
         mechanism = make(name, device)
-        _, state = mechanism.extend(None, k, k, v, past)
+        _, state = mechanism.scan(mechanism.init_state(1, HEAD_DIM, k, mask=CAUSAL), k, k, v, past, past)
         token = (x[:, :, :1] for x in (q, k, v))
-        calls[name] = partial(_step, partial(mechanism.extend, state, *token, row), device)
+        calls[name] = partial(_step, partial(mechanism.scan, state, *token, next_one, next_one), device)
     found = measure.medians(calls, seconds)
     return [
         {**_labels(case, place, name, "step"), "us": step * 1e6, "ratio": found["softmax"][0] / step}
@@ -228,7 +234,7 @@ def peak_above_inputs(name: str, case: Case, place_name: str) -> int | None:
     place = measure.Place.parse(place_name)
     peak = None
     for size in (*_square("causal", 64), case):  # the first loads what torch loads late
-        attend = _sdpa(size, place.device) if name == SDPA else partial(make(name, place.device), visible=size.visible)
+        attend = _sdpa(size, place.device) if name == SDPA else partial(make(name, place.device), mask=size.mask)
         inputs = _inputs(size, place)
         grad = torch.randn_like(inputs[0])
         with measure.peak_growth(place.device) as growth:
@@ -259,8 +265,8 @@ def _inputs(case: Case, place: measure.Place, batch: int | None = None) -> tuple
 
 
 def _sdpa(case: Case, device: torch.device) -> Callable[..., Tensor]:
-    if case.kind == "wait-k" and case.visible:
-        mask = case.visible.mask(case.queries, case.keys, device)
+    if case.kind == "wait-k" and case.mask:
+        mask = case.mask.mask(case.queries, case.keys, device)
         return partial(F.scaled_dot_product_attention, attn_mask=mask)
     return partial(F.scaled_dot_product_attention, is_causal=case.kind == "causal")
 
@@ -285,10 +291,10 @@ def _step(extend: Callable[[], object], device: torch.device) -> measure.Seconds
     return (measure.clock(device) - start,)
 
 
-def _results(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, case: Case, form: Any) -> list[Tensor]:
+def _results(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, case: Case, execution: Any) -> list[Tensor]:
     """Output and all gradients of its square."""
     inputs = (q, k, v, *mechanism.parameters())
-    out = mechanism(q, k, v, visible=case.visible, form=form)
+    out = mechanism(q, k, v, mask=case.mask, execution=execution)
     return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
 
 

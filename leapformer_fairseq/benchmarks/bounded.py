@@ -10,7 +10,7 @@ cumulative sums, / time of ours.
 Memory is the peak above the inputs of one forward and backward pass in a fresh process; ratio = memory of ours / memory
 of sdpa. Steps of generation are in the benchmark "decode".
 
-Nothing is reported of a mechanism one of whose forms differs from its parallel form in float64, gradients included.
+Nothing is reported of a mechanism one of whose executions differs from its reference in float64, gradients included.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from ..attention import CAUSAL, MECHANISMS, Mechanism, Rows, build
+from ..attention import CAUSAL, MECHANISMS, Mechanism, TokenInfo, build
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
 from .tables import Table
@@ -88,7 +88,7 @@ def medians(length: int, names: list[str], place: measure.Place, seconds: float)
 
 def systems(length: int, names: list[str]) -> list[str]:
     """What is measured at this length: softmax first, and the cumulative sums as long as they fit."""
-    serving = [name for name in names if make(name).objection(CAUSAL) is None]
+    serving = [name for name in names if make(name).capabilities.unsupported_reason(None, CAUSAL) is None]
     return [SDPA, *([CUMULATIVE] if REFERENCE in names and length <= LONGEST_CUMULATIVE else []), *serving]
 
 
@@ -140,7 +140,7 @@ def system(name: str, place: measure.Place) -> System:
     if name == SDPA:
         return System(partial(F.scaled_dot_product_attention, is_causal=True))
     mechanism = make(REFERENCE if name == CUMULATIVE else name).to(place.device)
-    attend = partial(cumulative, mechanism) if name == CUMULATIVE else partial(mechanism, visible=CAUSAL)
+    attend = partial(cumulative, mechanism) if name == CUMULATIVE else partial(mechanism, mask=CAUSAL)
     return System(attend, list(mechanism.parameters()))
 
 
@@ -153,7 +153,7 @@ def make(name: str) -> Mechanism:
 
 def cumulative(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal abc-mlp as its formula reads (Peng et al., 2022, arXiv:2110.02488, appendix B.1)."""
-    alpha = mechanism.control(k, Rows.whole(k.shape[2], device=k.device)).unsqueeze(-1)  # (B, H, N, n, 1)
+    alpha = mechanism.control(k, TokenInfo.whole(k.shape[2], device=k.device)).unsqueeze(-1)  # (B, H, N, n, 1)
     total = alpha.cumsum(2)
     keys, values = ((alpha * x.unsqueeze(3)).cumsum(2) / total for x in (k, v))
     weights = torch.einsum("bhtnd,bhtd->bhtn", keys, q * q.shape[-1] ** -0.5).softmax(-1)

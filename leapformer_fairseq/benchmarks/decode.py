@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..attention import CAUSAL, MECHANISMS, Rows, build, native
+from ..attention import CAUSAL, MECHANISMS, TokenInfo, build
+from ..attention.ops import cpu
 from ..models.transformer import Decoder
 from ..modules import MechanismAttention, fill_attention_args, state_bytes
 from . import measure
@@ -48,7 +49,11 @@ LENGTHS_HELD = {
 DECODER = {"decoder-self", "decoder-cross"}
 # by default; softmax is always there
 MECHANISMS_MEASURED = tuple(
-    sorted(name for name, mechanism in MECHANISMS.items() if name != "softmax" and set(mechanism.blocks) >= DECODER)
+    sorted(
+        name
+        for name, mechanism in MECHANISMS.items()
+        if name != "softmax" and set(mechanism.capabilities.blocks) >= DECODER
+    )
 )
 TITLE = "Decoding: speed and state"
 TABLES = (
@@ -227,13 +232,15 @@ def make(name: str, place: measure.Place, layers: int = LAYERS) -> Any:
 def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
     """Put `case.target` random keys and values into the state, without running the decoder over them."""
     shape = (case.rows, HEADS, case.target, WIDTH // HEADS)
-    rows = Rows.whole(case.target, device=like.device).without_lengths()
+    tokens = TokenInfo.whole(case.target, device=like.device).without_lengths()
     for layer in decoder.layers:
         k, v = like.new_empty(shape).normal_(), like.new_empty(shape).normal_()
         if isinstance(layer.self_attn, MechanismAttention):
             for attention in (layer.self_attn, layer.encoder_attn):
                 attention.memory(state).queries = case.target
-            _, layer.self_attn.memory(state).keys = layer.self_attn.mechanism.extend(None, k, k, v, rows)
+            mechanism = layer.self_attn.mechanism
+            first = mechanism.init_state(len(k), v.shape[3], k, mask=CAUSAL)
+            _, layer.self_attn.memory(state).state = mechanism.scan(first, k, k, v, tokens, tokens)
         else:
             past = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": None}
             layer.self_attn._set_input_buffer(state, past)
@@ -288,7 +295,7 @@ def _token(decoder: Any, state: dict[str, Any], source: Tensor, case: Case, in_t
     if case.beam > 1:
         groups = torch.arange(case.rows).view(-1, case.beam)
         order = groups.gather(1, torch.randint(0, case.beam, groups.shape)).flatten().to(source.device)
-    with native.turned_off() if in_torch else nullcontext():
+    with cpu.turned_off() if in_torch else nullcontext():
         start = measure.clock(source.device)
         if order is not None:
             decoder.reorder_incremental_state_scripting(state, order)
@@ -297,7 +304,7 @@ def _token(decoder: Any, state: dict[str, Any], source: Tensor, case: Case, in_t
 
 
 def _step(block: MechanismAttention, x: Tensor, state: dict[str, Any], in_torch: bool) -> measure.Seconds:
-    with native.turned_off() if in_torch else nullcontext():
+    with cpu.turned_off() if in_torch else nullcontext():
         start = measure.clock(x.device)
         block(x, x, x, incremental_state=state)
         return (measure.clock(x.device) - start,)

@@ -46,8 +46,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from tqdm import tqdm
 
-from ..attention import find, native
-from ..attention.linear import LinearMechanism
+from ..attention import LinearMechanism, find
+from ..attention.ops import cpu
 from ..errors import LeapformerError
 from ..modules import BLOCKS
 from . import measure
@@ -288,7 +288,7 @@ def counted(model: Any, case: Case) -> int:
         return sdpa_flop_count(q, k, v)
 
     fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
-    with native.turned_off(), FlopCounterMode(display=False, custom_mapping=fused) as counter:
+    with cpu.turned_off(), FlopCounterMode(display=False, custom_mapping=fused) as counter:
         encoder_out = model.forward_encoder(*phonemes(case, torch.device("cpu")))
         model.decoder.postnet(decode(model, encoder_out, case.steps))
     return counter.get_total_flops()

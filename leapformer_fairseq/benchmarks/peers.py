@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..attention import CAUSAL, Mechanism, Rows
-from ..attention.linear import LinearMechanism
+from ..attention import CAUSAL, LinearMechanism, Mechanism, TokenInfo
 from .measure import Place
 
 logger = logging.getLogger(__name__)
@@ -22,7 +21,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 KERNEL_MODULE = (
     "fla.ops.linear_attn"  # of the package flash-linear-attention, an extra: pip install "leapformer-fairseq[fla]"
 )
-# Their kernels compute in half precision or TF32; a larger relative difference from our parallel form is an error.
+# Their kernels compute in half precision or TF32; a larger relative difference from our reference is an error.
 TOLERANCE = 3e-2
 
 
@@ -62,18 +61,18 @@ def by_kernel(
     kernel: Callable[..., tuple[Tensor, object]], mechanism: LinearMechanism, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
     """Causal linear attention with our features and their sums; they want (B, T, H, D)."""
-    rows = Rows.whole(q.shape[2], device=q.device)
-    features = mechanism.map_queries(q, rows), mechanism.map_keys(k, rows)
-    inputs = (x.rows().to(v.dtype).transpose(1, 2) for x in features)
+    tokens = TokenInfo.whole(q.shape[2], device=q.device)
+    features = mechanism.map_queries(q, tokens), mechanism.map_keys(k, tokens)
+    inputs = (x.expanded().to(v.dtype).transpose(1, 2) for x in features)
     out, _ = kernel(*inputs, v.transpose(1, 2), scale=1.0, normalize=True)
     return out.transpose(1, 2)
 
 
 def difference(mechanism: Mechanism, way: Attend, place: Place) -> float:
-    """By how much a way differs from the mechanism's parallel form, relative to the largest number."""
+    """By how much a way differs from the mechanism's reference, relative to the largest number."""
     torch.manual_seed(0)
     shape = (2, mechanism.num_heads, 100, mechanism.head_dim)
     q, k, v = (torch.randn(shape, device=place.device, dtype=place.dtype) for _ in range(3))
     with torch.no_grad():
-        expected = mechanism(q, k, v, visible=CAUSAL, form="parallel")
+        expected = mechanism(q, k, v, mask=CAUSAL, execution="reference")
         return float((way(q, k, v) - expected).abs().max() / expected.abs().max())

@@ -31,8 +31,8 @@ def mechanisms() -> list[dict[str, Any]]:
         {
             "name": name,
             "summary": (inspect.getdoc(mechanism) or "").partition("\n")[0],
-            "blocks": list(mechanism.blocks),
-            "needs_length": mechanism.needs_length,
+            "blocks": list(mechanism.capabilities.blocks),
+            "needs_length": mechanism.capabilities.needs_length,
             "options": [
                 {
                     "flag": option.flag,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..errors import LeapformerError
 from ..modules import (
     LENGTH_PREDICTORS,
-    CurrentPass,
     LengthPredictor,
+    PassContext,
     Setting,
     Source,
     add_options,
@@ -114,16 +114,16 @@ def predicted_length(encoder_out: EncoderOut) -> Tensor | None:
     return encoder_out[PREDICTED][0] if PREDICTED in encoder_out else None
 
 
-def tell_length(current: CurrentPass, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
+def tell_length(context: PassContext, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
     """Tell a decoder's attention, before its layers run: the predicted length, or else the true one (B,).
 
     `true_lengths` is None while the target is being written. Raises LeapformerError when nobody knows.
     """
-    if not current.knows_lengths:
+    if not context.facts.knows_lengths:
         return
     predicted = predicted_length(encoder_out or {})
     if predicted is None and true_lengths is None:
         raise LeapformerError(
             "the decoder was given no target length; generate from what encoder.forward_torchscript returns"
         )
-    current.lengths = true_lengths if predicted is None else predicted
+    context.lengths = true_lengths if predicted is None else predicted

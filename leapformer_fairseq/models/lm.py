@@ -23,7 +23,7 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from ..errors import LeapformerError
-from ..modules import add_attention_args, fill_attention_args, fill_options
+from ..modules import add_attention_args, fill_attention_args
 from .transformer import Decoder
 
 # fairseq wants a number; it must also fit where fairseq adds to it.
@@ -48,9 +48,8 @@ class LeapformerLanguageModel(TransformerLanguageModel):
             args.max_target_positions = getattr(args, "tokens_per_sample", 1024)
         embed_tokens = _embedding(args, task.source_dictionary)
         config = TransformerConfig.from_namespace(args)
-        decoder = Decoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True)
-        _check_length(args, task, decoder.mechanism_limit())
-        return cls(decoder)
+        longest = _longest_block(args, task)
+        return cls(Decoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True, target_length=longest))
 
     def max_positions(self) -> int:
         """The longest text it can read at once: with sinusoidal positions or none, longer than in training."""
@@ -107,21 +106,16 @@ def _check(args: Namespace, words: int) -> None:
                 )
 
 
-def _check_length(args: Namespace, task: Any, limit: int) -> None:
-    """Refuse blocks of text that a mechanism cannot serve: fairseq would leave them out, which may be all of them."""
-    length = getattr(args, "tokens_per_sample", None)
+def _longest_block(args: Namespace, task: Any) -> int | None:
+    """Tokens of a block of text, which fairseq would leave out if a mechanism could not read so many."""
     sentences = getattr(getattr(task, "args", None), "sample_break_mode", None) == "eos"  # only the long ones go then
-    if length is not None and length > limit and not sentences:
-        raise LeapformerError(
-            f"--tokens-per-sample {length}: {args.decoder_self_attention} can read {limit} tokens; give "
-            f"--tokens-per-sample {limit} or less, or more room (--cosformer-length, --abc-max-length, --abc-pool-size)"
-        )
+    return None if sentences else getattr(args, "tokens_per_sample", None)
 
 
 @register_model_architecture("leapformer_lm", "leapformer_lm")
 def leapformer_lm(args: Namespace) -> None:
     """6 layers, 512 wide, 8 heads."""
-    _fill_attention_args(args)
+    fill_attention_args(args, encoder=False)
     base_lm_architecture(args)
 
 
@@ -150,15 +144,10 @@ def leapformer_lm_tiny(args: Namespace) -> None:
     _small(args, layers=2, width=64, heads=2)
 
 
-def _fill_attention_args(args: Namespace) -> None:
-    fill_options(args, {"luna_packed": "learned"})  # there is no encoder that would hand one on
-    fill_attention_args(args)
-
-
 def _baevski(args: Namespace, width: int, ffn: int) -> None:
     args.decoder_embed_dim = getattr(args, "decoder_embed_dim", width)
     args.decoder_ffn_embed_dim = getattr(args, "decoder_ffn_embed_dim", ffn)
-    _fill_attention_args(args)
+    fill_attention_args(args, encoder=False)
     transformer_lm_baevski_wiki103(args)
 
 

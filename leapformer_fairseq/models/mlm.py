@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from ..errors import LeapformerError
 from ..modules import (
-    CurrentPass,
+    PassContext,
     add_attention_args,
-    attentions,
     check_vocabulary,
     fill_attention_args,
     remember_vocabulary,
     swap_attention,
 )
-from .packed import PACKED
+from .carry import CARRY
 
 POOLINGS = ("cls", "mean", "packed")
 
@@ -34,13 +33,16 @@ POOLINGS = ("cls", "mean", "packed")
 class Encoder(RobertaEncoder):
     """fairseq's RoBERTa encoder with its output layer over the vocabulary."""
 
-    current: CurrentPass
+    context: PassContext
 
     def extract_features(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
-        """What fairseq's gives; where layers have a packed sequence, the last one's is there, too."""
-        self.current.packed = None
+        """What fairseq's gives; where layers have a carry, the last one's is there, too."""
+        self.context.carry = None
         x, extra = super().extract_features(src_tokens, *args, **kwargs)
-        return x, extra if self.current.packing is None else {**extra, PACKED: self.current.hand_over(len(src_tokens))}
+        return x, extra if self.context.facts.carrier is None else {
+            **extra,
+            CARRY: self.context.hand_over(len(src_tokens)),
+        }
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -72,11 +74,11 @@ class LeapformerMaskedLanguageModel(RobertaModel):
     def __init__(self, args: Namespace, encoder: Encoder) -> None:
         super().__init__(args, encoder)
         # Last of all: RoBERTa initialises every linear layer that it finds, mechanisms have ways of their own.
-        encoder.current = swap_attention(encoder, "encoder", args)
+        encoder.context = swap_attention(encoder, "encoder", args)
         remember_vocabulary(encoder.sentence_encoder, encoder.dictionary)
-        if args.pooling == "packed" and not any(attention.mechanism.packs for attention in attentions(encoder)):
+        if args.pooling == "packed" and encoder.context.facts.carrier is None:
             raise LeapformerError(
-                f"--pooling packed: no layer of {args.encoder_self_attention!r} has a packed sequence; take luna, or "
+                f"--pooling packed: no layer of {args.encoder_self_attention!r} hands a carry on; take luna, or "
                 "--pooling cls or mean"
             )
 
@@ -88,7 +90,7 @@ class LeapformerMaskedLanguageModel(RobertaModel):
             "--pooling",
             choices=POOLINGS,
             help="what a sentence's classes are told from: the state of its first token (cls), as in RoBERTa, the "
-            "mean over all of its tokens, or over the packed sequence that the last layer with luna hands on "
+            "mean over all of its tokens, or over the carry of the last layer that has one, as luna's packed sequence "
             "(default: cls)",
         )
 
@@ -122,13 +124,13 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         if classification_head_name is None or self.args.pooling == "cls":
             return super().forward(src_tokens, features_only, return_all_hiddens, classification_head_name, **options)
         features, extra = self.encoder(src_tokens, True, return_all_hiddens, **options)
-        rows, keep = features, src_tokens.ne(self.encoder.dictionary.pad())
+        vectors, keep = features, src_tokens.ne(self.encoder.dictionary.pad())
         if self.args.pooling == "packed":
-            rows, keep = extra[PACKED]
-            keep = rows.new_ones(rows.shape[:2], dtype=torch.bool) if keep is None else keep
-            rows = F.layer_norm(rows, rows.shape[-1:]).to(features.dtype)  # as a layer that reads it does
+            vectors, keep = extra[CARRY]
+            keep = vectors.new_ones(vectors.shape[:2], dtype=torch.bool) if keep is None else keep
+            vectors = F.layer_norm(vectors, vectors.shape[-1:]).to(features.dtype)  # as a layer that reads it does
         keep = keep.unsqueeze(-1)
-        mean = rows.masked_fill(~keep, 0).sum(1, keepdim=True) / keep.sum(1, keepdim=True)
+        mean = vectors.masked_fill(~keep, 0).sum(1, keepdim=True) / keep.sum(1, keepdim=True)
         # The head looks at the first position.
         return self.classification_heads[classification_head_name](mean), extra
 

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from ..attention import sinusoids
 from ..errors import LeapformerError
 from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
-from .blocks import ArrivingSource, add_block_args, blocks_of, fill_block_args, laid_out, taken_back
+from .carry import CarryingEncoder
 from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
-from .packed import PackingEncoder
+from .streaming_encoder import ArrivingSource, add_chunk_args, chunks_of, fill_chunk_args, laid_out, taken_back
 from .transformer import Decoder
 
 
-class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
+class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
     """fairseq's convolutional encoder with swapped attention, mended in three ways.
 
     A sentence is encoded the same alone and in a batch (padding is zeroed between the convolutions and lengths follow
@@ -40,8 +40,8 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
     def __init__(self, args: Namespace, vocabulary: int) -> None:
         super().__init__(args)
         self.ctc_proj = nn.Linear(args.encoder_embed_dim, vocabulary) if getattr(args, "ctc_weight", 0) > 0 else None
-        self.blocks = blocks_of(args)
-        self.current = swap_attention(self, "encoder", args, blocks=self.blocks)
+        self.chunks = chunks_of(args)
+        self.context = swap_attention(self, "encoder", args, chunks=self.chunks)
         self.length_predictor = build_length_predictor(args, args.encoder_embed_dim)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, **unused: Any) -> EncoderOut:
@@ -52,13 +52,13 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
         padding = F.pad(padding, (0, len(x) - padding.shape[1]), value=True)
         x = self.embed_scale * x + self.embed_positions(padding).transpose(0, 1)
         x = F.dropout(x, p=self.dropout, training=self.training)
-        self.current.packed = None
-        if self.blocks is None:
+        self.context.carry = None
+        if self.chunks is None:
             x = self._through_layers(x, padding)
         else:
             count = len(x)
-            x, self.current.rows = laid_out(x, count, self.blocks, keep=~padding)
-            x = taken_back(self._through_layers(x), count, self.blocks)
+            x, self.context.tokens = laid_out(x, count, self.chunks, keep=~padding)
+            x = taken_back(self._through_layers(x), count, self.chunks)
         encoder_out: EncoderOut = {
             "encoder_out": [x],
             "encoder_padding_mask": [padding],
@@ -67,7 +67,7 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
             "src_tokens": [],
             "src_lengths": [],
         }
-        return self.with_packed(encoder_out)
+        return self.with_carry(encoder_out)
 
     def _through_layers(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         for i in range(len(self.transformer_layers)):
@@ -80,44 +80,44 @@ class S2TEncoder(PredictingEncoder, PackingEncoder, ConvTransformerEncoder):
         They equal those of `forward` over the whole utterance, however it is cut. With `final` there comes nothing
         more. Raises LeapformerError for an encoder that sees whole utterances.
         """
-        if self.blocks is None:
+        if self.chunks is None:
             raise LeapformerError(
                 "this encoder sees whole utterances; train with --encoder-causal or --encoder-chunk-ms to extend them"
             )
         new = self._embedded(source, frames, final)
-        rows = new if source.rows is None else torch.cat([source.rows, new])
-        complete = max(0, len(rows) - self.blocks.ahead) // self.blocks.size * self.blocks.size
-        count = len(rows) if final else complete
-        source.rows = rows[count:]
+        states = new if source.waiting is None else torch.cat([source.waiting, new])
+        complete = max(0, len(states) - self.chunks.ahead) // self.chunks.size * self.chunks.size
+        count = len(states) if final else complete
+        source.waiting = states[count:]
         if not count:
-            return rows[:0]
-        seen = rows[: count + self.blocks.ahead]
-        x, self.current.rows = laid_out(seen, count, self.blocks, source.n_rows - len(rows))
-        self.current.states = source.states
+            return states[:0]
+        seen = states[: count + self.chunks.ahead]
+        x, self.context.tokens = laid_out(seen, count, self.chunks, source.n_states - len(states))
+        self.context.states = source.states
         try:
-            return taken_back(self._through_layers(x), count, self.blocks)
+            return taken_back(self._through_layers(x), count, self.chunks)
         finally:
-            self.current.states = None
+            self.context.states = None
 
     def _embedded(self, source: ArrivingSource, frames: Tensor, final: bool) -> Tensor:
-        """The rows (m, 1, C) before the layers that more frames make."""
+        """The states (m, 1, C) before the layers that more frames make."""
         known = frames if source.frames is None else torch.cat([source.frames, frames])
         fresh = source.fresh + len(frames)
         usable = fresh if final else fresh - fresh % self.pooling_ratio()
         convolved = known[: len(known) - (fresh - usable)]
-        before = min(1, source.n_rows)  # rows of the frames that were convolved before
+        before = min(1, source.n_states)  # states of the frames that were convolved before
         source.fresh = fresh - usable
         source.frames = known[max(0, len(convolved) - self.pooling_ratio()) :] if len(convolved) else known
         if not usable:
             return frames.new_zeros(0, 1, self.out.out_features)
         x, _ = self.subsample(convolved.unsqueeze(0), torch.tensor([len(convolved)], device=frames.device))
         x = x[before:]
-        positions = self._positions(source.n_rows, len(x))
-        source.n_rows += len(x)
+        positions = self._positions(source.n_states, len(x))
+        source.n_states += len(x)
         return self.embed_scale * x + positions.to(x).unsqueeze(1)
 
     def _positions(self, start: int, count: int) -> Tensor:
-        """Position embeddings of rows from `start` (from 0), (count, C), also beyond the table, which does not grow."""
+        """Position embeddings (count, C) of states from `start` (from 0), also beyond the fixed table."""
         table, first = self.embed_positions, self.padding_idx + 1 + start
         if first + count <= len(table.weights):
             return table.weights[first : first + count]
@@ -144,7 +144,7 @@ class LeapformerS2TModel(ConvTransformerModel):
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         ConvTransformerModel.add_args(parser)
-        add_block_args(parser)
+        add_chunk_args(parser)
         add_attention_args(parser)
         add_length_args(parser)
 
@@ -221,6 +221,6 @@ def _set_sizes(args: Namespace, encoder_layers: int, decoder_layers: int, width:
     args.encoder_normalize_before = getattr(args, "encoder_normalize_before", True)
     args.decoder_normalize_before = getattr(args, "decoder_normalize_before", True)
     fill_attention_args(args)
-    fill_block_args(args)
+    fill_chunk_args(args)
     fill_length_args(args)
     base_architecture(args)

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from fairseq.models import register_model, register_model_architecture
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..attention import Visible
+from ..attention import Context, PrefixMask
 from ..errors import LeapformerError
-from ..modules import IncrementalState, attentions
+from ..modules import IncrementalState, attentions, check_decoder
 from .lengths import EncoderOut
 from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
 from .transformer import Decoder
@@ -49,7 +49,7 @@ class WaitKDecoder(Decoder):
     whole utterances gives what the agent writes (greedy search, the end masked), if the encoder reads arriving speech.
     """
 
-    visible: Visible | None = None
+    mask: PrefixMask | None = None
 
     def forward(
         self,
@@ -59,8 +59,8 @@ class WaitKDecoder(Decoder):
         **options: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         x, extra = super().forward(prev_output_tokens, encoder_out, incremental_state, **options)
-        if self.visible is not None and incremental_state is not None:
-            before = self.visible.ratio * (prev_output_tokens.shape[1] - 2 + self.visible.lagging)
+        if self.mask is not None and incremental_state is not None:
+            before = self.mask.ratio * (prev_output_tokens.shape[1] - 2 + self.mask.lagging)
             extra[END_CLOSED] = (~encoder_out["encoder_padding_mask"][0]).sum(1) > before
         return x, extra
 
@@ -118,7 +118,8 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         model = super().build_model(args, task)
         model.lagging = parse_lagging(args.waitk_lagging)
         if model.lagging is not None:
-            _check_prefixes(model.decoder)
+            mask = PrefixMask(model.lagging[1], args.fixed_pre_decision_ratio)
+            check_decoder(model.decoder, mask, Context(True, args.encoder_embed_dim, source_streams=True))
         model.pre_decision_ratio = args.fixed_pre_decision_ratio
         model.set_lagging(None if model.lagging is None else model.lagging[1])
         return model
@@ -128,11 +129,11 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
 
         `ratio` is the number of encoder states between two decisions, by default that of training.
         """
-        visible = None if k is None else Visible(k, self.pre_decision_ratio if ratio is None else ratio)
-        self.decoder.visible = visible
+        mask = None if k is None else PrefixMask(k, self.pre_decision_ratio if ratio is None else ratio)
+        self.decoder.mask = mask
         for attention in attentions(self.decoder):
             if attention.encoder_decoder_attention:
-                attention.visible = visible
+                attention.mask = mask
 
     def train(self, mode: bool = True) -> LeapformerSimulSTModel:
         # Training samples k per batch; whoever evaluates next must find a fixed one.
@@ -147,21 +148,6 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
             low, high = self.lagging
             self.set_lagging(int(torch.randint(low, high + 1, ())))
         return super().forward(src_tokens, src_lengths, prev_output_tokens)
-
-
-def _check_prefixes(decoder: nn.Module) -> None:
-    """Refuse what needs the whole source where wait-k shows a prefix of it."""
-    for i, layer in enumerate(decoder.layers):
-        cross, own = layer.encoder_attn.mechanism, layer.self_attn.mechanism
-        for block, name, refused, reason in (
-            ("decoder-cross", cross.name, not cross.prefixes, "it is not defined over the prefixes of wait-k"),
-            ("decoder-self", own.name, own.needs_packed, "its packed sequence holds the whole source"),
-        ):
-            if refused:
-                raise LeapformerError(
-                    f"{block} attention, layer {i}: {name} cannot be used: {reason}; give --waitk-lagging offline, or "
-                    "another mechanism there"
-                )
 
 
 def _wait_k(args: Namespace) -> None:

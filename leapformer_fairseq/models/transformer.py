@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from ..errors import LeapformerError
 from ..modules import IncrementalState, attentions, check_vocabulary, remember_vocabulary, swap_attention
+from .carry import CarryingEncoder, carried
 from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, tell_length
-from .packed import PackingEncoder, taken_packed
 
 _AHEAD = "features of the prompt"  # a key of `incremental_state`: (B, T, C)
 
 
-class Encoder(PredictingEncoder, PackingEncoder, TransformerEncoderBase):
+class Encoder(PredictingEncoder, CarryingEncoder, TransformerEncoderBase):
     """A transformer encoder whose attention follows the plan in `config`, and that may predict the target's length."""
 
     def __init__(self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding) -> None:
         super().__init__(config, dictionary, embed_tokens)
         remember_vocabulary(self, dictionary)
-        self.current = swap_attention(self, "encoder", config)
+        self.context = swap_attention(self, "encoder", config)
         self.length_predictor = build_length_predictor(config, config.encoder.embed_dim, dictionary)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -37,7 +37,12 @@ class Decoder(TransformerDecoderBase):
     """A transformer decoder whose attention follows the plan in `config`, and that can read many tokens at once."""
 
     def __init__(
-        self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding, no_encoder_attn: bool = False
+        self,
+        config: TransformerConfig,
+        dictionary: Any,
+        embed_tokens: nn.Embedding,
+        no_encoder_attn: bool = False,
+        target_length: int | None = None,
     ) -> None:
         if config.cross_self_attention:
             raise LeapformerError(
@@ -45,9 +50,8 @@ class Decoder(TransformerDecoderBase):
             )
         super().__init__(config, dictionary, embed_tokens, no_encoder_attn)
         remember_vocabulary(self, dictionary)
-        self.prompt: Tensor | None = None
         length_known = getattr(config, "length_predictor", None) is not None
-        self.current = swap_attention(self, "decoder", config, length_known=length_known)
+        self.context = swap_attention(self, "decoder", config, length_known=length_known, target_length=target_length)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """Nothing: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
@@ -58,13 +62,13 @@ class Decoder(TransformerDecoderBase):
         """While this holds, a generation that starts from nothing reads `prompt` (B, T), its first tokens, in one pass.
 
         The generator goes on asking for one token after the other; up to the end of the prompt it is answered from that
-        pass. Rows of the generator beyond B are hypotheses of the same sentence, side by side.
+        pass. The generator's batch entries beyond B are hypotheses of the same sentence, side by side.
         """
-        self.prompt = prompt
+        self.context.prompt = prompt
         try:
             yield
         finally:
-            self.prompt = None
+            self.context.prompt = None
 
     def extract_features_scriptable(
         self,
@@ -81,28 +85,28 @@ class Decoder(TransformerDecoderBase):
                 "tokens; leave it out"
             )
         true_lengths = None
-        if incremental_state is None and self.current.knows_lengths:
+        if incremental_state is None and self.context.facts.knows_lengths:
             true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
-        tell_length(self.current, encoder_out, true_lengths)
+        tell_length(self.context, encoder_out, true_lengths)
         if incremental_state is not None:
-            if self.prompt is not None and not incremental_state:
+            if self.context.prompt is not None and not incremental_state:
                 self._read_prompt(len(prev_output_tokens), incremental_state)
             ahead, column = incremental_state.get(_AHEAD), prev_output_tokens.shape[1] - 1
             if ahead is not None and column < ahead.shape[1]:
                 if column + 1 == ahead.shape[1]:
                     del incremental_state[_AHEAD]  # nobody asks for it again, and reordering it costs
                 return ahead[:, column : column + 1], {"attn": [None], "inner_states": []}
-        with taken_packed(self.current, encoder_out):
+        with carried(self.context, encoder_out):
             return super().extract_features_scriptable(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
 
-    def _read_prompt(self, rows: int, incremental_state: IncrementalState) -> None:
+    def _read_prompt(self, batch: int, incremental_state: IncrementalState) -> None:
         """Read the prompt once a sentence and give each of its hypotheses a copy of the state."""
-        incremental_state[_AHEAD] = self.read(self.prompt, incremental_state)
-        beam = rows // len(self.prompt)
+        incremental_state[_AHEAD] = self.read(self.context.prompt, incremental_state)
+        beam = batch // len(self.context.prompt)
         if beam > 1:
-            order = torch.arange(len(self.prompt), device=self.prompt.device).repeat_interleave(beam)
+            order = torch.arange(len(self.context.prompt), device=self.context.prompt.device).repeat_interleave(beam)
             self.reorder_incremental_state_scripting(incremental_state, order)
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
@@ -115,7 +119,7 @@ class Decoder(TransformerDecoderBase):
         """Features (B, T, C) of T tokens (B, T) in one pass, on top of what `incremental_state` has read before.
 
         The state then stands behind the last of them, as after T single steps (fairseq's own incremental decoding reads
-        one token a call). Position embeddings start from 1 again; rows must not hold padding.
+        one token a call). Position embeddings start from 1 again; tokens must not hold padding.
         """
         if tokens.eq(self.padding_idx).any():
             raise LeapformerError("tokens to read at once hold padding; cut them to their common length")
@@ -127,12 +131,12 @@ class Decoder(TransformerDecoderBase):
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
-        tell_length(self.current, encoder_out, None)
+        tell_length(self.context, encoder_out, None)
         source, padding = None, None
         if encoder_out is not None:
             source = encoder_out["encoder_out"][0]
             padding = (encoder_out["encoder_padding_mask"] or [None])[0]
-        with taken_packed(self.current, encoder_out):
+        with carried(self.context, encoder_out):
             for i in range(len(self.layers)):
                 x, _, _ = self.layers[i](x, source, padding, incremental_state)
         if self.layer_norm is not None:
@@ -150,5 +154,5 @@ class Decoder(TransformerDecoderBase):
 
     def mechanism_limit(self) -> int:
         """The longest target that every mechanism can serve."""
-        limits = (attention.mechanism.max_positions for attention in attentions(self))
+        limits = (attention.mechanism.capabilities.max_target for attention in attentions(self))
         return min((limit for limit in limits if limit is not None), default=sys.maxsize)

@@ -32,6 +32,7 @@ from ..modules import (
     remember_vocabulary,
     swap_attention,
 )
+from .carry import CarryingEncoder, carried
 from .lengths import (
     EncoderOut,
     PredictingEncoder,
@@ -41,10 +42,9 @@ from .lengths import (
     predicted_length,
     tell_length,
 )
-from .packed import PackingEncoder, taken_packed
 
 
-class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
+class TTSEncoder(PredictingEncoder, CarryingEncoder, TTSTransformerEncoder):
     """fairseq's encoder of phonemes with swapped attention; padding is zeroed between its convolutions.
 
     So a sentence is encoded the same alone and in a batch, up to the batch normalisation of training.
@@ -53,7 +53,7 @@ class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
     def __init__(self, args: Namespace, dictionary: Any, embed_speaker: nn.Embedding | None) -> None:
         super().__init__(args, dictionary, embed_speaker)
         remember_vocabulary(self, dictionary)
-        self.current = swap_attention(self, "encoder", args)
+        self.context = swap_attention(self, "encoder", args)
         self.length_predictor = build_length_predictor(
             args, args.encoder_embed_dim, dictionary, args.n_frames_per_step, timed=True
         )
@@ -66,7 +66,7 @@ class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
         x = convolved(self.prenet, self.embed_tokens(src_tokens), ~padding)
         x = self.prenet_proj(x) + self.pos_emb_alpha * self.embed_positions(padding)
         x = self.dropout_module(x).transpose(0, 1)
-        self.current.packed = None
+        self.context.carry = None
         for i in range(len(self.transformer_layers)):
             x = self.transformer_layers[i](x, padding)
         if self.layer_norm is not None:
@@ -82,7 +82,7 @@ class TTSEncoder(PredictingEncoder, PackingEncoder, TTSTransformerEncoder):
             "src_tokens": [],
             "src_lengths": [],
         }
-        return self.with_packed(encoder_out)
+        return self.with_carry(encoder_out)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         check_vocabulary(self, state_dict, name)
@@ -97,7 +97,7 @@ class TTSDecoder(TTSTransformerDecoder):
 
     def __init__(self, args: Namespace, dictionary: Any) -> None:
         super().__init__(args, dictionary)
-        self.current = swap_attention(self, "decoder", args, length_known=args.length_predictor is not None)
+        self.context = swap_attention(self, "decoder", args, length_known=args.length_predictor is not None)
         self.guided = getattr(args, "use_guided_attention_loss", False)
         if self.guided:
             # The loss looks at the last layer's alignment.
@@ -116,8 +116,8 @@ class TTSDecoder(TTSTransformerDecoder):
         speaker: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        tell_length(self.current, encoder_out, target_lengths if incremental_state is None else None)
-        with taken_packed(self.current, encoder_out):
+        tell_length(self.context, encoder_out, target_lengths if incremental_state is None else None)
+        with carried(self.context, encoder_out):
             x, extra = super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
         if self.guided and incremental_state is None and extra["attn"] is not None:  # what the loss will see
             extra["attn"] = spread(extra["attn"], *encoder_out["encoder_padding_mask"])

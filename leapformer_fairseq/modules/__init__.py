@@ -1,8 +1,9 @@
 """fairseq adapters: an attention module that asks a mechanism, the plan grammar and the swap."""
 
+from .attention import MechanismAttention
+from .context import PassContext
+from .decoding import IncrementalState, Memory, forget_source, fork_state, state_bytes
 from .length_predictor import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
-from .mechanism_attention import MechanismAttention
-from .memory import CurrentPass, IncrementalState, Memory
 from .plan import expand_plan
 from .swap import (
     BLOCKS,
@@ -10,18 +11,15 @@ from .swap import (
     add_attention_args,
     add_options,
     attentions,
+    check_decoder,
     fill_attention_args,
     fill_options,
-    forget_source,
-    fork_state,
-    load_component,
-    state_bytes,
     swap_attention,
 )
 from .vocabulary import check_vocabulary, remember_vocabulary
+from .warm_start import load_component
 
 __all__ = [
-    "CurrentPass",
     "BLOCKS",
     "LENGTH_PREDICTORS",
     "Block",
@@ -29,11 +27,13 @@ __all__ = [
     "LengthPredictor",
     "MechanismAttention",
     "Memory",
+    "PassContext",
     "Setting",
     "Source",
     "add_attention_args",
     "add_options",
     "attentions",
+    "check_decoder",
     "check_vocabulary",
     "expand_plan",
     "fill_attention_args",

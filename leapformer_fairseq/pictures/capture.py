@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import Blocks, LinearMechanism, Mechanism, Rows, Visible
-from ..attention.linear import accumulated
-from ..attention.proportion import right_angle
-from ..attention.reweighting import CosReweighted
+from ..attention import LinearMechanism, Mask, Mechanism, TokenInfo
+from ..attention.linear.reweighting import CosReweighted, angle
+from ..attention.ops.precision import accumulated
 from ..errors import LeapformerError
 from ..modules import BLOCKS, MechanismAttention
 from ..modules.swap import layers_of
@@ -26,7 +25,7 @@ Choice = dict[str, list[int]]  # block -> layers, from 0
 
 @dataclass(frozen=True)
 class Captured:
-    """What one attention was asked, just as its mechanism got it: q (1, H, T, D) and k (1, H, S, D).
+    """What one attention was given, just as its mechanism got it: q (1, H, T, D) and k (1, H, S, D).
 
     The matrices are computed when they are asked for; those of a whole model at once would fill the memory.
     """
@@ -36,14 +35,14 @@ class Captured:
     mechanism: Mechanism
     q: Tensor
     k: Tensor
-    query: Rows
-    key: Rows
-    visible: Visible | Blocks | None
+    query: TokenInfo
+    key: TokenInfo
+    mask: Mask
 
     @torch.no_grad()
     def weights(self) -> Tensor:
         """Normalised attention, (H, T, S)."""
-        return self.mechanism.weights(self.q, self.k, query=self.query, key=self.key, visible=self.visible)[0]
+        return self.mechanism.weights(self.q, self.k, query=self.query, key=self.key, mask=self.mask)[0]
 
     @torch.no_grad()
     def proportions(self) -> tuple[Tensor, Tensor] | None:
@@ -60,19 +59,19 @@ class Captured:
         return queries.proportion[0, ..., 0], keys.proportion[0, ..., 0]
 
     def reweighting(self) -> Tensor | None:
-        """cos(pi/2 (p_q - p_k)), (H or 1, T, S), arXiv:2405.13046, eq. 6; None for mechanisms without proportions."""
+        """cos(pi/2 (p_q - p_k)), (H or 1, T, S), arXiv:2405.13046, eq. 7-9; None for mechanisms without proportions."""
         found = self.proportions()
         if found is None:
             return None
         p_q, p_k = found
-        return ((p_q.unsqueeze(-1) - p_k.unsqueeze(-2)) * right_angle(p_q.dtype)).cos()
+        return angle(p_q.unsqueeze(-1) - p_k.unsqueeze(-2)).cos()
 
     def hidden(self) -> Tensor:
         """True where the query may not see the key, (T, S)."""
         queries, keys = self.q.shape[2], self.k.shape[2]
-        if self.visible is None:
+        if self.mask is None:
             return torch.zeros(queries, keys, dtype=torch.bool)
-        return ~self.visible.mask(queries, keys)
+        return ~self.mask.mask(queries, keys)
 
 
 def attentions_by_block(model: nn.Module) -> dict[str, list[MechanismAttention]]:

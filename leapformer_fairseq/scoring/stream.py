@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..attention import Context
 from ..errors import LeapformerError
-from ..modules import attentions, state_bytes
+from ..modules import check_decoder, state_bytes
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def score_stream(model: Any, text: Tensor, first: int, segment: int, carry: bool
     if segment < 1:
         raise LeapformerError(f"a segment of {segment} tokens: give at least 1")
     if carry:
-        _check_carried(model, len(text))
+        check_decoder(model.decoder, None, Context(True, target_length=len(text), endless=True))
     if segment > model.max_positions():
         raise LeapformerError(
             f"a segment of {segment} tokens does not fit the model's {model.max_positions()} positions; give a smaller "
@@ -60,18 +61,3 @@ def score_stream(model: Any, text: Tensor, first: int, segment: int, carry: bool
     progress.close()
     loss = bits / len(text)
     return StreamScore(loss, 2**loss, len(text), state_bytes(state))
-
-
-def _check_carried(model: Any, tokens: int) -> None:
-    for layer, attention in enumerate(attentions(model.decoder)):
-        mechanism = attention.mechanism
-        if not mechanism.constant_state:
-            raise LeapformerError(
-                f"{mechanism.name} in layer {layer} keeps every key, so its state grows with the text; "
-                "stream a model with linear attention in all layers, or add --no-carry"
-            )
-        if mechanism.max_positions is not None and tokens > mechanism.max_positions:
-            raise LeapformerError(
-                f"{mechanism.name} in layer {layer} was built for {mechanism.max_positions} tokens, the text has "
-                f"{tokens}; stream a mechanism without lengths, or add --no-carry"
-            )

@@ -92,7 +92,7 @@ def test_values_of_the_command_line_win(simulst: Path, data_root: Path) -> None:
     system = load_system(simulst, data_root, policy=PolicyOptions(k=7), pre_decision_ratio=2)
     assert (system.policy.k, system.step_frames) == (7, 8)
     # The trained lagging must not hide source that the policy has handed out.
-    assert all(one.visible is None for one in attentions(system.model.decoder) if one.encoder_decoder_attention)
+    assert all(one.mask is None for one in attentions(system.model.decoder) if one.encoder_decoder_attention)
 
 
 @pytest.mark.parametrize("early_eos", ["mask", "wait"])
@@ -175,8 +175,8 @@ def test_encoding_once_writes_what_encoding_anew_writes(arriving, data_root, spe
     for engine in ("incremental", "recompute"):
         system = load_system(arriving, data_root, engine=engine)
         tokens[engine] = translate(system, speech(2.1), 640, early_eos=early_eos)
-    blocks = system.model.encoder.blocks
-    if 5 % blocks.size == 0 and not blocks.ahead:
+    chunks = system.model.encoder.chunks
+    if 5 % chunks.size == 0 and not chunks.ahead:
         assert tokens["incremental"] == tokens["recompute"]
     assert tokens["incremental"]
 
@@ -284,7 +284,7 @@ def test_cross_attention_that_reads_all_at_once_is_refused_where_speech_arrives(
     plan = ("--decoder-cross-attention", "abc-cluster", "--encoder-causal", "--waitk-lagging", "offline")
     checkpoint = save_checkpoint(tmp_path / "cluster.pt", data_root, "leapformer_simulst_tiny", *plan)
     numbers = {"pre_decision_ratio": 7}
-    with pytest.raises(LeapformerError, match="abc-cluster in cross-attention reads a source at once.*recompute"):
+    with pytest.raises(LeapformerError, match="layer 0: abc-cluster .*reads a source at once.*recompute"):
         load_system(checkpoint, data_root, policy=PolicyOptions(k=2), **numbers)
     load_system(checkpoint, data_root, policy=PolicyOptions("offline"), **numbers)
     load_system(checkpoint, data_root, policy=PolicyOptions(k=2), engine="recompute", **numbers)
@@ -294,7 +294,7 @@ def test_words_written_by_the_packed_sequence_of_a_part_are_refused_where_speech
     plan = ("--encoder-self-attention", "luna", "--decoder-self-attention", "luna", "--waitk-lagging", "offline")
     numbers = {"pre_decision_ratio": 7}
     checkpoint = save_checkpoint(tmp_path / "luna.pt", data_root, "leapformer_simulst_tiny", *plan)
-    with pytest.raises(LeapformerError, match="luna in decoder self-attention .*still arriving; .*--luna-packed lear"):
+    with pytest.raises(LeapformerError, match="layer 0: luna .*still arriving; .*--luna-packed lear"):
         load_system(checkpoint, data_root, policy=PolicyOptions(k=2), **numbers)
     load_system(checkpoint, data_root, policy=PolicyOptions("offline"), **numbers)
     learned = save_checkpoint(

@@ -21,10 +21,10 @@ from leapformer_fairseq.agents.segments import SegmentOptions
 from leapformer_fairseq.agents.session import Event, Session
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
-from leapformer_fairseq.attention import native
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.audio import fbank
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.models.blocks import ArrivingSource
+from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.modules import MechanismAttention
 from tests.models.tiny import make_model
 
@@ -256,7 +256,7 @@ def test_a_token_costs_the_same_after_any_source(arriving, monkeypatch) -> None:
     read = MechanismAttention._read
 
     def read_again(self, memory, *args):
-        memory.keys, memory.read = None, 0
+        memory.state, memory.read = None, 0
         read(self, memory, *args)
 
     monkeypatch.setattr(MechanismAttention, "_read", read_again)

@@ -10,13 +10,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, LinearMechanism, Mechanism, Rows, Visible, build
+from leapformer_fairseq.attention import (
+    CAUSAL,
+    MECHANISMS,
+    LinearMechanism,
+    Mask,
+    Mechanism,
+    PrefixMask,
+    State,
+    TokenInfo,
+    build,
+)
+from leapformer_fairseq.attention.ops import dispatch
 
 NAMES = sorted(MECHANISMS)
 LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism)]
-RECOMPUTING = [name for name in NAMES if "recompute" in MECHANISMS[name].forms]
 BOUNDED = [name for name in NAMES if name.startswith("abc-")]
-CONSTANT = [name for name in NAMES if MECHANISMS[name].constant_state]
+CONSTANT = [name for name in NAMES if MECHANISMS[name].capabilities.constant_state]
 # whose weights of all keys are no average
 UNNORMALIZED = ("rope", "abc-linformer", "abc-pool", "abc-random", "luna")
 SLOTS = {"abc_slots": 5}
@@ -29,6 +39,16 @@ OPTIONS = {
 }
 SIDES = (None, "left", "right")
 HEADS, DIM, VALUE_DIM = 2, 8, 5
+NO_PAIRS = {"pairs": 0, "pairs_per_token": 0}
+KEPT = {"kept_tokens": 10**9, "kept_slot_tokens": 10**9}
+#: every way to an output: the execution, and bounds that make the dispatch take one way
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "auto": ("auto", {}),
+    "reference": ("reference", {}),
+    "pairs": ("scan", {"pairs": 10**9, "pairs_per_token": 10**9, **KEPT}),
+    "kept": ("scan", {**NO_PAIRS, **KEPT}),
+    "again": ("scan", {**NO_PAIRS, "kept_tokens": 0, "kept_slot_tokens": 0, "segment_tokens": 64, "least_segment": 1}),
+}
 
 
 class Case(NamedTuple):
@@ -36,12 +56,12 @@ class Case(NamedTuple):
 
     queries: int
     keys: int
-    visible: Visible | None
+    mask: Mask
 
     def __str__(self) -> str:
-        if self.visible is None:
+        if self.mask is None:
             return f"all-{self.queries}x{self.keys}"
-        return f"k{self.visible.lagging}r{self.visible.ratio}-{self.queries}x{self.keys}"
+        return f"k{self.mask.lagging}r{self.mask.ratio}-{self.queries}x{self.keys}"
 
 
 CASES = (
@@ -49,12 +69,12 @@ CASES = (
     Case(37, 37, CAUSAL),
     Case(131, 131, CAUSAL),
     Case(33, 47, None),
-    Case(20, 150, Visible(3, 7)),
-    Case(70, 90, Visible(2, 3)),  # the keys end before the queries
-    Case(4, 100, Visible(1, 3)),  # most keys are never seen
-    Case(5, 13, Visible(9, 2)),  # k * ratio > S: every query sees everything
+    Case(20, 150, PrefixMask(3, 7)),
+    Case(70, 90, PrefixMask(2, 3)),  # the keys end before the queries
+    Case(4, 100, PrefixMask(1, 3)),  # most keys are never seen
+    Case(5, 13, PrefixMask(9, 2)),  # k * ratio > S: every query sees everything
 )
-PATTERNS = (CAUSAL, None, Visible(2, 2))
+PATTERNS = (CAUSAL, None, PrefixMask(2, 2))
 
 
 def heads(x: Tensor) -> Tensor:
@@ -71,9 +91,14 @@ def make(name: str, **options: object) -> Mechanism:
     return build(name, DIM, HEADS, **{**OPTIONS.get(name, {}), **options}).double()
 
 
-def serving(visible: Visible | None, names: Sequence[str] = NAMES) -> list[str]:
+def reason(mechanism: Mechanism, mask: Mask) -> str | None:
+    """Why it cannot be used as a library with this mask."""
+    return mechanism.capabilities.unsupported_reason(None, mask)
+
+
+def serving(mask: Mask, names: Sequence[str] = NAMES) -> list[str]:
     """The mechanisms that are defined for queries that see this much."""
-    return [name for name in names if make(name).objection(visible) is None]
+    return [name for name in names if reason(make(name), mask) is None]
 
 
 def pairs(names: Sequence[str], patterns: Iterable[Any]) -> list[Any]:
@@ -82,7 +107,7 @@ def pairs(names: Sequence[str], patterns: Iterable[Any]) -> list[Any]:
     return [
         pytest.param(name, one, id=f"{name}-{one}")
         for name, one in found
-        if make(name).objection(one.visible if isinstance(one, Case) else one) is None
+        if reason(make(name), one.mask if isinstance(one, Case) else one) is None
     ]
 
 
@@ -93,7 +118,7 @@ def inputs(queries: int, keys: int, batch: int = 2, dtype: torch.dtype = torch.f
 
 
 def padding(count: int, side: str | None, batch: int = 2) -> Tensor | None:
-    """A keep mask: the first row of the batch is full, the others miss about a third on one side."""
+    """A keep mask: the first sequence of the batch is full, the others miss about a third on one side."""
     if side is None:
         return None
     missing = count // 3
@@ -102,11 +127,19 @@ def padding(count: int, side: str | None, batch: int = 2) -> Tensor | None:
     return keep
 
 
-def run(mechanism: Mechanism, qkv: tuple[Tensor, ...], grad: Tensor | None = None, **call: object) -> list[Tensor]:
+def attend(mechanism: Mechanism, *qkv: Tensor, way: str = "auto", chunk: int | None = None, **call: Any) -> Tensor:
+    """The output, by one of the `WAYS`; `chunk` queries of a chunk."""
+    execution, bounds = WAYS[way]
+    chunks = {} if chunk is None else {"chunk": chunk, "chunk_keys": chunk * getattr(call.get("mask"), "ratio", 1)}
+    with dispatch.override(**bounds, **chunks):
+        return mechanism(*qkv, execution=execution, **call)
+
+
+def run(mechanism: Mechanism, qkv: tuple[Tensor, ...], grad: Tensor | None = None, **call: Any) -> list[Tensor]:
     """The output, and with `grad` also the gradients of q, k, v and of the parameters."""
     q, k, v = (x.detach().clone().requires_grad_() for x in qkv)
     mechanism.zero_grad(set_to_none=True)
-    out = mechanism(q, k, v, **call)
+    out = attend(mechanism, q, k, v, **call)
     if grad is None:
         return [out.detach()]
     out.backward(grad.to(out.dtype))
@@ -120,13 +153,31 @@ def difference(got: list[Tensor], expected: list[Tensor]) -> float:
     return max(float((a - b).abs().max() / b.abs().max().clamp_min(1)) for a, b in pairs)
 
 
-def steps(mechanism: Mechanism, qkv: tuple[Tensor, ...], rows: Rows, prompt: int = 0) -> tuple[Tensor, object]:
-    """Causal attention read as generation reads it: a prompt in one piece, then row by row."""
-    state, outputs = None, []
+def empty(mechanism: Mechanism, batch: int, value_dim: int, like: Tensor, mask: Mask = CAUSAL) -> State:
+    """The state before the first key, by default to be read causally."""
+    return mechanism.init_state(batch, value_dim, like, mask=mask)
+
+
+def written(mechanism: Mechanism, k: Tensor, v: Tensor, key: TokenInfo) -> State:
+    """The state of all keys, to be read by queries that see them all."""
+    return mechanism.write(mechanism.init_state(len(k), v.shape[3], k, key), k, v, key)
+
+
+def scanned(
+    mechanism: Mechanism, state: State | None, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo, mask: Mask = CAUSAL
+) -> tuple[Tensor, State]:
+    """Self-attention of more tokens; without a state, of the first ones."""
+    state = mechanism.init_state(len(k), v.shape[3], k, tokens, mask) if state is None else state
+    return mechanism.scan(state, q, k, v, tokens, tokens, mask)
+
+
+def steps(mechanism: Mechanism, qkv: tuple[Tensor, ...], tokens: TokenInfo, prompt: int = 0) -> tuple[Tensor, State]:
+    """Causal attention read as generation reads it: a prompt in one piece, then token by token."""
+    state: State | None = None
+    outputs = []
     count = qkv[0].shape[2]
-    cuts = [0, *range(prompt or 1, count + 1)]
-    for start, stop in pairwise(cuts):
+    for start, stop in pairwise([0, *range(prompt or 1, count + 1)]):
         q, k, v = (x[:, :, start:stop] for x in qkv)
-        out, state = mechanism.extend(state, q, k, v, rows.narrow(start, stop))
+        out, state = scanned(mechanism, state, q, k, v, tokens.narrow(start, stop))
         outputs.append(out)
     return torch.cat(outputs, 2), state

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leapformer_fairseq.attention import CAUSAL, Rows, Visible
+from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo
 
-from .cases import LINEAR, NAMES, PATTERNS, UNNORMALIZED, difference, inputs, make, pairs, run, serving
+from .cases import LINEAR, NAMES, PATTERNS, UNNORMALIZED, WAYS, difference, inputs, make, pairs, run, serving
 
 FEW = settings(deadline=None, max_examples=30)
 
@@ -24,7 +24,7 @@ def written_out(similarity, v, floor=1e-4):
 def test_feature_map_formula(name, phi):
     q, k, v = inputs(20, 20)
     similarity = (phi(q) @ phi(k).mT).tril()
-    assert difference(run(make(name), (q, k, v), visible=CAUSAL), [written_out(similarity, v)]) < 1e-12
+    assert difference(run(make(name), (q, k, v), mask=CAUSAL), [written_out(similarity, v)]) < 1e-12
 
 
 def test_leap_formula():
@@ -58,23 +58,23 @@ def test_softmax_formula_and_torch():
     assert difference(run(mechanism, (q, k, v)), [scores.softmax(-1) @ v]) < 1e-12
     assert difference(run(mechanism, (q, k, v)), [F.scaled_dot_product_attention(q, k, v)]) < 1e-12
     first = (q, k[:, :, :20], v[:, :, :20])
-    assert difference(run(mechanism, first, visible=CAUSAL), [causal @ first[2]]) < 1e-12
+    assert difference(run(mechanism, first, mask=CAUSAL), [causal @ first[2]]) < 1e-12
 
 
-@pytest.mark.parametrize("visible", [CAUSAL, None, Visible(2, 3)])
+@pytest.mark.parametrize("visible", [CAUSAL, None, PrefixMask(2, 3)])
 def test_leap_with_constant_proportions_is_relu(visible):
     leap, qkv = make("leap"), inputs(20, 20)
     with torch.no_grad():
         for parameter in leap.parameters():
             parameter.zero_()
-    assert difference(run(leap, qkv, visible=visible), run(make("relu"), qkv, visible=visible)) < 1e-12
+    assert difference(run(leap, qkv, mask=visible), run(make("relu"), qkv, mask=visible)) < 1e-12
 
 
 def test_cosformer_with_a_huge_length_is_relu():
     cosformer, qkv = make("cosformer", cosformer_length=10**12), inputs(20, 20)
-    rows = Rows.whole(20).without_lengths()
-    got = run(cosformer, qkv, query=rows, key=rows, visible=CAUSAL)
-    assert difference(got, run(make("relu"), qkv, visible=CAUSAL)) < 1e-10
+    rows = TokenInfo.whole(20).without_lengths()
+    got = run(cosformer, qkv, query=rows, key=rows, mask=CAUSAL)
+    assert difference(got, run(make("relu"), qkv, mask=CAUSAL)) < 1e-10
 
 
 @pytest.mark.parametrize("name", serving(None))
@@ -85,38 +85,38 @@ def test_masking_a_key_is_removing_it(name):
     k[~keep[:, None].expand(2, 2, 12)] = 1e3  # what stands in a masked row must not matter
     removed = tuple(x[:, :, keep[0]] for x in (k, v))
     mechanism = make(name)
-    masked = run(mechanism, (q, k, v), key=Rows.whole(12, keep))
-    assert difference(masked, run(mechanism, (q, *removed), key=Rows.whole(9))) < 1e-12
+    masked = run(mechanism, (q, k, v), key=TokenInfo.whole(12, keep))
+    assert difference(masked, run(mechanism, (q, *removed), key=TokenInfo.whole(9))) < 1e-12
 
 
 @pytest.mark.parametrize("name", serving(CAUSAL))
 def test_padding_on_either_side_changes_nothing(name):
     mechanism, (q, k, v) = make(name), inputs(15, 15)
-    alone = run(mechanism, (q[:, :, :10], k[:, :, :10], v[:, :, :10]), visible=CAUSAL)
+    alone = run(mechanism, (q[:, :, :10], k[:, :, :10], v[:, :, :10]), mask=CAUSAL)
     for before, after in ((0, 5), (5, 0), (2, 3)):
         wide = tuple(F.pad(x[:, :, :10], (0, 0, before, after), value=7.0) for x in (q, k, v))
         keep = torch.zeros(2, 15, dtype=torch.bool)
         keep[:, before : before + 10] = True
-        rows = Rows.whole(15, keep)
-        padded = run(mechanism, wide, query=rows, key=rows, visible=CAUSAL)[0]
+        rows = TokenInfo.whole(15, keep)
+        padded = run(mechanism, wide, query=rows, key=rows, mask=CAUSAL)[0]
         assert difference([padded[:, :, before : before + 10]], alone) < 1e-12
 
 
 @FEW
-@given(shift=st.integers(0, 5000), visible=st.sampled_from([CAUSAL, None]))
-def test_rope_sees_differences_of_positions_only(shift, visible):
+@given(shift=st.integers(0, 5000), mask=st.sampled_from([CAUSAL, None]))
+def test_rope_sees_differences_of_positions_only(shift, mask):
     mechanism, qkv = make("rope"), inputs(12, 12)
-    rows = Rows.whole(12)
-    shifted = Rows(rows.positions + shift, rows.lengths)
-    expected = run(mechanism, qkv, query=rows, key=rows, visible=visible)
-    assert difference(run(mechanism, qkv, query=shifted, key=shifted, visible=visible), expected) < 1e-9
+    rows = TokenInfo.whole(12)
+    shifted = TokenInfo(rows.positions + shift, rows.lengths)
+    expected = run(mechanism, qkv, query=rows, key=rows, mask=mask)
+    assert difference(run(mechanism, qkv, query=shifted, key=shifted, mask=mask), expected) < 1e-9
 
 
 @pytest.mark.parametrize(("name", "visible"), pairs(NAMES, PATTERNS))
 def test_weights_times_values_is_the_output(name, visible):
     mechanism, (q, k, v) = make(name), inputs(14, 14)
-    weights = mechanism.weights(q, k, visible=visible)
-    assert difference([weights @ v], run(mechanism, (q, k, v), visible=visible)) < 1e-12
+    weights = mechanism.weights(q, k, mask=visible)
+    assert difference([weights @ v], run(mechanism, (q, k, v), mask=visible)) < 1e-12
     if visible is not None:
         assert not weights[:, :, ~visible.mask(14, 14)].any()
 
@@ -127,11 +127,11 @@ def test_weights_of_a_query_sum_to_one_above_the_floor(name, visible):
     q[:, :, 3] = -1.0  # a dead query for ReLU maps
     floor = 0.5
     mechanism = make(name, normalizer_floor=floor) if name in LINEAR else make(name)
-    sums = mechanism.weights(q, k, visible=visible).sum(-1)
+    sums = mechanism.weights(q, k, mask=visible).sum(-1)
     if name in LINEAR:
         low = make(name, normalizer_floor=1e-30)
         low.load_state_dict(mechanism.state_dict())
-        fq, fk = low.map_queries(q, Rows.whole(14)).rows(), low.map_keys(k, Rows.whole(14)).rows()
+        fq, fk = low.map_queries(q, TokenInfo.whole(14)).expanded(), low.map_keys(k, TokenInfo.whole(14)).expanded()
         scores = fq @ fk.mT
         normalizer = (scores if visible is None else scores.tril()).sum(-1)
         expected = normalizer / normalizer.clamp_min(floor)
@@ -144,16 +144,16 @@ def test_weights_of_a_query_sum_to_one_above_the_floor(name, visible):
 @FEW
 @given(lagging=st.integers(1, 30), ratio=st.integers(1, 20), queries=st.integers(1, 40), keys=st.integers(0, 300))
 def test_visible_counts_by_brute_force(lagging, ratio, queries, keys):
-    visible = Visible(lagging, ratio)
+    visible = PrefixMask(lagging, ratio)
     counts = [min(keys, ratio * (t + lagging)) for t in range(queries)]
-    assert visible.counts(queries, keys).tolist() == counts
+    assert [visible.count(t, keys) for t in range(queries)] == counts
     assert visible.mask(queries, keys).sum(1).tolist() == counts
     assert all(row.tolist() == sorted(row.tolist(), reverse=True) for row in visible.mask(queries, keys).int())
 
 
 @FEW
 @given(
-    name=st.sampled_from(serving(Visible(2))),
+    name=st.sampled_from(serving(PrefixMask(2))),
     lagging=st.integers(1, 12),
     ratio=st.integers(1, 5),
     queries=st.integers(1, 9),
@@ -161,5 +161,5 @@ def test_visible_counts_by_brute_force(lagging, ratio, queries, keys):
 def test_wait_k_that_waits_for_everything_is_bidirectional(name, lagging, ratio, queries):
     mechanism, qkv = make(name), inputs(queries, lagging * ratio)
     expected = run(mechanism, qkv)
-    for form in mechanism.forms:
-        assert difference(run(mechanism, qkv, visible=Visible(lagging, ratio), form=form), expected) < 1e-12
+    for way in WAYS:
+        assert difference(run(mechanism, qkv, mask=PrefixMask(lagging, ratio), way=way), expected) < 1e-12

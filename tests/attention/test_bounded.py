@@ -9,21 +9,32 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, Rows, abc_cluster, bounded, build
+from leapformer_fairseq.attention import CAUSAL, TokenInfo, build
+from leapformer_fairseq.attention.bounded import cluster as abc_cluster
+from leapformer_fairseq.attention.bounded.mlp import MLP
 
-from .cases import BOUNDED, DIM, HEADS, VALUE_DIM, difference, inputs, make, padding, run, serving, steps
+from .cases import (
+    BOUNDED,
+    DIM,
+    HEADS,
+    VALUE_DIM,
+    WAYS,
+    attend,
+    difference,
+    inputs,
+    make,
+    padding,
+    reason,
+    run,
+    serving,
+    steps,
+)
 
 N, COUNT = 5, 23  # slots, tokens
 INPUT_DIM = 11
 ACTIVATIONS = {"exp": torch.exp, "relu": torch.relu, "sigmoid": torch.sigmoid}
 LEARNED = [("abc-mlp", {"abc_activation": activation}) for activation in ACTIVATIONS]
 VARIANTS = [*LEARNED, *((name, {}) for name in BOUNDED if name != "abc-mlp")]
-
-
-@pytest.fixture
-def short_stretches(monkeypatch):
-    """Stretches of 16 rows for chunks of 4 or 16."""
-    monkeypatch.setattr(bounded, "ROWS", 64)
 
 
 def abc(name, options=None, **more):
@@ -35,7 +46,7 @@ def abc(name, options=None, **more):
 
 
 def rows(count, keep=None, batch=2):
-    return replace(Rows.whole(count, keep), inputs=torch.randn(batch, count, INPUT_DIM, dtype=torch.float64))
+    return replace(TokenInfo.whole(count, keep), inputs=torch.randn(batch, count, INPUT_DIM, dtype=torch.float64))
 
 
 # ---------------------------------------------------------------------------------------------- the paper, written out
@@ -120,7 +131,7 @@ def cases():
     return [
         pytest.param(*one, id=f"{one[0]}{''.join(one[1].values())}-{'all' if one[2] is None else 'causal'}")
         for one in found
-        if make(one[0]).objection(one[2]) is None
+        if reason(make(one[0]), one[2]) is None
     ]
 
 
@@ -128,17 +139,17 @@ def cases():
 @pytest.mark.parametrize("side", [None, "left", "right"])
 @pytest.mark.parametrize(("name", "options", "visible"), cases())
 @torch.no_grad()
-def test_every_form_is_the_papers_recursion(name, options, visible, side, empty, short_stretches):
+def test_every_form_is_the_papers_recursion(name, options, visible, side, empty):
     # Linformer's slots are never empty, so it has no such option, and both formulas are the same.
     chosen = {} if name == "abc-linformer" else {"abc_empty_slots": empty}
     mechanism, qkv = abc(name, options, **chosen), inputs(COUNT, COUNT)
     key = rows(COUNT, padding(COUNT, side))
     expected = reference(mechanism, *qkv, key, visible is not None, empty == "literal")
-    query = key if visible else Rows.whole(COUNT)
+    query = key if visible else TokenInfo.whole(COUNT)
     real = 1.0 if key.keep is None or visible is None else key.keep[:, None, :, None]
-    for form in mechanism.forms:
-        out = mechanism(*qkv, query=query, key=key, visible=visible, form=form, chunk=4)
-        assert difference([out * real], [expected * real]) < 1e-12, form
+    for way in WAYS:
+        out = attend(mechanism, *qkv, query=query, key=key, mask=visible, way=way, chunk=4)
+        assert difference([out * real], [expected * real]) < 1e-12, way
     if visible is not None:
         for prompt in (0, 9):
             out, _ = steps(mechanism, qkv, key.without_lengths(), prompt)
@@ -147,7 +158,7 @@ def test_every_form_is_the_papers_recursion(name, options, visible, side, empty,
 
 def current_token_only(mechanism, q, k, v):
     """What another implementation computes as causal ABC: the memory is written anew by every token."""
-    alpha = mechanism.control(k, Rows.whole(k.shape[2]))
+    alpha = mechanism.control(k, TokenInfo.whole(k.shape[2]))
     phi = alpha / alpha.cumsum(2)
     weights = (phi * (q * k).sum(-1, keepdim=True) / math.sqrt(DIM)).softmax(-1)
     return (weights * phi).sum(-1, keepdim=True) * v
@@ -155,7 +166,7 @@ def current_token_only(mechanism, q, k, v):
 
 def normalized_over_all(mechanism, q, k, v):
     """The other mistake that is close at hand: a control that is divided by its sum over the whole text."""
-    alpha = mechanism.control(k, Rows.whole(k.shape[2]))
+    alpha = mechanism.control(k, TokenInfo.whole(k.shape[2]))
     phi = alpha / alpha.sum(2, keepdim=True)
     weights = ((q @ k.mT / math.sqrt(DIM)).tril() @ phi).softmax(-1)
     return (weights @ phi.mT).tril() @ v
@@ -176,14 +187,14 @@ def reached_by_future(attend):
     return not torch.allclose(attend(q, k, v)[:, :, :-1], attend(q, other, v)[:, :, :-1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", ["parallel", "chunkwise"])
-def test_a_query_reads_all_of_the_past_and_nothing_else(form):
+@pytest.mark.parametrize("way", ["reference", "kept"])
+def test_a_query_reads_all_of_the_past_and_nothing_else(way):
     mechanism = make("abc-mlp")
 
-    def attend(q, k, v):
-        return mechanism(q, k, v, visible=CAUSAL, form=form)
+    def output(q, k, v):
+        return attend(mechanism, q, k, v, mask=CAUSAL, way=way)
 
-    assert seen_by_last(attend).all() and not reached_by_future(attend)
+    assert seen_by_last(output).all() and not reached_by_future(output)
 
 
 def test_these_checks_find_wrong_causal_forms():
@@ -192,14 +203,14 @@ def test_these_checks_find_wrong_causal_forms():
     assert seen_by_last(lambda *qkv: current_token_only(mechanism, *qkv)).tolist() == [False] * (COUNT - 1) + [True]
     assert reached_by_future(lambda *qkv: normalized_over_all(mechanism, *qkv))
     q, k, v = inputs(COUNT, COUNT)
-    right = mechanism(q, k, v, visible=CAUSAL)
+    right = mechanism(q, k, v, mask=CAUSAL)
     assert difference([current_token_only(mechanism, q, k, v)], [right]) > 0.1
     assert difference([normalized_over_all(mechanism, q, k, v)], [right]) > 1e-3
 
 
 @pytest.mark.parametrize(("name", "seen"), [("abc-window", range(18, 23)), ("abc-dilated", range(14, 23, 2))])
 def test_a_window_sees_what_it_says(name, seen):
-    found = seen_by_last(lambda q, k, v: make(name)(q, k, v, visible=CAUSAL))
+    found = seen_by_last(lambda q, k, v: make(name)(q, k, v, mask=CAUSAL))
     assert found.nonzero()[:, 0].tolist() == list(seen)
 
 
@@ -211,9 +222,8 @@ def test_a_window_sees_what_it_says(name, seen):
         ("abc-window", {}, CAUSAL),
     ],
 )
-def test_gradcheck(name, options, visible, monkeypatch):
+def test_gradcheck(name, options, visible):
     """An odd number of rows in stretches and chunks that do not divide it, with inputs and parameters."""
-    monkeypatch.setattr(bounded, "ROWS", 4)
     size = {"abc_max_length": 7} if name == "abc-linformer" else {}
     mechanism = build(name, 3, 1, input_dim=4, abc_slots=2, **options, **size).double()
     q, k, v = (torch.randn(1, 1, 7, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
@@ -221,34 +231,34 @@ def test_gradcheck(name, options, visible, monkeypatch):
     keep = torch.tensor([[False] + [True] * 6])
 
     def call(q, k, v, x, *parameters):
-        key = replace(Rows.whole(7, keep), inputs=x)
-        return mechanism(q, k, v, key=key, visible=visible, form="chunkwise", chunk=2) + 0 * x.sum()
+        key = replace(TokenInfo.whole(7, keep), inputs=x)
+        return attend(mechanism, q, k, v, key=key, mask=visible, way="again", chunk=2) + 0 * x.sum()
 
     assert torch.autograd.gradcheck(call, (q, k, v, x, *mechanism.parameters()))
 
 
-def test_the_comparison_finds_a_lost_memory(short_stretches, monkeypatch):
-    """Inverted control: stretches that all begin with an empty memory."""
+def test_the_comparison_finds_a_lost_memory(monkeypatch):
+    """Inverted control: segments that all begin with an empty memory."""
     mechanism, qkv = make("abc-mlp"), inputs(COUNT, COUNT)
-    expected = mechanism(*qkv, visible=CAUSAL, form="parallel")
-    assert difference([mechanism(*qkv, visible=CAUSAL, chunk=4)], [expected]) < 1e-12
+    expected = attend(mechanism, *qkv, mask=CAUSAL, way="reference")
+    assert difference([attend(mechanism, *qkv, mask=CAUSAL, way="again", chunk=4)], [expected]) < 1e-12
+    segment = MLP._segment
 
-    def forgetful(run, first, rows, parameters, size, random):
-        starts = range(0, rows[0].shape[2], size)
-        return torch.cat([run(first, [x[:, :, i : i + size] for x in rows], i)[0] for i in starts], 2)
+    def forgetful(self, state, q, k, v, *others):
+        return segment(self, self.init_state(len(k), v.shape[3], k), q, k, v, *others)
 
-    monkeypatch.setattr(bounded, "carried", forgetful)
-    assert difference([mechanism(*qkv, visible=CAUSAL, chunk=4)], [expected]) > 0.01
+    monkeypatch.setattr(MLP, "_segment", forgetful)
+    assert difference([attend(mechanism, *qkv, mask=CAUSAL, way="again", chunk=4)], [expected]) > 0.01
 
 
-def test_dropout_falls_on_the_read_and_is_repeated_in_the_backward_pass(short_stretches):
+def test_dropout_falls_on_the_read_and_is_repeated_in_the_backward_pass():
     """The gradient in stretches is that of one forward pass, whose random numbers a reseeded pass repeats."""
     mechanism, qkv = abc("abc-mlp", dropout=0.4).train(), tuple(x.requires_grad_() for x in inputs(COUNT, COUNT))
     key = rows(COUNT)
 
     def call(*qkv):
         torch.manual_seed(3)
-        return mechanism(*qkv, key=key, visible=CAUSAL, chunk=4)
+        return attend(mechanism, *qkv, key=key, mask=CAUSAL, way="again", chunk=4)
 
     assert torch.autograd.gradcheck(call, qkv, fast_mode=True)
     out = call(*qkv)
@@ -281,7 +291,7 @@ def kept(name, count, slots):
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        mechanism(*qkv, visible=CAUSAL)
+        mechanism(*qkv, mask=CAUSAL)
         return sum(size for pointer, size in found.items() if pointer not in given)
 
 
@@ -302,9 +312,9 @@ def test_large_logits_of_the_control_stay_exact_in_float32(activation, std):
     nn.init.normal_(mechanism.control_weight, std=std / INPUT_DIM**0.5)
     qkv, key = inputs(700, 700, dtype=torch.float32), rows(700)
     grad = torch.randn(2, HEADS, 700, VALUE_DIM)
-    got = run(mechanism, qkv, grad, key=key, visible=CAUSAL, form="chunkwise")
+    got = run(mechanism, qkv, grad, key=key, mask=CAUSAL, way="kept")
     exact = mechanism.double()
-    expected = run(exact, tuple(x.double() for x in qkv), grad.double(), key=key, visible=CAUSAL, form="parallel")
+    expected = run(exact, tuple(x.double() for x in qkv), grad.double(), key=key, mask=CAUSAL, way="reference")
     assert all(torch.isfinite(x).all() for x in got)
     # the logits themselves are rounded
     assert difference([x.double() for x in got], expected) < (1e-5 if std < 200 else 1e-4)
@@ -318,7 +328,9 @@ def test_a_long_prompt_and_steps_in_float32(name):
     options = {option.name: wanted[option.name] for option in make(name).options if option.name in wanted}
     mechanism = build(name, DIM, HEADS, **options)
     qkv, count = inputs(1000, 1000, dtype=torch.float32), 1000
-    whole = Rows.whole(count).without_lengths()
+    whole = TokenInfo.whole(count).without_lengths()
     out, state = steps(mechanism, qkv, whole, prompt=900)
-    expected = mechanism.double()(*(x.double() for x in qkv), query=whole, key=whole, visible=CAUSAL, form="parallel")
+    expected = attend(
+        mechanism.double(), *(x.double() for x in qkv), query=whole, key=whole, mask=CAUSAL, way="reference"
+    )
     assert difference([out.double()], [expected]) < 1e-5

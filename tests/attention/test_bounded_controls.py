@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from leapformer_fairseq.attention import BLOCKS, CAUSAL, Rows, Visible, abc_cluster, build
+from leapformer_fairseq.attention import BLOCKS, CAUSAL, MECHANISMS, PrefixMask, TokenInfo, build
+from leapformer_fairseq.attention.bounded import cluster as abc_cluster
 from leapformer_fairseq.errors import LeapformerError
 
-from .cases import BOUNDED, DIM, HEADS, difference, inputs, make, padding
+from .cases import BOUNDED, DIM, HEADS, WAYS, attend, difference, inputs, make, padding, written
 
 N = 5  # slots
 
@@ -22,23 +23,23 @@ def test_empty_slots_take_no_weight_unless_literally():
     """One token is written: what is read is its value, or a share of it and zeros."""
     q, k, v = inputs(1, 1)
     for name in ("abc-random", "abc-global", "abc-window"):
-        assert difference([make(name)(q, k, v, visible=CAUSAL)], [v]) < 1e-12
+        assert difference([make(name)(q, k, v, mask=CAUSAL)], [v]) < 1e-12
         logit = (q * k).sum(-1, keepdim=True) / math.sqrt(DIM)
         share = logit.exp() / (logit.exp() + N - 1)
-        assert difference([make(name, abc_empty_slots="literal")(q, k, v, visible=CAUSAL)], [share * v]) < 1e-12
+        assert difference([make(name, abc_empty_slots="literal")(q, k, v, mask=CAUSAL)], [share * v]) < 1e-12
 
 
 @torch.no_grad()
 def test_a_relu_control_that_writes_nothing_reads_nothing():
     mechanism, qkv = make("abc-mlp", abc_activation="relu"), inputs(6, 6)
     mechanism.control_weight.copy_(-mechanism.control_weight.abs())
-    key = replace(Rows.whole(6), inputs=torch.rand(2, 6, DIM * HEADS, dtype=torch.float64))
-    for form in mechanism.forms:
-        assert not mechanism(*qkv, key=key, visible=CAUSAL, form=form).any()
+    key = replace(TokenInfo.whole(6), inputs=torch.rand(2, 6, DIM * HEADS, dtype=torch.float64))
+    for way in WAYS:
+        assert not attend(mechanism, *qkv, key=key, mask=CAUSAL, way=way).any()
 
 
 def test_random_slots_are_the_same_everywhere_and_used_alike():
-    many = Rows.whole(20_000)
+    many = TokenInfo.whole(20_000)
     first, again, other = (make("abc-random", abc_slots=8, abc_seed=seed) for seed in (7, 7, 8))
     places = first.places(many)
     assert places.shape == (1, HEADS, 20_000) and torch.equal(places, again.places(many))
@@ -54,8 +55,8 @@ def test_random_slots_are_the_same_everywhere_and_used_alike():
 @torch.no_grad()
 def test_the_control_reads_inputs_or_else_the_keys_of_all_heads():
     mechanism, (q, k, v) = make("abc-mlp"), inputs(9, 9)
-    side_by_side = replace(Rows.whole(9), inputs=torch.cat([k[:, 0], k[:, 1]], -1))
-    assert torch.equal(mechanism(q, k, v, visible=CAUSAL), mechanism(q, k, v, key=side_by_side, visible=CAUSAL))
+    side_by_side = replace(TokenInfo.whole(9), inputs=torch.cat([k[:, 0], k[:, 1]], -1))
+    assert torch.equal(mechanism(q, k, v, mask=CAUSAL), mechanism(q, k, v, key=side_by_side, mask=CAUSAL))
     other = replace(side_by_side, inputs=side_by_side.inputs.flip(1))
     assert not torch.allclose(mechanism(q, k, v), mechanism(q, k, v, key=other))
     with pytest.raises(LeapformerError, match="inputs 16 wide and got 11; .*input_dim"):
@@ -69,12 +70,12 @@ def test_segments_are_spread_over_every_sentence():
     for name in ("abc-pool", "abc-global"):
         mechanism = build(name, DIM, HEADS, abc_slots="4/8/4", block="encoder-self").double()
         q, k, v = inputs(13, 13)
-        together = mechanism(q, k, v, key=Rows.whole(13, keep))
+        together = mechanism(q, k, v, key=TokenInfo.whole(13, keep))
         for b, length in enumerate(keep.sum(1).tolist()):
             one = tuple(x[b : b + 1, :, :length] for x in (k, v))
             assert difference([together[b : b + 1]], [mechanism(q[b : b + 1], *one)]) < 1e-12
     pooled, spread = (
-        build(name, DIM, HEADS, abc_slots=4).places(Rows.whole(10)) for name in ("abc-pool", "abc-global")
+        build(name, DIM, HEADS, abc_slots=4).places(TokenInfo.whole(10)) for name in ("abc-pool", "abc-global")
     )
     assert pooled.flatten().tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
     assert spread.flatten().tolist() == [0, -1, -1, 1, -1, -1, 2, -1, -1, 3]
@@ -113,11 +114,11 @@ def test_clusters_of_fewer_tokens_than_slots():
 
 def test_clusters_are_of_whole_sequences():
     mechanism, (_, k, v) = make("abc-cluster"), inputs(6, 6)
-    state = mechanism.update(None, k, v, Rows.whole(6))
+    state = written(mechanism, k, v, TokenInfo.whole(6))
     with pytest.raises(LeapformerError, match="give all tokens of a sequence at once"):
-        mechanism.update(state, k, v, Rows.whole(6))
+        mechanism.write(state, k, v, TokenInfo.whole(6))
     with pytest.raises(LeapformerError, match="abc-cluster attention cannot be used like this: clusters are made of"):
-        mechanism(*inputs(6, 6), visible=CAUSAL)
+        mechanism(*inputs(6, 6), mask=CAUSAL)
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused
@@ -143,22 +144,22 @@ def test_slots_by_block(value, numbers):
         (lambda: build("abc-mlp", 8, 2, abc_empty_slots="no"), "--abc-empty-slots 'no': choose from: mask, literal"),
         (
             lambda: build("abc-linformer", DIM, HEADS, abc_max_length=40)(*(x.float() for x in inputs(41, 41))),
-            "abc-linformer was built for 40 tokens and reads 41; cut the text, or train with --abc-max-length 41",
+            "abc-linformer can read 40 tokens and got 41; cut the text, or train with a larger --abc-max-length",
         ),
         (
             lambda: build("abc-pool", DIM, HEADS, abc_slots=4, abc_pool_size=3)(*(x.float() for x in inputs(2, 13))),
-            "abc-pool reads 13 tokens, its 4 slots hold 3 each; give more --abc-slots or a larger --abc-pool-size",
+            "abc-pool can read 12 tokens and got 13; give more --abc-slots or a larger --abc-pool-size",
         ),
         (
-            lambda: build("abc-pool", DIM, HEADS)(*(x.float() for x in inputs(4, 4)), visible=CAUSAL),
+            lambda: build("abc-pool", DIM, HEADS)(*(x.float() for x in inputs(4, 4)), mask=CAUSAL),
             "abc-pool attention cannot be used like this: --abc-pool-size 0 needs the length of the whole sequence",
         ),
         (
-            lambda: build("abc-pool", DIM, HEADS).update(None, *(x.float() for x in inputs(4, 4)[1:]), unknown(4)),
-            "abc-pool was asked for rows of unknown length; give --abc-pool-size a number",
+            lambda: written(build("abc-pool", DIM, HEADS), *(x.float() for x in inputs(4, 4)[1:]), unknown(4)),
+            "abc-pool was asked for tokens of unknown length; give --abc-pool-size a number",
         ),
         (
-            lambda: make("abc-mlp")(*inputs(6, 4), visible=CAUSAL),
+            lambda: make("abc-mlp")(*inputs(6, 4), mask=CAUSAL),
             "abc-mlp attention of 6 causal queries over 4 keys; give as many of both",
         ),
     ],
@@ -170,7 +171,7 @@ def test_errors_name_value_reason_and_remedy(call, message):
 
 
 def unknown(count):
-    return Rows.whole(count).without_lengths()
+    return TokenInfo.whole(count).without_lengths()
 
 
 @pytest.mark.parametrize(
@@ -184,30 +185,37 @@ def unknown(count):
 )  # fmt: skip
 def test_blocks_that_are_refused(name, block, reason):
     mechanism = build(name, 8, 2, block=block)
-    assert re.search(reason, mechanism.refusal(block))
+    assert re.search(reason, mechanism.capabilities.unsupported_reason(block))
 
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_wait_k_is_refused(name):
     mechanism = make(name)
-    assert not mechanism.prefixes
+    assert not mechanism.capabilities.prefixes
     with pytest.raises(
-        LeapformerError, match="cannot be used like this: it is not defined over the prefixes of wait-k"
+        LeapformerError, match="cannot be used like this: .*(over the prefixes of wait-k|only a causal block has)"
     ):
-        mechanism(*inputs(6, 9), visible=Visible(2, 1))
+        mechanism(*inputs(6, 9), mask=PrefixMask(2, 1))
 
 
 def test_blocks_that_are_served():
     for name in BOUNDED:
         options = {"abc_pool_size": "0/16/0"} if name == "abc-pool" else {}
-        served = [block for block in BLOCKS if build(name, 8, 2, block=block, **options).refusal(block) is None]
-        assert served == list(build(name, 8, 2).blocks)
+        served = [
+            block
+            for block in BLOCKS
+            if build(name, 8, 2, block=block, **options).capabilities.unsupported_reason(block) is None
+        ]
+        assert served == list(MECHANISMS[name].capabilities.blocks)
 
 
 def test_the_longest_target():
-    assert build("abc-linformer", 8, 2, block="decoder-self", abc_max_length=50).max_positions == 50
-    assert build("abc-pool", 8, 2, block="decoder-self", abc_slots="9/4/9", abc_pool_size="0/16/0").max_positions == 64
+    assert build("abc-linformer", 8, 2, block="decoder-self", abc_max_length=50).capabilities.max_target == 50
+    assert (
+        build("abc-pool", 8, 2, block="decoder-self", abc_slots="9/4/9", abc_pool_size="0/16/0").capabilities.max_target
+        == 64
+    )
     for block in ("encoder-self", "decoder-cross"):  # there it is the source that is limited
-        assert build("abc-linformer", 8, 2, block=block).max_positions is None
-        assert build("abc-pool", 8, 2, block=block, abc_pool_size=16).max_positions is None
-    assert build("abc-mlp", 8, 2, block="decoder-self").max_positions is None
+        assert build("abc-linformer", 8, 2, block=block).capabilities.max_target is None
+        assert build("abc-pool", 8, 2, block=block, abc_pool_size=16).capabilities.max_target is None
+    assert build("abc-mlp", 8, 2, block="decoder-self").capabilities.max_target is None

@@ -3,94 +3,89 @@
 import pytest
 import torch
 
-from leapformer_fairseq.attention import CAUSAL, Rows, Visible, bounded, forms, recompute
-from leapformer_fairseq.attention.relu import ReLULinear
+from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo
+from leapformer_fairseq.attention.linear.relu import ReLULinear
+from leapformer_fairseq.attention.ops import linear as forms
 
-from .cases import DIM, HEADS, NAMES, RECOMPUTING, VALUE_DIM, difference, inputs, make, pairs, run
+from .cases import DIM, HEADS, LINEAR, NAMES, VALUE_DIM, WAYS, attend, difference, inputs, make, pairs, run, serving
 
-PATTERNS = [CAUSAL, Visible(1, 3), Visible(3, 2)]
+PATTERNS = [CAUSAL, PrefixMask(1, 3), PrefixMask(3, 2)]
 QUERIES, KEYS = 24, 40
 
 
-def leaks(mechanism, visible, form="auto"):
+def leaks(mechanism, visible, way="auto"):
     """True if some query changes when keys and values behind its visible prefix change."""
     q, k, v = inputs(QUERIES, QUERIES if visible == CAUSAL else KEYS, batch=1)
-    length = Rows.whole(k.shape[2])
-    before = run(mechanism, (q, k, v), visible=visible, form=form, key=length)[0]
-    for t, seen in enumerate(visible.counts(QUERIES, k.shape[2]).tolist()):
+    length = TokenInfo.whole(k.shape[2])
+    before = run(mechanism, (q, k, v), mask=visible, way=way, key=length)[0]
+    for t, seen in enumerate(visible.mask(QUERIES, k.shape[2]).sum(1).tolist()):
         other_k, other_v = k.clone(), v.clone()
         other_k[:, :, seen:] = 9.0
         other_v[:, :, seen:] = -9.0
-        after = run(mechanism, (q, other_k, other_v), visible=visible, form=form, key=length)[0]
+        after = run(mechanism, (q, other_k, other_v), mask=visible, way=way, key=length)[0]
         if not torch.allclose(before[:, :, : t + 1], after[:, :, : t + 1], rtol=1e-12, atol=1e-12):
             return True
     return False
 
 
-def gradient_leaks(mechanism, visible, form="auto"):
+def gradient_leaks(mechanism, visible, way="auto"):
     """True if an early query sends a gradient to a key or value behind its visible prefix."""
     q, k, v = (x.requires_grad_() for x in inputs(QUERIES, KEYS, batch=1))
     t = QUERIES // 4
-    seen = int(visible.counts(QUERIES, KEYS)[t])
-    mechanism(q, k, v, visible=visible, form=form)[:, :, : t + 1].sum().backward()
+    seen = visible.count(t, KEYS)
+    attend(mechanism, q, k, v, mask=visible, way=way)[:, :, : t + 1].sum().backward()
     return bool(k.grad[:, :, seen:].any() or v.grad[:, :, seen:].any())
 
 
-def gradients_agree(mechanism, form):
-    """True if outputs and gradients of `form` are those of the parallel form."""
+def gradients_agree(mechanism, way):
+    """True if outputs and gradients of `way` are those of the parallel way."""
     qkv, grad = inputs(QUERIES, KEYS), torch.randn(2, HEADS, QUERIES, VALUE_DIM, dtype=torch.float64)
-    call = {"visible": Visible(2, 2), "chunk": 4}
-    expected = run(mechanism, qkv, grad, form="parallel", **call)
-    return difference(run(mechanism, qkv, grad, form=form, **call), expected) < 1e-12
-
-
-@pytest.fixture(autouse=True)
-def short_stretches(monkeypatch):
-    monkeypatch.setattr(recompute, "ROWS", 16)
-    monkeypatch.setattr(bounded, "ROWS", 16)
+    call = {"mask": PrefixMask(2, 2), "chunk": 4}
+    expected = run(mechanism, qkv, grad, way="reference", **call)
+    return difference(run(mechanism, qkv, grad, way=way, **call), expected) < 1e-12
 
 
 @pytest.mark.parametrize(("name", "visible"), pairs(NAMES, PATTERNS))
 def test_nothing_is_seen_too_early(name, visible):
     mechanism = make(name)
-    for form in mechanism.forms:
-        assert not leaks(mechanism, visible, form), form
-        assert not gradient_leaks(mechanism, visible, form), form
+    for way in WAYS:
+        assert not leaks(mechanism, visible, way), way
+        assert not gradient_leaks(mechanism, visible, way), way
 
 
 class SeesEverything(ReLULinear):
     """Bidirectional sums under a causal name."""
 
-    def forward(self, q, k, v, *, visible=None, **call):
-        return super().forward(q, k, v, visible=None, **call)
+    def forward(self, q, k, v, *, mask=None, **call):
+        return super().forward(q, k, v, mask=None, **call)
 
 
 class SeesOneStepTooFar(ReLULinear):
     """Wait-(k + 1) under the name of wait-k."""
 
-    def forward(self, q, k, v, *, visible=None, **call):
-        return super().forward(q, k, v, visible=Visible(visible.lagging + 1, visible.ratio), **call)
+    def forward(self, q, k, v, *, mask=None, **call):
+        return super().forward(q, k, v, mask=PrefixMask(mask.lagging + 1, mask.ratio), **call)
 
 
 @pytest.mark.parametrize("visible", PATTERNS, ids=str)
 @pytest.mark.parametrize("leaky", [SeesEverything, SeesOneStepTooFar])
 def test_the_check_finds_leaks(leaky, visible):
     mechanism = leaky(DIM, HEADS).double()
-    for form in mechanism.forms:
-        assert leaks(mechanism, visible, form), form
-        assert gradient_leaks(mechanism, visible, form), form
+    for way in WAYS:
+        assert leaks(mechanism, visible, way), way
+        assert gradient_leaks(mechanism, visible, way), way
 
 
 def test_the_check_finds_a_leak_in_the_sums(monkeypatch):
-    monkeypatch.setattr(forms.Chunks, "_hide_future", lambda self, scores: scores)
-    for form in ("chunkwise", "recompute"):
-        assert leaks(make("leap"), CAUSAL, form), form
+    monkeypatch.setattr(forms._Chunks, "_hide_future", lambda self, scores: scores)
+    for way in ("kept", "again"):
+        assert leaks(make("leap"), CAUSAL, way), way
 
 
-@pytest.mark.parametrize("form", ["chunkwise", "recompute"])
-def test_the_check_finds_wrong_gradients(form, monkeypatch):
-    assert all(gradients_agree(make(name), form) for name in RECOMPUTING)
-    right = forms.Chunks.gradients
+@pytest.mark.parametrize("way", ["kept", "again"])
+def test_the_check_finds_wrong_gradients(way, monkeypatch):
+    assert all(gradients_agree(make(name), way) for name in serving(PrefixMask(2), LINEAR))
+    right = forms._Chunks.gradients
 
     def one_wrong(index):
         def gradients(self, grad, grad_after):
@@ -101,16 +96,16 @@ def test_the_check_finds_wrong_gradients(form, monkeypatch):
         return gradients
 
     for index in range(4):  # of queries, keys, values, and of the state before
-        monkeypatch.setattr(forms.Chunks, "gradients", one_wrong(index))
-        assert not gradients_agree(make("leap"), form), index
+        monkeypatch.setattr(forms._Chunks, "gradients", one_wrong(index))
+        assert not gradients_agree(make("leap"), way), index
 
 
 def test_the_check_finds_a_lost_state(monkeypatch):
     """Chunks that forget what earlier stretches have summed."""
-    right = forms.Chunks.cut
+    right = forms._Chunks.cut
 
     def forgetful(q, k, v, first, ratio, chunk):
         return right(q, k, v, torch.zeros_like(first), ratio, chunk)
 
-    monkeypatch.setattr(forms.Chunks, "cut", forgetful)
-    assert not gradients_agree(make("leap"), "recompute")
+    monkeypatch.setattr(forms._Chunks, "cut", forgetful)
+    assert not gradients_agree(make("leap"), "again")

@@ -1,61 +1,58 @@
-"""Every form of every mechanism is the same function: parallel, chunkwise, recompute, and recurrent."""
+"""Every way of every mechanism is the same function: parallel, chunkwise, recompute, and recurrent."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leapformer_fairseq.attention import CAUSAL, LinearMechanism, Rows, Visible, bounded, build, recompute
-from leapformer_fairseq.attention.reweighting import CosReweighted
+from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo, build
+from leapformer_fairseq.attention.linear.reweighting import CosReweighted
+from leapformer_fairseq.attention.ops import dispatch
 
 from .cases import (
     CASES,
     CONSTANT,
     DIM,
     HEADS,
+    LINEAR,
     NAMES,
-    RECOMPUTING,
     SIDES,
     VALUE_DIM,
+    WAYS,
     Case,
+    attend,
     difference,
     inputs,
     make,
     padding,
     pairs,
     run,
+    scanned,
     serving,
     steps,
+    written,
 )
 
-MANY_FORMS = [name for name in NAMES if len(make(name).forms) > 1]
 CHUNKS = (None, 1, 16, 64)
 
 
-@pytest.fixture(params=[recompute.ROWS, 64], ids=["one-stretch", "stretches"])
-def stretch_rows(request, monkeypatch):
-    """Short sequences in one stretch, and cut into stretches of 16 rows (64 over batch and heads)."""
-    monkeypatch.setattr(recompute, "ROWS", request.param)
-    monkeypatch.setattr(bounded, "ROWS", request.param)
-
-
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(("name", "case"), pairs(MANY_FORMS, CASES))
-def test_training_forms_agree(name, case, side, stretch_rows):
+@pytest.mark.parametrize(("name", "case"), pairs(NAMES, CASES))
+def test_training_forms_agree(name, case, side):
     mechanism, qkv = make(name), inputs(case.queries, case.keys)
-    call = {"key": Rows.whole(case.keys, padding(case.keys, side)), "visible": case.visible}
+    call = {"key": TokenInfo.whole(case.keys, padding(case.keys, side)), "mask": case.mask}
     grad = torch.randn(2, HEADS, case.queries, VALUE_DIM, dtype=torch.float64)
-    expected = run(mechanism, qkv, grad, form="parallel", **call)
+    expected = run(mechanism, qkv, grad, way="reference", **call)
     assert all(torch.isfinite(x).all() for x in expected)
-    for form in ("auto", *mechanism.forms[1:]):
+    for way in WAYS:
         for chunk in CHUNKS:
-            got = run(mechanism, qkv, grad, form=form, chunk=chunk, **call)
-            assert difference(got, expected) < 1e-12, (form, chunk)
+            got = run(mechanism, qkv, grad, way=way, chunk=chunk, **call)
+            assert difference(got, expected) < 1e-12, (way, chunk)
 
 
 @settings(deadline=None, max_examples=25)
 @given(
-    name=st.sampled_from(RECOMPUTING),
+    name=st.sampled_from([n for n in LINEAR if n in serving(PrefixMask(2))]),
     queries=st.integers(1, 40),
     keys=st.integers(1, 90),
     lagging=st.integers(1, 12),
@@ -65,40 +62,40 @@ def test_training_forms_agree(name, case, side, stretch_rows):
 def test_training_forms_agree_for_any_wait_k(name, queries, keys, lagging, ratio, chunk):
     mechanism, qkv = make(name), inputs(queries, keys)
     grad = torch.randn(2, HEADS, queries, VALUE_DIM, dtype=torch.float64)
-    visible = Visible(lagging, ratio)
-    expected = run(mechanism, qkv, grad, form="parallel", visible=visible)
-    for form in ("chunkwise", "recompute"):
-        assert difference(run(mechanism, qkv, grad, form=form, visible=visible, chunk=chunk), expected) < 1e-12
+    visible = PrefixMask(lagging, ratio)
+    expected = run(mechanism, qkv, grad, way="reference", mask=visible)
+    for way in ("kept", "again"):
+        assert difference(run(mechanism, qkv, grad, way=way, mask=visible, chunk=chunk), expected) < 1e-12
 
 
 @pytest.mark.parametrize("options", [{"leap_per_head": True}, {"leap_factor": 8}, {"leap_factor": 1}])
 def test_variants_of_the_proportion_network_agree(options):
     mechanism, qkv = make("leap", **options), inputs(70, 70)
     grad = torch.randn(2, HEADS, 70, VALUE_DIM, dtype=torch.float64)
-    expected = run(mechanism, qkv, grad, form="parallel", visible=CAUSAL)
-    for form in ("chunkwise", "recompute"):
-        assert difference(run(mechanism, qkv, grad, form=form, visible=CAUSAL), expected) < 1e-12
+    expected = run(mechanism, qkv, grad, way="reference", mask=CAUSAL)
+    for way in ("kept", "again"):
+        assert difference(run(mechanism, qkv, grad, way=way, mask=CAUSAL), expected) < 1e-12
 
 
 def test_layout_of_the_rows_does_not_matter():
     """The projections of a model come as (T, B, H, D) in memory."""
     mechanism, qkv = make("leap"), inputs(70, 70)
     permuted = tuple(x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for x in qkv)
-    for form in mechanism.forms:
+    for way in WAYS:
         grad = torch.randn(2, HEADS, 70, VALUE_DIM, dtype=torch.float64)
-        got = run(mechanism, permuted, grad, form=form, visible=CAUSAL)
-        assert difference(got, run(mechanism, qkv, grad, form=form, visible=CAUSAL)) < 1e-12
+        got = run(mechanism, permuted, grad, way=way, mask=CAUSAL)
+        assert difference(got, run(mechanism, qkv, grad, way=way, mask=CAUSAL)) < 1e-12
 
 
 @pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
 def test_float32_is_close_to_float64(name, visible):
     mechanism, qkv = make(name), inputs(400, 400)
     grad = torch.randn(2, HEADS, 400, VALUE_DIM, dtype=torch.float64)
-    expected = run(mechanism, qkv, grad, form="parallel", visible=visible)
+    expected = run(mechanism, qkv, grad, way="reference", mask=visible)
     single = mechanism.float()
-    for form in single.forms:
-        got = run(single, tuple(x.float() for x in qkv), grad.float(), form=form, visible=visible)
-        assert difference([x.double() for x in got], expected) < 1e-5, form
+    for way in WAYS:
+        got = run(single, tuple(x.float() for x in qkv), grad.float(), way=way, mask=visible)
+        assert difference([x.double() for x in got], expected) < 1e-5, way
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -106,84 +103,82 @@ def test_float32_is_close_to_float64(name, visible):
 def test_half_precision_rounds_inputs_and_output_only(name, visible, dtype):
     mechanism, qkv = make(name).to(dtype), inputs(300, 300, dtype=dtype)
     rounding = torch.finfo(dtype).eps
-    outputs = {form: run(mechanism, qkv, form=form, visible=visible)[0] for form in mechanism.forms}
-    exact = run(mechanism.double(), tuple(x.double() for x in qkv), form="parallel", visible=visible)
-    for form, out in outputs.items():
+    outputs = {way: run(mechanism, qkv, way=way, mask=visible)[0] for way in WAYS}
+    exact = run(mechanism.double(), tuple(x.double() for x in qkv), way="reference", mask=visible)
+    for way, out in outputs.items():
         assert out.dtype == dtype
-        assert difference([out.double()], exact) < 2 * rounding, form
+        assert difference([out.double()], exact) < 2 * rounding, way
 
 
 @pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
 def test_autocast_does_not_reach_the_sums(name, visible):
     mechanism, qkv = make(name).float(), inputs(70, 70, dtype=torch.float32)
-    for form in mechanism.forms:
-        plain = run(mechanism, qkv, form=form, visible=visible)
+    for way in WAYS:
+        plain = run(mechanism, qkv, way=way, mask=visible)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert difference(run(mechanism, qkv, form=form, visible=visible), plain) == 0
+            assert difference(run(mechanism, qkv, way=way, mask=visible), plain) == 0
 
 
 @pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
-def test_a_backward_pass_inside_of_autocast(name, visible, stretch_rows):
+def test_a_backward_pass_inside_of_autocast(name, visible):
     """PyTorch advises against it, and rounds the matrix products of its own; ours must go on."""
     mechanism, qkv = make(name).float(), inputs(70, 70, dtype=torch.float32)
     grad = torch.randn(2, HEADS, 70, VALUE_DIM)
-    for form in mechanism.forms:
-        plain = run(mechanism, qkv, grad, form=form, visible=visible)
+    for way in WAYS:
+        plain = run(mechanism, qkv, grad, way=way, mask=visible)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            got = run(mechanism, qkv, grad, form=form, visible=visible)
-        assert difference(got, plain) < 0.1, form
+            got = run(mechanism, qkv, grad, way=way, mask=visible)
+        assert difference(got, plain) < 0.1, way
 
 
 @pytest.mark.parametrize("fill", [0.0, -1.0], ids=["zeros", "below-relu"])
 @pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
-def test_dead_rows_give_numbers(name, visible, fill, stretch_rows):
-    """Rows that match no key give 0 or an average, but never NaN; neither does their gradient."""
+def test_dead_rows_give_numbers(name, visible, fill):
+    """TokenInfo that match no key give 0 or an average, but never NaN; neither does their gradient."""
     mechanism, qkv = make(name), tuple(torch.full_like(x, fill) for x in inputs(40, 40))
-    nothing_to_see = Rows.whole(40, torch.zeros(2, 40, dtype=torch.bool))
-    for form in mechanism.forms:
+    nothing_to_see = TokenInfo.whole(40, torch.zeros(2, 40, dtype=torch.bool))
+    for way in WAYS:
         for key in (None, nothing_to_see):
-            got = run(mechanism, qkv, torch.ones(2, HEADS, 40, VALUE_DIM), form=form, visible=visible, key=key)
+            got = run(mechanism, qkv, torch.ones(2, HEADS, 40, VALUE_DIM), way=way, mask=visible, key=key)
             assert all(torch.isfinite(x).all() for x in got)
 
 
-@pytest.mark.parametrize("case", [Case(9, 9, CAUSAL), Case(5, 7, None), Case(6, 19, Visible(2, 3))], ids=str)
-def test_gradcheck_of_the_custom_functions(case, monkeypatch):
-    monkeypatch.setattr(recompute, "ROWS", 8)
+@pytest.mark.parametrize("case", [Case(9, 9, CAUSAL), Case(5, 7, None), Case(6, 19, PrefixMask(2, 3))], ids=str)
+def test_gradcheck_of_the_custom_functions(case):
     mechanism = build("leap", 4, 1).double()
     counts = (case.queries, case.keys, case.keys)
     q, k, v = (torch.randn(1, 1, count, 4, dtype=torch.float64, requires_grad=True) for count in counts)
-    for form in ("chunkwise", "recompute"):
+    for way in ("kept", "again"):
 
-        def call(q, k, v, *parameters, form=form):
-            return mechanism(q, k, v, visible=case.visible, form=form, chunk=2)
+        def call(q, k, v, *parameters, way=way):
+            return attend(mechanism, q, k, v, mask=case.mask, way=way, chunk=2)
 
         assert torch.autograd.gradcheck(call, (q, k, v, *mechanism.parameters()))
 
 
 def test_gradcheck_of_reweighted_rows():
     def rows(x, proportion):
-        return CosReweighted(x, proportion=proportion).rows()
+        return CosReweighted(x, proportion=proportion).expanded()
 
     x = torch.rand(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
     for shape in ((2, 2, 3, 1), (1, 1, 3, 1)):
         proportion = torch.rand(shape, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(rows, (x, proportion))
-        assert torch.autograd.gradgradcheck(rows, (x, proportion))
 
 
 def test_frozen_parameters_get_no_gradient():
     mechanism = make("leap").requires_grad_(False)
     q, k, v = (x.requires_grad_() for x in inputs(20, 20))
-    mechanism(q, k, v, visible=CAUSAL, form="recompute").sum().backward()
+    attend(mechanism, q, k, v, mask=CAUSAL, way="again").sum().backward()
     assert q.grad is not None and all(p.grad is None for p in mechanism.parameters())
 
 
 def test_gradients_refuse_to_be_differentiated():
-    for form in ("chunkwise", "recompute"):
+    for way in ("kept", "again"):
         q, k, v = (x.requires_grad_() for x in inputs(20, 20))
-        out = make("leap")(q, k, v, visible=CAUSAL, form=form)
+        out = attend(make("leap"), q, k, v, mask=CAUSAL, way=way)
         (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
+        with pytest.raises(RuntimeError, match="second derivatives need execution"):
             grad.sum().backward()
 
 
@@ -192,13 +187,13 @@ def test_gradients_refuse_to_be_differentiated():
 @pytest.mark.parametrize("name", serving(CAUSAL))
 @pytest.mark.parametrize("few", [True, False], ids=["pairs", "chunks"])
 @torch.no_grad()
-def test_generation_equals_training(name, prompt, side, few, monkeypatch):
+def test_generation_equals_training(name, prompt, side, few):
     """Step by step, and a prompt, read in either way, followed by steps; padded queries may be anything."""
-    monkeypatch.setattr(LinearMechanism, "_few", lambda *_: few)
     mechanism, qkv, keep = make(name), inputs(23, 23), padding(23, side)
-    rows = Rows.whole(23, keep).without_lengths()
-    expected = mechanism(*qkv, query=rows, key=rows, visible=CAUSAL, form="parallel")
-    got, _ = steps(mechanism, qkv, rows, prompt)
+    rows = TokenInfo.whole(23, keep).without_lengths()
+    expected = attend(mechanism, *qkv, query=rows, key=rows, mask=CAUSAL, way="reference")
+    with dispatch.override(pairs=10**9 if few else 0):
+        got, _ = steps(mechanism, qkv, rows, prompt)
     real = 1.0 if keep is None else keep[:, None, :, None]
     assert difference([got * real], [expected * real]) < 1e-12
 
@@ -209,22 +204,22 @@ def test_generation_equals_training(name, prompt, side, few, monkeypatch):
 def test_a_state_of_all_keys_equals_bidirectional(name, side):
     mechanism, qkv = make(name), inputs(7, 30)
     q, k, v = qkv
-    query, key = Rows.whole(7).without_lengths(), Rows.whole(30, padding(30, side))
-    expected = mechanism(*qkv, query=query, key=key, form="parallel")
-    assert difference([mechanism.attend(mechanism.update(None, k, v, key), q, query)], [expected]) < 1e-12
-    if not mechanism.streaming:
+    query, key = TokenInfo.whole(7).without_lengths(), TokenInfo.whole(30, padding(30, side))
+    expected = attend(mechanism, *qkv, query=query, key=key, way="reference")
+    assert difference([mechanism.read(written(mechanism, k, v, key), q, query)], [expected]) < 1e-12
+    if not mechanism.capabilities.append:
         return
-    state = None
+    state = mechanism.init_state(len(k), v.shape[3], k, key)
     for start, stop in ((0, 11), (11, 12), (12, 30)):
-        state = mechanism.update(state, k[:, :, start:stop], v[:, :, start:stop], key.narrow(start, stop))
-    assert difference([mechanism.attend(state, q, query)], [expected]) < 1e-12
+        state = mechanism.write(state, k[:, :, start:stop], v[:, :, start:stop], key.narrow(start, stop))
+    assert difference([mechanism.read(state, q, query)], [expected]) < 1e-12
 
 
 @pytest.mark.parametrize("name", serving(CAUSAL, CONSTANT))
 @torch.no_grad()
 def test_state_has_constant_size_and_is_float32(name):
     mechanism, qkv = make(name).bfloat16(), inputs(40, 40, dtype=torch.bfloat16)
-    rows = Rows.whole(40).without_lengths()
+    rows = TokenInfo.whole(40).without_lengths()
     sizes = set()
     for count in (1, 5, 40):
         _, state = steps(mechanism, tuple(x[:, :, :count] for x in qkv), rows.narrow(0, count))
@@ -239,7 +234,7 @@ def test_state_has_constant_size_and_is_float32(name):
 def test_states_reorder_fork_and_rebuild(name):
     """A beam search repeats and drops rows; what it goes on with must be as if it had been so from the start."""
     mechanism, qkv, order = make(name), inputs(12, 12, batch=3), torch.tensor([2, 0, 2])
-    rows = Rows.whole(12).without_lengths()
+    rows = TokenInfo.whole(12).without_lengths()
     _, state = steps(mechanism, tuple(x[:, :, :8] for x in qkv), rows.narrow(0, 8))
     saved = type(state)(**{key: tensor.clone() for key, tensor in state.tensors().items()})
     last = tuple(x[order, :, 8:] for x in qkv)
@@ -247,9 +242,9 @@ def test_states_reorder_fork_and_rebuild(name):
     expected, _ = steps(mechanism, reordered, rows)
     forked = state.fork()
     for start in (state.reorder(order), saved.reorder(order), forked.reorder(order)):
-        got, _ = mechanism.extend(start, *last, rows.narrow(8, 12))
+        got, _ = scanned(mechanism, start, *last, rows.narrow(8, 12))
         assert difference([got], [expected[:, :, 8:]]) < 1e-12
-    mechanism.extend(forked, *(x[:, :, 8:] for x in qkv), rows.narrow(8, 12))
+    scanned(mechanism, forked, *(x[:, :, 8:] for x in qkv), rows.narrow(8, 12))
     for key, tensor in saved.tensors().items():
         assert torch.equal(state.tensors()[key], tensor), "a fork shares memory with its origin"
 
@@ -257,7 +252,7 @@ def test_states_reorder_fork_and_rebuild(name):
 @torch.no_grad()
 def test_kv_cache_grows_in_steps_and_holds_what_it_was_given():
     mechanism, (q, k, v) = make("softmax"), inputs(20, 20)
-    rows = Rows.whole(20).without_lengths()
+    rows = TokenInfo.whole(20).without_lengths()
     _, cache = steps(mechanism, (q, k, v), rows)
     assert cache.count == 20 and cache.k.shape[2] < 40 and cache.k.shape[3] == DIM
     assert torch.equal(cache.k[:, :, :20], k) and torch.equal(cache.v[:, :, :20], v)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, Packed, Projections, Rows, bounded, build
+from leapformer_fairseq.attention import CAUSAL, Carry, Projections, TokenInfo, build
 from leapformer_fairseq.errors import LeapformerError
 
-from .cases import DIM, HEADS, SIDES, difference, padding, run, steps
+from .cases import DIM, HEADS, SIDES, WAYS, attend, difference, padding, run, steps, written
 
 L, COUNT, WIDTH = 5, 23, DIM * HEADS
 PROJECTIONS = ("tied", "untied", "standard")
@@ -27,19 +27,19 @@ def luna(block, projections="tied", adopt=True, **options):
     for parameter in (*mechanism.parameters(), *(x for layer in stock for x in layer.parameters())):
         nn.init.normal_(parameter, std=0.4)
     if adopt:
-        mechanism.adopt(stock)
+        mechanism.receive(stock)
     return mechanism, stock
 
 
 def packed_rows(keep=True):
-    return Packed(torch.randn(2, L, WIDTH).double(), torch.arange(L) < torch.tensor([[L], [3]]) if keep else None)
+    return Carry(torch.randn(2, L, WIDTH).double(), torch.arange(L) < torch.tensor([[L], [3]]) if keep else None)
 
 
 def projected(mechanism, stock, x, queries=COUNT):
     """q, k, v (B, H, ., D) of inputs x (B, S, C), as the block makes them."""
     heads = [layer(x).unflatten(-1, (HEADS, DIM)).transpose(1, 2) for layer in (stock.q, stock.k, stock.v)]
     q, k, v = heads
-    return q[:, :, :queries], v if mechanism.keys_are_values else k, v
+    return q[:, :, :queries], v if mechanism.capabilities.keys_are_values else k, v
 
 
 def vectors(layer, x, h):
@@ -82,7 +82,7 @@ def bidirectional(mechanism, stock, projections, q, k, v, key):
     for b in range(len(q)):
         real = [i for i in range(k.shape[2]) if key.keep is None or key.keep[b, i]]
         used = L if mechanism.fixed else min(L, len(real))
-        rows = [normalised(mechanism, key.packed.rows[b, j]) for j in range(L)]
+        rows = [normalised(mechanism, key.carry.values[b, j]) for j in range(L)]
         found = [
             torch.cat([attention_of_one(vectors(query, row, h), k[b, h, real], v[b, h, real]) for h in range(HEADS)])
             for row in rows
@@ -100,8 +100,8 @@ def causal(mechanism, stock, projections, activation, q, k, v, key):
     query, write, _, _ = layers(mechanism, stock, projections)
     out = torch.zeros_like(q)
     for b in range(len(q)):
-        used = [j for j in range(L) if key.packed.keep is None or key.packed.keep[b, j]]
-        rows = [normalised(mechanism, key.packed.rows[b, j]) for j in used]
+        used = [j for j in range(L) if key.carry.keep is None or key.carry.keep[b, j]]
+        rows = [normalised(mechanism, key.carry.values[b, j]) for j in used]
         for h in range(HEADS):
             pseudo, keys, values, seen = [vectors(query, row, h) for row in rows], 0, 0, 0
             for t in range(q.shape[2]):
@@ -124,15 +124,15 @@ def causal(mechanism, stock, projections, activation, q, k, v, key):
 def test_pack_and_unpack_are_the_papers(block, count, projections, side, fixed):
     mechanism, stock = luna(block, projections, luna_fixed_length=fixed)
     x = torch.randn(2, count, WIDTH).double()
-    key = replace(Rows.whole(count, padding(count, side)), inputs=x, packed=packed_rows(keep=False))
+    key = replace(TokenInfo.whole(count, padding(count, side)), inputs=x, carry=packed_rows(keep=False))
     q, k, v = projected(mechanism, stock, x, queries=4)
     expected, after = bidirectional(mechanism, stock, projections, q, k, v, key)
-    for form in mechanism.forms:
-        assert difference([mechanism(q, k, v, key=key, form=form)], [expected]) < 1e-12
-    state = mechanism.update(None, k, v, key)
-    assert difference([mechanism.attend(state, q, Rows.whole(4))], [expected]) < 1e-12
-    handed = mechanism.packed_after(state)
-    assert difference([handed.rows], [after]) < 1e-12
+    for way in WAYS:
+        assert difference([attend(mechanism, q, k, v, key=key, way=way)], [expected]) < 1e-12
+    state = written(mechanism, k, v, key)
+    assert difference([mechanism.read(state, q, TokenInfo.whole(4))], [expected]) < 1e-12
+    handed = mechanism.carry(state)
+    assert difference([handed.values], [after]) < 1e-12
     real = count if key.keep is None else int(key.keep[1].sum())
     assert handed.keep.sum(1).tolist() == [L if fixed else min(L, count), L if fixed else min(L, real)]
 
@@ -141,42 +141,41 @@ def test_pack_and_unpack_are_the_papers(block, count, projections, side, fixed):
 @pytest.mark.parametrize("activation", WRITTEN)
 @pytest.mark.parametrize("projections", PROJECTIONS)
 @torch.no_grad()
-def test_causal_attention_is_the_papers(projections, activation, side, monkeypatch):
-    monkeypatch.setattr(bounded, "ROWS", 64)  # stretches of 16 rows for chunks of 4
+def test_causal_attention_is_the_papers(projections, activation, side):
     mechanism, stock = luna("decoder-self", projections, luna_activation=activation)
     x = torch.randn(2, COUNT, WIDTH).double()
-    key = replace(Rows.whole(COUNT, padding(COUNT, side)), inputs=x, packed=packed_rows())
+    key = replace(TokenInfo.whole(COUNT, padding(COUNT, side)), inputs=x, carry=packed_rows())
     q, k, v = projected(mechanism, stock, x)
     expected = causal(mechanism, stock, projections, activation, q, k, v, key)
     real = 1.0 if key.keep is None else key.keep[:, None, :, None]
-    for form in mechanism.forms:
-        out = mechanism(q, k, v, query=key, key=key, visible=CAUSAL, form=form, chunk=4)
-        assert difference([out * real], [expected * real]) < 1e-12, form
+    for way in WAYS:
+        out = attend(mechanism, q, k, v, query=key, key=key, mask=CAUSAL, way=way, chunk=4)
+        assert difference([out * real], [expected * real]) < 1e-12, way
     for prompt in (0, 1, 9):
         out, _ = steps(mechanism, (q, k, v), key.without_lengths(), prompt)
         assert difference([out * real], [expected * real]) < 1e-12, prompt
 
 
 @pytest.mark.parametrize("projections", PROJECTIONS)
-def test_gradients_reach_the_packed_sequence_and_the_block_through_stretches(projections, monkeypatch):
-    monkeypatch.setattr(bounded, "ROWS", 64)
+def test_gradients_reach_the_packed_sequence_and_the_block_through_stretches(projections):
     mechanism, stock = luna("decoder-self", projections)
     x, grad = torch.randn(2, COUNT, WIDTH).double(), torch.randn(2, HEADS, COUNT, DIM).double()
     qkv, packed, found = projected(mechanism, stock, x), packed_rows(), {}
     of_the_block = [parameter for layer in stock for parameter in layer.parameters()]
-    for form in ("parallel", "chunkwise"):
+    for way in ("reference", "kept", "again"):
         for parameter in of_the_block:
             parameter.grad = torch.zeros_like(parameter)
-        start, inputs = packed.rows.clone().requires_grad_(), x.clone().requires_grad_()
+        start, inputs = packed.values.clone().requires_grad_(), x.clone().requires_grad_()
         # The packed sequence comes out of other layers: it is no leaf.
-        key = replace(Rows.whole(COUNT), inputs=inputs * 1, packed=Packed(start * 1, packed.keep))
-        found[form] = run(mechanism, qkv, grad, key=key, visible=CAUSAL, form=form, chunk=4)
-        found[form] += [start.grad, torch.zeros_like(x) if inputs.grad is None else inputs.grad]
-        found[form] += [parameter.grad for parameter in of_the_block]
+        key = replace(TokenInfo.whole(COUNT), inputs=inputs * 1, carry=Carry(start * 1, packed.keep))
+        found[way] = run(mechanism, qkv, grad, key=key, mask=CAUSAL, way=way, chunk=4)
+        found[way] += [start.grad, torch.zeros_like(x) if inputs.grad is None else inputs.grad]
+        found[way] += [parameter.grad for parameter in of_the_block]
         assert start.grad.abs().max() > 1e-3
     # Tied, tokens are written by the block's projection of keys; else by keys as they are, or a projection of its own.
     assert (stock.k.weight.grad.abs().max() > 1e-3) == (projections == "tied")
-    assert difference(found["chunkwise"], found["parallel"]) < 1e-12
+    assert difference(found["kept"], found["reference"]) < 1e-12
+    assert difference(found["again"], found["reference"]) < 1e-12
 
 
 @pytest.mark.parametrize("projections", PROJECTIONS)
@@ -186,15 +185,15 @@ def test_weights_compose_both_matrices(block, projections):
     """The weights of a token are those of the packed rows that a query reads, times theirs of the token."""
     mechanism, stock = luna(block, projections)
     x, keep = torch.randn(2, COUNT, WIDTH).double(), padding(COUNT, "right")
-    key = replace(Rows.whole(COUNT, keep), inputs=x, packed=packed_rows(keep=False))
+    key = replace(TokenInfo.whole(COUNT, keep), inputs=x, carry=packed_rows(keep=False))
     q, k, v = projected(mechanism, stock, x, queries=4)
     weights = mechanism.weights(q, k, key=key)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, HEADS, 4).double())
     assert weights[1, :, :, ~keep[1]].abs().max() == 0
-    state = mechanism.update(None, k, v, key)
+    state = written(mechanism, k, v, key)
     unpack = ((q @ state.keys) / math.sqrt(DIM)).masked_fill(~state.keep[:, None, None], -math.inf).softmax(-1)
     query = layers(mechanism, stock, projections)[0]
-    pseudo = query(mechanism.packed_norm(key.packed.rows)).unflatten(-1, (HEADS, DIM)).transpose(1, 2)
+    pseudo = query(mechanism.packed_norm(key.carry.values)).unflatten(-1, (HEADS, DIM)).transpose(1, 2)
     pack = (pseudo @ k.mT / math.sqrt(DIM)).masked_fill(~keep[:, None, None], -math.inf).softmax(-1)
     torch.testing.assert_close(weights, unpack @ pack)
 
@@ -217,7 +216,7 @@ def test_dropout_falls_on_training_alone():
     torch.manual_seed(0)
     mechanism, stock = luna("encoder-self", dropout=0.5)
     x = torch.randn(2, COUNT, WIDTH).double()
-    key = replace(Rows.whole(COUNT), inputs=x, packed=packed_rows(keep=False))
+    key = replace(TokenInfo.whole(COUNT), inputs=x, carry=packed_rows(keep=False))
     qkv = projected(mechanism, stock, x)
     first, second = (mechanism.train()(*qkv, key=key) for _ in range(2))
     assert difference([first], [second]) > 1e-3
@@ -226,17 +225,19 @@ def test_dropout_falls_on_training_alone():
 
 
 def test_bad_input_is_said_in_one_line():
-    with pytest.raises(LeapformerError, match="--luna-length 0: give at least one packed row"):
+    with pytest.raises(LeapformerError, match="--luna-length 0: give at least one packed vector"):
         build("luna", DIM, HEADS, luna_length=0)
     with pytest.raises(LeapformerError, match="--luna-projections 'five': choose from: tied, untied, standard"):
         build("luna", DIM, HEADS, luna_projections="five")
-    assert "source 9; make them equal" in build("luna", DIM, HEADS, input_dim=9).refusal("decoder-cross")
+    assert "source 9; make them equal" in build("luna", DIM, HEADS, input_dim=9).capabilities.unsupported_reason(
+        "decoder-cross"
+    )
     needy, stock = luna("decoder-self")
     x = torch.randn(2, COUNT, WIDTH).double()
     with pytest.raises(LeapformerError, match="given no packed sequence; .*--luna-packed learned"):
-        needy(*projected(needy, stock, x), key=replace(Rows.whole(COUNT), inputs=x), visible=CAUSAL)
+        needy(*projected(needy, stock, x), key=replace(TokenInfo.whole(COUNT), inputs=x), mask=CAUSAL)
     mechanism, _ = luna("encoder-self", adopt=False)
     q, k, v = (torch.randn(1, HEADS, 3, DIM).double() for _ in range(3))
-    state = mechanism.update(None, k, v, Rows.whole(3))
+    state = written(mechanism, k, v, TokenInfo.whole(3))
     with pytest.raises(LeapformerError, match="packs all keys at once"):
-        mechanism.update(state, k, v, Rows.whole(3))
+        mechanism.write(state, k, v, TokenInfo.whole(3))

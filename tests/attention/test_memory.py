@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leapformer_fairseq.attention import CAUSAL, Visible, build
+from leapformer_fairseq.attention import CAUSAL, PrefixMask, build
 
-from .cases import CONSTANT, Case, pairs
+from .cases import CONSTANT, Case, attend, pairs
 
 HEADS, DIM = 2, 16
 # room for the longest sequence here
@@ -35,16 +35,16 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-def largest(name: str, queries: int, keys: int, visible: Visible | None, form: str = "auto") -> int:
+def largest(name: str, queries: int, keys: int, visible: PrefixMask | None, way: str = "auto") -> int:
     mechanism = build(name, DIM, HEADS, **OPTIONS.get(name, {}))
     q = torch.randn(1, HEADS, queries, DIM, requires_grad=True)
     k, v = (torch.randn(1, HEADS, keys, DIM, requires_grad=True) for _ in range(2))
     with LargestTensor() as made:
-        mechanism(q, k, v, visible=visible, form=form).sum().backward()
+        attend(mechanism, q, k, v, mask=visible, way=way).sum().backward()
     return made.elements
 
 
-CASES = [Case(2048, 2048, CAUSAL), Case(2048, 2048, None), Case(400, 3200, Visible(3, 8))]
+CASES = [Case(2048, 2048, CAUSAL), Case(2048, 2048, None), Case(400, 3200, PrefixMask(3, 8))]
 
 
 @pytest.mark.parametrize(("name", "case"), pairs(CONSTANT, CASES))
@@ -61,5 +61,5 @@ def test_the_largest_tensor_grows_linearly(name, visible):
 
 
 def test_the_count_notices_a_quadratic_form():
-    """Inverted control: the parallel form does make a T x S tensor."""
-    assert largest("leap", 2048, 2048, CAUSAL, "parallel") >= HEADS * 2048 * 2048
+    """Inverted control: the parallel way does make a T x S tensor."""
+    assert largest("leap", 2048, 2048, CAUSAL, "reference") >= HEADS * 2048 * 2048

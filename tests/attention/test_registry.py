@@ -5,13 +5,14 @@ import torch
 
 from leapformer_fairseq.attention import (
     BLOCKS,
-    CAUSAL,
     MECHANISMS,
     OPTIONS,
+    Capabilities,
+    Context,
     Mechanism,
     Option,
-    Rows,
-    Visible,
+    PrefixMask,
+    TokenInfo,
     build,
     find,
     register,
@@ -19,7 +20,7 @@ from leapformer_fairseq.attention import (
 )
 from leapformer_fairseq.errors import LeapformerError
 
-from .cases import NAMES, inputs, make
+from .cases import NAMES, inputs, make, written
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def own_register(monkeypatch):
 def test_every_mechanism_describes_itself(name):
     mechanism = find(name)
     assert mechanism.name == name and mechanism.__doc__
-    assert "parallel" in mechanism.forms and set(mechanism.blocks) <= set(BLOCKS)
+    assert set(mechanism.capabilities.blocks) <= set(BLOCKS)
     for option in mechanism.options:
         assert OPTIONS[option.name] == option
         assert option.flag == "--" + option.name.replace("_", "-")
@@ -55,7 +56,7 @@ def test_a_new_mechanism_is_found_by_name(own_register):
 
 
 def test_a_taken_name_is_refused(own_register):
-    with pytest.raises(LeapformerError, match=r"'relu' is already registered by .*attention\.relu; rename"):
+    with pytest.raises(LeapformerError, match=r"'relu' is already registered by .*attention\.linear\.relu; rename"):
         register("relu")(type("Other", (Mechanism,), {}))
     assert find("relu") is MECHANISMS["relu"]
 
@@ -88,8 +89,8 @@ def test_an_option_may_be_shared(own_register):
             lambda: build("cosformer", 8, 2, cosformer_overrun="wrap"),
             "--cosformer-overrun 'wrap': choose from: saturate, extrapolate",
         ),
-        (lambda: Visible(0), "lagging k is 0; .*choose k >= 1"),
-        (lambda: Visible(1, 0), "pre-decision ratio is 0; choose at least 1"),
+        (lambda: PrefixMask(0), "lagging k is 0; .*choose k >= 1"),
+        (lambda: PrefixMask(1, 0), "pre-decision ratio is 0; choose at least 1"),
     ],
 )
 def test_errors_name_value_choices_and_remedy(call, message):
@@ -99,14 +100,18 @@ def test_errors_name_value_choices_and_remedy(call, message):
 
 
 def test_cosformer_needs_a_length_in_the_decoder():
-    without, with_length = build("cosformer", 8, 2), build("cosformer", 8, 2, cosformer_length=9)
-    assert without.refusal("encoder-self") is None
+    without, with_length = (build("cosformer", 8, 2, cosformer_length=length) for length in (0, 9))
+
+    def why(mechanism, block, known=False):
+        return mechanism.capabilities.unsupported_reason(block, None, Context(length_known=known))
+
+    assert why(without, "encoder-self") is None
     for block in ("decoder-self", "decoder-cross"):
-        assert with_length.refusal(block) is None
-        assert "--cosformer-length N" in (without.refusal(block) or "")
-        assert without.refusal(block, length_known=True) is None
-    rows = Rows.whole(4).without_lengths()
-    with pytest.raises(LeapformerError, match="rows of unknown length; give --cosformer-length"):
+        assert why(with_length, block) is None
+        assert "--cosformer-length N" in (why(without, block) or "")
+        assert why(without, block, known=True) is None
+    rows = TokenInfo.whole(4).without_lengths()
+    with pytest.raises(LeapformerError, match="tokens of unknown length; give --cosformer-length"):
         without(*(x.float() for x in inputs(4, 4)), query=rows, key=rows)
 
 
@@ -117,8 +122,8 @@ def test_cosformer_behind_the_end_of_its_length(overrun, first_negative, last_po
     """The paper's weights are 0 one step behind the length, then negative, and all are from twice the length on."""
     mechanism = build("cosformer", 8, 2, cosformer_overrun=overrun, normalizer_floor=1e-9)
     q, k = torch.rand(1, 2, 30, 8) + 0.1, torch.rand(1, 2, 10, 8) + 0.1
-    target = Rows.whole(30).of_length(torch.tensor([10]))
-    scores = mechanism.map_queries(q, target).scores(mechanism.map_keys(k, Rows.whole(10))).amin(1)[0]
+    target = TokenInfo.whole(30).of_length(torch.tensor([10]))
+    scores = mechanism.map_queries(q, target).scores(mechanism.map_keys(k, TokenInfo.whole(10))).amin(1)[0]
     steps = torch.arange(1, 31)
     negative = steps[(scores < -1e-6).any(1)].tolist()  # 0 is 1e-8 to either side
     assert (negative[0] if negative else None) == first_negative
@@ -126,23 +131,14 @@ def test_cosformer_behind_the_end_of_its_length(overrun, first_negative, last_po
 
 
 def test_a_block_that_a_mechanism_is_not_defined_for_is_refused():
-    class EncoderOnly(Mechanism):
-        blocks = ("encoder-self",)
-
-    assert EncoderOnly(8, 2).refusal("encoder-self") is None
-    assert "allowed: encoder-self" in (EncoderOnly(8, 2).refusal("decoder-self") or "")
+    capabilities = Capabilities(dict.fromkeys(("decoder-self", "decoder-cross"), "it looks ahead"))
+    assert capabilities.unsupported_reason("encoder-self") is None
+    assert capabilities.unsupported_reason("decoder-self") == "it looks ahead; allowed: encoder-self"
 
 
 def test_states_of_other_mechanisms_are_refused():
-    (q, k, v), rows = inputs(1, 1), Rows.whole(1)
-    states = {name: make(name).update(None, k, v, rows) for name in ("softmax", "relu", "rope")}
+    (q, k, v), rows = inputs(1, 1), TokenInfo.whole(1)
+    states = {name: written(make(name), k, v, rows) for name in ("softmax", "relu", "rope")}
     for name, other in (("softmax", "relu"), ("relu", "softmax"), ("rope", "softmax")):
         with pytest.raises(TypeError, match="does not belong"):
-            make(name).attend(states[other], q, rows)
-
-
-def test_extend_needs_a_row():
-    empty = tuple(x[:, :, :0] for x in inputs(1, 1))
-    with pytest.raises(ValueError, match="at least one row"):
-        Mechanism.extend(make("relu"), None, *empty, Rows.whole(0))
-    assert torch.equal(CAUSAL.counts(3, 3), torch.tensor([1, 2, 3]))
+            make(name).read(states[other], q, rows)

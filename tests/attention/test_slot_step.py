@@ -8,9 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import Projections, Rows, build, native, slot_step
-from leapformer_fairseq.attention.slot_sums import SlotSums
+from leapformer_fairseq.attention import Projections, TokenInfo, build
+from leapformer_fairseq.attention.bounded import step as slot_step
+from leapformer_fairseq.attention.bounded.sums import SlotSums
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.errors import LeapformerError
+
+from .cases import empty, scanned
 
 B, H, D, E, C, N = 2, 3, 4, 6, 12, 5
 POSITIONAL = [
@@ -33,16 +37,16 @@ class Block:
         self.step = self.mechanism.step(self.projections)
 
     def rows(self, x, seen):
-        """Rows that follow `seen` others, and q, k, v of x (T, B, C)."""
+        """TokenInfo that follow `seen` others, and q, k, v of x (T, B, C)."""
         inputs = x.transpose(0, 1)
         q, _, k, v = self.projections
         qkv = (side(inputs).unflatten(-1, (H, -1)).transpose(1, 2) for side in (q, k, v))
-        return replace(Rows.following(torch.tensor([seen]), len(x)), inputs=inputs), *qkv
+        return replace(TokenInfo.following(torch.tensor([seen]), len(x)), inputs=inputs), *qkv
 
     def extend(self, state, x, seen):
         """The general way: output (T, B, C) and state."""
         rows, *qkv = self.rows(x, seen)
-        out, state = self.mechanism.extend(state, *qkv, rows)
+        out, state = scanned(self.mechanism, state, *qkv, rows)
         return self.projections.out(out.permute(2, 0, 1, 3).flatten(2)), state
 
 
@@ -51,12 +55,12 @@ class Block:
 @torch.no_grad()
 def test_steps_follow_a_prompt(name, options, dtype, language, monkeypatch):
     """In stretches of 7 positions; beams are reordered; and the general way takes over what the steps left."""
-    monkeypatch.setattr(slot_step, "STRETCH", 7)
+    monkeypatch.setattr(slot_step, "POSITIONS", 7)
     block, x = Block(name, options, dtype), torch.randn(40, B, C, dtype=dtype)
     _, state = block.extend(None, x[:10], 0)
     _, general = block.extend(None, x[:10], 0)
     for t in range(10, 39):
-        out = block.step.extend(x[t], state, t + 1)
+        out = block.step(x[t], state, t + 1)
         expected, general = block.extend(general, x[t : t + 1], t)
         torch.testing.assert_close(out, expected[0], rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-4)
         state, general = (held.reorder(torch.tensor([1, 0] if t % 3 else [1, 1])) for held in (state, general))
@@ -70,8 +74,8 @@ def test_steps_follow_a_prompt(name, options, dtype, language, monkeypatch):
 def test_c_serves_after_a_prompt(name, options, monkeypatch):
     block, x = Block(name, options, torch.float32), torch.randn(9, B, C)
     _, state = block.extend(None, x[:8], 0)
-    monkeypatch.setattr(SlotSums, "write", lambda *_: pytest.fail("written by PyTorch"))
-    block.step.extend(x[8], state, 9)
+    monkeypatch.setattr(SlotSums, "write_control", lambda *_: pytest.fail("written by PyTorch"))
+    block.step(x[8], state, 9)
 
 
 @pytest.mark.parametrize(("name", "options"), POSITIONAL, ids=lambda x: x if isinstance(x, str) else "")
@@ -81,7 +85,7 @@ def test_positions_may_be_asked_for_in_any_order(name, options):
     _, state = block.extend(None, x[:3], 0)
     outs = []
     for position in (33, 2, 40, 1):
-        outs.append(block.step.extend(x[3], state.fork(), position))
+        outs.append(block.step(x[3], state.fork(), position))
         expected, _ = block.extend(state.fork(), x[3:], position - 1)
         torch.testing.assert_close(outs[-1], expected[0], rtol=0, atol=1e-12)
     assert not all(torch.allclose(out, outs[0]) for out in outs), "the position matters"
@@ -91,19 +95,19 @@ def test_positions_may_be_asked_for_in_any_order(name, options):
 @torch.no_grad()
 def test_the_last_position_is_served_and_the_next_one_refused(name):
     block, x = Block(name, dict(POSITIONAL)[name], torch.float32), torch.randn(B, C)
-    assert block.mechanism.max_positions == 40  # which does not end a stretch
-    state = block.mechanism.empty_state(B, E, x)
-    assert block.step.extend(x, state, 40).isfinite().all()
+    assert block.mechanism.capabilities.max_target == 40  # which does not end a stretch
+    state = empty(block.mechanism, B, E, x)
+    assert block.step(x, state, 40).isfinite().all()
     with pytest.raises(LeapformerError, match="41"):
-        block.step.extend(x, state, 41)
+        block.step(x, state, 41)
 
 
 @torch.no_grad()
 def test_logits_of_the_control_are_bounded(language):
     block, x = Block("abc-mlp", {}, torch.float32), 300 * torch.randn(3, B, C)
-    state, general = block.mechanism.empty_state(B, E, x), None
+    state, general = empty(block.mechanism, B, E, x), None
     for t in range(3):
-        out = block.step.extend(x[t], state, t + 1)
+        out = block.step(x[t], state, t + 1)
         expected, general = block.extend(general, x[t : t + 1], t)
         torch.testing.assert_close(out, expected[0], rtol=1e-3, atol=1e-2)
     assert float(state.mass.max()) > 1e13 and state.mass.isfinite().all()
@@ -112,9 +116,9 @@ def test_logits_of_the_control_are_bounded(language):
 @torch.no_grad()
 def test_logits_of_the_control_are_float32_in_half_precision():
     block, x = Block("abc-mlp", {}, torch.bfloat16), 5 * torch.randn(6, B, C).bfloat16()
-    state = block.mechanism.empty_state(B, E, x)
+    state = empty(block.mechanism, B, E, x)
     for t in range(6):
-        out = block.step.extend(x[t], state, t + 1)
+        out = block.step(x[t], state, t + 1)
     expected, general = block.extend(None, x, 0)
     torch.testing.assert_close(state.mass, general.mass, rtol=1e-5, atol=0)  # bfloat16 is wrong by 1e-2
     torch.testing.assert_close(out, expected[5], rtol=0.05, atol=0.05)
@@ -125,9 +129,9 @@ def test_logits_of_the_control_are_float32_in_half_precision():
 def test_empty_slots_are_left_out_or_read_as_zeros(language):
     x = torch.randn(2, B, C)
     outs = {}
-    for empty in ("mask", "literal"):
-        block = Block("abc-global", {"abc_global_every": 4, "abc_empty_slots": empty}, torch.float32)
-        outs[empty] = block.step.extend(x[0], block.mechanism.empty_state(B, E, x), 1)
+    for kind in ("mask", "literal"):
+        block = Block("abc-global", {"abc_global_every": 4, "abc_empty_slots": kind}, torch.float32)
+        outs[kind] = block.step(x[0], empty(block.mechanism, B, E, x), 1)
     _, out, _, v = block.projections
     torch.testing.assert_close(outs["mask"], out(v(x[0])))  # one slot of N holds something
     assert not torch.allclose(outs["mask"], outs["literal"], atol=1e-2)
@@ -141,7 +145,7 @@ def test_dropout_of_a_mechanism_in_training_is_that_of_the_general_way():
     for training in (True, False):
         block.mechanism.train(training)
         torch.manual_seed(1)
-        outs[training] = block.step.extend(x[8], state.fork(), 9)
+        outs[training] = block.step(x[8], state.fork(), 9)
         torch.manual_seed(1)
         expected, _ = block.extend(state.fork(), x[8:], 8)
         torch.testing.assert_close(outs[training], expected[0], rtol=0, atol=1e-5)
@@ -154,7 +158,7 @@ def test_more_slots_than_c_has_room_for(monkeypatch):
     monkeypatch.setattr(native, "slot_step", lambda: lambda *_: pytest.fail("C was called"))
     block, x = Block("abc-mlp", {}, torch.float32), torch.randn(1, B, C)
     expected, _ = block.extend(None, x, 0)
-    out = block.step.extend(x[0], block.mechanism.empty_state(B, E, x), 1)
+    out = block.step(x[0], empty(block.mechanism, B, E, x), 1)
     torch.testing.assert_close(out, expected[0], rtol=0, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""The decoding step is the same function as the parallel form: in PyTorch, in C, and for every way to build it."""
+"""The decoding step is the same function as the parallel way: in PyTorch, in C, and for every way to build it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, Rows, build, native
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, TokenInfo, build
+from leapformer_fairseq.attention.ops import cpu as native
 
-from .cases import DIM, HEADS, heads, joined
+from .cases import DIM, HEADS, attend, empty, heads, joined, written
 
 B, H, D, C, T = 3, HEADS, DIM, HEADS * DIM, 9
 LINEAR = [
@@ -59,8 +60,8 @@ def block(name, options, dtype, bias=True):
 
 
 def rows(count, x=None):
-    """Rows of unknown length that are projected from x (T, B, C)."""
-    return replace(Rows.whole(count).without_lengths(), inputs=None if x is None else x.transpose(0, 1))
+    """TokenInfo of unknown length that are projected from x (T, B, C)."""
+    return replace(TokenInfo.whole(count).without_lengths(), inputs=None if x is None else x.transpose(0, 1))
 
 
 def assert_same_states(state, other, tolerance):
@@ -74,9 +75,9 @@ def assert_same_states(state, other, tolerance):
 @torch.no_grad()
 def test_rows_that_do_not_fit_to_the_state_are_refused(name, options, rows, compiled):
     mechanism, projections = block(name, options, torch.float32)
-    step, state = mechanism.step(projections), mechanism.empty_state(2, D, torch.zeros(0))
+    step, state = mechanism.step(projections), empty(mechanism, 2, D, torch.zeros(0))
     with nullcontext() if compiled else native.turned_off(), pytest.raises((ValueError, RuntimeError)):
-        step.extend(torch.randn(rows, C), state, 1)
+        step(torch.randn(rows, C), state, 1)
 
 
 @dtypes
@@ -87,12 +88,12 @@ def test_steps_of_self_attention_equal_the_parallel_form(name, options, dtype, b
     mechanism, projections = block(name, options, dtype, bias)
     q, o, k, v = projections
     x = torch.randn(T, B, C, dtype=dtype)
-    where = {"query": rows(T), "key": rows(T, x), "visible": CAUSAL}
-    expected = o(joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), form="parallel", **where)))
-    step, state = mechanism.step(projections), mechanism.empty_state(B, D, x)
-    out = torch.stack([step.extend(x[t], state, t + 1) for t in range(T)])
+    where = {"query": rows(T), "key": rows(T, x), "mask": CAUSAL}
+    expected = o(joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), execution="reference", **where)))
+    step, state = mechanism.step(projections), empty(mechanism, B, D, x)
+    out = torch.stack([step(x[t], state, t + 1) for t in range(T)])
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype])
-    assert_same_states(state, mechanism.update(None, heads(k(x)), heads(v(x)), rows(T, x)), 10 * TOLERANCE[dtype])
+    assert_same_states(state, written(mechanism, heads(k(x)), heads(v(x)), rows(T, x)), 10 * TOLERANCE[dtype])
 
 
 @dtypes
@@ -102,11 +103,11 @@ def test_steps_of_self_attention_equal_the_parallel_form(name, options, dtype, b
 def test_steps_of_cross_attention_equal_attend(name, options, dtype, shared, language):
     mechanism, (q, o, k, v) = block(name, options, dtype)
     source, x = torch.randn(11, 2, C, dtype=dtype), torch.randn(4, 2 * shared, C, dtype=dtype)
-    state = mechanism.update(None, heads(k(source)), heads(v(source)), rows(11, source).of_length(torch.tensor([11])))
+    state = written(mechanism, heads(k(source)), heads(v(source)), rows(11, source).of_length(torch.tensor([11])))
     copies, before = state.reorder(torch.arange(2).repeat_interleave(shared)), state.fork()
-    expected = o(joined(mechanism.attend(copies, heads(q(x)), rows(4))))
+    expected = o(joined(mechanism.read(copies, heads(q(x)), rows(4))))
     step = mechanism.step(Projections(q, o))
-    out = torch.stack([step.attend(x[t], state, t + 1) for t in range(4)])
+    out = torch.stack([step(x[t], state, t + 1) for t in range(4)])
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype])
     assert_same_states(state, before, 0)  # reading changes nothing
 
@@ -121,18 +122,18 @@ def test_every_sequence_has_its_own_length(dtype, overrun, language):
     x, source = torch.randn(T, B, C, dtype=dtype), torch.randn(11, B, C, dtype=dtype)
     lengths = torch.tensor([4.0, 9.0, 30.5], dtype=torch.float64)
     known = rows(T).of_length(lengths)
-    step, state = mechanism.step(projections), mechanism.empty_state(B, D, x)
-    out = torch.stack([step.extend(x[t], state, t + 1, lengths) for t in range(T)])
-    where = {"query": known, "key": known, "visible": CAUSAL}
-    expected = o(joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), form="parallel", **where)))
+    step, state = mechanism.step(projections), empty(mechanism, B, D, x)
+    out = torch.stack([step(x[t], state, t + 1, lengths) for t in range(T)])
+    where = {"query": known, "key": known, "mask": CAUSAL}
+    expected = o(joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), execution="reference", **where)))
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype] * (1 if overrun == "saturate" else 1e3))
 
-    state = mechanism.update(None, heads(k(source)), heads(v(source)), Rows.whole(11))
+    state = written(mechanism, heads(k(source)), heads(v(source)), TokenInfo.whole(11))
     step = mechanism.step(Projections(q, o))
-    out = torch.stack([step.attend(x[t], state, t + 1, lengths) for t in range(T)])
-    expected = o(joined(mechanism.attend(state, heads(q(x)), known)))
+    out = torch.stack([step(x[t], state, t + 1, lengths) for t in range(T)])
+    expected = o(joined(mechanism.read(state, heads(q(x)), known)))
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype] * (1 if overrun == "saturate" else 1e3))
-    other = torch.stack([step.attend(x[t], state, t + 1, lengths + 5) for t in range(T)])
+    other = torch.stack([step(x[t], state, t + 1, lengths + 5) for t in range(T)])
     assert not torch.allclose(other, expected, atol=1e-4), "lengths matter"
 
 
@@ -141,8 +142,8 @@ def test_every_sequence_has_its_own_length(dtype, overrun, language):
 def test_a_dead_row_gives_zero(name, options, language):
     """No key, no similarity: the floor, not NaN."""
     mechanism, (q, o, _, _) = block(name, options, torch.float32, bias=False)
-    state = mechanism.empty_state(B, D, torch.zeros(1))
-    out = mechanism.step(Projections(q, o)).attend(torch.randn(B, C), state, 1)
+    state = empty(mechanism, B, D, torch.zeros(1))
+    out = mechanism.step(Projections(q, o))(torch.randn(B, C), state, 1)
     assert torch.equal(out, torch.zeros(B, H * D))
 
 
@@ -160,13 +161,13 @@ def test_opposite_proportions_still_average(language):
     x = 1e5 * torch.randn(T, B, C).abs()
     for side in q, k:
         side.weight.abs_()
-    where = {"query": rows(T), "key": rows(T, x), "visible": CAUSAL}
+    where = {"query": rows(T), "key": rows(T, x), "mask": CAUSAL}
     outputs = [
-        joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), form=form, chunk=None, **where))
-        for form in ("parallel", "chunkwise", "recompute")
+        joined(attend(mechanism, heads(q(x)), heads(k(x)), heads(v(x)), way=way, **where))
+        for way in ("reference", "kept", "again")
     ]
-    step, state = mechanism.step(Projections(q, o, k, v)), mechanism.empty_state(B, D, x)
-    outputs.append(torch.stack([step.extend(x[t], state, t + 1) for t in range(T)]))
+    step, state = mechanism.step(Projections(q, o, k, v)), empty(mechanism, B, D, x)
+    outputs.append(torch.stack([step(x[t], state, t + 1) for t in range(T)]))
     for out in outputs:
         torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=1e-3)
     assert (mechanism.weights(heads(q(x)), heads(k(x)), **where) >= 0).all()
@@ -176,8 +177,8 @@ def test_opposite_proportions_still_average(language):
 def test_half_precision_keeps_a_float32_state(language):
     mechanism, rounded = block("leap", {}, torch.bfloat16)
     x = torch.randn(T, B, C).bfloat16()
-    step, state = mechanism.step(rounded), mechanism.empty_state(B, D, x)
-    out = torch.stack([step.extend(x[t], state, t + 1) for t in range(T)])
+    step, state = mechanism.step(rounded), empty(mechanism, B, D, x)
+    out = torch.stack([step(x[t], state, t + 1) for t in range(T)])
     assert out.dtype == torch.bfloat16 and state.kv.dtype == torch.float32
     exact, projections = block("leap", {}, torch.float32)
     exact.load_state_dict(mechanism.state_dict())
@@ -185,7 +186,7 @@ def test_half_precision_keeps_a_float32_state(language):
         mine.load_state_dict(theirs.state_dict())
     q, o, k, v = projections
     x = x.float()
-    expected = o(joined(exact(heads(q(x)), heads(k(x)), heads(v(x)), visible=CAUSAL)))
+    expected = o(joined(exact(heads(q(x)), heads(k(x)), heads(v(x)), mask=CAUSAL)))
     torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
 
 
@@ -206,7 +207,7 @@ def test_the_step_in_c_is_really_taken(monkeypatch, name, step):
     mechanism, projections = block(name, {}, torch.float32)
     calls, real = [], getattr(native, step)()
     monkeypatch.setattr(native, step, lambda: lambda *args: (calls.append(1), real(*args)))
-    mechanism.step(projections).extend(torch.randn(B, C), mechanism.empty_state(B, D, torch.zeros(1)), 1)
+    mechanism.step(projections)(torch.randn(B, C), empty(mechanism, B, D, torch.zeros(1)), 1)
     assert calls == [1]
 
 

@@ -10,7 +10,7 @@ import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.criterions.tacotron2_loss import Tacotron2Criterion
 
-from leapformer_fairseq.attention import native
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.criterions.with_length import LabelSmoothedCrossEntropyWithLength, Tacotron2WithLength
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
@@ -98,8 +98,8 @@ def test_a_decoder_that_is_told_no_length_says_so():
 
 def test_plans_without_lengths_do_not_ask():
     model = nmt("leap")
-    assert model.encoder.length_predictor is None and not model.decoder.current.knows_lengths
-    assert all(attention.current.lengths is None for attention in attentions(model))
+    assert model.encoder.length_predictor is None and not model.decoder.context.facts.knows_lengths
+    assert all(attention.context.lengths is None for attention in attentions(model))
 
 
 def test_simultaneous_translation_cannot_predict_lengths():
@@ -243,7 +243,7 @@ def test_reading_a_prompt_hears_the_predicted_length():
     model, batch = nmt("cosformer", **PREDICTED), text_batch()
     encoder_out, tokens = model.encoder.forward_torchscript(batch), target_prefix(3, 6)
     expected, _ = model.decoder.extract_features(tokens, encoder_out)
-    model.decoder.current.lengths = torch.full((3,), 77.0)  # of whatever came before
+    model.decoder.context.lengths = torch.full((3,), 77.0)  # of whatever came before
     torch.testing.assert_close(model.decoder.read(tokens, {}, encoder_out), expected)
 
 

@@ -16,14 +16,16 @@ from fairseq.models.roberta.model import base_architecture
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leapformer_fairseq.attention import MECHANISMS, build, register
-from leapformer_fairseq.attention.relu import ReLULinear
+from leapformer_fairseq.attention import MECHANISMS, Capabilities, build, register
+from leapformer_fairseq.attention.linear.relu import ReLULinear
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.mlm import HubInterface
 
 from .tiny import PLANS, SIZES, dictionary, make_model
 
-ENCODER_PLANS = [name for name in PLANS if build(name, 8, 2, block="encoder-self").refusal("encoder-self") is None]
+ENCODER_PLANS = [
+    name for name in PLANS if "encoder-self" in build(name, 8, 2, block="encoder-self").capabilities.blocks
+]
 BOS, PAD, EOS = 0, 1, 2
 HEAD = "sentence_classification_head"
 
@@ -117,7 +119,7 @@ def test_features_of_the_encoder_do_not_depend_on_the_pass_before():
         expected, _ = model(batch, features_only=True)
         for _ in range(2):
             torch.testing.assert_close(model.encoder.extract_features(batch)[0], expected, rtol=0, atol=0)
-    assert model.encoder.current.packed is None
+    assert model.encoder.context.carry is None
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "packed"])
@@ -155,7 +157,7 @@ class Shapes(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("plan", [name for name in ENCODER_PLANS if MECHANISMS[name].constant_state])
+@pytest.mark.parametrize("plan", [name for name in ENCODER_PLANS if MECHANISMS[name].capabilities.constant_state])
 def test_nothing_is_quadratic_in_the_length(plan):
     model, batch = mlm(plan, max_positions=1100).float().train(), padded([sentence(1009), sentence(50)], 1009)
     with Shapes(1009) as shapes:
@@ -273,7 +275,7 @@ def test_a_mechanism_that_is_not_for_encoders_is_refused_by_name(registered):
     class Forward(ReLULinear):
         """Only for decoders."""
 
-        blocks = ("decoder-self",)
+        capabilities = Capabilities(dict.fromkeys(("encoder-self", "decoder-cross"), "it looks back"))
 
     registered("forward", Forward)
     with pytest.raises(LeapformerError, match="encoder-self attention, layer 1: forward cannot be used"):

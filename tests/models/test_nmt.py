@@ -8,7 +8,7 @@ from fairseq import search
 from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 
-from leapformer_fairseq.attention import native
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
 
@@ -106,7 +106,7 @@ def test_hypotheses_share_the_state_of_their_sentence(plan):
 
     def watched(**call):
         out = forward(**call)
-        rows.append((call["query"].shape[1], cross.memory(call["incremental_state"]).keys.rows()))
+        rows.append((call["query"].shape[1], cross.memory(call["incremental_state"]).state.batch_size))
         return out
 
     cross.forward = watched

@@ -52,16 +52,16 @@ def test_the_check_notices_a_leak():
 def test_a_range_is_sampled_in_training_and_fixed_in_evaluation():
     model, batch, prefix = simulst(lagging="2-5"), speech_batch(), target_prefix(3, 4)
     cross = [a for a in attentions(model) if a.encoder_decoder_attention]
-    assert {a.visible.lagging for a in cross} == {5}
+    assert {a.mask.lagging for a in cross} == {5}
     model.train()
     seen = set()
     for _ in range(40):
         model(**batch, prev_output_tokens=prefix)
-        assert len({a.visible for a in cross}) == 1
-        seen.add(cross[0].visible.lagging)
+        assert len({a.mask for a in cross}) == 1
+        seen.add(cross[0].mask.lagging)
     assert seen == {2, 3, 4, 5}
     model.eval()
-    assert {a.visible.lagging for a in cross} == {5}
+    assert {a.mask.lagging for a in cross} == {5}
 
 
 def test_k_large_enough_is_offline():
@@ -194,5 +194,5 @@ def test_only_generation_under_wait_k_closes_the_end(k, state, open_):
 def test_the_ratio_can_be_another_than_that_of_training():
     model = waiting()
     model.set_lagging(3, 7)
-    cross = [one.visible for one in attentions(model.decoder) if one.encoder_decoder_attention]
-    assert {(one.lagging, one.ratio) for one in cross} == {(3, 7)} and model.decoder.visible == cross[0]
+    cross = [one.mask for one in attentions(model.decoder) if one.encoder_decoder_attention]
+    assert {(one.lagging, one.ratio) for one in cross} == {(3, 7)} and model.decoder.mask == cross[0]

@@ -89,14 +89,14 @@ def test_fairseqs_own_model_depends_on_the_batch():
     assert (states[last, 2] - ours[last, 2]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("plan", [plan for plan in PLANS if MECHANISMS[plan].constant_state])
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if MECHANISMS[plan].capabilities.constant_state])
 @torch.no_grad()
 def test_the_state_does_not_grow(plan):
     model, sizes = make_tts(plan), []
     ours = [attention for attention in attentions(model.decoder) if attention.mechanism.name == plan]
     for n in (3, 30):
         state = stepwise(model, tts_batch((5, 5), (n, n)))[3]
-        sizes.append([attention.memory(state).keys.nbytes() for attention in ours])
+        sizes.append([attention.memory(state).state.nbytes() for attention in ours])
     assert sizes[0] == sizes[1] != []
 
 

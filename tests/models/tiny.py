@@ -51,8 +51,10 @@ def make_model(arch: str, plan: str = "leap", seed: int = 0, **options: Any) -> 
     if waits:
         args.luna_packed = "learned"  # that of the encoder holds the whole source
     for argument, block in BLOCKS.items():
-        serves = plan not in MECHANISMS or block in MECHANISMS[plan].blocks
-        prefixes = plan not in MECHANISMS or MECHANISMS[plan].prefixes or not (waits and block == "decoder-cross")
+        serves = plan not in MECHANISMS or block in MECHANISMS[plan].capabilities.blocks
+        prefixes = (
+            plan not in MECHANISMS or MECHANISMS[plan].capabilities.prefixes or not (waits and block == "decoder-cross")
+        )
         setattr(args, f"{argument}_attention", plan if serves and prefixes else "softmax")
     vars(args).update(options)
     words = dictionary()

@@ -250,7 +250,7 @@ def test_a_source_longer_than_a_table_is_refused_when_it_comes(length, fails):
     model = make_model("leapformer_s2t_tiny", encoder_self_attention="abc-linformer", abc_max_length=8)
     batch = speech_batch((length,))
     if fails:
-        with pytest.raises(LeapformerError, match="abc-linformer was built for 8 tokens and reads 10; cut the text"):
+        with pytest.raises(LeapformerError, match="in encoder-self can read 8 tokens and got 10; cut the text"):
             model.encoder(**batch)
     else:
         model.encoder(**batch)

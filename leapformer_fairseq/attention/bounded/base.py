@@ -1,0 +1,210 @@
+"""Attention with bounded-memory control (ABC): queries read n slots instead of N keys.
+
+Every key and value is written into a memory of n slots, K~ = sum_i phi_i k_i^T and V~ = sum_i phi_i v_i^T, and a query
+reads it with a softmax, o = V~^T softmax(K~ q / sqrt(D)) (Peng et al., 2022, arXiv:2110.02488, section 3). What the
+family shares is here; its members differ in their control phi: what goes into which slot.
+
+A causal query reads the memory of its own prefix. Both halves of that are sums over visible keys as linear attention
+has them (`ops.linear`): the logits with the control in place of the values, the output with the control in place of
+the keys. So training is linear in N, without a tensor of size N x n x D.
+
+Shapes: B batch, H heads, T queries, S keys, n slots, D head dimension, E value dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import LeapformerError
+from ..capabilities import BLOCKS, DECODER_SELF, Capabilities
+from ..masks import CAUSAL, ChunkMask, Mask, with_state
+from ..mechanism import Mechanism, State
+from ..ops import dispatch, linear
+from ..ops.precision import accumulated, in_float32, without_autocast
+from ..registry import Option
+from ..tokens import TokenInfo
+
+SLOTS = Option(
+    "abc_slots",
+    "32/8/32",
+    "abc: slots of the memory, one number or ENCODER/DECODER/CROSS; a window's are the tokens it sees",
+)
+EMPTY_SLOTS = Option(
+    "abc_empty_slots",
+    "mask",
+    "abc: slots that nothing was written to are left out of the softmax (mask), or take part as zeros, as the paper's "
+    "formula has it (literal)",
+    ("mask", "literal"),
+)
+
+
+def per_block(flag: str, value: str | int, block: str | None, least: int) -> int:
+    """The number that holds in `block` (without one: the first) of an option such as 8 or 32/8/32."""
+    try:
+        numbers = [int(number) for number in str(value).split("/")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, len(BLOCKS)) or min(numbers) < least:
+        raise LeapformerError(
+            f"{flag} {value!r}: give a whole number of at least {least}, or one each for {'/'.join(BLOCKS)}, as in "
+            f"{SLOTS.default}"
+        )
+    return numbers[0] if len(numbers) == 1 or block is None else numbers[BLOCKS.index(block)]
+
+
+class BoundedMechanism(Mechanism):
+    """A memory of n slots that is read with a softmax.
+
+    A subclass says what the memory is (`init_state`), how it is written and read, and both at once for causal tokens
+    (`_causal`); the memory is float32 (float64 for double inputs). Dropout falls on the slots' weights.
+    """
+
+    capabilities = Capabilities(prefixes=False)
+    state_class: ClassVar[type[State]]
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        *,
+        abc_slots: str | int = "32/8/32",
+        abc_empty_slots: str = "mask",
+        **options: Any,
+    ) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.slots = per_block(SLOTS.flag, abc_slots, self.block, least=1)
+        self.literal = abc_empty_slots == "literal"
+
+    @abstractmethod
+    def _causal(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, State]:
+        """Causal attention of tokens that follow a state: the output and the state after them."""
+
+    @abstractmethod
+    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+        """What every key contributes to every query, (B, H, T, S): quadratic, the reference of all else."""
+
+    @in_float32
+    def scan(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, State]:
+        if with_state(mask) != CAUSAL:
+            return super().scan(state, q, k, v, query, key, mask)
+        if q.shape[2] == 1:  # a decoding step, without the means that serve many tokens
+            state = self.write(state, k, v, key)
+            return self.read(state, q, key), state
+        return self._causal(state, q, k, v, key)
+
+    @in_float32
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        query: TokenInfo | None = None,
+        key: TokenInfo | None = None,
+        mask: Mask = None,
+    ) -> Tensor:
+        return self._composed(q, k, query, key, mask, 0.0)
+
+    def _composed(
+        self, q: Tensor, k: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask, dropout: float
+    ) -> Tensor:
+        """`weights` with dropout; under a causal mask queries are tokens of the keys' sequence."""
+        if isinstance(mask, ChunkMask) and mask.tokens > 1:
+            return super().weights(q, k, query=query, key=key, mask=mask)
+        queries, keys = q.shape[2], k.shape[2]
+        key = key or TokenInfo.whole(keys, device=k.device)
+        if mask is None:
+            query = query or TokenInfo.whole(queries, device=q.device)
+            return self._weights(q, k, query, key, mask, dropout)
+        self._check_causal(queries, keys)
+        key = key.narrow(0, queries)
+        return F.pad(self._weights(q, k[:, :, :queries], key, key, CAUSAL, dropout), (0, keys - queries))
+
+    def _reference(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
+        with without_autocast(q.device):
+            weights = self._composed(accumulated(q), accumulated(k), query, key, mask, self.dropping())
+            return (weights @ accumulated(v)).to(v.dtype)
+
+    def _in_segments(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
+        if mask == CAUSAL:
+            self._check_causal(q.shape[2], k.shape[2])
+        return super()._in_segments(q, k, v, query, key, mask)
+
+    def _check_causal(self, queries: int, keys: int) -> None:
+        if queries > keys:
+            raise LeapformerError(
+                f"{self.name} attention of {queries} causal queries over {keys} keys; give as many of both"
+            )
+
+    def _tokens_kept(self, q: Tensor, mask: Mask) -> float:
+        # Bidirectional ones keep little as it is.
+        return math.inf if mask is None else dispatch.bounds(q.device).kept_slot_tokens
+
+    def _tensors(self, state: State) -> tuple[Tensor, ...]:
+        """The tensors of a state, which must be of this mechanism."""
+        if not isinstance(state, self.state_class):
+            raise TypeError(f"a {type(state).__name__} does not belong to this mechanism")
+        return tuple(state.tensors().values())
+
+    def _scaled(self, q: Tensor) -> Tensor:
+        return q * self.head_dim**-0.5
+
+    def dropping(self) -> float:
+        """How much of the weights is dropped out now."""
+        return self.dropout if self.training else 0.0
+
+
+def inputs_of(k: Tensor, tokens: TokenInfo) -> Tensor:
+    """What a control reads, (B, S, C): the block's input or, as a library, the keys, heads concatenated."""
+    return k.transpose(1, 2).flatten(2) if tokens.inputs is None else tokens.inputs.to(k.dtype)
+
+
+def slot_weights(logits: Tensor, empty: Tensor | None, dropout: float) -> Tensor:
+    """A softmax over slots that leaves out the `empty` ones. Where all are empty any weights do: they hold 0."""
+    if empty is not None:
+        logits = logits.masked_fill(empty, torch.finfo(logits.dtype).min)
+    weights = logits.softmax(-1)
+    return F.dropout(weights, dropout) if dropout else weights
+
+
+def kept(alpha: Tensor, tokens: TokenInfo) -> Tensor:
+    """What tokens write, (B, H, S, n), with nothing from padding."""
+    return alpha if tokens.keep is None else alpha * tokens.keep[:, None, :, None].to(alpha.dtype)
+
+
+def causal_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """Causal sums (B, H, T, M) that follow the state `first` (B, H, F, M), and the state after all keys."""
+    return linear.gained_sums(q, k, v, first, 1, dispatch.chunk_of(q.device, 1))
+
+
+def added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The total and a @ b; in place where no gradient is wanted, for one token without new memory."""
+    if torch.is_grad_enabled():
+        return total + a @ b
+    return total.addcmul_(a, b) if a.shape[-1] == 1 else total.add_(a @ b)
+
+
+def limited(mechanism: Mechanism, limit: int, flag: str) -> Capabilities:
+    """The capabilities of a mechanism that can read so many tokens where it serves, by the option `flag`."""
+    decodes = mechanism.block in (None, DECODER_SELF)
+    target, source = (limit, None) if decodes else (None, limit)
+    return replace(mechanism.capabilities, max_target=target, max_source=source, limit_options=flag)
+
+
+def check_limit(mechanism: Mechanism, tokens: TokenInfo, limit: int, remedy: str) -> None:
+    """Raise LeapformerError for positions beyond `limit`. A GPU is waited for only if there are so many columns."""
+    positions = tokens.positions
+    if positions.is_meta or not positions.numel() or (positions.is_cuda and positions.shape[1] <= limit):
+        return
+    longest = int(positions.max())
+    if longest > limit:
+        where = f"{mechanism.name} in {mechanism.block}" if mechanism.block else mechanism.name
+        raise LeapformerError(f"{where} can read {limit} tokens and got {longest}; {remedy}")

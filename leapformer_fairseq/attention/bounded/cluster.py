@@ -1,0 +1,86 @@
+"""ABC whose slots are clusters of the tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import LeapformerError
+from ..capabilities import DECODER_SELF, Capabilities
+from ..mechanism import State
+from ..registry import Option, register
+from ..tokens import TokenInfo
+from .base import EMPTY_SLOTS, SLOTS, inputs_of
+from .sums import SlotState, SlotSums
+
+
+@register(
+    "abc-cluster",
+    SLOTS,
+    EMPTY_SLOTS,
+    Option("abc_cluster_rounds", 10, "abc-cluster: rounds of k-means, at most"),
+)
+class Cluster(SlotSums):
+    """Clustered attention: slot j is the mean over cluster j, phi_i = sum_j M_ij / (sum_l M_lj) e_j, M_ij in {0, 1}.
+
+    The clusters are those of k-means over the block's inputs, found for every sentence and the same for all heads;
+    a query therefore depends on all tokens. (Vyas et al., 2020, arXiv:2007.04825; Peng et al., 2022, arXiv:2110.02488,
+    section 3.2.)
+
+    k-means is written out here because it has to run for a whole batch at once on the device of the model: libraries
+    cluster one set of points at a time, on the CPU.
+    """
+
+    capabilities = Capabilities(
+        {DECODER_SELF: "clusters are made of all tokens, also of those still to come"},
+        prefixes=False,
+        append=False,  # more tokens make other clusters
+        needs_inputs=True,
+    )
+    normalized = True
+
+    def __init__(self, head_dim: int, num_heads: int, *, abc_cluster_rounds: int = 10, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        if abc_cluster_rounds < 1:
+            raise LeapformerError(f"--abc-cluster-rounds {abc_cluster_rounds}: give at least 1")
+        self.rounds = abc_cluster_rounds
+
+    def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        found = clusters(inputs_of(k, tokens), tokens.keep, self.slots, self.rounds)
+        return F.one_hot(found, self.slots).to(k.dtype).unsqueeze(1)
+
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> SlotState:
+        mass = self._tensors(state)[2]
+        if mass.is_cpu and mass.any():  # a GPU is not waited for
+            raise LeapformerError("abc-cluster: more tokens make other clusters; give all tokens of a sequence at once")
+        return super().write(state, k, v, key)
+
+
+@torch.no_grad()
+def clusters(x: Tensor, keep: Tensor | None, count: int, rounds: int) -> Tensor:
+    """The cluster, from 0, of every token of x (B, S, C) by k-means, (B, S).
+
+    It starts from tokens spread evenly over those to `keep` (B, S), and stops when no token changes its cluster,
+    or after `rounds`. A cluster that has become empty keeps its centre.
+    """
+    real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if keep is None else keep
+    ranks = torch.arange(count, device=x.device) * real.sum(1, keepdim=True) // count + 1
+    start = torch.searchsorted(real.long().cumsum(1), ranks).clamp_max(x.shape[1] - 1)
+    centres = x.gather(1, start.unsqueeze(-1).expand(-1, -1, x.shape[2]))
+    found = _nearest(x, centres)
+    for _ in range(rounds):
+        member = F.one_hot(found, count).to(x.dtype) * real.unsqueeze(-1).to(x.dtype)
+        size = member.sum(1).unsqueeze(-1)
+        centres = torch.where(size > 0, member.mT @ x / size.clamp_min(1), centres)
+        before, found = found, _nearest(x, centres)
+        if found.is_cpu and torch.equal(found, before):  # a GPU is not waited for
+            break
+    return found
+
+
+def _nearest(x: Tensor, centres: Tensor) -> Tensor:
+    """The nearest centre of every token, (B, S)."""
+    return (centres.square().sum(-1).unsqueeze(1) - 2 * x @ centres.mT).argmin(-1)

@@ -1,0 +1,55 @@
+"""ABC with a learned control of positions alone: Linformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import LeapformerError
+from ..ops.precision import accumulated
+from ..registry import Option, register
+from ..tokens import TokenInfo
+from .base import SLOTS, check_limit, limited
+from .sums import UNTIED, SlotSums
+
+MAX_LENGTH = Option("abc_max_length", 1024, "abc-linformer: longest sequence, the columns of its table")
+
+
+@register(
+    "abc-linformer",
+    SLOTS,
+    UNTIED,
+    MAX_LENGTH,
+)
+class Linformer(SlotSums):
+    """Linformer as ABC: the control phi_i is column i of a learned table (n, N_max), the same for all heads.
+
+    All layers of a block share it unless `abc_untied`. Shorter sequences use its first columns, a causal block the sum
+    so far. (Wang et al., 2020, arXiv:2006.04768; Peng et al., 2022, arXiv:2110.02488, section 3.1.)
+    """
+
+    gaps = False  # the first token writes everywhere
+    positional = True
+
+    def __init__(
+        self, head_dim: int, num_heads: int, *, abc_max_length: int = 1024, abc_untied: bool = False, **options: Any
+    ) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        if self.slots > abc_max_length:
+            raise LeapformerError(
+                f"abc-linformer: {self.slots} slots for at most {abc_max_length} tokens; give fewer --abc-slots, or a "
+                "larger --abc-max-length"
+            )
+        self.columns = abc_max_length
+        self.capabilities = limited(self, abc_max_length, MAX_LENGTH.flag)
+        self.tied = () if abc_untied else ("control_table",)
+        self.control_table = nn.Parameter(torch.empty(self.slots, abc_max_length))
+        nn.init.xavier_uniform_(self.control_table, gain=2**-0.5)
+
+    def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        check_limit(self, tokens, self.columns, f"cut the text, or train with a larger {MAX_LENGTH.flag}")
+        columns = (tokens.positions - 1).clamp_min(0)
+        return accumulated(F.embedding(columns, self.control_table.t())).unsqueeze(1)

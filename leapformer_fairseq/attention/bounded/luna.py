@@ -1,0 +1,353 @@
+"""Luna: linear unified nested attention, through a packed sequence that flows from layer to layer.
+
+Ma et al., 2021, arXiv:2106.01540. A packed sequence P of l vectors reads the keys (pack), and the queries read what it
+found (unpack); P and what it found make the packed sequence of the next layer, which is the carry of this mechanism. A
+causal query reads a memory of l slots as in ABC (see `base`), which tokens are written into by their similarity to P.
+
+Shapes: B batch, H heads, T queries, S keys, l packed vectors, D head dimension, E value dimension, C = H D.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import LeapformerError
+from ..capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Capabilities
+from ..linear.elu import elu1
+from ..masks import Mask
+from ..mechanism import State
+from ..ops import linear
+from ..ops.precision import accumulated, in_float32, without_autocast
+from ..positions import sinusoids
+from ..registry import Option, register
+from ..step import Projections, Step
+from ..tokens import Carry, TokenInfo
+from .base import BoundedMechanism, added, causal_sums, inputs_of, kept, slot_weights
+from .step import MemoryStep, Reading
+
+
+def softplus2(x: Tensor) -> Tensor:
+    """log2(1 + 2^x), as in the authors' later code."""
+    return F.softplus(x, beta=math.log(2))
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu1": elu1, "softplus2": softplus2}
+
+
+@dataclass
+class PackedState(State):
+    """What is left of keys after packing.
+
+    Keys (B, H, D, l) and values (B, H, l, E) to unpack, which of them are in use, keep (B, l), and the packed sequence
+    for the next layer, (B, l, C).
+    """
+
+    keys: Tensor
+    values: Tensor
+    keep: Tensor
+    packed: Tensor
+
+
+@dataclass
+class LunaState(State):
+    """The memory of causal attention.
+
+    Sums (B, H, D, l) of keys and (B, H, l, E) of values, and what they are written by: the packed sequence as
+    pseudo-queries (B, H, l, D), and which of its vectors are in use, keep (B, l).
+    """
+
+    keys: Tensor
+    values: Tensor
+    queries: Tensor
+    keep: Tensor
+
+
+@register(
+    "luna",
+    Option("luna_length", 16, "luna: vectors of the packed sequence"),
+    Option(
+        "luna_activation",
+        "elu1",
+        "luna: how strongly a token is written into a slot, in causal blocks: elu(x) + 1 as in the paper, or "
+        "log2(1 + 2^x) as in its later code",
+        tuple(_ACTIVATIONS),
+    ),
+    Option(
+        "luna_projections",
+        "tied",
+        "luna: matrices of a block: 5, keys are values (tied, the paper's); 7 (untied; 6 in causal blocks); the 4 of "
+        "standard attention, which pack and unpack (standard)",
+        ("tied", "untied", "standard"),
+    ),
+    Option("luna_fixed_length", False, "luna: use all packed vectors, even for sentences that are shorter"),
+    Option(
+        "luna_packed",
+        "encoder",
+        "luna: a decoder's packed sequence, the one that the encoder hands on or a learned one for each layer "
+        "(default of language models)",
+        ("encoder", "learned"),
+        without_encoder="learned",
+    ),
+)
+class Luna(BoundedMechanism):
+    """Luna: a packed sequence P reads the keys, queries read what it found; P flows on to the next layer.
+
+    Pack: A = softmax((P W_pq) K^T / sqrt(D)), Y = A V. Unpack: softmax(Q (Y W_k)^T / sqrt(D)) (Y W_v). The next layer
+    gets P' = Y + P (section 3.2). Causal: with a_i = g(x_i W_pc . P W_pq / sqrt(D)), a query reads the memory
+    K~_t = 1/t sum_{i <= t} k_i a_i^T, V~_t = 1/t sum a_i v_i^T by a softmax (section 3.3).
+
+    Here an attention normalises P when it reads it, and not what it hands on, so that the last layer has no
+    normalisation without a use. So the first P is normalised, too, self- and cross-attention each have a normalisation,
+    and it is the same in pre-norm models. Weights are dropped out, P itself is not, other than in the released code.
+    W_pq is the layer's own, what else is projected is said at `receive`; without that, as a library, keys and values
+    are unpacked and written as they are given.
+    """
+
+    # Each instance has a width of its own.
+    capabilities = Capabilities(prefixes=False, append=False, needs_inputs=True, carry_width=0)
+    state_class = LunaState
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        *,
+        luna_length: int = 16,
+        luna_activation: str = "elu1",
+        luna_projections: str = "tied",
+        luna_fixed_length: bool = False,
+        luna_packed: str = "encoder",
+        **options: Any,
+    ) -> None:
+        if luna_length < 1:
+            raise LeapformerError(f"--luna-length {luna_length}: give at least one packed vector")
+        super().__init__(head_dim, num_heads, abc_slots=luna_length, **options)
+        self.activation, self.projections = _ACTIVATIONS[luna_activation], luna_projections
+        self.fixed = luna_fixed_length
+        decodes, width = self.block not in (None, ENCODER_SELF), head_dim * num_heads
+        self.learned = decodes and luna_packed == "learned"
+        self.given = decodes and not self.learned
+        reason = f"the packed sequence is {width} wide, as the block, and the source {self.input_dim}; make them equal"
+        self.capabilities = replace(
+            self.capabilities,
+            unsupported={DECODER_CROSS: reason} if self.input_dim != width else {},
+            keys_are_values=luna_projections == "tied",
+            carry_width=None if self.learned else width,  # nobody would read what learned ones hand on
+            carry_is_given=self.given,
+            carry_remedy="take --luna-packed learned",
+        )
+        self.packed_norm = nn.LayerNorm(width)
+        if not self.given:
+            self.tied = ("packed",) if self.block == ENCODER_SELF else ()
+            self.packed = nn.Parameter(torch.randn(self.slots, width) * width**-0.5)
+            self.register_buffer("places", sinusoids(torch.arange(self.slots), width), persistent=False)
+        roles = [] if luna_projections == "standard" else ["query"]
+        if luna_projections == "untied" and self.block is not None:
+            roles += ["write"] if self.block == DECODER_SELF else ["unpack_key", "unpack_value"]
+        self.own = nn.ModuleDict({role: _linear(width) for role in roles})
+        self.stock: dict[str, nn.Linear | None] = {}  # the block's, which a plain dictionary does not register here
+
+    def receive(self, projections: Projections) -> None:
+        """Tied: one matrix makes keys and values; the other writes tokens into the slots, or unpacks."""
+        q, _, k, v = projections
+        self.stock = {
+            "tied": {"write": k, "unpack_key": k, "unpack_value": k},
+            "untied": {"value": v},
+            "standard": {"query": q, "value": v, "unpack_key": k, "unpack_value": v},
+        }[self.projections]
+
+    # -------------------------------------------------------------------------------------------- the packed sequence
+    def first_carry(self, batch: int) -> Carry:
+        packed = accumulated(self.packed)
+        return Carry((packed * packed.shape[1] ** 0.5 + self.places.to(packed)).expand(batch, -1, -1))
+
+    def carry(self, state: State) -> Carry:
+        state = _packed_keys(state)
+        return Carry(state.packed, state.keep)
+
+    def _packed(self, tokens: TokenInfo | None, batch: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The packed sequences of a batch, normalised, and which of their vectors are in use."""
+        given = None if self.learned or tokens is None else tokens.carry
+        if given is None and self.given:
+            raise LeapformerError(
+                "luna was given no packed sequence; let the encoder hand one on, or take --luna-packed learned"
+            )
+        given = given or self.first_carry(batch)
+        x, norm = given.values.to(like.dtype), self.packed_norm
+        x = F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
+        return x, x.new_ones(x.shape[:2], dtype=torch.bool) if given.keep is None else given.keep
+
+    def _projected(self, role: str, x: Tensor) -> Tensor | None:
+        """(B, R, C) to (B, H, R, D) by the projection that has this role; None without one."""
+        layer: Any = self.own[role] if role in self.own else self.stock.get(role)
+        if layer is None:
+            return None
+        bias = None if layer.bias is None else layer.bias.to(x.dtype)
+        return self._heads(F.linear(x, layer.weight.to(x.dtype), bias))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def _pseudo_queries(self, packed: Tensor) -> Tensor:
+        """P W_pq / sqrt(D), (B, H, l, D)."""
+        queries = self._projected("query", packed)
+        return self._scaled(self._heads(packed) if queries is None else queries)
+
+    # ---------------------------------------------------------------------------------------------------------- states
+    def init_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> State:
+        like = accumulated(like)
+        shapes = (self.head_dim, self.slots), (self.slots, value_dim)
+        keys, values = (like.new_zeros(batch, self.num_heads, *shape) for shape in shapes)
+        if mask is None:
+            nothing = like.new_zeros(batch, self.slots, dtype=torch.bool)
+            return PackedState(keys, values, nothing, like.new_zeros(batch, self.slots, self.head_dim * self.num_heads))
+        with without_autocast(like.device):
+            packed, keep = self._packed(key, batch, like)
+            return LunaState(keys, values, self._pseudo_queries(packed), keep)
+
+    @in_float32
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
+        if isinstance(state, LunaState):
+            return self.write_control(state, k, v, self._written(state.queries, k, key))
+        if state.batch_size and _packed_keys(state).keep.is_cpu and _packed_keys(state).keep.any():
+            raise LeapformerError("luna packs all keys at once and cannot append some; give it whole sequences")
+        return self._pack(k, v, key, self.dropping())[1]
+
+    @in_float32
+    def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        if isinstance(state, PackedState):
+            return self._unpack(q, state, self.dropping()) @ state.values
+        keys, values, _, keep = self._tensors(state)
+        return self._read(self._scaled(q) @ keys, _count(query, q), keep, self.dropping()) @ values
+
+    def step(self, projections: Projections) -> Step:
+        return LunaStep(self, projections)
+
+    # -------------------------------------------------------------------------------------------------- bidirectional
+    def _pack(self, k: Tensor, v: Tensor, key: TokenInfo, dropout: float) -> tuple[Tensor, PackedState]:
+        """A, (B, H, l, S), and what is left of the keys."""
+        packed, _ = self._packed(key, len(k), k)
+        hidden = None if key.keep is None else ~key.keep[:, None, None]
+        weights = slot_weights(self._pseudo_queries(packed) @ k.mT, hidden, dropout)
+        found = weights @ v
+        content = found.transpose(1, 2).flatten(2)  # Y, (B, l, H E)
+        keys = self._projected("unpack_key", content)
+        values = keys if self.capabilities.keys_are_values else self._projected("unpack_value", content)
+        if keys is None or values is None:
+            keys, values = weights @ k, found
+        # As a library it may be given values of another width than P, which cannot be added to it.
+        packed = packed + content if content.shape == packed.shape else packed
+        lengths = key.positions.new_full((1,), k.shape[2]) if key.keep is None else key.keep.sum(1)
+        # of a sentence that is shorter than P, as many vectors are in use as it has tokens
+        in_use = (torch.arange(packed.shape[1], device=k.device) < lengths.unsqueeze(1)) | self.fixed
+        return weights, PackedState(keys.mT.contiguous(), values.contiguous(), in_use.expand(len(k), -1), packed)
+
+    def _unpack(self, q: Tensor, state: PackedState, dropout: float) -> Tensor:
+        """Weights (B, H, T, l) of the packed vectors for queries."""
+        return slot_weights(self._scaled(q) @ state.keys, ~state.keep[:, None, None], dropout)
+
+    # --------------------------------------------------------------------------------------------------------- causal
+    def _written(self, queries: Tensor, k: Tensor, tokens: TokenInfo) -> Tensor:
+        """a, how strongly every token is written into every slot, (B, H, S, l)."""
+        seen = self._projected("write", inputs_of(k, tokens))
+        return kept(self.alpha(k if seen is None else seen, queries, self.dropping()), tokens)
+
+    def alpha(self, seen: Tensor, queries: Tensor, dropout: float) -> Tensor:
+        """The same of tokens as they are projected to write, (B, H, S, D)."""
+        alpha = self.activation(seen @ queries.mT)
+        return F.dropout(alpha, dropout) if dropout else alpha
+
+    def write_control(self, state: LunaState, k: Tensor, v: Tensor, alpha: Tensor) -> LunaState:
+        """The state after tokens were written into the slots; may change the old one in place."""
+        return LunaState(added(state.keys, k.mT, alpha), added(state.values, alpha.mT, v), state.queries, state.keep)
+
+    def _read(self, logits: Tensor, count: Tensor, keep: Tensor, dropout: float) -> Tensor:
+        """Weights (B, H, T, l) of the sums of values, from the products of queries and sums of keys over `count`."""
+        return slot_weights(logits / count, ~keep[:, None, None], dropout) / count
+
+    def _causal(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, LunaState]:
+        keys, values, queries, keep = self._tensors(state)
+        alpha = self._written(queries, k, tokens)
+        logits, keys = causal_sums(self._scaled(q), k, alpha, keys)
+        weights = self._read(logits, _count(tokens, logits), keep, self.dropping())
+        out, values = causal_sums(weights, alpha, v, values)
+        return out, LunaState(keys, values, queries, keep)
+
+    def _scan_parameters(self) -> Iterator[nn.Parameter]:
+        yield from super()._scan_parameters()
+        of_the_block = self.stock.get("write")
+        if of_the_block is not None:
+            yield from of_the_block.parameters()
+
+    # ------------------------------------------------------------------------------------------------------ quadratic
+    def _reference(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
+        if mask is None and self.stock:  # what is unpacked is projected once more, so `_weights` do not tell it
+            state = self.write(self.init_state(len(q), v.shape[3], k, key), k, v, key)
+            return self.read(state, q, query)
+        return super()._reference(q, k, v, query, key, mask)
+
+    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+        if mask is None:
+            values = self._projected("value", inputs_of(k, key))
+            weights, state = self._pack(k, k if values is None else values, key, dropout)
+            return self._unpack(q, state, dropout) @ weights
+        _, _, queries, keep = self._tensors(self.init_state(len(k), 1, k, key, mask))
+        alpha = self._written(queries, k, key)
+        scores = linear.scores(self._scaled(q), k)
+        return (self._read(scores.tril() @ alpha, _count(key, scores), keep, dropout) @ alpha.mT).tril()
+
+
+class LunaStep(MemoryStep):
+    """The step of Luna: its slots hold means over as many tokens as there were so far; unpacking only reads them.
+
+    A token is written by the similarity of one more projection of it to the packed sequence: that of the stock keys
+    (tied), one of its own (untied), or the keys themselves (standard, and as a library).
+    """
+
+    mechanism: Luna
+
+    def __init__(self, mechanism: Luna, projections: Projections) -> None:
+        super().__init__(mechanism, projections, Reading(False, projections.k is not None, masked=True))
+        self.writes = self.key  # where in what is projected that is which writes
+        if self.self_attention and "write" in mechanism.own:
+            own: Any = mechanism.own["write"]
+            self.writes = self.end
+            self.also_project(own.weight.detach(), own.bias.detach())
+        elif mechanism.stock.get("write") is not None:
+            self.key = self.value  # tied: the stock keys only write
+
+    def control(self, x: Tensor, projected: Tensor, state: LunaState, position: int) -> Tensor:
+        seen = projected[:, self.writes : self.writes + self.heads * self.dim].view(len(x), self.heads, 1, -1)
+        return self.mechanism.alpha(seen, state.queries, self.mechanism.dropping()).squeeze(2)
+
+    def mass(self, state: LunaState | PackedState, position: int) -> Tensor:
+        return state.keep.to(state.keys.dtype) * position
+
+    def write(self, state: LunaState, k: Tensor, v: Tensor, control: Tensor) -> None:
+        self.mechanism.write_control(state, k, v, control)  # in place
+
+
+def _packed_keys(state: State) -> PackedState:
+    if not isinstance(state, PackedState):
+        raise TypeError(f"a {type(state).__name__} holds no packed keys")
+    return state
+
+
+def _count(tokens: TokenInfo, like: Tensor) -> Tensor:
+    """How many tokens there are up to each of them, (B or 1, 1, T, 1), at least 1."""
+    return tokens.positions[:, None, :, None].clamp_min(1).to(like.dtype)
+
+
+def _linear(width: int) -> nn.Linear:
+    layer = nn.Linear(width, width)
+    nn.init.xavier_uniform_(layer.weight, gain=2**-0.5)
+    return layer

@@ -1,0 +1,151 @@
+"""ABC with a fixed control: a token's position alone says which slot it goes to."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...errors import LeapformerError
+from ..capabilities import DECODER_SELF
+from ..registry import Option, register
+from ..tokens import TokenInfo
+from .base import EMPTY_SLOTS, SLOTS, check_limit, limited, per_block
+from .sums import SlotSums
+
+
+class Placed(SlotSums):
+    """Every token goes to one slot or to none, phi_i = e_j or 0."""
+
+    positional = True
+
+    @abstractmethod
+    def places(self, tokens: TokenInfo) -> Tensor:
+        """The slot of every token, from 0, or a number that no slot has: (B or 1, H or 1, S)."""
+
+    def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        slots = torch.arange(self.slots, device=k.device)
+        return (self.places(tokens).unsqueeze(-1) == slots).to(k.dtype)
+
+
+@register("abc-random", SLOTS, EMPTY_SLOTS, Option("abc_seed", 1, "abc-random: seed of the slots drawn"))
+class Random(Placed):
+    """Random control (ABC-RD): token i goes to a slot j that is drawn for it, phi_i = e_j, and slots are sums.
+
+    Head, position and seed determine the draw, so it is the same for all sentences, in training and in generation, and
+    after loading. (Peng et al., 2022, arXiv:2110.02488, section A.2.)
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, *, abc_seed: int = 1, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.seed = abc_seed
+
+    def places(self, tokens: TokenInfo) -> Tensor:
+        heads = torch.arange(self.num_heads, device=tokens.positions.device).unsqueeze(-1)
+        streams = _scrambled(heads + (self.seed << 16))
+        return _scrambled(streams + tokens.positions.unsqueeze(1)) % self.slots
+
+
+def _scrambled(x: Tensor) -> Tensor:
+    """A 32-bit number for each integer, without a pattern: the finalizer of MurmurHash3."""
+    low = 0xFFFFFFFF
+    x = x & low
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & low
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & low
+    return x ^ (x >> 16)
+
+
+class Segmented(Placed):
+    """A text is cut into segments, one for each slot.
+
+    Their length is given, or else that of the sentence over the number of slots, rounded up, which no decoder knows.
+    """
+
+    flag: ClassVar[str]
+
+    def __init__(self, head_dim: int, num_heads: int, *, segment: str | int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.segment = per_block(self.flag, segment, self.block, least=0)
+        self.positional = self.segment > 0
+        if not self.segment:
+            reason = f"{self.flag} 0 needs the length of the whole sequence; {self._remedy}"
+            self.capabilities = replace(self.capabilities, append=False, unsupported={DECODER_SELF: reason})
+
+    @property
+    def _remedy(self) -> str:
+        return f"give {self.flag} a number for decoder-self, as in 0/16/0"
+
+    def _length(self, tokens: TokenInfo) -> int | Tensor:
+        """Tokens in a segment, or for each sentence, (B or 1, 1)."""
+        if self.segment:
+            return self.segment
+        if tokens.lengths is None:
+            raise LeapformerError(f"{self.name} was asked for tokens of unknown length; {self._remedy}")
+        return -(-tokens.lengths.long().clamp_min(1) // self.slots).unsqueeze(1)
+
+
+@register(
+    "abc-pool",
+    SLOTS,
+    EMPTY_SLOTS,
+    Option(
+        "abc_pool_size",
+        "0/0/0",
+        "abc-pool: tokens that share a slot, one number or ENCODER/DECODER/CROSS; 0 is the sentence's length over the "
+        "slots and does not serve decoder-self",
+    ),
+)
+class Pool(Segmented):
+    """Compressive mean pooling: token i goes to slot j = ceil(i / c) with weight 1 / c, phi_i = e_j / c.
+
+    c is `abc_pool_size`, and then there is room for n c tokens, or the sentence's length over n, rounded up. (Rae et
+    al., 2020, arXiv:1911.05507; Peng et al., 2022, arXiv:2110.02488, section A.3.)
+    """
+
+    flag = "--abc-pool-size"
+
+    def __init__(self, head_dim: int, num_heads: int, *, abc_pool_size: str | int = "0/0/0", **options: Any) -> None:
+        super().__init__(head_dim, num_heads, segment=abc_pool_size, **options)
+        if self.segment:
+            self.capabilities = limited(self, self.segment * self.slots, f"{self.flag}, {SLOTS.flag}")
+
+    def places(self, tokens: TokenInfo) -> Tensor:
+        if self.segment:
+            remedy = f"give more {SLOTS.flag} or a larger {self.flag}, or cut the text"
+            check_limit(self, tokens, self.segment * self.slots, remedy)
+        return ((tokens.positions - 1).clamp_min(0) // self._length(tokens)).unsqueeze(1)
+
+    def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        length = self._length(tokens)
+        return super().control(k, tokens) / (length if isinstance(length, int) else length[..., None, None])
+
+
+@register(
+    "abc-global",
+    SLOTS,
+    EMPTY_SLOTS,
+    Option(
+        "abc_global_every",
+        "0/1/0",
+        "abc-global: every N-th token is global, from the first until all slots are taken, one number or "
+        "ENCODER/DECODER/CROSS; 0 spreads them over the sentence and does not serve decoder-self",
+    ),
+)
+class Global(Segmented):
+    """Local-to-global attention: only global tokens are seen, phi_i = e_j if token i is the j-th of them, else 0.
+
+    Every `abc_global_every`-th token is global, beginning with the first, as long as there are slots. (Beltagy et al.,
+    2020, arXiv:2004.05150; Peng et al., 2022, arXiv:2110.02488, section A.1.)
+    """
+
+    flag = "--abc-global-every"
+
+    def __init__(self, head_dim: int, num_heads: int, *, abc_global_every: str | int = "0/1/0", **options: Any) -> None:
+        super().__init__(head_dim, num_heads, segment=abc_global_every, **options)
+
+    def places(self, tokens: TokenInfo) -> Tensor:
+        before, length = (tokens.positions - 1).clamp_min(0), self._length(tokens)
+        return torch.where(before % length == 0, before // length, -1).unsqueeze(1)

@@ -1,0 +1,117 @@
+"""ABC with a memory that is a sum over the keys: K~ = sum_i phi_i k_i^T and V~ = sum_i phi_i v_i^T (see `base`).
+
+The members differ in their control alone: what a token writes into which slot.
+
+Shapes: B batch, H heads, T queries, S keys, n slots, D head dimension, E value dimension.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..masks import Mask
+from ..mechanism import State
+from ..ops import linear
+from ..ops.precision import accumulated, in_float32
+from ..registry import Option
+from ..step import Projections, Step
+from ..tokens import TokenInfo
+from .base import BoundedMechanism, added, causal_sums, kept, slot_weights
+from .step import InputControl, Reading, SlotStep
+
+UNTIED = Option("abc_untied", False, "abc: a learned control of its own in every layer, not one for all of a block")
+
+
+@dataclass
+class SlotState(State):
+    """A memory of sums: K~ (B, H, D, n), V~ (B, H, n, E), and the sum of the control in each slot, (B, H, n)."""
+
+    keys: Tensor
+    values: Tensor
+    mass: Tensor
+
+
+class SlotSums(BoundedMechanism):
+    """Members whose memory is a sum over the keys, with a control phi_i = alpha_i or alpha_i / sum_j alpha_j.
+
+    The quotient, slot by slot, is taken when the memory is read, which makes the causal one linear in time (appendix
+    B.1): over the keys so far there, over all keys in a bidirectional block.
+    """
+
+    state_class = SlotState
+    #: whether the control is divided by its sum in each slot
+    normalized: bool = False
+    #: the least that it is divided by
+    floor: float = 1.0
+    #: whether a slot can be empty when something has been read
+    gaps: bool = True
+    #: whether `control` is a function of the tokens' positions alone
+    positional: bool = False
+
+    @abstractmethod
+    def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        """What tokens (B, H, S, D) write into every slot, alpha: (B or 1, H or 1, S, n); the caller masks padding."""
+
+    def input_control(self) -> InputControl | None:
+        """How `control` is a function of the block's input, token by token; None where it is not of that kind."""
+        return None
+
+    def step(self, projections: Projections) -> Step | None:
+        if projections.k is not None and not self.positional:
+            learned = self.input_control()
+            if learned is None or learned.weight.shape[1] != projections.q.in_features:
+                return None
+        return SlotStep(self, projections)
+
+    def reading(self) -> Reading:
+        """How the kernel reads the memory."""
+        return Reading(True, self.normalized, self.gaps and not self.literal, self.floor)
+
+    def init_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> SlotState:
+        shapes = ((self.head_dim, self.slots), (self.slots, value_dim), (self.slots,))
+        return SlotState(*(accumulated(like).new_zeros(batch, self.num_heads, *shape) for shape in shapes))
+
+    @in_float32
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> SlotState:
+        return self.write_control(state, k, v, self._control(k, key))
+
+    def write_control(self, state: State, k: Tensor, v: Tensor, alpha: Tensor) -> SlotState:
+        """The state after tokens were written into the slots by their control; may change the old one in place."""
+        keys, values, mass = self._tensors(state)
+        return SlotState(added(keys, k.mT, alpha), added(values, alpha.mT, v), mass + alpha.sum(2))
+
+    @in_float32
+    def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        keys, values, mass = self._tensors(state)
+        return self._read(self._scaled(q) @ keys, mass.unsqueeze(2), self.dropping()) @ values
+
+    def _control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        return kept(self.control(k, tokens), tokens).expand(*k.shape[:3], self.slots)
+
+    def _read(self, logits: Tensor, mass: Tensor, dropout: float) -> Tensor:
+        """Weights (.., T, n) of the sums in V~, from the products of queries and the sums in K~."""
+        empty = mass <= 0 if self.gaps and not self.literal else None
+        if not self.normalized:
+            return slot_weights(logits, empty, dropout)
+        total = mass.clamp_min(self.floor)
+        return slot_weights(logits / total, empty, dropout) / total
+
+    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+        alpha = self._control(k, key)
+        scores = linear.scores(self._scaled(q), k)
+        if mask is None:
+            return self._read(scores @ alpha, alpha.sum(2, keepdim=True), dropout) @ alpha.mT
+        return (self._read(scores.tril() @ alpha, alpha.cumsum(2), dropout) @ alpha.mT).tril()
+
+    def _causal(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, SlotState]:
+        keys, values, before = self._tensors(state)
+        alpha = self._control(k, tokens)
+        logits, keys = causal_sums(self._scaled(q), k, alpha, keys)
+        mass = alpha.cumsum(2) + before.unsqueeze(2)
+        out, values = causal_sums(self._read(logits, mass, self.dropping()), alpha, v, values)
+        return out, SlotState(keys, values, mass[:, :, -1].clone())

@@ -1,0 +1,152 @@
+"""Can a mechanism serve here? What it can do is data; one function answers, and nobody else decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
+
+BLOCKS: tuple[str, ...] = ("encoder-self", "decoder-self", "decoder-cross")
+ENCODER_SELF, DECODER_SELF, DECODER_CROSS = BLOCKS
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a model offers to its attention, beyond block and mask.
+
+    length_known:    the target's length is known, or predicted, before it is written.
+    carry_width:     width of the carry that the encoder hands on to the decoder; None: none of its layers has one.
+    reruns_layers:   layers are run again in the backward pass (activation checkpointing).
+    source_streams:  target tokens are written while the source is still arriving.
+    source_in_parts: cross-attention gets the source in parts that are never encoded again.
+    target_length:   the longest target that will be read, where the model knows.
+    endless:         the state is carried over a text of any length.
+    """
+
+    length_known: bool = False
+    carry_width: int | None = None
+    reruns_layers: bool = False
+    source_streams: bool = False
+    source_in_parts: bool = False
+    target_length: int | None = None
+    endless: bool = False
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a mechanism with its options can do, and what it needs.
+
+    unsupported:     reasons, each with its remedy, by block that it cannot serve.
+    prefixes:        queries may see prefixes of a source, as in wait-k.
+    append:          keys may be appended to a state without changing what the earlier ones contributed.
+    constant_state:  the size of the state does not depend on what was read.
+    needs_length:    the output depends on the lengths of the whole sequences.
+    length_remedy:   what to do in decoder blocks about a target's length that nobody knows; "" where one is set.
+    needs_inputs:    keys come with `TokenInfo.inputs`, the block's input before the projections.
+    keys_are_values: one projection makes both keys and values.
+    max_target:      the longest target that it can serve in a decoder, if there is a limit.
+    max_source:      the longest source that it can read in an encoder or in cross-attention, if there is a limit.
+    limit_options:   the flags that set these limits.
+    carry_width:     width of the carry that its layers hand on to each other (`TokenInfo.carry`); None: they have none.
+    carry_is_given:  a decoder's first layer needs the carry of the encoder.
+    carry_remedy:    what to do where there is no such carry.
+    """
+
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    prefixes: bool = True
+    append: bool = True
+    constant_state: bool = True
+    needs_length: bool = False
+    length_remedy: str = ""
+    needs_inputs: bool = False
+    keys_are_values: bool = False
+    max_target: int | None = None
+    max_source: int | None = None
+    limit_options: str = ""
+    carry_width: int | None = None
+    carry_is_given: bool = False
+    carry_remedy: str = ""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The blocks that it can serve."""
+        return tuple(block for block in BLOCKS if block not in self.unsupported)
+
+    def unsupported_reason(self, block: str | None, mask: Mask = None, context: Context | None = None) -> str | None:
+        """Why it cannot serve `block` with this mask, in one line with the remedy; None when it can.
+
+        Without a `block`, in use as a library, any block with such a mask will do. Without a `context` only block and
+        mask are looked at.
+        """
+        if block is None:
+            reasons = [self.unsupported_reason(name, mask, context) for name in _blocks_with(mask)]
+            return None if None in reasons else reasons[0]
+        return self._by_block(block, mask) or (None if context is None else self._by_context(block, context))
+
+    def _by_block(self, block: str, mask: Mask) -> str | None:
+        if block in self.unsupported:
+            return f"{self.unsupported[block]}; allowed: {', '.join(self.blocks) or 'no block'}"
+        if isinstance(mask, ChunkMask) and not self.append:
+            return (
+                "it depends on the whole sequence, which a streaming encoder does not have yet; leave "
+                "--encoder-causal and --encoder-chunk-ms out, or take another mechanism"
+            )
+        if isinstance(mask, PrefixMask) and block == DECODER_CROSS and not self.prefixes:
+            return (
+                "it is not defined over the prefixes of wait-k; give --waitk-lagging offline, or another mechanism "
+                "there"
+            )
+        return None
+
+    def _by_context(self, block: str, context: Context) -> str | None:
+        if block != ENCODER_SELF and self.length_remedy and not context.length_known:
+            return f"it needs the target's length, which is unknown while decoding; {self.length_remedy}"
+        if context.endless and not self.constant_state:
+            return (
+                "it keeps every key, so its state grows with the text; stream a model with linear attention in all "
+                "layers, or add --no-carry"
+            )
+        if self.max_target is not None and (context.target_length or 0) > self.max_target:
+            return (
+                f"it can read {self.max_target} tokens and the text has {context.target_length}; give more room "
+                f"({self.limit_options}), or "
+                + ("add --no-carry" if context.endless else f"--tokens-per-sample {self.max_target} or less")
+            )
+        if block == DECODER_CROSS and context.source_in_parts and not self.append:
+            return (
+                "it reads a source at once, this encoder hands it on in parts; take --engine recompute or --policy "
+                "offline"
+            )
+        return None if self.carry_width is None else self._by_carry(block, context)
+
+    def _by_carry(self, block: str, context: Context) -> str | None:
+        if context.reruns_layers:
+            return (
+                "its layers hand a carry on to each other, which is gone when layers are run again in the backward "
+                "pass; leave --checkpoint-activations out"
+            )
+        if block == ENCODER_SELF or not self.carry_is_given:
+            return None
+        if context.carry_width is None:
+            return f"no layer of an encoder hands on the carry that it needs; {self.carry_remedy}"
+        if context.carry_width != self.carry_width:
+            return (
+                f"the encoder's carry is {context.carry_width} wide, the decoder {self.carry_width}; make them equal, "
+                f"or {self.carry_remedy}"
+            )
+        if block == DECODER_SELF and context.source_streams:
+            return (
+                "every token is written by the carry of the whole source, which is still arriving; "
+                f"{self.carry_remedy}, or --waitk-lagging offline and --policy offline"
+            )
+        return None
+
+
+def _blocks_with(mask: Mask) -> tuple[str, ...]:
+    """The blocks in which queries see this much."""
+    if mask is None:
+        return ENCODER_SELF, DECODER_CROSS
+    if isinstance(mask, ChunkMask):
+        return (ENCODER_SELF,)
+    return (DECODER_SELF,) if mask == CAUSAL else (DECODER_CROSS,)

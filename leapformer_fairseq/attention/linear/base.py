@@ -1,0 +1,254 @@
+"""The base of every mechanism whose similarity is a dot product of feature maps (the kernel trick).
+
+A subclass says how queries and keys are mapped; the executions, the state and the weights are the same for all.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from ..masks import CAUSAL, ChunkMask, Mask, with_state
+from ..mechanism import Mechanism, State
+from ..ops import dispatch, linear
+from ..ops.precision import accumulated, in_float32, without_autocast
+from ..registry import Option
+from ..step import Projections, Step
+from ..tokens import TokenInfo
+from .step import KernelMap, LinearStep
+
+NORMALIZER_FLOOR = Option(
+    "normalizer_floor",
+    1e-4,
+    "linear attention divides by its normalizer clamped from below by this (0.1 reproduces the released LeaPformer)",
+)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Mapped tokens of one side, `x` (B, H, T, F): the similarity of a query and a key is their dot product.
+
+    `norm` replaces it in the normalizer where a mechanism needs that (RoPE).
+    """
+
+    x: Tensor
+    norm: Tensor | None = None
+
+    def expanded(self) -> Tensor:
+        """The features as one tensor, (B, H, T, F)."""
+        return self.x
+
+    def scores(self, keys: Self) -> Tensor:
+        """Similarities of these queries and all keys, (B, H, T, S)."""
+        return linear.scores(self.x, keys.x)
+
+    def kept(self, keep: Tensor) -> Features:
+        """The same with zeros where `keep`, (B, T), is False."""
+        mask = keep[:, None, :, None].to(self.x.dtype)
+        return replace(self, x=self.x * mask, norm=None if self.norm is None else self.norm * mask)
+
+
+@dataclass
+class LinearState(State):
+    """K^T V and, in the last column, the sum of the keys as the normalizer sees them, (B, H, F, E + 1)."""
+
+    kv: Tensor
+
+
+class LinearMechanism(Mechanism):
+    """Maps tokens to features, sums over visible keys, and divides by the normalizer.
+
+    Sums are float32 (float64 for double inputs) whatever the inputs are, also under autocast. Attention dropout has no
+    meaning here and is not applied.
+    """
+
+    #: width of the features over the head dimension
+    features_per_dim: ClassVar[int] = 1
+
+    def __init__(self, head_dim: int, num_heads: int, *, normalizer_floor: float = 1e-4, **options: object) -> None:
+        super().__init__(head_dim, num_heads, **options)  # type: ignore[arg-type]
+        self.normalizer_floor = normalizer_floor
+
+    @abstractmethod
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        """Features of queries (B, H, T, D), each token's by itself."""
+
+    @abstractmethod
+    def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
+        """Features of keys (B, H, S, D), each token's by itself. The caller masks padding."""
+
+    def kernel_map(self) -> KernelMap | None:
+        """How the step in C maps a token; None where it cannot."""
+        return None
+
+    def init_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> LinearState:
+        width = self.head_dim * self.features_per_dim
+        return LinearState(accumulated(like).new_zeros(batch, self.num_heads, width, value_dim + 1))
+
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
+        with without_autocast(k.device):
+            features = self._keys(k, key)
+            if features.norm is None and v.shape[2] == 1 and not torch.is_grad_enabled():
+                _kv(state).addcmul_(features.expanded().mT, linear.append_ones(accumulated(v)))
+                return LinearState(_kv(state))
+            return LinearState(_added(_kv(state), features, v))
+
+    @in_float32
+    def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        return linear.normalize(_read(_kv(state), self.map_queries(q, query), q.dtype), self.normalizer_floor)
+
+    def scan(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, LinearState]:
+        return self._scan(state, q, k, v, query, key, with_state(mask), [])
+
+    def _scan(
+        self,
+        state: State,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query: TokenInfo,
+        key: TokenInfo,
+        mask: Mask,
+        kept: list[Tensor],
+    ) -> tuple[Tensor, LinearState]:
+        """`scan`; `kept` holds the output and its normalizer where only their gradients are wanted."""
+        with without_autocast(q.device):
+            fq, fk = self.map_queries(accumulated(q), query), self._keys(k, key)
+            if not kept and self._few_pairs(q, k, mask):
+                sums = _pair_sums(fq, fk, accumulated(v), mask) + _read(_kv(state), fq, q.dtype)
+                own = mask.own(k.shape[2], k.device) if isinstance(mask, ChunkMask) else None
+                kv = _added(_kv(state), fk if own is None else fk.kept(own.unsqueeze(0)), v)
+            else:
+                sums, kv = _sums(_kv(state), fq, fk, v, mask, known=bool(kept))
+            return self._normalized(sums, kept).to(v.dtype), LinearState(kv)
+
+    def _normalized(self, sums: Tensor, kept: list[Tensor]) -> Tensor:
+        """The output; its normalizer is kept, or the output is known from before."""
+        if kept:
+            return linear.normalize(sums, self.normalizer_floor, (kept[0], kept[1]))
+        kept.append(sums[..., -1:].detach())
+        return linear.normalize(sums, self.normalizer_floor)
+
+    def _segment(
+        self,
+        state: State,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query: TokenInfo,
+        key: TokenInfo,
+        mask: Mask,
+        kept: list[Tensor],
+    ) -> tuple[Tensor | None, State]:
+        if q.shape[2] and k.shape[2]:
+            return self._scan(state, q, k, v, query, key, mask, kept)
+        if not q.shape[2]:
+            return None, self.write(state, k, v, key)
+        with without_autocast(q.device):
+            features = self.map_queries(accumulated(q), query)
+            sums = _read(_kv(state), features, q.dtype, known=bool(kept))
+            return self._normalized(sums, kept).to(v.dtype), state
+
+    @in_float32
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        query: TokenInfo | None = None,
+        key: TokenInfo | None = None,
+        mask: Mask = None,
+    ) -> Tensor:
+        """Normalised weights, by all pairs: the reference of the other executions."""
+        query = query or TokenInfo.whole(q.shape[2], device=q.device)
+        key = key or TokenInfo.whole(k.shape[2], device=k.device)
+        scores, totals = _scores(self.map_queries(q, query), self._keys(k, key), mask)
+        return scores / totals.clamp_min(self.normalizer_floor)
+
+    def _reference(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
+        with without_autocast(q.device):
+            weights = self.weights(accumulated(q), accumulated(k), query=query, key=key, mask=mask)
+            return (weights @ accumulated(v)).to(v.dtype)
+
+    def step(self, projections: Projections) -> Step:
+        return LinearStep(self, projections)
+
+    def _few_pairs(self, q: Tensor, k: Tensor, mask: Mask) -> bool:
+        return dispatch.few_pairs(q, k, mask, self.head_dim * self.features_per_dim)
+
+    def _keys(self, k: Tensor, tokens: TokenInfo) -> Features:
+        """Mapped keys with padding at zero: the features are masked, since phi(0) is not 0 for every map."""
+        features = self.map_keys(accumulated(k), tokens)
+        return features if tokens.keep is None else features.kept(tokens.keep)
+
+
+def _kv(state: State) -> Tensor:
+    if not isinstance(state, LinearState):
+        raise TypeError(f"a {type(state).__name__} does not belong to linear attention")
+    return state.kv
+
+
+def _scores(fq: Features, fk: Features, mask: Mask) -> tuple[Tensor, Tensor]:
+    """Similarities (B, H, T, S) of queries and the keys they see, and the normalizer of each query, (B, H, T, 1)."""
+    visible = with_state(mask)
+
+    def hidden(scores: Tensor) -> Tensor:
+        return scores if visible is None else scores * visible.mask(scores.shape[2], scores.shape[3], scores.device)
+
+    scores = hidden(fq.scores(fk))
+    total = scores if fq.norm is None or fk.norm is None else hidden(linear.scores(fq.norm, fk.norm))
+    return scores, total.sum(-1, keepdim=True)
+
+
+def _pair_sums(fq: Features, fk: Features, v: Tensor, mask: Mask) -> Tensor:
+    """Sums (B, H, T, E + 1) by all pairs: for few tokens that is less work."""
+    scores, totals = _scores(fq, fk, mask)
+    return torch.cat([scores @ v, totals], -1)
+
+
+def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask, known: bool) -> tuple[Tensor, Tensor]:
+    """Sums (B, H, T, E + 1), the normalizer in the last column, of queries that see a state and more keys each."""
+    device, dtype = v.device, v.dtype
+
+    def run(q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (dispatch.operand(x, dtype) for x in (q, k, v))
+        if isinstance(mask, ChunkMask):
+            return linear.chunked_sums(q, k, v, first, mask, dispatch.bounds(device).chunk_tokens)
+        ratio = 1 if mask is None else mask.ratio
+        return linear.gained_sums(q, k, v, first, ratio, dispatch.chunk_of(device, ratio), known)
+
+    if fq.norm is None or fk.norm is None:
+        return run(fq.expanded(), fk.expanded(), linear.append_ones(v), kv)
+    parts = (
+        run(fq.expanded(), fk.expanded(), v, kv[..., :-1]),
+        run(fq.norm, fk.norm, torch.ones_like(v[..., :1]), kv[..., -1:]),
+    )
+    sums, states = zip(*parts, strict=True)
+    return torch.cat(sums, -1), torch.cat(states, -1)
+
+
+def _read(kv: Tensor, fq: Features, like: torch.dtype, known: bool = False) -> Tensor:
+    """Sums of queries over a state, the normalizer in the last column."""
+    if fq.norm is None:
+        return linear.read_state(dispatch.operand(fq.expanded(), like), kv, known)
+    sums = linear.read_state(dispatch.operand(fq.expanded(), like), kv[..., :-1], known)
+    return torch.cat([sums, linear.read_state(fq.norm, kv[..., -1:], known)], -1)
+
+
+def _added(kv: Tensor, fk: Features, v: Tensor) -> Tensor:
+    """The state with mapped keys and their values added; in place where no gradient is wanted."""
+    like, v = v.dtype, accumulated(v)
+    k = dispatch.operand(fk.expanded(), like)
+    if fk.norm is None:
+        new = linear.state_of(k, dispatch.operand(linear.append_ones(v), like))
+    else:
+        new = torch.cat([linear.state_of(k, dispatch.operand(v, like)), fk.norm.sum(-2).unsqueeze(-1)], -1)
+    return kv + new if torch.is_grad_enabled() else kv.add_(new)

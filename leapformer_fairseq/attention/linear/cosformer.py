@@ -1,0 +1,99 @@
+"""cosFormer: linear attention that prefers keys at the same relative position."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import LeapformerError
+from ..capabilities import Capabilities
+from ..registry import Option, register
+from ..tokens import TokenInfo
+from .base import NORMALIZER_FLOOR, Features, LinearMechanism
+from .reweighting import CosReweighted
+from .step import KernelMap
+
+_REMEDY = (
+    "give --cosformer-length N (say, the longest target) or, where the model has it, --length-predictor, or choose a "
+    "mechanism without lengths, e.g. leap"
+)
+
+
+@register(
+    "cosformer",
+    NORMALIZER_FLOOR,
+    Option(
+        "cosformer_length",
+        0,
+        "cosformer: length assumed for a sequence still being written (decoders) where none is predicted; 0 means none",
+    ),
+    Option(
+        "cosformer_overrun",
+        "saturate",
+        "cosformer: behind the assumed or predicted length proportions stay at 1 (saturate), or grow on, as in the "
+        "paper, until weights turn negative (extrapolate)",
+        ("saturate", "extrapolate"),
+    ),
+)
+class CosFormer(LinearMechanism):
+    """cosFormer: relu(q_i) . relu(k_j) cos(pi/2 (i/N - j/M)), positions from 1.
+
+    Qin et al., 2022, arXiv:2202.08791, eq. 10. N and M are the lengths of the two sides (Agostinelli et al., 2023,
+    Modular Linearized Attention, eq. 8). A target that is still being written has none: a predicted one stands in, or
+    else `cosformer_length`, in training too, so that training does not see a length that generation will not know.
+    Beyond it the proportion stays at 1 and weights stay positive, unless `cosformer_overrun` asks for the paper's way.
+    """
+
+    features_per_dim = 2
+    # A longer source changes j/M of every earlier key.
+    capabilities = Capabilities(needs_length=True, append=False, prefixes=False, length_remedy=_REMEDY)
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        *,
+        cosformer_length: int = 0,
+        cosformer_overrun: str = "saturate",
+        **options: Any,
+    ) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        if cosformer_length < 0:
+            raise LeapformerError(
+                f"--cosformer-length {cosformer_length} is negative; give a length >= 1, or 0 for none"
+            )
+        self.assumed_length = cosformer_length
+        self.largest = 1.0 if cosformer_overrun == "saturate" else math.inf
+        if cosformer_length:
+            self.capabilities = replace(
+                self.capabilities,
+                length_remedy="",
+                max_target=cosformer_length,
+                limit_options="--cosformer-length",
+            )
+
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        proportion = self._proportions(tokens.positions, tokens.lengths).to(x.dtype)
+        return CosReweighted(F.relu(x), proportion=proportion[:, None, :, None])
+
+    map_keys = map_queries
+
+    def _proportions(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
+        """i/N of positions (B or 1, T) in sequences of `lengths` (B or 1,), (B or 1, T), float64."""
+        if lengths is None and not self.assumed_length:
+            raise LeapformerError(f"cosformer was asked for tokens of unknown length; {_REMEDY}")
+        whole = self.assumed_length if lengths is None else lengths.double().clamp_min(1).unsqueeze(1)
+        return (positions.double() / whole).clamp_max(self.largest)
+
+    def kernel_map(self) -> KernelMap:
+        return KernelMap("relu", proportion=self._proportion_at)
+
+    def _proportion_at(self, position: int, lengths: Tensor | None) -> Tensor:
+        """The proportion of one token per sequence, (B or 1,)."""
+        device = None if lengths is None else lengths.device
+        return self._proportions(torch.tensor([[position]], device=device), lengths).squeeze(1)

@@ -1,0 +1,50 @@
+"""Linear attention with the elu + 1 feature map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..registry import register
+from ..tokens import TokenInfo
+from .base import NORMALIZER_FLOOR, Features, LinearMechanism
+from .step import KernelMap
+
+
+def elu1(x: Tensor) -> Tensor:
+    """elu(x) + 1 > 0: x + 1 above 0, exp(x) below, where the sum would cancel (0 from -18 on in float32)."""
+    return _ELU1.apply(x)
+
+
+class _ELU1(torch.autograd.Function):
+    """The derivative is min(1, out), so the output is all that is kept."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.maximum(x.clamp_max(0).exp_(), x + 1)  # exp(x) >= x + 1
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        return grad * out.clamp_max(1)
+
+
+@register("elu", NORMALIZER_FLOOR)
+class ELULinear(LinearMechanism):
+    """ELU linear attention: phi(x) = elu(x) + 1 > 0 (Katharopoulos et al., 2020, arXiv:2006.16236, eq. 7)."""
+
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        return Features(elu1(x))
+
+    map_keys = map_queries
+
+    def kernel_map(self) -> KernelMap:
+        return KernelMap("elu")

@@ -1,0 +1,61 @@
+"""LeaPformer: the cosine re-weighting of cosFormer with proportions learned from the content."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import LeapformerError
+from ..registry import Option, register
+from ..tokens import TokenInfo
+from .base import NORMALIZER_FLOOR, Features, LinearMechanism
+from .proportion import ProportionNetwork
+from .reweighting import CosReweighted
+from .step import KernelMap
+
+
+@register(
+    "leap",
+    NORMALIZER_FLOOR,
+    Option(
+        "leap_factor",
+        4,
+        "leap: head dimension over hidden width of the proportion network; the head dimension means no hidden layer",
+    ),
+    Option("leap_per_head", False, "leap: a proportion network for every head instead of one per block"),
+)
+class LeaP(LinearMechanism):
+    """LeaPformer: relu(q) . relu(k) cos(pi/2 (LeaP_Q(q) - LeaP_K(k))).
+
+    The proportion networks read features after the ReLU, as the released code does. Weights are positive, positions
+    enter only through the embeddings, and no length is needed, so the state can grow with a stream.
+    (Agostinelli et al., 2024, arXiv:2405.13046, eq. 8-10.)
+    """
+
+    features_per_dim = 2
+
+    def __init__(
+        self, head_dim: int, num_heads: int, *, leap_factor: int = 4, leap_per_head: bool = False, **options: Any
+    ) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        if leap_factor < 1 or head_dim % leap_factor:
+            divisors = [n for n in range(1, head_dim + 1) if head_dim % n == 0]
+            raise LeapformerError(
+                f"--leap-factor {leap_factor} does not divide the head dimension {head_dim}; choose from {divisors}"
+            )
+        heads = num_heads if leap_per_head else None
+        self.query_proportion = ProportionNetwork(head_dim, leap_factor, heads)
+        self.key_proportion = ProportionNetwork(head_dim, leap_factor, heads)
+
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        x = F.relu(x)
+        return CosReweighted(x, proportion=self.query_proportion(x))
+
+    def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
+        x = F.relu(x)
+        return CosReweighted(x, proportion=self.key_proportion(x))
+
+    def kernel_map(self) -> KernelMap:
+        return KernelMap("relu", networks=(self.query_proportion, self.key_proportion))

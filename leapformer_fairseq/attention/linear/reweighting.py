@@ -1,0 +1,66 @@
+"""The cosine reweighting that cosFormer and LeaPformer share: similarities times cos(pi/2 (p - r)).
+
+p and r are proportions in [0, 1], one per query and key. Between few pairs the product is taken as it stands. Since
+cos(a - b) = cos a cos b + sin a sin b, it is also a dot product of features [x cos(pi p / 2), x sin(pi p / 2)], twice
+as wide (Qin et al., 2022, arXiv:2202.08791, eq. 10-13; Agostinelli et al., 2024, arXiv:2405.13046, eq. 7-9).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..ops.segments import first_order
+from .base import Features
+from .proportion import right_angle
+
+
+@dataclass(frozen=True)
+class CosReweighted(Features):
+    """Features x (B, H, T, D) >= 0 with a proportion per token, broadcastable to (B, H, T, 1)."""
+
+    proportion: Tensor = field(kw_only=True)
+
+    def expanded(self) -> Tensor:
+        return _CosReweight.apply(self.x, self.proportion)
+
+    def scores(self, keys: Self) -> Tensor:
+        return super().scores(keys) * angle(self.proportion - keys.proportion.mT).cos()
+
+
+class _CosReweight(torch.autograd.Function):
+    """Both halves written straight into one tensor: concatenating them costs as much as computing them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, proportion: Tensor) -> Tensor:
+        ctx.save_for_backward(x, proportion)
+        cos, sin = _cos_sin(proportion)
+        out = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
+        torch.mul(x, cos, out=out[..., : x.shape[-1]])
+        torch.mul(x, sin, out=out[..., x.shape[-1] :])
+        return out
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, proportion = ctx.saved_tensors
+        cos, sin = _cos_sin(proportion)
+        grad_cos, grad_sin = grad.chunk(2, -1)
+        grad_x = (grad_cos * cos).addcmul_(grad_sin, sin)
+        if not ctx.needs_input_grad[1]:
+            return grad_x, None
+        grad_angle = ((grad_sin * cos).addcmul_(grad_cos, sin, value=-1) * x).sum(-1, keepdim=True)
+        return grad_x, angle(grad_angle).sum_to_size(proportion.shape)
+
+
+def _cos_sin(proportion: Tensor) -> tuple[Tensor, Tensor]:
+    at = angle(proportion)
+    return at.cos(), at.sin()
+
+
+def angle(proportion: Tensor) -> Tensor:
+    """pi / 2 of a proportion, never more in float32 (see `right_angle`)."""
+    return proportion * right_angle(proportion.dtype)

@@ -1,0 +1,51 @@
+"""Linear attention with rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import LeapformerError
+from ..positions import rotate, rotation, rotation_at
+from ..registry import Option, register
+from ..tokens import TokenInfo
+from .base import NORMALIZER_FLOOR, Features, LinearMechanism
+from .elu import elu1
+from .step import KernelMap
+
+
+@register(
+    "rope",
+    NORMALIZER_FLOOR,
+    Option("rope_theta", 10_000.0, "rope: base of the rotation frequencies"),
+    Option(
+        "rope_dims",
+        0,
+        "rope: leading head dimensions that are rotated, even; 0 means half of them, as in LeaPformer's baseline",
+    ),
+)
+class RoPELinear(LinearMechanism):
+    """Rotary linear attention: rotate phi = elu + 1 in the numerator only, so the normalizer stays positive.
+
+    Su et al., 2021, arXiv:2104.09864, eq. 19. Pairs are neighbouring dimensions; the dimensions after `rope_dims` are
+    not rotated.
+    """
+
+    def __init__(
+        self, head_dim: int, num_heads: int, *, rope_theta: float = 10_000.0, rope_dims: int = 0, **options: Any
+    ) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        dims = rope_dims or head_dim // 4 * 2
+        if dims % 2 or not 0 < dims <= head_dim:
+            raise LeapformerError(f"--rope-dims {dims} must be even and between 2 and the head dimension {head_dim}")
+        self.dims, self.theta = dims, rope_theta
+
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        x = elu1(x)
+        return Features(rotate(x, rotation(tokens.positions.unsqueeze(1), self.dims, self.theta).to(x.dtype)), x)
+
+    map_keys = map_queries
+
+    def kernel_map(self) -> KernelMap:
+        return KernelMap("elu", rotation=lambda position: rotation_at(position, self.dims, self.theta))

@@ -1,0 +1,134 @@
+"""The decoding step of linear mechanisms: the state is K^T [V, 1], `state.kv` (B, H, F, E + 1).
+
+A channel of zero weight and bias 1 per head makes the projected values [v, 1]. On a CPU all that follows the
+projections is one call of C (`ops.cpu`), where it compiles; otherwise it is the mechanism's own maps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..ops import cpu, linear
+from ..step import Projections, Step, at, read_shared
+from .proportion import ProportionNetwork
+
+if TYPE_CHECKING:
+    from .base import LinearMechanism
+
+
+@dataclass(frozen=True)
+class KernelMap:
+    """How the kernel in ops/cpu maps a token: an activation, then the cosine reweighting or a rotation, if any.
+
+    Proportions come from a network each for queries and keys, or are numbers, (B or 1,), for a position (from 1) in
+    sequences of known lengths, (B,), or of unknown ones. A rotation is the cosine and sine for each leading pair of
+    dimensions, (pairs, 2); the normalizer takes features as they were before.
+    """
+
+    activation: Literal["relu", "elu"]
+    networks: Sequence[ProportionNetwork] = ()
+    proportion: Callable[[int, Tensor | None], Tensor] | None = None
+    rotation: Callable[[int], Tensor] | None = None
+
+
+class LinearStep(Step):
+    """The step of a linear mechanism."""
+
+    def __init__(self, mechanism: LinearMechanism, projections: Projections) -> None:
+        super().__init__(mechanism.num_heads, projections, ones=True)
+        self.mechanism, self.map = mechanism, mechanism.kernel_map()
+        networks = () if self.map is None else self.map.networks[: 1 + self.self_attention]
+        self.packed = [_packed(network) for network in networks]
+        self.sizes: dict[tuple[int, ...], cpu.Sizes] = {}
+
+    def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
+        projected = projected.to(state.kv.dtype)
+        heads = self._kernel(projected, state.kv, position, lengths)
+        if heads is not None:
+            return heads
+        tokens, width = at(position, x, lengths), self.heads * self.dim
+        if self.self_attention:
+            k, v1 = (y.reshape(len(x), self.heads, 1, -1) for y in projected[:, width:].tensor_split([width], 1))
+            fk = self.mechanism.map_keys(k, tokens)
+            if fk.norm is None:
+                state.kv.addcmul_(fk.expanded().mT, v1)
+            else:
+                state.kv[..., :-1].addcmul_(fk.expanded().mT, v1[..., :-1])
+                state.kv[..., -1].add_(fk.norm.squeeze(2))
+
+        fq = self.mechanism.map_queries(projected[:, :width].view(len(x), self.heads, 1, -1), tokens)
+        sums = read_shared(fq.expanded(), len(state.kv), lambda q: q @ state.kv)
+        if fq.norm is not None:
+            sums[..., -1:] = read_shared(fq.norm, len(state.kv), lambda q: q @ state.kv[..., -1:])
+        return linear.normalize(sums, self.mechanism.normalizer_floor).flatten(1)
+
+    def _kernel(self, projected: Tensor, kv: Tensor, position: int, lengths: Tensor | None) -> Tensor | None:
+        """What the heads read, (B, H * E), by the compiled step; None where that does not serve."""
+        if self.map is None or kv.dtype != torch.float32 or not kv.is_cpu or (step := cpu.step()) is None:
+            return None
+        shape = (len(projected), *kv.shape)
+        if shape not in self.sizes:
+            self.sizes[shape] = self._sizes(*shape)
+        sizes = self.sizes[shape]
+        if max(sizes.dim, sizes.values) > cpu.MAX_DIM or not kv.is_contiguous():
+            return None
+        networks = [packed.numbers.data_ptr() for packed in self.packed] + [None, None]
+        proportions, rotation = None, None
+        if self.map.proportion is not None:
+            proportions = self.map.proportion(position, lengths).float().expand(len(projected)).contiguous()
+        if self.map.rotation is not None:
+            rotation = self.map.rotation(position).float()
+            sizes.pairs = len(rotation)
+        out = projected.new_empty(len(projected), self.heads * (sizes.values - 1))
+        step(
+            ctypes.byref(sizes),
+            *(projected.data_ptr(), projected.stride(0)),
+            kv.data_ptr(),
+            *networks[:2],
+            *(None if table is None else table.data_ptr() for table in (proportions, rotation)),
+            out.data_ptr(),
+        )
+        return out
+
+    def _sizes(self, batch: int, states: int, heads: int, features: int, values: int) -> cpu.Sizes:
+        assert self.map is not None
+        packed = self.packed[0] if self.packed else None
+        return cpu.Sizes(
+            rows=batch,
+            heads=heads,
+            dim=self.dim,
+            values=values,
+            shared=batch // states,
+            update=self.self_attention,
+            activation=self.map.activation == "elu",
+            reweighted=features == 2 * self.dim,
+            hidden=packed.hidden if packed else 0,
+            network_stride=packed.stride if packed else 0,
+            floor=self.mechanism.normalizer_floor,
+        )
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A proportion network as linear_step.c wants it: the numbers of each head, or one set for all."""
+
+    numbers: Tensor
+    hidden: int
+
+    @property
+    def stride(self) -> int:
+        return self.numbers.shape[1] if len(self.numbers) > 1 else 0
+
+
+def _packed(network: ProportionNetwork) -> _Packed:
+    # (1 or heads, in, out) and (1 or heads, 1, out), layer after layer
+    layers = [part.detach().float() for pair in zip(network.weights, network.biases, strict=True) for part in pair]
+    numbers = [part.reshape(1 if network.shared else len(part), -1) for part in layers]
+    hidden = network.weights[0].shape[-1] if len(network.weights) > 1 else 0
+    return _Packed(torch.cat(numbers, 1).contiguous().cpu(), hidden)

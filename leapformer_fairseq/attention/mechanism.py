@@ -1,0 +1,297 @@
+"""The contract of an attention mechanism: one function with three executions that agree.
+
+reference: the definition, quadratic or token by token (`weights`).
+scan:      segments with a state between them (`init_state`, `write`, `read`, `scan`): training, prompts, streaming.
+step:      one token, fused where that pays (`step`).
+
+Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import LeapformerError
+from .capabilities import Capabilities
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, with_state
+from .ops import dispatch, segments
+from .ops.segments import Segment
+from .registry import Option
+from .step import Projections, Step
+from .tokens import Carry, TokenInfo
+
+Execution = Literal["auto", "reference", "scan"]
+EXECUTIONS: tuple[str, ...] = ("auto", "reference", "scan")
+
+
+@dataclass
+class State:
+    """What a mechanism remembers of the keys and values it has read. Every tensor is batch first.
+
+    `write` and `scan` may change a state in place where no gradient is wanted; `fork` first when the old one is needed.
+    """
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name, for saving; `type(state)(**tensors)` brings the state back."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def fork(self) -> Self:
+        """An independent copy."""
+        return type(self)(**{name: tensor.clone() for name, tensor in self.tensors().items()})
+
+    def reorder(self, order: Tensor) -> Self:
+        """The state whose batch entry i is the old entry order[i]; beam search repeats, drops and permutes them."""
+        return type(self)(**{name: tensor.index_select(0, order) for name, tensor in self.tensors().items()})
+
+    @property
+    def batch_size(self) -> int:
+        return len(next(iter(self.tensors().values())))
+
+    def nbytes(self) -> int:
+        """Bytes held by the tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+
+
+class Mechanism(nn.Module):
+    """How queries read keys and values, apart from the projections around it.
+
+    A subclass writes `init_state`, `write` and `read`; the rest then follows token by token. What is worth being fast
+    it overrides: `scan` (many tokens), `step` (one token) and `weights`. `capabilities` say what it can serve.
+    """
+
+    name: ClassVar[str]
+    options: ClassVar[tuple[Option, ...]] = ()
+    #: an instance replaces what its options change
+    capabilities: Capabilities = Capabilities()
+    #: names of the parameters that all layers of a block share
+    tied: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        *,
+        dropout: float = 0.0,
+        block: str | None = None,
+        input_dim: int | None = None,
+        **options: Any,
+    ) -> None:
+        """`block` is where it will serve, `input_dim` the width of the keys' inputs (default: that of all heads)."""
+        super().__init__()
+        self.head_dim, self.num_heads, self.dropout = head_dim, num_heads, dropout
+        self.block, self.input_dim = block, head_dim * num_heads if input_dim is None else input_dim
+
+    def receive(self, projections: Projections) -> None:
+        """Receive the block's projection layers, for mechanisms that also project other things with them.
+
+        They remain the block's: none of them may be registered as a part of the mechanism.
+        """
+
+    # ----------------------------------------------------------------------------------------------------- recurrence
+    def init_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> State:
+        """The state before the first key, of `batch` sequences, on the device and in the precision of `like`.
+
+        `key` holds the carry where the mechanism has one. `mask` says how the state will be read: None, by queries that
+        see all keys.
+        """
+        raise NotImplementedError
+
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
+        """The state after reading keys (B, H, S, D) and values (B, H, S, E)."""
+        raise NotImplementedError
+
+    def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        """Output (B, H, T, E) of queries (B, H, T, D) that see everything in the state."""
+        raise NotImplementedError
+
+    def scan(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, State]:
+        """Queries that see what `state` has read and, of these keys, what the mask shows them: (output, new state).
+
+        This default goes from one set of visible keys to the next. The new state has read the keys that some query saw.
+        """
+        outputs = []
+        for (t0, t1), (s0, s1), (a0, a1) in _visits(mask, q.shape[2], k.shape[2]):
+            if s0 < s1:
+                state = self.write(state, k[:, :, s0:s1], v[:, :, s0:s1], key.narrow(s0, s1))
+            seen = state
+            if a0 < a1:
+                seen = self.write(state.fork(), k[:, :, a0:a1], v[:, :, a0:a1], key.narrow(a0, a1))
+            outputs.append(self.read(seen, q[:, :, t0:t1], query.narrow(t0, t1)))
+        return torch.cat(outputs, 2) if outputs else _nothing(q, v), state
+
+    def step(self, projections: Projections) -> Step | None:
+        """A fused way through one token, projections included: self-attention, or cross-attention without k and v.
+
+        None where there is only the general way.
+        """
+        return None
+
+    # ---------------------------------------------------------------------------------------------------------- carry
+    def first_carry(self, batch: int) -> Carry:
+        """The carry before the first layer, for a mechanism that has one."""
+        raise NotImplementedError
+
+    def carry(self, state: State) -> Carry:
+        """What the next layer gets once this one has read its keys, for a mechanism that has a carry."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------ whole sequences
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        query: TokenInfo | None = None,
+        key: TokenInfo | None = None,
+        mask: Mask = None,
+        execution: Execution = "auto",
+    ) -> Tensor:
+        """Attention output (B, H, T, E) of q (B, H, T, D), k (B, H, S, D), v (B, H, S, E).
+
+        `query` and `key` describe the tokens (positions, true lengths, padding); None means no padding, and under a
+        causal mask queries are the keys' tokens. Outputs of padded queries are undefined but finite. Padded keys and
+        values may hold anything, also NaN; a NaN in a later key or value may reach queries before it. Raises
+        LeapformerError where the mechanism does not serve such a mask, or for an unknown `execution`.
+        """
+        if execution not in EXECUTIONS:
+            raise LeapformerError(f"execution {execution!r} is unknown; choose from: {', '.join(EXECUTIONS)}")
+        reason = self.capabilities.unsupported_reason(self.block, mask)
+        if reason is not None:
+            raise LeapformerError(f"{self.name} attention cannot be used like this: {reason}")
+        if not q.shape[2] or not k.shape[2]:
+            return _nothing(q, v)
+        query, key = _described(q, k, query, key, mask)
+        mask = with_state(mask) if self.capabilities.constant_state else mask
+        k, v, key = *_cleared(k, v, keep=key.keep), key.cleared()
+        transformed = dispatch.is_transformed()  # by torch.func, which custom backward passes do not know
+        if execution == "scan" and transformed:
+            raise LeapformerError("torch.func and vmap work with execution='reference' only; choose that, or 'auto'")
+        if execution == "reference" or transformed or (execution == "auto" and self._few_pairs(q, k, mask)):
+            return self._reference(q, k, v, query, key, mask)
+        return self._in_segments(q, k, v, query, key, mask)
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        query: TokenInfo | None = None,
+        key: TokenInfo | None = None,
+        mask: Mask = None,
+    ) -> Tensor:
+        """What every key contributes to every query, (B, H, T, S): for alignments, pictures, and as the reference.
+
+        This default goes token by token, with the identity as values.
+        """
+        query, key = _described(q, k, query, key, mask)
+        v = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:3], -1)
+        state = self.init_state(len(q), v.shape[3], k, key, mask)
+        return Mechanism.scan(self, state, q, k, v, query, key, mask)[0]
+
+    def _few_pairs(self, q: Tensor, k: Tensor, mask: Mask) -> bool:
+        """Whether all pairs of queries and keys are less work than the states of a scan."""
+        return False
+
+    def _reference(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
+        return self.weights(q, k, query=query, key=key, mask=mask) @ v
+
+    def _in_segments(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
+        """A scan from the empty state, in segments that the backward pass computes again where that saves memory."""
+        first = self.init_state(len(q), v.shape[3], k, key, mask)
+        tensors = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
+
+        def run(
+            memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: list[Tensor]
+        ) -> Any:
+            """One segment: its output, if it has queries, and the state after it."""
+            state, here = type(first)(*memory), key.narrow(at.s0, at.s1)
+            if len(keys) == 3:
+                here = replace(here, inputs=keys[2].squeeze(1))
+            q, (k, v) = queries[0], keys[:2]
+            out, state = self._segment(state, q, k, v, query.narrow(at.t0, at.t1), here, at.mask, kept)
+            return out, list(state.tensors().values())
+
+        plan = dispatch.segments_of(q, k, mask, self._tokens_kept(q, mask))
+        parameters = [parameter for parameter in self._scan_parameters() if parameter.requires_grad]
+        memory = list(first.tensors().values())
+        return segments.scan(run, memory, [q], tensors, parameters, plan, random=self.dropout > 0 and self.training)
+
+    def _segment(
+        self,
+        state: State,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query: TokenInfo,
+        key: TokenInfo,
+        mask: Mask,
+        kept: list[Tensor],
+    ) -> tuple[Tensor | None, State]:
+        """A segment of keys alone, of queries alone, or of queries that see some more keys each.
+
+        What is put into `kept` the backward pass finds there again when it runs the segment once more.
+        """
+        if not q.shape[2]:
+            return None, self.write(state, k, v, key)
+        if not k.shape[2]:
+            return self.read(state, q, query), state
+        return self.scan(state, q, k, v, query, key, mask)
+
+    def _scan_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that a scan uses."""
+        return self.parameters()
+
+    def _tokens_kept(self, q: Tensor, mask: Mask) -> float:
+        """Up to so many tokens, over heads and batch, what a scan computes is kept for the backward pass."""
+        whole = mask is None and not self.capabilities.append
+        return math.inf if whole else dispatch.bounds(q.device).kept_tokens
+
+
+def _described(
+    q: Tensor, k: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask
+) -> tuple[TokenInfo, TokenInfo]:
+    """Both sides' tokens; in self-attention under a mask the queries are the keys."""
+    key = key or TokenInfo.whole(k.shape[2], device=k.device)
+    if query is None:
+        same = mask is not None and q.shape[2] == k.shape[2] and (mask == CAUSAL or isinstance(mask, ChunkMask))
+        query = key if same else TokenInfo.whole(q.shape[2], device=q.device)
+    return query, key
+
+
+def _cleared(*tensors: Tensor, keep: Tensor | None) -> Iterator[Tensor]:
+    """Zeros at padding, which may hold anything: 0 times NaN would reach real tokens."""
+    for x in tensors:
+        yield x if keep is None else x.where(keep[:, None, :, None], 0)
+
+
+def _nothing(q: Tensor, v: Tensor) -> Tensor:
+    """Zeros (B, H, T, E), as part of the graph: the output of no queries, or of queries that see no key."""
+    return (q @ q.new_zeros(q.shape[3], v.shape[3])).to(v.dtype)
+
+
+def _visits(mask: Mask, queries: int, keys: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """In order: queries [t0, t1) that see the same, keys [s0, s1) to write first, keys [a0, a1) for these alone."""
+    if mask is None:
+        yield (0, queries), (0, keys), (0, 0)
+    elif isinstance(mask, PrefixMask):
+        read = 0
+        for t in range(queries):
+            stop = mask.count(t, keys)
+            yield (t, t + 1), (read, stop), (0, 0)
+            read = stop
+    else:
+        for start in range(0, queries, mask.tokens):
+            stop = min(start + mask.tokens, queries)
+            middle = min(start + mask.size, stop)
+            yield (start, stop), (start, middle), (middle, stop)

@@ -1,0 +1,1 @@
+"""How sums over keys are computed, and by what; knows no mechanism."""

@@ -1,0 +1,124 @@
+"""Decoding steps in C, compiled on first use into the user's cache; everything works without them, slower.
+
+No compiler, a read-only cache, another platform: then they are None and the steps in PyTorch serve.
+`LEAPFORMER_NATIVE=0` turns them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("linear_step.c", "slot_step.c"))
+FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=c99")
+SWITCH = "LEAPFORMER_NATIVE"
+MAX_DIM = 1024  # as in linear_step.c
+MAX_SLOTS = 1024  # as in slot_step.c
+
+
+class Sizes(ctypes.Structure):
+    """`Sizes` of linear_step.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rows", "heads", "dim", "values", "shared", "update")),
+        *((name, ctypes.c_int32) for name in ("activation", "reweighted", "hidden", "network_stride", "pairs")),
+        ("floor", ctypes.c_float),
+    ]
+
+
+class SlotSizes(ctypes.Structure):
+    """`SlotSizes` of slot_step.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rows", "heads", "dim", "value_dim", "slots", "shared")),
+        *((name, ctypes.c_int32) for name in ("key", "value", "summed", "normalized", "masked")),
+        *((name, ctypes.c_float) for name in ("floor", "scale")),
+    ]
+
+
+_POINTER, _STRIDE = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS = {
+    "leapformer_step": (ctypes.POINTER(Sizes), _POINTER, _STRIDE, *[_POINTER] * 6),
+    "leapformer_slot_step": (ctypes.POINTER(SlotSizes), _POINTER, _STRIDE, _POINTER, *[_STRIDE] * 2, *[_POINTER] * 4),
+}
+
+
+def step() -> Callable[..., None] | None:
+    """`leapformer_step` of linear_step.c, or None where it cannot be had or is turned off."""
+    return _function("leapformer_step")
+
+
+def slot_step() -> Callable[..., None] | None:
+    """`leapformer_slot_step` of slot_step.c, or None where it cannot be had or is turned off."""
+    return _function("leapformer_slot_step")
+
+
+def _function(name: str) -> Callable[..., None] | None:
+    library = None if os.environ.get(SWITCH) == "0" else load()
+    return None if library is None else getattr(library, name)
+
+
+@contextmanager
+def turned_off() -> Iterator[None]:
+    """The steps in PyTorch for a while, to compare."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(SWITCH)
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """Compile, if this processor has not, and load; where that fails, the reason is logged once."""
+    try:
+        library = ctypes.CDLL(str(_compiled()))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody has a home
+        logger.info("decoding step in PyTorch, since the one in C could not be compiled: %s", error)
+        return None
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
+
+
+def _compiled() -> Path:
+    """The shared library for these sources and this processor."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leapformer_fairseq"
+    parts = [*(source.read_text() for source in SOURCES), *FLAGS, _processor()]
+    identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    library = cache / f"step-{identity}.so"
+    if not library.exists():
+        compiler = shutil.which(os.environ.get("CC", "cc"))
+        if compiler is None:
+            raise OSError("there is no C compiler (install gcc or clang, or name one by CC)")
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            built = Path(folder) / library.name
+            command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(built), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            built.replace(library)  # in one step: another process may be doing the same
+    return library
+
+
+def _processor() -> str:
+    """What -march=native looks at, since a cache may be shared by different machines."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.system()} {platform.machine()} {platform.processor()} {flags}"

@@ -1,0 +1,135 @@
+"""Which implementation runs: bounds between them by device, the precision of sums, and why.
+
+Bounds are data. `override` and the variable LEAPFORMER_DISPATCH ("pairs=0,chunk=32") replace them, for experiments and
+tests; `leapformer doctor` prints those in force.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import LeapformerError
+from ..masks import ChunkMask, Mask, PrefixMask
+from .precision import accumulated
+from .segments import Plan, cut
+
+VARIABLE = "LEAPFORMER_DISPATCH"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where one implementation takes over from another on a kind of device.
+
+    pairs:            up to so many pairs of a query and a key per feature, all pairs beat chunks.
+    pairs_per_token:  bidirectional, up to so many pairs per token and feature, all pairs beat one state.
+    kept_tokens:      up to so many tokens, over heads and batch, features are kept for the backward pass; beyond that
+                      segments are computed again.
+    kept_slot_tokens: the same for memories of slots, which keep more per token.
+    segment_tokens:   tokens of a segment, queries and keys, over heads and batch, but of each sequence at least
+                      `least_segment`, or the states before segments would be more than the tokens themselves.
+    chunk:            queries of a chunk, causal; `chunk_keys` is the number of keys under wait-k.
+    chunk_tokens:     tokens of a chunk of streaming encoders' chunks; longer ones have a state each.
+    half_operands:    products take bfloat16 and float16 operands as they are; sums are float32 in any case.
+    source:           where the numbers are from.
+    """
+
+    pairs: float = 200
+    pairs_per_token: float = 0.35
+    kept_tokens: int = 40_000
+    kept_slot_tokens: int = 8192
+    segment_tokens: int = 8192
+    least_segment: int = 256
+    chunk: int = 64
+    chunk_keys: int = 128
+    chunk_tokens: int = 64
+    half_operands: bool = False
+    source: str = "measured on CPUs, head dimensions 32 to 128"
+
+
+BOUNDS: dict[str, Bounds] = {
+    "cpu": Bounds(),
+    "cuda": Bounds(
+        pairs=1000,
+        pairs_per_token=1.0,
+        kept_tokens=1_000_000,
+        kept_slot_tokens=250_000,
+        segment_tokens=250_000,
+        half_operands=True,
+        source="reasoned from launch costs and sizes, not measured",
+    ),
+}
+_overrides: ContextVar[dict[str, Any]] = ContextVar("bounds", default={})  # noqa: B039  (never changed in place)
+
+
+def bounds(device: torch.device) -> Bounds:
+    """The bounds in force on a device. What is neither CPU nor GPU, as `meta`, takes those of a GPU."""
+    found = BOUNDS.get(device.type, BOUNDS["cuda"])
+    changes = {**_from_environment(os.environ.get(VARIABLE, "")), **_overrides.get()}
+    return replace(found, **changes) if changes else found
+
+
+@contextmanager
+def override(**changes: Any) -> Iterator[None]:
+    """Other bounds in this thread while this holds, on every device."""
+    token = _overrides.set({**_overrides.get(), **changes})
+    try:
+        yield
+    finally:
+        _overrides.reset(token)
+
+
+@functools.cache
+def _from_environment(text: str) -> dict[str, Any]:
+    kinds = {field.name: type(getattr(BOUNDS["cpu"], field.name)) for field in fields(Bounds)}
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        try:
+            found[name] = value == "True" if kinds[name] is bool else kinds[name](value)
+        except (KeyError, ValueError) as error:
+            raise LeapformerError(f"{VARIABLE} {part!r}: give name=number with a name of {', '.join(kinds)}") from error
+    return found
+
+
+def few_pairs(q: Tensor, k: Tensor, mask: Mask, features: int) -> bool:
+    """Whether all pairs of queries and keys are less work than sums of so many features in states."""
+    limits, queries, keys = bounds(q.device), q.shape[2], k.shape[2]
+    pairs = limits.pairs_per_token * (queries + keys) if mask is None else limits.pairs
+    return queries * keys < pairs * features
+
+
+def chunk_of(device: torch.device, ratio: int) -> int:
+    """Queries per chunk where every query gains `ratio` keys."""
+    limits = bounds(device)
+    return limits.chunk if ratio == 1 else max(min(8, limits.chunk), limits.chunk_keys // ratio)
+
+
+def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float) -> Plan:
+    """How to cut a pass over all of q (B, H, T, D) and k (B, H, S, D); kept as a
+    whole up to `kept_tokens`."""
+    heads, queries, keys, limits = q.shape[0] * q.shape[1], q.shape[2], k.shape[2], bounds(q.device)
+    again = heads * (queries + keys) > kept_tokens
+    unit = mask.tokens if isinstance(mask, ChunkMask) else chunk_of(q.device, mask.ratio if mask else 1)
+    whole = (queries + keys) * unit * (mask.ratio + 1 if isinstance(mask, PrefixMask) else 2)
+    size = max(limits.least_segment, limits.segment_tokens // max(1, heads)) if again else whole
+    return Plan(cut(mask, queries, keys, size, unit), again)
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or vmap is at work, which know nothing of custom backward passes."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def operand(x: Tensor, like: torch.dtype) -> Tensor:
+    """A factor of a large product in the precision that the device multiplies fastest, for inputs of dtype `like`."""
+    half = like in (torch.bfloat16, torch.float16) and bounds(x.device).half_operands
+    return x.to(like) if half else accumulated(x)

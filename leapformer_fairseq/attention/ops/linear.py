@@ -1,0 +1,273 @@
+"""Linear attention in linear time: sums over visible keys, o_t = sum_{s < g(t)} (q_t . k_s) v_s.
+
+q and k are *mapped* features, so nothing here knows a mechanism. A column of ones appended to v makes the last column
+of o the normalizer, which `normalize` divides by (Katharopoulos et al., 2020, arXiv:2006.16236, eq. 4-12).
+
+Shapes: T queries, S keys, F features, M value columns, any leading dimensions (..); G of them flattened, n chunks of C
+queries and C * ratio keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..masks import ChunkMask, PrefixMask
+from .precision import accumulated, without_autocast
+from .segments import first_order
+
+# The output of queries and its normalizer if they were computed before, and only their gradients are wanted.
+Known = tuple[Tensor, Tensor] | None
+
+
+def append_ones(v: Tensor) -> Tensor:
+    """Values with one more column of ones, (.., S, E + 1): its sum is the normalizer."""
+    return torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1)
+
+
+def normalize(sums: Tensor, floor: float, known: Known = None) -> Tensor:
+    """Divide by the last column, clamped from below by `floor`: a query that matches no key gives 0, never NaN."""
+    return _Normalize.apply(sums, floor, *(known or (None, None)))
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of matrices (.., .., ..), summed in float32 (float64) whatever the precision of the operands.
+
+    On a GPU operands of one half precision are multiplied as they are. A float32 state meets bfloat16 features in
+    bfloat16, whose range it fits; float16's it may not.
+    """
+    if a.dtype != b.dtype and torch.bfloat16 in (a.dtype, b.dtype):
+        a, b = a.bfloat16(), b.bfloat16()
+    if a.dtype == b.dtype and a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        a, b = (x.expand(*lead, *x.shape[-2:]).flatten(0, -3) for x in (a, b))
+        return torch.bmm(a, b, out_dtype=torch.float32).unflatten(0, lead)
+    return accumulated(a) @ accumulated(b)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """total + a @ b of matrices (G, .., ..), in place."""
+    return total.baddbmm_(a, b) if a.dtype == b.dtype == total.dtype else total.add_(product(a, b))
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    """Similarities of all pairs, q k^T, (.., T, S); quadratic."""
+    return _Scores.apply(q, k) if torch.is_grad_enabled() else q @ k.mT
+
+
+def state_of(k: Tensor, v: Tensor) -> Tensor:
+    """What a query that sees all these keys needs of them: K^T V, (.., F, M)."""
+    return _StateOf.apply(k, v) if torch.is_grad_enabled() else product(k.mT, v)
+
+
+def read_state(q: Tensor, state: Tensor, known: bool = False) -> Tensor:
+    """Sums (.., T, M) of queries over a state (.., F, M); any numbers if they are `known`, but with their gradient."""
+    return _ReadState.apply(q, state, known) if torch.is_grad_enabled() else product(q, state)
+
+
+def gained_sums(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int, known: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Sums (.., T, M) of queries that see the state `first` (.., F, M) and each `ratio` more keys; the state after all.
+
+    Every query gains at least one key. States cross chunks, the quadratic part stays inside one. If the sums are
+    `known`, they may be any numbers, but with the right gradient.
+    """
+    lead = first.shape[:-2]
+    q, k, v, first = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v, first))
+    sums, after = _GainedSums.apply(q, k, v, first, ratio, chunk, known)
+    return sums.unflatten(0, lead), after.unflatten(0, lead)
+
+
+def chunked_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: ChunkMask, tokens: int) -> tuple[Tensor, Tensor]:
+    """Sums (.., T, M) over a token's chunk, what the chunks before it left, and `first`; the state that all leave.
+
+    Short chunks are taken together, up to some `tokens`, and compared pair by pair: a state for each would be more than
+    the tokens themselves. A longer one has a state of its own, also of what is ahead.
+    """
+    lead, count = first.shape[:-2], q.shape[-2]
+    together = mask.tokens * max(1, tokens // mask.tokens)
+    q, k, v = (_cut(x.reshape(-1, *x.shape[-2:]), together) for x in (q, k, v))
+    first = first.reshape(-1, *first.shape[-2:])
+    own = k * mask.own(together, k.device).unsqueeze(1) if mask.ahead else k
+    left = state_of(own, v).unflatten(0, (len(first), -1))
+    before = torch.cat([first.unsqueeze(1), left], 1).cumsum(1)
+    seen = before[:, :-1].flatten(0, 1)
+    if together == mask.tokens and together > tokens:
+        sums = q @ (seen + (state_of(k, v) if mask.ahead else left.flatten(0, 1)))
+    else:
+        pairs = scores(q, k) * mask.mask(together, together, q.device)
+        sums = q @ seen + pairs @ v
+    sums = sums.reshape(len(first), -1, v.shape[-1])[:, :count]
+    return sums.unflatten(0, lead), before[:, -1].unflatten(0, lead)
+
+
+class _Chunks(NamedTuple):
+    """Queries and the keys they gain, cut into n aligned chunks, with the state before each chunk."""
+
+    q: Tensor  # (G * n, C, F)
+    k: Tensor  # (G * n, C * ratio, F)
+    v: Tensor  # (G * n, C * ratio, M)
+    before: Tensor  # (G * n, F, M), the state before each chunk
+    after: Tensor  # (G, F, M), the state after all keys
+    queries: int  # without the tokens that fill the last chunk
+    keys: int
+
+    @classmethod
+    def cut(cls, q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int) -> _Chunks:
+        """Chunks of q (G, T, F), k (G, S, F), v (G, S, M) that follow the state `first` (G, F, M)."""
+        queries, keys = q.shape[1], k.shape[1]
+        chunk = max(1, min(chunk, queries))
+        q, k, v = _cut(q, chunk), _cut(k, chunk * ratio), _cut(v, chunk * ratio)
+        own = product(k.mT, v).unflatten(0, (len(first), -1))
+        before = torch.cat([first.unsqueeze(1), own[:, :-1]], 1).cumsum(1)
+        return cls(q, k, v, before.flatten(0, 1), before[:, -1] + own[:, -1], queries, keys)
+
+    def sums(self) -> Tensor:
+        """Sums of all queries, (G, T, M)."""
+        return self._join(add_product(product(self.q, self.before), self._scores(), self.v), self.queries)
+
+    def gradients(self, grad: Tensor, grad_after: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of q, k, v and `first` given those of the sums, (G, T, M), and of the state after, (G, F, M)."""
+        grad = _cut(grad, self.q.shape[1])
+        later, grad_first = _sums_of_later(product(self.q.mT, grad).unflatten(0, (len(grad_after), -1)), grad_after)
+        dv = add_product(product(self._scores().mT, grad), self.k, later)
+        grad_scores = self._hide_future(product(grad, self.v.mT))
+        dq = add_product(product(grad_scores, self.k), grad, self.before.mT)
+        dk = add_product(product(grad_scores.mT, self.q), self.v, later.mT)
+        return self._join(dq, self.queries), self._join(dk, self.keys), self._join(dv, self.keys), grad_first
+
+    def _scores(self) -> Tensor:
+        return self._hide_future(product(self.q, self.k.mT))
+
+    def _hide_future(self, scores: Tensor) -> Tensor:
+        """Zero, in place, the scores (G * n, C, C * ratio) of keys that a query does not see yet."""
+        chunk, keys = scores.shape[1:]
+        if chunk == keys:
+            return scores.tril_()
+        return scores.mul_(PrefixMask(1, keys // chunk).mask(chunk, keys, scores.device).to(scores.dtype))
+
+    def _join(self, tokens: Tensor, count: int) -> Tensor:
+        """(G * n, size, X) back to (G, count, X)."""
+        return tokens.view(len(self.after), -1, tokens.shape[2])[:, :count]
+
+
+class _GainedSums(torch.autograd.Function):
+    """`gained_sums`; autograd left to itself would copy every gradient twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int, known: bool
+    ) -> tuple[Tensor, Tensor]:
+        *tensors, queries, keys = chunks = _Chunks.cut(q, k, v, first, ratio, chunk)
+        ctx.save_for_backward(*tensors)
+        ctx.counts, ctx.dtypes = (queries, keys), [x.dtype for x in (q, k, v)]
+        return (_placeholder(q, v) if known else chunks.sums()), chunks.after
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor | None, ...]:
+        *grads, first = _Chunks(*ctx.saved_tensors, *ctx.counts).gradients(grad, grad_after)
+        return *(x.to(dtype) for x, dtype in zip(grads, ctx.dtypes, strict=True)), first, None, None, None
+
+
+class _ReadState(torch.autograd.Function):
+    """`read_state`, which need not compute again what is known."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, state: Tensor, known: bool) -> Tensor:
+        ctx.save_for_backward(q, state)
+        return _placeholder(q, state) if known else product(q, state)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        q, state = ctx.saved_tensors
+        return product(grad, state.mT).to(q.dtype), product(q.mT, grad), None
+
+
+class _StateOf(torch.autograd.Function):
+    """K^T V, whose gradients lie in memory as k and v do and not transposed."""
+
+    @staticmethod
+    def forward(ctx: Any, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(k, v)
+        return product(k.mT, v)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = ctx.saved_tensors
+        return product(v, grad.mT).to(k.dtype), product(k, grad).to(v.dtype)
+
+
+class _Scores(torch.autograd.Function):
+    """q k^T, whose gradients lie in memory as q and k do and not transposed. They can themselves be differentiated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = ctx.saved_tensors
+        with without_autocast(grad.device):
+            return grad @ k, grad.mT @ q
+
+
+class _Normalize(torch.autograd.Function):
+    """The quotient, whose gradient takes two passes over the output instead of six."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, floor: float, out: Tensor | None, norm: Tensor | None) -> Tensor:
+        if out is None or norm is None:
+            norm = sums[..., -1:]
+            out = sums[..., :-1] / norm.clamp_min(floor)
+        else:
+            out = out.view_as(out)
+        ctx.save_for_backward(out, norm)
+        ctx.floor = floor
+        return out
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        out, norm = ctx.saved_tensors
+        sums = grad.new_empty(*grad.shape[:-1], grad.shape[-1] + 1)
+        numerator = torch.div(grad, norm.clamp_min(ctx.floor), out=sums[..., :-1])
+        sums[..., -1:] = (numerator * out).sum(-1, keepdim=True) * -(norm >= ctx.floor).to(norm.dtype)
+        return sums, None, None, None
+
+
+def _placeholder(q: Tensor, v: Tensor) -> Tensor:
+    """Zeros (.., T, M) that take no memory."""
+    return accumulated(q).new_zeros(()).expand(*q.shape[:-1], v.shape[-1])
+
+
+def _cut(tokens: Tensor, size: int) -> Tensor:
+    """(G, R, X) to (G * n, size, X), zeros filling the last chunk."""
+    missing = -tokens.shape[1] % size
+    if missing:
+        tokens = F.pad(tokens, (0, 0, 0, missing))
+    return tokens.reshape(-1, size, tokens.shape[2])
+
+
+def _sums_of_later(own: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """For each chunk the sum of `own`, (G, n, F, M), over the chunks after it and of `last`; and the sum of all.
+
+    It is what queries send back to the keys before them. Summed from the end, so nothing is ever subtracted.
+    """
+    later = torch.empty_like(own)
+    later[:, -1] = last
+    for c in range(own.shape[1] - 1, 0, -1):
+        torch.add(later[:, c], own[:, c], out=later[:, c - 1])
+    return later.flatten(0, 1), later[:, 0] + own[:, 0]

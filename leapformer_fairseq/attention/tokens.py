@@ -1,0 +1,86 @@
+"""What attention knows of the tokens of a batch beyond queries, keys and values.
+
+Shapes: B batch, T tokens, C width of the block's input. Keep masks are True at real tokens (fairseq's padding masks
+are the opposite).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Carry(NamedTuple):
+    """What layers hand on to each other beside their output: l vectors per sequence.
+
+    values: (B, l, C).
+    keep:   (B, l), False for vectors that are not in use; None: all are.
+    """
+
+    values: Tensor
+    keep: Tensor | None = None
+
+    def for_batch(self, size: int) -> Carry:
+        """One for each of `size` batch entries: sentences, or hypotheses of them side by side."""
+        count = len(self.values)
+        if count == size:
+            return self
+
+        def fitted(x: Tensor) -> Tensor:
+            return x[:: count // size] if count > size else x.repeat_interleave(size // count, 0)
+
+        return Carry(fitted(self.values), None if self.keep is None else fitted(self.keep))
+
+
+@dataclass(frozen=True)
+class TokenInfo:
+    """One side of an attention.
+
+    positions: (B or 1, T), from 1 for the first real token, so left padding does not shift a sequence.
+    lengths:   (B or 1,) lengths of the whole sequences, true or predicted; None while a sequence is being written.
+    keep:      (B, T), True at real tokens; None: all are.
+    inputs:    (B, T, C), what was projected to queries and keys, for mechanisms that ask for it.
+    carry:     what the layer before handed on, for mechanisms that have a carry.
+    """
+
+    positions: Tensor
+    lengths: Tensor | None = None
+    keep: Tensor | None = None
+    inputs: Tensor | None = None
+    carry: Carry | None = None
+
+    @classmethod
+    def whole(cls, count: int, keep: Tensor | None = None, device: torch.device | None = None) -> TokenInfo:
+        """Complete sequences of `count` columns, padded on either side where `keep` is False."""
+        if keep is None:
+            return cls(torch.arange(1, count + 1, device=device).unsqueeze(0), torch.full((1,), count, device=device))
+        return cls(keep.long().cumsum(1), keep.sum(1), keep)
+
+    @classmethod
+    def following(cls, seen: Tensor, count: int, keep: Tensor | None = None) -> TokenInfo:
+        """`count` more tokens of sequences of unknown length of which `seen`, (B or 1,), real tokens came before."""
+        columns = torch.ones(1, count, dtype=torch.long, device=seen.device) if keep is None else keep.long()
+        return cls(seen.unsqueeze(1) + columns.cumsum(1), None, keep)
+
+    def of_length(self, lengths: Tensor | None) -> TokenInfo:
+        """The same tokens for a block that knows other lengths, (B or 1,): predicted ones, or none."""
+        return replace(self, lengths=lengths)
+
+    def without_lengths(self) -> TokenInfo:
+        """The same tokens for a block that must not know how long the sequence will become."""
+        return self.of_length(None)
+
+    def cleared(self) -> TokenInfo:
+        """The same with zeros for the inputs of padding."""
+        if self.inputs is None or self.keep is None:
+            return self
+        return replace(self, inputs=self.inputs.where(self.keep.unsqueeze(-1), 0))
+
+    def narrow(self, start: int, stop: int) -> TokenInfo:
+        """Columns `start` to `stop`."""
+        columns = slice(start, stop)
+        keep, inputs = (None if x is None else x[:, columns] for x in (self.keep, self.inputs))
+        return replace(self, positions=self.positions[:, columns], keep=keep, inputs=inputs)

@@ -1,0 +1,292 @@
+"""A module with the contract of fairseq's MultiheadAttention that leaves the attention itself to a mechanism.
+
+Shapes as in fairseq: time first outside, (T, B, C); (B, H, T, D) inside. Padding masks are True at padding outside,
+keep masks True at real tokens inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from fairseq.incremental_decoding_utils import FairseqIncrementalState
+from fairseq.modules import MultiheadAttention
+from torch import Tensor, nn
+
+from ..attention import ChunkMask, Mask, Mechanism, Projections, State, Step, TokenInfo
+from .context import PassContext, StackFacts
+from .decoding import IncrementalState, Memory
+from .state_dict import upgrade
+
+
+class MechanismAttention(FairseqIncrementalState, nn.Module):
+    """Projects, splits heads, asks one mechanism, and keeps its state in fairseq's `incremental_state`.
+
+    `like` is the stock attention that this module replaces: its projections are reused, so its checkpoints load and
+    only `mechanism.*` is new. `mask` limits what a query may see: CAUSAL in decoder self-attention, a wait-k prefix in
+    simultaneous cross-attention, chunks in streaming encoders, None otherwise; it holds in training and generation
+    alike. `context` is what its stack says of the pass that runs; an attention without a stack hands nothing on.
+    """
+
+    def __init__(
+        self,
+        like: MultiheadAttention,
+        mechanism: Mechanism,
+        mask: Mask = None,
+        context: PassContext | None = None,
+    ) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads, self.head_dim = like.embed_dim, like.num_heads, like.head_dim
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = like.q_proj, like.k_proj, like.v_proj, like.out_proj
+        self.self_attention, self.encoder_decoder_attention = like.self_attention, like.encoder_decoder_attention
+        self.mechanism, self.mask = mechanism, mask
+        self.context = PassContext(StackFacts()) if context is None else context
+        self.hands_on = mechanism.capabilities.carry_width is not None and context is not None
+        mechanism.receive(self._projections())
+        self.compose_weights, self.weights_in_training = True, False
+        # called with what the mechanism is given for whole sequences: q, k and their tokens, query, key, mask
+        self.watcher: Callable[..., None] | None = None
+        self._prepared: tuple[list[tuple[int, int]], Step | None] | None = None
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: IncrementalState | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """fairseq's contract: (T, B, C) in and out, with weights (B, T, S), or (H, B, T, S) for `need_head_weights`.
+
+        Weights are composed on request, which is quadratic, and while training only for `weights_in_training`.
+        `attn_mask` is ignored: `mask` was fixed at construction.
+        """
+        if torch.is_grad_enabled():
+            self._prepared = None  # weights are about to change; see `train`
+        composes = self.weights_in_training if self.training else self.compose_weights
+        wanted = (need_weights or need_head_weights) and composes and key is not None
+        if isinstance(self.mask, ChunkMask):
+            out, weights = self._in_chunks(query, _keep(key_padding_mask), wanted)
+        elif incremental_state is None:
+            out, weights = self._whole(query, key, _keep(key_padding_mask), wanted)
+        elif static_kv or self.encoder_decoder_attention:
+            out, weights = self._cross_step(query, key, key_padding_mask, self.memory(incremental_state), wanted)
+        else:
+            out, weights = self._self_step(query, _keep(key_padding_mask), self.memory(incremental_state)), None
+        if weights is not None:
+            weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
+        return out, weights
+
+    def _whole(self, query: Tensor, key: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
+        """Everything at once: training, scoring, encoders."""
+        key_info = self._described(TokenInfo.whole(len(key), keep, key.device), key)
+        if self.self_attention and self.mask is not None:
+            key_info = key_info.of_length(self.context.lengths)
+        query_info = key_info
+        if not self.self_attention:
+            query_info = TokenInfo.whole(len(query), device=query.device).of_length(self.context.lengths)
+        where = {"query": query_info, "key": key_info, "mask": self.mask}
+        q, (k, v) = self._q(query), self._kv(key)
+        if self.watcher is not None:
+            self.watcher(q, k, **where)
+        weights = self.mechanism.weights(q, k, **where) if wanted else None
+        if not self.hands_on or self.mask is not None:
+            return self._out(self.mechanism(q, k, v, **where)), weights
+        state = self.mechanism.write(self._first_state(k, v, key_info), k, v, key_info)
+        self.context.carry = self.mechanism.carry(state)
+        return self._out(self.mechanism.read(state, q, query_info)), weights
+
+    def _in_chunks(self, x: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
+        """Encoder self-attention over whole utterances, or over more chunks of an utterance that arrives."""
+        tokens, states = self.context.tokens, self.context.states
+        tokens = self._described(TokenInfo.whole(len(x), keep, x.device) if tokens is None else tokens, x)
+        where = {"query": tokens, "key": tokens, "mask": self.mask}
+        q, (k, v) = self._q(x), self._kv(x)
+        if states is not None:
+            state = states.get(self.slot) or self._first_state(k, v, tokens)
+            out, states[self.slot] = self.mechanism.scan(state, q, k, v, **where)
+            return self._out(out), None
+        if self.watcher is not None:
+            self.watcher(q, k, **where)
+        weights = self.mechanism.weights(q, k, **where) if wanted else None
+        return self._out(self.mechanism(q, k, v, **where)), weights
+
+    def _self_step(self, query: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
+        """Decoder self-attention over more tokens: one, or a prompt."""
+        if memory.state is None:
+            first = self._described(memory.tokens(0, None, query.device), query)
+            value_dim = self.v_proj.out_features // self.num_heads
+            memory.state = self.mechanism.init_state(query.shape[1], value_dim, query, first, self.mask)
+        if len(query) == 1 and keep is None and memory.padded is None and memory.step_serves(query.device):
+            out = memory.step(query[0], memory.state, memory.queries + 1, memory.lengths).unsqueeze(0)
+        else:
+            tokens = self._described(memory.tokens(len(query), keep, query.device), query)
+            q, (k, v) = self._q(query), self._kv(query)
+            out, memory.state = self.mechanism.scan(memory.state, q, k, v, tokens, tokens)
+            out = self._out(out)
+        memory.advance(len(query), keep)
+        return out
+
+    def _cross_step(
+        self, query: Tensor, key: Tensor, padding: Tensor | None, memory: Memory, wanted: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Cross-attention: the source enters the state once, or as far as a wait-k query may see it."""
+        weights = self._step_weights(query, key, _keep(padding), memory) if wanted else None
+        outputs = []
+        # Under wait-k one query after the other, since each sees more of the source.
+        for part in query.split(len(query) if self.mask is None else 1):
+            self._read(memory, key, padding)
+            outputs.append(self._attend(part, memory))
+            memory.advance(len(part))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), weights
+
+    def _step_weights(self, query: Tensor, key: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
+        """Cross-attention weights (B, H, T, S) of the next queries."""
+        tokens = memory.tokens(len(query), None, query.device)
+        source = self._described(TokenInfo.whole(len(key), keep, key.device), key)
+        mask = None if self.mask is None else self.mask.after(memory.queries)
+        return self.mechanism.weights(self._q(query), self._kv(key)[0], query=tokens, key=source, mask=mask)
+
+    def _read(self, memory: Memory, key: Tensor, padding: Tensor | None) -> None:
+        """Bring the source columns that the next query may see into the state."""
+        stop = len(key) if self.mask is None else self.mask.count(memory.queries, len(key))
+        if stop > memory.read:
+            keep = _keep(padding)
+            if memory.state is None:
+                memory.shared = self._shared(key, keep)
+            key, keep = key[:, :: memory.shared], None if keep is None else keep[:: memory.shared]
+            source = self._described(TokenInfo.whole(len(key), keep, key.device), key).narrow(memory.read, stop)
+            k, v = self._kv(key[memory.read : stop])
+            state = self._first_state(k, v, source) if memory.state is None else memory.state
+            memory.state, memory.read = self.mechanism.write(state, k, v, source), stop
+        if self.hands_on:
+            self.context.carry = self.mechanism.carry(memory.state)
+
+    def _attend(self, query: Tensor, memory: Memory) -> Tensor:
+        """Cross-attention of more tokens to what was read of the source."""
+        if len(query) == 1 and memory.step_serves(query.device):
+            return memory.step(query[0], memory.state, memory.queries + 1, memory.lengths).unsqueeze(0)
+        q, tokens = self._q(query), memory.tokens(len(query), None, query.device)
+        if memory.shared == 1:
+            return self._out(self.mechanism.read(memory.state, q, tokens))
+        # The hypotheses of a sentence are queries of one batch entry.
+        together = q.unflatten(0, (-1, memory.shared)).transpose(1, 2)  # (sentences, H, shared, T, D)
+        lengths = None if tokens.lengths is None else tokens.lengths[:: memory.shared]
+        tokens = TokenInfo(tokens.positions.repeat(1, memory.shared), lengths)
+        out = self.mechanism.read(memory.state, together.flatten(2, 3), tokens)
+        return self._out(out.unflatten(2, (memory.shared, -1)).transpose(1, 2).flatten(0, 1))
+
+    def _shared(self, key: Tensor, keep: Tensor | None) -> int:
+        """How many neighbouring batch entries hold the same source: the beam size, if they really do."""
+        n = self.context.beam_size
+        if n == 1 or key.shape[1] % n:
+            return 1
+        sides = [key.transpose(0, 1)] if keep is None else [key.transpose(0, 1), keep]
+        groups = (side.unflatten(0, (-1, n)) for side in sides)
+        return n if all(torch.equal(group, group[:, :1].expand_as(group)) for group in groups) else 1
+
+    def _described(self, tokens: TokenInfo, x: Tensor) -> TokenInfo:
+        """The tokens with what the mechanism also needs: their inputs x, (T, B, C), and what layers hand on."""
+        if self.mechanism.capabilities.needs_inputs:
+            tokens = replace(tokens, inputs=x.transpose(0, 1))
+        if not self.hands_on or self.context.carry is None:
+            return tokens
+        return replace(tokens, carry=self.context.carry.for_batch(x.shape[1]))
+
+    def _first_state(self, k: Tensor, v: Tensor, key: TokenInfo) -> State:
+        return self.mechanism.init_state(len(k), v.shape[3], k, key, self.mask if self.self_attention else None)
+
+    def _projections(self) -> Projections:
+        return Projections(self.q_proj, self.out_proj, self.k_proj, self.v_proj)
+
+    def _step(self) -> Step | None:
+        """The mechanism's fused step, if it has one; prepared again when a weight has changed."""
+        projections = self._projections()
+        if self.encoder_decoder_attention:
+            projections = projections._replace(k=None, v=None)
+        linear = [projection for projection in projections if projection is not None]
+        if any(type(projection) is not nn.Linear for projection in linear):
+            return None
+        parts = [*linear, self.mechanism]
+        parameters = [parameter for part in parts for parameter in part.parameters()]
+        stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
+        if self._prepared is None or self._prepared[0] != stamp:
+            self._prepared = stamp, self.mechanism.step(projections)
+        return self._prepared[1]
+
+    def train(self, mode: bool = True) -> MechanismAttention:
+        """As ever; the next generation also prepares its steps again.
+
+        Versions do not tell of all that changes weights: fairseq's optimizers write to `parameter.data`. Between two
+        generations with such a change there is a training step, and with that a pass with gradients or this.
+        """
+        self._prepared = None
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is prepared can be prepared again, and its functions cannot be pickled.
+        return {**self.__dict__, "_prepared": None}
+
+    def _q(self, x: Tensor) -> Tensor:
+        return self._heads(self.q_proj(x))
+
+    def _kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        v = self._heads(self.v_proj(x))
+        return v if self.mechanism.capabilities.keys_are_values else self._heads(self.k_proj(x)), v
+
+    def _out(self, heads: Tensor) -> Tensor:
+        """(B, H, T, E) to the block's output (T, B, C)."""
+        return self.out_proj(heads.permute(2, 0, 1, 3).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(T, B, C) to (B, H, T, D)."""
+        return x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+
+    @property
+    def slot(self) -> str:
+        """The key of this block's Memory in `incremental_state`."""
+        return self._get_full_incremental_state_key("attention")
+
+    def memory(self, incremental_state: IncrementalState) -> Memory:
+        """What this block keeps in `incremental_state`; empty at first."""
+        if self.slot not in incremental_state:
+            step = None if torch.is_grad_enabled() else self._step()
+            incremental_state[self.slot] = Memory(step, self.context.lengths)
+        return incremental_state[self.slot]
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
+        """Follow beam search: batch entry i becomes the old entry new_order[i]; entries may repeat or be dropped."""
+        if self.slot in incremental_state:
+            incremental_state[self.slot] = incremental_state[self.slot].reorder(new_order)
+        return incremental_state
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """fairseq's generator says how many hypotheses of a sentence stand side by side; they share one source."""
+        self.context.beam_size = beam_size
+
+    def make_generation_fast_(self, need_attn: bool = False, **unused: Any) -> None:
+        """fairseq-generate calls this: weights are composed only if the alignments will be printed."""
+        self.compose_weights = need_attn
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """fairseq calls this before it loads a checkpoint."""
+        upgrade(state_dict, name, {"q": self.q_proj, "k": self.k_proj, "v": self.v_proj}, self.mechanism)
+
+    # The decoder layer asks every self-attention for fairseq's own buffer; this module keeps its state elsewhere.
+    def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor]:
+        return {}
+
+    def extra_repr(self) -> str:
+        return f"mechanism={self.mechanism.name}, heads={self.num_heads}, mask={self.mask}"
+
+
+def _keep(padding: Tensor | None) -> Tensor | None:
+    """fairseq's padding mask as a keep mask."""
+    return None if padding is None or padding.dim() == 0 else ~padding.bool()

@@ -1,0 +1,58 @@
+"""What a stack says to its attention of the pass that runs, and what its layers hand on to each other."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..attention import Carry, Mechanism, State, TokenInfo
+
+
+@dataclass
+class StackFacts:
+    """What holds for every pass of an encoder or decoder.
+
+    knows_lengths: there is a predictor of the target's length.
+    carrier:       the mechanism of the first layer that has a carry, if there is one.
+    """
+
+    knows_lengths: bool = False
+    carrier: Mechanism | None = None
+
+
+class PassContext(threading.local):
+    """The pass that runs in this thread: two threads may use one model.
+
+    lengths:   (B,), how long the targets are or are said to become; None where nobody knows.
+    carry:     what layers hand on to each other; None before the first layer that has a carry.
+    tokens:    positions and padding of an encoder's tokens in chunks; None: those of whole sequences, as they come.
+    states:    what every attention keeps, by its `slot`, of an utterance whose frames are arriving; the pass is then
+               more chunks of it. None where whole utterances are read.
+    beam_size: hypotheses of a sentence that come side by side.
+    prompt:    (B, T), tokens that a language model's generation begins with; None: it reads token by token.
+    """
+
+    def __init__(self, facts: StackFacts) -> None:  # Python calls this once per thread, with the same facts
+        self.facts = facts
+        self.lengths: Tensor | None = None
+        self.carry: Carry | None = None
+        self.tokens: TokenInfo | None = None
+        self.states: dict[str, State] | None = None
+        self.beam_size = 1
+        self.prompt: Tensor | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of a model has the same facts, and no pass runs in it."""
+        return type(self), (self.facts,)
+
+    def hand_over(self, batch: int) -> Carry:
+        """What the last layer handed on; the carry before the first layer, if all were dropped.
+
+        It is not kept: with it there would be the graph of a pass that is over.
+        """
+        assert self.facts.carrier is not None
+        found, self.carry = self.carry or self.facts.carrier.first_carry(batch), None
+        return found

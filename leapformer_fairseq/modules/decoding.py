@@ -1,0 +1,102 @@
+"""What attention keeps between decoding steps in fairseq's `incremental_state`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import State, Step, TokenInfo
+
+IncrementalState = dict[str, Any]
+
+
+@dataclass
+class Memory:
+    """What one attention block keeps between decoding steps.
+
+    step:    the mechanism's fused way through one token, if it has one.
+    lengths: (B,), how long the targets were said to become when it was begun: a state of other lengths is another one.
+    state:   what the mechanism has read.
+    queries: query columns so far.
+    padded:  (B,), how many of them were padding, if any.
+    read:    source columns already in `state` (cross-attention; the same for every sentence).
+    shared:  neighbouring batch entries that share one state (cross-attention: the hypotheses of a sentence).
+    """
+
+    step: Step | None
+    lengths: Tensor | None = None
+    state: State | None = None
+    queries: int = 0
+    padded: Tensor | None = None
+    read: int = 0
+    shared: int = 1
+
+    def step_serves(self, device: torch.device) -> bool:
+        """Whether the fused step may be taken: it changes states in place, has no gradient, and knows no autocast."""
+        return self.step is not None and not torch.is_grad_enabled() and not torch.is_autocast_enabled(device.type)
+
+    def tokens(self, count: int, keep: Tensor | None, device: torch.device) -> TokenInfo:
+        """The next `count` query columns."""
+        seen = torch.full((1,), self.queries, device=device)
+        seen = seen if self.padded is None else seen - self.padded
+        return TokenInfo.following(seen, count, keep).of_length(self.lengths)
+
+    def advance(self, count: int, keep: Tensor | None = None) -> None:
+        self.queries += count
+        if keep is not None:
+            padded = (~keep).sum(1)
+            self.padded = padded if self.padded is None else self.padded + padded
+
+    def reorder(self, order: Tensor) -> Memory:
+        """The memory whose batch entry i is the old entry order[i]."""
+        padded, lengths = (x if x is None else x.index_select(0, order) for x in (self.padded, self.lengths))
+        state = self.state
+        if state is not None and self.shared > 1:
+            # Hypotheses change places within their sentence only, so its state moves only if sentences were finished.
+            sentences = order.view(-1, self.shared)[:, 0] // self.shared
+            state = state if len(sentences) == state.batch_size else state.reorder(sentences)
+        elif state is not None:
+            state = state.reorder(order)
+        return replace(self, state=state, padded=padded, lengths=lengths)
+
+    def fork(self) -> Memory:
+        return replace(self, state=None if self.state is None else self.state.fork())
+
+
+class Keeper(Protocol):
+    """An attention block that keeps a Memory."""
+
+    encoder_decoder_attention: bool
+    slot: str
+
+
+def keepers(decoder: nn.Module) -> Iterator[Keeper]:
+    """Every attention of a decoder that keeps a Memory."""
+    return (part for part in decoder.modules() if hasattr(part, "slot"))  # type: ignore[misc]
+
+
+def forget_source(decoder: nn.Module, incremental_state: IncrementalState) -> None:
+    """Drop what cross-attention read, because the encoder was run again: the next step reads the source again."""
+    for attention in keepers(decoder):
+        if attention.encoder_decoder_attention and attention.slot in incremental_state:
+            memory = incremental_state[attention.slot]
+            memory.state, memory.read = None, 0
+
+
+def fork_state(decoder: nn.Module, incremental_state: IncrementalState) -> IncrementalState:
+    """An independent copy of a decoder's state, to come back to after a trial step."""
+    copy = dict(incremental_state)
+    for attention in keepers(decoder):
+        if attention.slot in copy:
+            copy[attention.slot] = copy[attention.slot].fork()
+    return copy
+
+
+def state_bytes(incremental_state: IncrementalState) -> int:
+    """Bytes that swapped attention keeps in a decoder's state."""
+    memories = (held for held in incremental_state.values() if isinstance(held, Memory))
+    return sum(memory.state.nbytes() for memory in memories if memory.state is not None)
