@@ -1,10 +1,15 @@
 """Few threads, so that parallel test workers do not compete, and a fixed seed for every test."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+if os.environ.get("LEAPFORMER_TOYS"):  # before the tests that run over the register are collected
+    from .toys import buckets, cubic, decay, delta, slots  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,7 @@ class Capabilities:
     unsupported:     reasons, each with its remedy, by block that it cannot serve.
     prefixes:        queries may see prefixes of a source, as in wait-k.
     append:          keys may be appended to a state without changing what the earlier ones contributed.
+    normalized:      the weights of a query sum to one, unless it matches no key at all.
     constant_state:  the size of the state does not depend on what was read.
     needs_length:    the output depends on the lengths of the whole sequences.
     length_remedy:   what to do in decoder blocks about a target's length that nobody knows; "" where one is set.
@@ -56,6 +57,7 @@ class Capabilities:
     unsupported: Mapping[str, str] = field(default_factory=dict)
     prefixes: bool = True
     append: bool = True
+    normalized: bool = True
     constant_state: bool = True
     needs_length: bool = False
     length_remedy: str = ""

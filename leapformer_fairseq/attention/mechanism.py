@@ -1,6 +1,6 @@
 """The contract of an attention mechanism: one function with three executions that agree.
 
-reference: the definition, quadratic or token by token (`weights`).
+reference: the definition, by all pairs or token by token (`weights`).
 scan:      segments with a state between them (`init_state`, `write`, `read`, `scan`): training, prompts, streaming.
 step:      one token, fused where that pays (`step`).
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from ..errors import LeapformerError
 from .capabilities import Capabilities
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, with_state
 from .ops import dispatch, segments
+from .ops.precision import accumulated, without_autocast
 from .ops.segments import Segment
 from .registry import Option
 from .step import Projections, Step
@@ -28,6 +30,17 @@ from .tokens import Carry, TokenInfo
 
 Execution = Literal["auto", "reference", "scan"]
 EXECUTIONS: tuple[str, ...] = ("auto", "reference", "scan")
+
+
+class Inputs(NamedTuple):
+    """What attention is computed from."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    query: TokenInfo
+    key: TokenInfo
+    mask: Mask
 
 
 @dataclass
@@ -62,7 +75,7 @@ class Mechanism(nn.Module):
     """How queries read keys and values, apart from the projections around it.
 
     A subclass writes `init_state`, `write` and `read`; the rest then follows token by token. What is worth being fast
-    it overrides: `scan` (many tokens), `step` (one token) and `weights`. `capabilities` say what it can serve.
+    it overrides: `scan` (many tokens), `step` (one token) and `_weights`. `capabilities` say what it can serve.
     """
 
     name: ClassVar[str]
@@ -82,8 +95,12 @@ class Mechanism(nn.Module):
         input_dim: int | None = None,
         **options: Any,
     ) -> None:
-        """`block` is where it will serve, `input_dim` the width of the keys' inputs (default: that of all heads)."""
+        """`block` is where it will serve, `input_dim` the width of the keys' inputs (default: that of all heads).
+
+        `options` are those declared at registration; what is not given takes its default. All are in `chosen`.
+        """
         super().__init__()
+        self.chosen = SimpleNamespace(**{**{option.name: option.default for option in self.options}, **options})
         self.head_dim, self.num_heads, self.dropout = head_dim, num_heads, dropout
         self.block, self.input_dim = block, head_dim * num_heads if input_dim is None else input_dim
 
@@ -173,89 +190,83 @@ class Mechanism(nn.Module):
             return _nothing(q, v)
         query, key = _described(q, k, query, key, mask)
         mask = with_state(mask) if self.capabilities.constant_state else mask
-        k, v, key = *_cleared(k, v, keep=key.keep), key.cleared()
+        x = Inputs(q, _cleared(k, key), _cleared(v, key), query, key.cleared(), mask)
         transformed = dispatch.is_transformed()  # by torch.func, which custom backward passes do not know
         if execution == "scan" and transformed:
             raise LeapformerError("torch.func and vmap work with execution='reference' only; choose that, or 'auto'")
-        if execution == "reference" or transformed or (execution == "auto" and self._few_pairs(q, k, mask)):
-            return self._reference(q, k, v, query, key, mask)
-        return self._in_segments(q, k, v, query, key, mask)
+        if execution == "reference" or transformed or (execution == "auto" and self._few_pairs(x)):
+            return self._reference(x)
+        return self._in_segments(x)
 
     def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        query: TokenInfo | None = None,
-        key: TokenInfo | None = None,
-        mask: Mask = None,
+        self, q: Tensor, k: Tensor, *, query: TokenInfo | None = None, key: TokenInfo | None = None, mask: Mask = None
     ) -> Tensor:
-        """What every key contributes to every query, (B, H, T, S): for alignments, pictures, and as the reference.
-
-        This default goes token by token, with the identity as values.
-        """
+        """What every key contributes to every query, (B, H, T, S): for alignments, pictures, and as the reference."""
         query, key = _described(q, k, query, key, mask)
+        with without_autocast(q.device):
+            found = self._weights(accumulated(q), accumulated(k), query, key, mask, 0.0)
+        return found.to(q.dtype)
+
+    # ------------------------------------------------------------------------------------- what a subclass may override
+    def _weights(
+        self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float = 0
+    ) -> Tensor:
+        """`weights` in float32 or float64. This default goes token by token, with the identity as values."""
         v = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:3], -1)
         state = self.init_state(len(q), v.shape[3], k, key, mask)
         return Mechanism.scan(self, state, q, k, v, query, key, mask)[0]
 
-    def _few_pairs(self, q: Tensor, k: Tensor, mask: Mask) -> bool:
+    def _few_pairs(self, x: Inputs) -> bool:
         """Whether all pairs of queries and keys are less work than the states of a scan."""
         return False
 
-    def _reference(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
-        return self.weights(q, k, query=query, key=key, mask=mask) @ v
+    def _reference(self, x: Inputs) -> Tensor:
+        q, k, v, query, key, mask = x
+        with without_autocast(q.device):
+            dropout = self.dropout if self.training else 0.0
+            weights = self._weights(accumulated(q), accumulated(k), query, key, mask, dropout)
+            return (weights @ accumulated(v)).to(v.dtype)
 
-    def _in_segments(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
+    def _in_segments(self, x: Inputs) -> Tensor:
         """A scan from the empty state, in segments that the backward pass computes again where that saves memory."""
+        q, k, v, query, key, mask = x
         first = self.init_state(len(q), v.shape[3], k, key, mask)
-        tensors = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
+        keys = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
 
         def run(
             memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: list[Tensor]
-        ) -> Any:
-            """One segment: its output, if it has queries, and the state after it."""
-            state, here = type(first)(*memory), key.narrow(at.s0, at.s1)
+        ) -> tuple[Tensor | None, list[Tensor]]:
+            here = key.narrow(at.s0, at.s1)
             if len(keys) == 3:
                 here = replace(here, inputs=keys[2].squeeze(1))
-            q, (k, v) = queries[0], keys[:2]
-            out, state = self._segment(state, q, k, v, query.narrow(at.t0, at.t1), here, at.mask, kept)
+            part = Inputs(queries[0], keys[0], keys[1], query.narrow(at.t0, at.t1), here, at.mask)
+            out, state = self._segment(type(first)(*memory), part, kept)
             return out, list(state.tensors().values())
 
-        plan = dispatch.segments_of(q, k, mask, self._tokens_kept(q, mask))
+        plan = dispatch.segments_of(q, k, mask, self._tokens_kept(x))
         parameters = [parameter for parameter in self._scan_parameters() if parameter.requires_grad]
         memory = list(first.tensors().values())
-        return segments.scan(run, memory, [q], tensors, parameters, plan, random=self.dropout > 0 and self.training)
+        return segments.scan(run, memory, [q], keys, parameters, plan, random=self.dropout > 0 and self.training)
 
-    def _segment(
-        self,
-        state: State,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query: TokenInfo,
-        key: TokenInfo,
-        mask: Mask,
-        kept: list[Tensor],
-    ) -> tuple[Tensor | None, State]:
+    def _segment(self, state: State, x: Inputs, kept: list[Tensor]) -> tuple[Tensor | None, State]:
         """A segment of keys alone, of queries alone, or of queries that see some more keys each.
 
-        What is put into `kept` the backward pass finds there again when it runs the segment once more.
+        What is put into `kept` the backward pass finds there again, after the output, when it runs the segment again.
         """
-        if not q.shape[2]:
-            return None, self.write(state, k, v, key)
-        if not k.shape[2]:
-            return self.read(state, q, query), state
-        return self.scan(state, q, k, v, query, key, mask)
+        if not x.q.shape[2]:
+            return None, self.write(state, x.k, x.v, x.key)
+        if not x.k.shape[2]:
+            return self.read(state, x.q, x.query), state
+        return self.scan(state, *x)
 
     def _scan_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that a scan uses."""
         return self.parameters()
 
-    def _tokens_kept(self, q: Tensor, mask: Mask) -> float:
+    def _tokens_kept(self, x: Inputs) -> float:
         """Up to so many tokens, over heads and batch, what a scan computes is kept for the backward pass."""
-        whole = mask is None and not self.capabilities.append
-        return math.inf if whole else dispatch.bounds(q.device).kept_tokens
+        whole = x.mask is None and not self.capabilities.append
+        return math.inf if whole else dispatch.bounds(x.q.device).kept_tokens
 
 
 def _described(
@@ -269,10 +280,9 @@ def _described(
     return query, key
 
 
-def _cleared(*tensors: Tensor, keep: Tensor | None) -> Iterator[Tensor]:
+def _cleared(x: Tensor, tokens: TokenInfo) -> Tensor:
     """Zeros at padding, which may hold anything: 0 times NaN would reach real tokens."""
-    for x in tensors:
-        yield x if keep is None else x.where(keep[:, None, :, None], 0)
+    return x if tokens.keep is None else x.where(tokens.keep[:, None, :, None], 0)
 
 
 def _nothing(q: Tensor, v: Tensor) -> Tensor:

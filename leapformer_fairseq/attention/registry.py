@@ -93,4 +93,4 @@ def build(
         raise LeapformerError(f"mechanism {name!r} has no option {unknown[0]!r}; its options: {allowed}")
     for option in cls.options:
         option.check(options.get(option.name, option.default))
-    return cls(head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **{**known, **options})
+    return cls(head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **options)

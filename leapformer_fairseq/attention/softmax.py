@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .capabilities import Capabilities
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
-from .mechanism import Mechanism, State
+from .mechanism import Inputs, Mechanism, State
 from .registry import register
 from .step import Projections, Step, read_shared
 from .tokens import TokenInfo
@@ -101,32 +101,22 @@ class Softmax(Mechanism):
         used = torch.full((len(q),), len(last))
         return out, KVCache(k[:, :, last], v[:, :, last], keep[:, last], used)
 
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        query: TokenInfo | None = None,
-        key: TokenInfo | None = None,
-        mask: Mask = None,
+    def _weights(
+        self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float = 0
     ) -> Tensor:
-        scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5
-        visible = _visible(q, k, None if key is None else key.keep, mask)
+        scores = q @ k.mT * self.head_dim**-0.5
+        visible = _visible(q, k, key.keep, mask)
         if visible is not None:
             scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-        return scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+        return F.dropout(scores.softmax(-1), dropout)
 
-    def _reference(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
-        weights = self.weights(q, k, query=query, key=key, mask=mask)
-        return F.dropout(weights, self.dropout, self.training) @ v
-
-    def _in_segments(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
+    def _in_segments(self, x: Inputs) -> Tensor:
         """PyTorch's kernels choose by themselves; there is no state to carry."""
         dropout = self.dropout if self.training else 0.0
-        if key.keep is None and mask == CAUSAL and q.shape[2] == k.shape[2]:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        visible = _visible(q, k, key.keep, mask)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout)
+        if x.key.keep is None and x.mask == CAUSAL and x.q.shape[2] == x.k.shape[2]:
+            return F.scaled_dot_product_attention(x.q, x.k, x.v, dropout_p=dropout, is_causal=True)
+        visible = _visible(x.q, x.k, x.key.keep, x.mask)
+        return F.scaled_dot_product_attention(x.q, x.k, x.v, attn_mask=visible, dropout_p=dropout)
 
     def step(self, projections: Projections) -> Step:
         return SoftmaxStep(self.num_heads, projections)

@@ -28,7 +28,7 @@ LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism
 BOUNDED = [name for name in NAMES if name.startswith("abc-")]
 CONSTANT = [name for name in NAMES if MECHANISMS[name].capabilities.constant_state]
 # whose weights of all keys are no average
-UNNORMALIZED = ("rope", "abc-linformer", "abc-pool", "abc-random", "luna")
+UNNORMALIZED = [name for name in NAMES if not MECHANISMS[name].capabilities.normalized]
 SLOTS = {"abc_slots": 5}
 # what a mechanism needs to be built, or to be tested in all blocks
 OPTIONS = {

@@ -60,7 +60,7 @@ def written_by(mechanism, b, h, i, positions, x, labels):
         case "abc-linformer":
             return mechanism.control_table[:, position - 1]
         case "abc-random":
-            slot[drawn(mechanism.seed, h, position)] = 1
+            slot[drawn(mechanism.chosen.abc_seed, h, position)] = 1
         case "abc-global":  # every third token
             if (position - 1) % 3 == 0 and (position - 1) // 3 < N:
                 slot[(position - 1) // 3] = 1
@@ -244,8 +244,8 @@ def test_the_comparison_finds_a_lost_memory(monkeypatch):
     assert difference([attend(mechanism, *qkv, mask=CAUSAL, way="again", chunk=4)], [expected]) < 1e-12
     segment = MLP._segment
 
-    def forgetful(self, state, q, k, v, *others):
-        return segment(self, self.init_state(len(k), v.shape[3], k), q, k, v, *others)
+    def forgetful(self, state, x, *others):
+        return segment(self, self.init_state(len(x.k), x.v.shape[3], x.k), x, *others)
 
     monkeypatch.setattr(MLP, "_segment", forgetful)
     assert difference([attend(mechanism, *qkv, mask=CAUSAL, way="again", chunk=4)], [expected]) > 0.01

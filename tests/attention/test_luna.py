@@ -81,7 +81,7 @@ def bidirectional(mechanism, stock, projections, q, k, v, key):
     out, after = torch.zeros(*q.shape[:3], DIM).double(), torch.zeros(len(q), L, WIDTH).double()
     for b in range(len(q)):
         real = [i for i in range(k.shape[2]) if key.keep is None or key.keep[b, i]]
-        used = L if mechanism.fixed else min(L, len(real))
+        used = L if mechanism.chosen.luna_fixed_length else min(L, len(real))
         rows = [normalised(mechanism, key.carry.values[b, j]) for j in range(L)]
         found = [
             torch.cat([attention_of_one(vectors(query, row, h), k[b, h, real], v[b, h, real]) for h in range(HEADS)])

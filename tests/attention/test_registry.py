@@ -47,12 +47,8 @@ def test_a_new_mechanism_is_found_by_name(own_register):
     class Mean(Mechanism):
         """The average."""
 
-        def __init__(self, head_dim, num_heads, *, mean_width, **options):
-            super().__init__(head_dim, num_heads, **options)
-            self.width = mean_width
-
     assert find("mean") is Mean
-    assert build("mean", 8, 2).width == 3 and build("mean", 8, 2, mean_width=5).width == 5
+    assert build("mean", 8, 2).chosen.mean_width == 3 and build("mean", 8, 2, mean_width=5).chosen.mean_width == 5
 
 
 def test_a_taken_name_is_refused(own_register):

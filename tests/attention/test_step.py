@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, TokenInfo, build
+from leapformer_fairseq.attention.bounded.sums import SlotSums
 from leapformer_fairseq.attention.ops import cpu as native
 
+from . import cases
 from .cases import DIM, HEADS, attend, empty, heads, joined, written
 
 B, H, D, C, T = 3, HEADS, DIM, HEADS * DIM, 9
@@ -39,8 +41,14 @@ SLOTS = [
     ("abc-pool", {"abc_slots": 5, "abc_pool_size": 3}),
 ]
 VARIANTS = [*LINEAR, *SLOTS]
+VARIANTS += [(name, {}) for name in cases.LINEAR if name not in dict(VARIANTS)]  # whatever else is registered
 # not defined for a decoder's self-attention
 CROSS_ONLY = [("abc-cluster", {"abc_slots": 5})]
+CROSS_ONLY += [
+    (name, {"abc_slots": 5})
+    for name, mechanism in MECHANISMS.items()
+    if issubclass(mechanism, SlotSums) and name not in dict([*VARIANTS, *CROSS_ONLY])
+]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from ...errors import LeapformerError
 from ..capabilities import BLOCKS, DECODER_SELF, Capabilities
 from ..masks import CAUSAL, ChunkMask, Mask, with_state
-from ..mechanism import Mechanism, State
+from ..mechanism import Inputs, Mechanism, State
 from ..ops import dispatch, linear
-from ..ops.precision import accumulated, in_float32, without_autocast
+from ..ops.precision import in_float32
 from ..registry import Option
 from ..tokens import TokenInfo
 
@@ -69,26 +69,21 @@ class BoundedMechanism(Mechanism):
     capabilities = Capabilities(prefixes=False)
     state_class: ClassVar[type[State]]
 
-    def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        *,
-        abc_slots: str | int = "32/8/32",
-        abc_empty_slots: str = "mask",
-        **options: Any,
-    ) -> None:
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.slots = per_block(SLOTS.flag, abc_slots, self.block, least=1)
-        self.literal = abc_empty_slots == "literal"
+        self.slots = self._number_of_slots()
+        self.literal = getattr(self.chosen, EMPTY_SLOTS.name, "mask") == "literal"
+
+    def _number_of_slots(self) -> int:
+        return per_block(SLOTS.flag, getattr(self.chosen, "abc_slots", "32/8/32"), self.block, least=1)
 
     @abstractmethod
     def _causal(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, State]:
         """Causal attention of tokens that follow a state: the output and the state after them."""
 
     @abstractmethod
-    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
-        """What every key contributes to every query, (B, H, T, S): quadratic, the reference of all else."""
+    def _composed(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+        """What every key contributes to every query: quadratic, the reference of all else; mask CAUSAL or None."""
 
     @in_float32
     def scan(
@@ -101,42 +96,23 @@ class BoundedMechanism(Mechanism):
             return self.read(state, q, key), state
         return self._causal(state, q, k, v, key)
 
-    @in_float32
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        query: TokenInfo | None = None,
-        key: TokenInfo | None = None,
-        mask: Mask = None,
+    def _weights(
+        self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float = 0
     ) -> Tensor:
-        return self._composed(q, k, query, key, mask, 0.0)
-
-    def _composed(
-        self, q: Tensor, k: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask, dropout: float
-    ) -> Tensor:
-        """`weights` with dropout; under a causal mask queries are tokens of the keys' sequence."""
-        if isinstance(mask, ChunkMask) and mask.tokens > 1:
-            return super().weights(q, k, query=query, key=key, mask=mask)
-        queries, keys = q.shape[2], k.shape[2]
-        key = key or TokenInfo.whole(keys, device=k.device)
+        mask = with_state(mask)
+        if isinstance(mask, ChunkMask):
+            return super()._weights(q, k, query, key, mask, dropout)
         if mask is None:
-            query = query or TokenInfo.whole(queries, device=q.device)
-            return self._weights(q, k, query, key, mask, dropout)
+            return self._composed(q, k, query, key, mask, dropout)
+        queries, keys = q.shape[2], k.shape[2]
         self._check_causal(queries, keys)
-        key = key.narrow(0, queries)
-        return F.pad(self._weights(q, k[:, :, :queries], key, key, CAUSAL, dropout), (0, keys - queries))
+        key = key.narrow(0, queries)  # of one sequence, so the queries are among its tokens
+        return F.pad(self._composed(q, k[:, :, :queries], key, key, CAUSAL, dropout), (0, keys - queries))
 
-    def _reference(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
-        with without_autocast(q.device):
-            weights = self._composed(accumulated(q), accumulated(k), query, key, mask, self.dropping())
-            return (weights @ accumulated(v)).to(v.dtype)
-
-    def _in_segments(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
-        if mask == CAUSAL:
-            self._check_causal(q.shape[2], k.shape[2])
-        return super()._in_segments(q, k, v, query, key, mask)
+    def _in_segments(self, x: Inputs) -> Tensor:
+        if x.mask == CAUSAL:
+            self._check_causal(x.q.shape[2], x.k.shape[2])
+        return super()._in_segments(x)
 
     def _check_causal(self, queries: int, keys: int) -> None:
         if queries > keys:
@@ -144,9 +120,9 @@ class BoundedMechanism(Mechanism):
                 f"{self.name} attention of {queries} causal queries over {keys} keys; give as many of both"
             )
 
-    def _tokens_kept(self, q: Tensor, mask: Mask) -> float:
+    def _tokens_kept(self, x: Inputs) -> float:
         # Bidirectional ones keep little as it is.
-        return math.inf if mask is None else dispatch.bounds(q.device).kept_slot_tokens
+        return math.inf if x.mask is None else dispatch.bounds(x.q.device).kept_slot_tokens
 
     def _tensors(self, state: State) -> tuple[Tensor, ...]:
         """The tensors of a state, which must be of this mechanism."""

@@ -42,11 +42,11 @@ class Cluster(SlotSums):
     )
     normalized = True
 
-    def __init__(self, head_dim: int, num_heads: int, *, abc_cluster_rounds: int = 10, **options: Any) -> None:
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        if abc_cluster_rounds < 1:
-            raise LeapformerError(f"--abc-cluster-rounds {abc_cluster_rounds}: give at least 1")
-        self.rounds = abc_cluster_rounds
+        self.rounds: int = self.chosen.abc_cluster_rounds
+        if self.rounds < 1:
+            raise LeapformerError(f"--abc-cluster-rounds {self.rounds}: give at least 1")
 
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         found = clusters(inputs_of(k, tokens), tokens.keep, self.slots, self.rounds)

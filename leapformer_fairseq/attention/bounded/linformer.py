@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import LeapformerError
+from ..capabilities import Capabilities
 from ..ops.precision import accumulated
 from ..registry import Option, register
 from ..tokens import TokenInfo
@@ -31,13 +32,13 @@ class Linformer(SlotSums):
     so far. (Wang et al., 2020, arXiv:2006.04768; Peng et al., 2022, arXiv:2110.02488, section 3.1.)
     """
 
+    capabilities = Capabilities(prefixes=False, normalized=False)
     gaps = False  # the first token writes everywhere
     positional = True
 
-    def __init__(
-        self, head_dim: int, num_heads: int, *, abc_max_length: int = 1024, abc_untied: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
+        abc_max_length: int = self.chosen.abc_max_length
         if self.slots > abc_max_length:
             raise LeapformerError(
                 f"abc-linformer: {self.slots} slots for at most {abc_max_length} tokens; give fewer --abc-slots, or a "
@@ -45,7 +46,7 @@ class Linformer(SlotSums):
             )
         self.columns = abc_max_length
         self.capabilities = limited(self, abc_max_length, MAX_LENGTH.flag)
-        self.tied = () if abc_untied else ("control_table",)
+        self.tied = () if self.chosen.abc_untied else ("control_table",)
         self.control_table = nn.Parameter(torch.empty(self.slots, abc_max_length))
         nn.init.xavier_uniform_(self.control_table, gain=2**-0.5)
 

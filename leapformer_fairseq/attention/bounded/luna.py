@@ -22,7 +22,7 @@ from ...errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Capabilities
 from ..linear.elu import elu1
 from ..masks import Mask
-from ..mechanism import State
+from ..mechanism import Inputs, State
 from ..ops import linear
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..positions import sinusoids
@@ -111,34 +111,20 @@ class Luna(BoundedMechanism):
     """
 
     # Each instance has a width of its own.
-    capabilities = Capabilities(prefixes=False, append=False, needs_inputs=True, carry_width=0)
+    capabilities = Capabilities(prefixes=False, append=False, normalized=False, needs_inputs=True, carry_width=0)
     state_class = LunaState
 
-    def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        *,
-        luna_length: int = 16,
-        luna_activation: str = "elu1",
-        luna_projections: str = "tied",
-        luna_fixed_length: bool = False,
-        luna_packed: str = "encoder",
-        **options: Any,
-    ) -> None:
-        if luna_length < 1:
-            raise LeapformerError(f"--luna-length {luna_length}: give at least one packed vector")
-        super().__init__(head_dim, num_heads, abc_slots=luna_length, **options)
-        self.activation, self.projections = _ACTIVATIONS[luna_activation], luna_projections
-        self.fixed = luna_fixed_length
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.activation, self.projections = _ACTIVATIONS[self.chosen.luna_activation], self.chosen.luna_projections
         decodes, width = self.block not in (None, ENCODER_SELF), head_dim * num_heads
-        self.learned = decodes and luna_packed == "learned"
+        self.learned = decodes and self.chosen.luna_packed == "learned"
         self.given = decodes and not self.learned
         reason = f"the packed sequence is {width} wide, as the block, and the source {self.input_dim}; make them equal"
         self.capabilities = replace(
             self.capabilities,
             unsupported={DECODER_CROSS: reason} if self.input_dim != width else {},
-            keys_are_values=luna_projections == "tied",
+            keys_are_values=self.projections == "tied",
             carry_width=None if self.learned else width,  # nobody would read what learned ones hand on
             carry_is_given=self.given,
             carry_remedy="take --luna-packed learned",
@@ -148,11 +134,16 @@ class Luna(BoundedMechanism):
             self.tied = ("packed",) if self.block == ENCODER_SELF else ()
             self.packed = nn.Parameter(torch.randn(self.slots, width) * width**-0.5)
             self.register_buffer("places", sinusoids(torch.arange(self.slots), width), persistent=False)
-        roles = [] if luna_projections == "standard" else ["query"]
-        if luna_projections == "untied" and self.block is not None:
+        roles = [] if self.projections == "standard" else ["query"]
+        if self.projections == "untied" and self.block is not None:
             roles += ["write"] if self.block == DECODER_SELF else ["unpack_key", "unpack_value"]
         self.own = nn.ModuleDict({role: _linear(width) for role in roles})
         self.stock: dict[str, nn.Linear | None] = {}  # the block's, which a plain dictionary does not register here
+
+    def _number_of_slots(self) -> int:
+        if self.chosen.luna_length < 1:
+            raise LeapformerError(f"--luna-length {self.chosen.luna_length}: give at least one packed vector")
+        return int(self.chosen.luna_length)
 
     def receive(self, projections: Projections) -> None:
         """Tied: one matrix makes keys and values; the other writes tokens into the slots, or unpacks."""
@@ -248,7 +239,7 @@ class Luna(BoundedMechanism):
         packed = packed + content if content.shape == packed.shape else packed
         lengths = key.positions.new_full((1,), k.shape[2]) if key.keep is None else key.keep.sum(1)
         # of a sentence that is shorter than P, as many vectors are in use as it has tokens
-        in_use = (torch.arange(packed.shape[1], device=k.device) < lengths.unsqueeze(1)) | self.fixed
+        in_use = (torch.arange(packed.shape[1], device=k.device) < lengths.unsqueeze(1)) | self.chosen.luna_fixed_length
         return weights, PackedState(keys.mT.contiguous(), values.contiguous(), in_use.expand(len(k), -1), packed)
 
     def _unpack(self, q: Tensor, state: PackedState, dropout: float) -> Tensor:
@@ -289,13 +280,13 @@ class Luna(BoundedMechanism):
             yield from of_the_block.parameters()
 
     # ------------------------------------------------------------------------------------------------------ quadratic
-    def _reference(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
-        if mask is None and self.stock:  # what is unpacked is projected once more, so `_weights` do not tell it
-            state = self.write(self.init_state(len(q), v.shape[3], k, key), k, v, key)
-            return self.read(state, q, query)
-        return super()._reference(q, k, v, query, key, mask)
+    def _reference(self, x: Inputs) -> Tensor:
+        if x.mask is None and self.stock:  # what is unpacked is projected once more, so `weights` do not tell it
+            state = self.write(self.init_state(len(x.q), x.v.shape[3], x.k, x.key), x.k, x.v, x.key)
+            return self.read(state, x.q, x.query)
+        return super()._reference(x)
 
-    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+    def _composed(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         if mask is None:
             values = self._projected("value", inputs_of(k, key))
             weights, state = self._pack(k, k if values is None else values, key, dropout)

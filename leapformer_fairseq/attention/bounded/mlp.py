@@ -48,19 +48,12 @@ class MLP(SlotSums):
     capabilities = Capabilities(prefixes=False, needs_inputs=True)
     normalized = True
 
-    def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        *,
-        abc_activation: str = "exp",
-        abc_untied: bool = False,
-        **options: Any,
-    ) -> None:
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
+        abc_activation: str = self.chosen.abc_activation
         self.activation, self.floor = _ACTIVATIONS[abc_activation], _FLOORS[abc_activation]
         self.gaps = abc_activation == "relu"
-        self.tied = () if abc_untied else ("control_weight",)
+        self.tied = () if self.chosen.abc_untied else ("control_weight",)
         self.control_weight = nn.Parameter(torch.empty(num_heads * self.slots, self.input_dim))
         nn.init.xavier_uniform_(self.control_weight, gain=2**-0.5)
 

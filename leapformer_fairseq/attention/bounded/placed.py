@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import LeapformerError
-from ..capabilities import DECODER_SELF
+from ..capabilities import DECODER_SELF, Capabilities
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import EMPTY_SLOTS, SLOTS, check_limit, limited, per_block
@@ -20,6 +20,7 @@ from .sums import SlotSums
 class Placed(SlotSums):
     """Every token goes to one slot or to none, phi_i = e_j or 0."""
 
+    capabilities = Capabilities(prefixes=False, normalized=False)
     positional = True
 
     @abstractmethod
@@ -39,13 +40,9 @@ class Random(Placed):
     after loading. (Peng et al., 2022, arXiv:2110.02488, section A.2.)
     """
 
-    def __init__(self, head_dim: int, num_heads: int, *, abc_seed: int = 1, **options: Any) -> None:
-        super().__init__(head_dim, num_heads, **options)
-        self.seed = abc_seed
-
     def places(self, tokens: TokenInfo) -> Tensor:
         heads = torch.arange(self.num_heads, device=tokens.positions.device).unsqueeze(-1)
-        streams = _scrambled(heads + (self.seed << 16))
+        streams = _scrambled(heads + (self.chosen.abc_seed << 16))
         return _scrambled(streams + tokens.positions.unsqueeze(1)) % self.slots
 
 
@@ -64,11 +61,12 @@ class Segmented(Placed):
     Their length is given, or else that of the sentence over the number of slots, rounded up, which no decoder knows.
     """
 
-    flag: ClassVar[str]
+    size: ClassVar[Option]
 
-    def __init__(self, head_dim: int, num_heads: int, *, segment: str | int, **options: Any) -> None:
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.segment = per_block(self.flag, segment, self.block, least=0)
+        self.flag = self.size.flag
+        self.segment = per_block(self.flag, getattr(self.chosen, self.size.name), self.block, least=0)
         self.positional = self.segment > 0
         if not self.segment:
             reason = f"{self.flag} 0 needs the length of the whole sequence; {self._remedy}"
@@ -87,17 +85,15 @@ class Segmented(Placed):
         return -(-tokens.lengths.long().clamp_min(1) // self.slots).unsqueeze(1)
 
 
-@register(
-    "abc-pool",
-    SLOTS,
-    EMPTY_SLOTS,
-    Option(
-        "abc_pool_size",
-        "0/0/0",
-        "abc-pool: tokens that share a slot, one number or ENCODER/DECODER/CROSS; 0 is the sentence's length over the "
-        "slots and does not serve decoder-self",
-    ),
+POOL_SIZE = Option(
+    "abc_pool_size",
+    "0/0/0",
+    "abc-pool: tokens that share a slot, one number or ENCODER/DECODER/CROSS; 0 is the sentence's length over the "
+    "slots and does not serve decoder-self",
 )
+
+
+@register("abc-pool", SLOTS, EMPTY_SLOTS, POOL_SIZE)
 class Pool(Segmented):
     """Compressive mean pooling: token i goes to slot j = ceil(i / c) with weight 1 / c, phi_i = e_j / c.
 
@@ -105,10 +101,10 @@ class Pool(Segmented):
     al., 2020, arXiv:1911.05507; Peng et al., 2022, arXiv:2110.02488, section A.3.)
     """
 
-    flag = "--abc-pool-size"
+    size = POOL_SIZE
 
-    def __init__(self, head_dim: int, num_heads: int, *, abc_pool_size: str | int = "0/0/0", **options: Any) -> None:
-        super().__init__(head_dim, num_heads, segment=abc_pool_size, **options)
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
         if self.segment:
             self.capabilities = limited(self, self.segment * self.slots, f"{self.flag}, {SLOTS.flag}")
 
@@ -123,17 +119,15 @@ class Pool(Segmented):
         return super().control(k, tokens) / (length if isinstance(length, int) else length[..., None, None])
 
 
-@register(
-    "abc-global",
-    SLOTS,
-    EMPTY_SLOTS,
-    Option(
-        "abc_global_every",
-        "0/1/0",
-        "abc-global: every N-th token is global, from the first until all slots are taken, one number or "
-        "ENCODER/DECODER/CROSS; 0 spreads them over the sentence and does not serve decoder-self",
-    ),
+GLOBAL_EVERY = Option(
+    "abc_global_every",
+    "0/1/0",
+    "abc-global: every N-th token is global, from the first until all slots are taken, one number or "
+    "ENCODER/DECODER/CROSS; 0 spreads them over the sentence and does not serve decoder-self",
 )
+
+
+@register("abc-global", SLOTS, EMPTY_SLOTS, GLOBAL_EVERY)
 class Global(Segmented):
     """Local-to-global attention: only global tokens are seen, phi_i = e_j if token i is the j-th of them, else 0.
 
@@ -141,10 +135,7 @@ class Global(Segmented):
     2020, arXiv:2004.05150; Peng et al., 2022, arXiv:2110.02488, section A.1.)
     """
 
-    flag = "--abc-global-every"
-
-    def __init__(self, head_dim: int, num_heads: int, *, abc_global_every: str | int = "0/1/0", **options: Any) -> None:
-        super().__init__(head_dim, num_heads, segment=abc_global_every, **options)
+    size = GLOBAL_EVERY
 
     def places(self, tokens: TokenInfo) -> Tensor:
         before, length = (tokens.positions - 1).clamp_min(0), self._length(tokens)

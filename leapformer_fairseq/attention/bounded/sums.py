@@ -101,7 +101,7 @@ class SlotSums(BoundedMechanism):
         total = mass.clamp_min(self.floor)
         return slot_weights(logits / total, empty, dropout) / total
 
-    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+    def _composed(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         alpha = self._control(k, key)
         scores = linear.scores(self._scaled(q), k)
         if mask is None:

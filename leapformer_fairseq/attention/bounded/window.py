@@ -100,7 +100,7 @@ class Window(BoundedMechanism):
         keys, values = (x.gather(2, columns.expand(*x.shape[:2], -1, x.shape[3])) for x in (joined.keys, joined.values))
         return WindowState(keys, values, positions)
 
-    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+    def _composed(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         joined = self._joined(self.init_state(len(k), k.shape[3], k), k, k, key)
         return self._seen(q, joined.keys, query.positions, joined.positions, dropout)[..., self.reach :]
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from ..masks import CAUSAL, ChunkMask, Mask, with_state
-from ..mechanism import Mechanism, State
+from ..mechanism import Inputs, Mechanism, State
 from ..ops import dispatch, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..registry import Option
@@ -69,9 +69,9 @@ class LinearMechanism(Mechanism):
     #: width of the features over the head dimension
     features_per_dim: ClassVar[int] = 1
 
-    def __init__(self, head_dim: int, num_heads: int, *, normalizer_floor: float = 1e-4, **options: object) -> None:
-        super().__init__(head_dim, num_heads, **options)  # type: ignore[arg-type]
-        self.normalizer_floor = normalizer_floor
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.normalizer_floor: float = getattr(self.chosen, "normalizer_floor", 1e-4)
 
     @abstractmethod
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
@@ -106,29 +106,31 @@ class LinearMechanism(Mechanism):
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, LinearState]:
-        return self._scan(state, q, k, v, query, key, with_state(mask), [])
+        return self._scan(state, Inputs(q, k, v, query, key, with_state(mask)), [])
 
-    def _scan(
-        self,
-        state: State,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query: TokenInfo,
-        key: TokenInfo,
-        mask: Mask,
-        kept: list[Tensor],
-    ) -> tuple[Tensor, LinearState]:
+    def _scan(self, state: State, x: Inputs, kept: list[Tensor]) -> tuple[Tensor, LinearState]:
         """`scan`; `kept` holds the output and its normalizer where only their gradients are wanted."""
+        q, k, v, query, key, mask = x
         with without_autocast(q.device):
             fq, fk = self.map_queries(accumulated(q), query), self._keys(k, key)
-            if not kept and self._few_pairs(q, k, mask):
-                sums = _pair_sums(fq, fk, accumulated(v), mask) + _read(_kv(state), fq, q.dtype)
+            if not kept and self._few_pairs(x):
+                scores, totals = _scores(fq, fk, mask)
+                sums = torch.cat([scores @ accumulated(v), totals], -1) + _read(_kv(state), fq, q.dtype)
                 own = mask.own(k.shape[2], k.device) if isinstance(mask, ChunkMask) else None
                 kv = _added(_kv(state), fk if own is None else fk.kept(own.unsqueeze(0)), v)
             else:
                 sums, kv = _sums(_kv(state), fq, fk, v, mask, known=bool(kept))
             return self._normalized(sums, kept).to(v.dtype), LinearState(kv)
+
+    def _segment(self, state: State, x: Inputs, kept: list[Tensor]) -> tuple[Tensor | None, State]:
+        if not x.q.shape[2]:
+            return None, self.write(state, x.k, x.v, x.key)
+        if x.k.shape[2]:
+            return self._scan(state, x, kept)
+        with without_autocast(x.q.device):
+            features = self.map_queries(accumulated(x.q), x.query)
+            sums = _read(_kv(state), features, x.q.dtype, known=bool(kept))
+            return self._normalized(sums, kept).to(x.v.dtype), state
 
     def _normalized(self, sums: Tensor, kept: list[Tensor]) -> Tensor:
         """The output; its normalizer is kept, or the output is known from before."""
@@ -137,52 +139,17 @@ class LinearMechanism(Mechanism):
         kept.append(sums[..., -1:].detach())
         return linear.normalize(sums, self.normalizer_floor)
 
-    def _segment(
-        self,
-        state: State,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query: TokenInfo,
-        key: TokenInfo,
-        mask: Mask,
-        kept: list[Tensor],
-    ) -> tuple[Tensor | None, State]:
-        if q.shape[2] and k.shape[2]:
-            return self._scan(state, q, k, v, query, key, mask, kept)
-        if not q.shape[2]:
-            return None, self.write(state, k, v, key)
-        with without_autocast(q.device):
-            features = self.map_queries(accumulated(q), query)
-            sums = _read(_kv(state), features, q.dtype, known=bool(kept))
-            return self._normalized(sums, kept).to(v.dtype), state
-
-    @in_float32
-    def weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        query: TokenInfo | None = None,
-        key: TokenInfo | None = None,
-        mask: Mask = None,
+    def _weights(
+        self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float = 0
     ) -> Tensor:
-        """Normalised weights, by all pairs: the reference of the other executions."""
-        query = query or TokenInfo.whole(q.shape[2], device=q.device)
-        key = key or TokenInfo.whole(k.shape[2], device=k.device)
         scores, totals = _scores(self.map_queries(q, query), self._keys(k, key), mask)
         return scores / totals.clamp_min(self.normalizer_floor)
-
-    def _reference(self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Tensor:
-        with without_autocast(q.device):
-            weights = self.weights(accumulated(q), accumulated(k), query=query, key=key, mask=mask)
-            return (weights @ accumulated(v)).to(v.dtype)
 
     def step(self, projections: Projections) -> Step:
         return LinearStep(self, projections)
 
-    def _few_pairs(self, q: Tensor, k: Tensor, mask: Mask) -> bool:
-        return dispatch.few_pairs(q, k, mask, self.head_dim * self.features_per_dim)
+    def _few_pairs(self, x: Inputs) -> bool:
+        return dispatch.few_pairs(x.q, x.k, x.mask, self.head_dim * self.features_per_dim)
 
     def _keys(self, k: Tensor, tokens: TokenInfo) -> Features:
         """Mapped keys with padding at zero: the features are masked, since phi(0) is not 0 for every map."""
@@ -206,12 +173,6 @@ def _scores(fq: Features, fk: Features, mask: Mask) -> tuple[Tensor, Tensor]:
     scores = hidden(fq.scores(fk))
     total = scores if fq.norm is None or fk.norm is None else hidden(linear.scores(fq.norm, fk.norm))
     return scores, total.sum(-1, keepdim=True)
-
-
-def _pair_sums(fq: Features, fk: Features, v: Tensor, mask: Mask) -> Tensor:
-    """Sums (B, H, T, E + 1) by all pairs: for few tokens that is less work."""
-    scores, totals = _scores(fq, fk, mask)
-    return torch.cat([scores @ v, totals], -1)
 
 
 def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask, known: bool) -> tuple[Tensor, Tensor]:

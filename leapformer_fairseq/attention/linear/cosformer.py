@@ -53,22 +53,15 @@ class CosFormer(LinearMechanism):
     # A longer source changes j/M of every earlier key.
     capabilities = Capabilities(needs_length=True, append=False, prefixes=False, length_remedy=_REMEDY)
 
-    def __init__(
-        self,
-        head_dim: int,
-        num_heads: int,
-        *,
-        cosformer_length: int = 0,
-        cosformer_overrun: str = "saturate",
-        **options: Any,
-    ) -> None:
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
+        cosformer_length: int = self.chosen.cosformer_length
         if cosformer_length < 0:
             raise LeapformerError(
                 f"--cosformer-length {cosformer_length} is negative; give a length >= 1, or 0 for none"
             )
         self.assumed_length = cosformer_length
-        self.largest = 1.0 if cosformer_overrun == "saturate" else math.inf
+        self.largest = 1.0 if self.chosen.cosformer_overrun == "saturate" else math.inf
         if cosformer_length:
             self.capabilities = replace(
                 self.capabilities,

@@ -36,16 +36,15 @@ class LeaP(LinearMechanism):
 
     features_per_dim = 2
 
-    def __init__(
-        self, head_dim: int, num_heads: int, *, leap_factor: int = 4, leap_per_head: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
+        leap_factor: int = self.chosen.leap_factor
         if leap_factor < 1 or head_dim % leap_factor:
             divisors = [n for n in range(1, head_dim + 1) if head_dim % n == 0]
             raise LeapformerError(
                 f"--leap-factor {leap_factor} does not divide the head dimension {head_dim}; choose from {divisors}"
             )
-        heads = num_heads if leap_per_head else None
+        heads = num_heads if self.chosen.leap_per_head else None
         self.query_proportion = ProportionNetwork(head_dim, leap_factor, heads)
         self.key_proportion = ProportionNetwork(head_dim, leap_factor, heads)
 

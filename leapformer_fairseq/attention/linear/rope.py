@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import LeapformerError
+from ..capabilities import Capabilities
 from ..positions import rotate, rotation, rotation_at
 from ..registry import Option, register
 from ..tokens import TokenInfo
@@ -32,14 +33,15 @@ class RoPELinear(LinearMechanism):
     not rotated.
     """
 
-    def __init__(
-        self, head_dim: int, num_heads: int, *, rope_theta: float = 10_000.0, rope_dims: int = 0, **options: Any
-    ) -> None:
+    # Rotated features sum to other numbers than those of the normalizer.
+    capabilities = Capabilities(normalized=False)
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        dims = rope_dims or head_dim // 4 * 2
+        dims = self.chosen.rope_dims or head_dim // 4 * 2
         if dims % 2 or not 0 < dims <= head_dim:
             raise LeapformerError(f"--rope-dims {dims} must be even and between 2 and the head dimension {head_dim}")
-        self.dims, self.theta = dims, rope_theta
+        self.dims, self.theta = dims, self.chosen.rope_theta
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
         x = elu1(x)

@@ -1,0 +1,43 @@
+"""A sparsity pattern."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leapformer_fairseq.attention import Capabilities, Mask, Mechanism, State, TokenInfo, register
+from leapformer_fairseq.attention.ops.precision import accumulated, in_float32
+
+
+@dataclass
+class Kept(State):
+    """All keys (B, H, S, D), values (B, H, S, E), and which are real, (B, S)."""
+
+    k: Tensor
+    v: Tensor
+    keep: Tensor
+
+
+@register("toy-buckets")
+class Buckets(Mechanism):
+    """Softmax over the keys in the query's bucket: those whose first number has the same sign."""
+
+    capabilities = Capabilities(normalized=False, constant_state=False)
+
+    def init_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> Kept:
+        k, v = (accumulated(like).new_zeros(batch, self.num_heads, 0, dim) for dim in (self.head_dim, value_dim))
+        return Kept(k, v, torch.zeros(batch, 0, dtype=torch.bool, device=like.device))
+
+    @in_float32
+    def write(self, state: Kept, k: Tensor, v: Tensor, key: TokenInfo) -> Kept:
+        keep = torch.ones(len(k), k.shape[2], dtype=torch.bool, device=k.device) if key.keep is None else key.keep
+        return Kept(torch.cat([state.k, k], 2), torch.cat([state.v, v], 2), torch.cat([state.keep, keep], 1))
+
+    @in_float32
+    def read(self, state: Kept, q: Tensor, query: TokenInfo) -> Tensor:
+        same = (q[..., :1] > 0) == (state.k[..., :1] > 0).mT
+        seen = same & state.keep[:, None, None]
+        scores = (q @ state.k.mT * self.head_dim**-0.5).masked_fill(~seen, torch.finfo(q.dtype).min)
+        return (scores.softmax(-1) * seen) @ state.v  # nothing, where the bucket is empty
