@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
+from ..fairseq_errors import print_in_one_line
 
 if TYPE_CHECKING:
     from .agent import LeapformerAgent
@@ -25,6 +26,7 @@ def __getattr__(name: str) -> Any:
     """Import the agent on first use, so that everything else here works where SimulEval is not installed."""
     if name != "LeapformerAgent":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    print_in_one_line()  # where SimulEval's command is what runs
     try:
         found = version("simuleval")
     except PackageNotFoundError:
