@@ -109,14 +109,14 @@ def _parameters_that_do_not_fit(error: BaseException) -> str | None:
 def _optimizer_that_does_not_fit(error: BaseException) -> str | None:
     """The optimizer of another mechanism's parameters: torch finds it while loading, or at the first step."""
     loading = _locals(error, "fairseq.trainer", "load_checkpoint")
-    stepping = _locals(error, "fairseq.tasks.fairseq_task", "optimizer_step")
     if loading is not None and re.search(r"parameter group|reset the optimizer", str(error)):
-        file, reason = loading["filename"], str(error).strip().splitlines()[0]
-    elif stepping is not None and "size of tensor" in str(error):
-        file, reason = "the restored checkpoint", str(error)
+        file = loading["filename"]
+    elif _locals(error, "fairseq.tasks.fairseq_task", "optimizer_step") and "size of tensor" in str(error):
+        training = _locals(error, "fairseq.trainer", "train_step")
+        file = "the checkpoint" if training is None else training["self"].cfg.checkpoint.restore_file
     else:
         return None
-    reason = reason.replace("; please reset the optimizer (--reset-optimizer).", ":")
+    reason = str(error).replace("; please reset the optimizer (--reset-optimizer).", ":")
     return (
         f"{file}: its optimizer is that of another model or training ({reason}); give the file to "
         "--finetune-from-model instead of --restore-file, or add --reset-optimizer"
@@ -135,17 +135,16 @@ def _too_long(error: BaseException) -> str | None:
 
 
 def _half_precision_without_gpu(error: BaseException) -> str | None:
-    """fairseq's trainer fails with an assertion about CUDA, or runs into None."""
+    """fairseq's trainer fails with an assertion about CUDA. (--bf16 trains on CPUs.)"""
     trainer = (_locals(error, "fairseq.trainer") or {}).get("self")
     if not hasattr(trainer, "cfg"):
         return None
     import torch
 
     common = trainer.cfg.common
-    asked = [name for name in ("fp16", "bf16") if getattr(common, name)]
-    in_memory = common.memory_efficient_fp16 or common.memory_efficient_bf16 or common.tpu
     no_gpu = common.cpu or not torch.cuda.is_available()
-    return f"--{asked[0]} needs a GPU; leave it out on a CPU" if asked and no_gpu and not in_memory else None
+    asked = common.fp16 and not common.memory_efficient_fp16
+    return "--fp16 needs a GPU; leave it out on a CPU" if asked and no_gpu else None
 
 
 def _number_of_classes(error: BaseException) -> str | None:
