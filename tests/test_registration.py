@@ -1,5 +1,6 @@
 """Importing changes nothing, `register` does, and every way in calls it; each in a process of its own."""
 
+import shutil
 import subprocess
 import sys
 
@@ -125,6 +126,20 @@ def test_a_file_of_the_agent_for_simuleval_registers(tmp_path):
         f"from simuleval.utils.agent import import_file, EVALUATION_SYSTEM_LIST; import_file({str(tmp_path)!r} + "
         f"'/agent.py'); assert len(EVALUATION_SYSTEM_LIST) == 1\n{REGISTERED}"
     )
+
+
+def test_plugin_loaded_by_fairseq_from_any_folder(tmp_path):
+    """As `fairseq-train --user-dir` does it, where the package is not importable by itself, under any name."""
+    folder = tmp_path / "renamed"
+    shutil.copytree(PLUGIN_DIR, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "import argparse, sys; from fairseq import utils\n"
+        f"args = argparse.Namespace(user_dir={str(folder)!r})\n"
+        "utils.import_user_module(args); utils.import_user_module(args)\n"
+        f"{REGISTERED.replace('leapformer_fairseq.compat', 'renamed.compat')}\n"
+        "assert 'leapformer_fairseq' not in sys.modules\n"
+    )
+    check(code, cwd="/")
 
 
 def test_threads_may_register_at_once():
