@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -23,17 +22,23 @@ def load_dataset(task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any) 
         for name in split.split(","):
             check_durations(name, TextToSpeechDatasetCreator._load_samples_from_tsv(task.args.data, name))
     type(task).load_dataset(task, split, *args, **kwargs)
-    for dataset in _manifests(task.datasets[split]):
-        dataset._get_source_audio = partial(_read_or_name_row, dataset)
+    _name_rows(task.datasets[split])
 
 
-def _manifests(dataset: Any) -> Iterator[SpeechToTextDataset]:
-    """The datasets of one manifest each that a dataset is made of."""
+def build_dataset_for_inference(task: SpeechToTextTask, *args: Any, **kwargs: Any) -> SpeechToTextDataset:
+    """fairseq's. Raises LeapformerError for a recording that cannot be read when it is looked at."""
+    dataset = type(task).build_dataset_for_inference(task, *args, **kwargs)
+    _name_rows(dataset)
+    return dataset
+
+
+def _name_rows(dataset: Any) -> None:
+    """Let a dataset, and all that it is made of, name the row that it cannot read."""
     if isinstance(dataset, SpeechToTextDataset):
-        yield dataset
+        dataset._get_source_audio = partial(_read_or_name_row, dataset)
     for part in getattr(dataset, "datasets", [getattr(dataset, "dataset", None)]):
         if part is not None:
-            yield from _manifests(part)
+            _name_rows(part)
 
 
 def _read_or_name_row(dataset: SpeechToTextDataset, index: Any) -> Tensor:

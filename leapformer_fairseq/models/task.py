@@ -49,7 +49,8 @@ def adapt(task: Any, args: Namespace, language_model: bool = False) -> None:
         for name in ("load_dataset", "inference_step", "eval_lm_dataloader", "build_generator"):
             override(task, name, getattr(lm_task, name))
     if isinstance(task, SpeechToTextTask):
-        override(task, "load_dataset", speech_task.load_dataset)
+        for name in ("load_dataset", "build_dataset_for_inference"):
+            override(task, name, getattr(speech_task, name))
     override(task, "get_batch_iterator", get_batch_iterator)
     if type(task).get_interactive_tokens_and_lengths is FairseqTask.get_interactive_tokens_and_lengths:  # of text
         override(task, "get_interactive_tokens_and_lengths", get_interactive_tokens_and_lengths)

@@ -27,7 +27,7 @@ def read_hypotheses(path: str | Path) -> dict[int, str]:
 def score_generation(path: str | Path, references: str | Path, tokenize: str = "13a") -> dict[str, Any]:
     """BLEU and chrF of generated text against one reference per line, with signatures.
 
-    Raises LeapformerError when a sentence is missing: with a model that is not ours fairseq drops the last batch, unless
+    Raises LeapformerError when a sentence is missing: fairseq drops the last batch of a model that is not ours, unless
     it was told `--required-batch-size-multiple 1`.
     """
     hypotheses = read_hypotheses(path)

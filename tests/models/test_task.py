@@ -197,6 +197,13 @@ class TestManifests:
                 named.add(str(error).partition(", row 2")[0])
         assert named == {"train1.tsv", "train2.tsv"}
 
+    def test_of_what_is_translated_interactively(self, tmp_path):
+        task = speech(tmp_path)
+        dataset = task.build_dataset_for_inference([str(tone(tmp_path / "a.wav")), "gone.wav"], [48, 48])
+        assert dataset[0].source.shape == (48, 80)
+        with pytest.raises(LeapformerError, match=r"interactive\.tsv, row 2 \(gone\.wav\)"):
+            dataset[1]
+
     @pytest.mark.parametrize(
         ("durations", "said"),
         [
