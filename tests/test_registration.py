@@ -107,7 +107,7 @@ def test_an_import_leaves_fairseq_as_it_is_and_register_does_not():
         "import leapformer_fairseq.models.lm",
         "import leapformer_fairseq.models.nmt",
         "import leapformer_fairseq.criterions.with_length",
-        "import leapformer_fairseq.agents.loading",
+        "from leapformer_fairseq.agents import load_system",
         "from leapformer_fairseq.agents import LeapformerAgent",
         f"import argparse, fairseq.utils as u; u.import_user_module(argparse.Namespace(user_dir={str(PLUGIN_DIR)!r}))",
     ],

@@ -72,8 +72,7 @@ def batch_by_size(dataset: FairseqDataset, indices: Any, *args: Any, **kwargs: A
         return []
     batches = list(type(dataset).batch_by_size(dataset, indices, *args, **kwargs))
     rest = indices[~np.isin(indices, np.concatenate([*batches, indices[:0]]))]
-    # Batches of fixed shapes drop nothing, but give indices another order and type.
-    return [*batches, rest] if len(rest) and dataset.get_batch_shapes() is None else batches
+    return [*batches, rest] if len(rest) else batches
 
 
 def get_interactive_tokens_and_lengths(
