@@ -1,4 +1,4 @@
-"""The one exception for what a user can mend: the command line prints it as a single line, without a traceback."""
+"""The one exception for what a user can correct: the command line prints it as a single line, without a traceback."""
 
 
 class LeapformerError(ValueError):

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from . import register
 from .errors import LeapformerError
+from .fairseq_errors import explained
 
 
 def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
@@ -21,7 +23,14 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
     import yaml
     from fairseq import checkpoint_utils
 
-    state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
+    register()
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
+    except Exception as error:
+        found = explained(error)
+        if found is None:
+            raise
+        raise found from error
     _check_architecture(checkpoint, state, kinds, purpose)
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(
@@ -35,7 +44,9 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
     except Exception as error:
         if not isinstance(error.__context__, yaml.YAMLError):  # fairseq raises a mere Exception of it
             raise
-        raise LeapformerError(f"{' '.join(str(error).split())}; mend the file, or give another data folder") from error
+        raise LeapformerError(
+            f"{' '.join(str(error).split())}; correct the file, or give another data folder"
+        ) from error
     return models[0].eval(), task
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .. import register
 from ..errors import LeapformerError
 from ..modules import BLOCKS, MechanismAttention, expand_plan
 from ..modules.swap import layers_of
@@ -155,6 +156,7 @@ def _gives(arguments: Sequence[str], *flags: str) -> bool:
 def _parse(arguments: tuple[str, ...]) -> Namespace:
     from fairseq import options
 
+    register()
     if not _gives(arguments, "--arch", "-a"):
         raise LeapformerError("the training command needs --arch; `leapformer list` shows ours")
     parser = options.get_training_parser()

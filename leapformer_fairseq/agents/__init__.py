@@ -12,19 +12,26 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
+from ..fairseq_errors import print_in_one_line
 
 if TYPE_CHECKING:
     from .agent import LeapformerAgent
+    from .loading import load_system
 
-__all__ = ["LeapformerAgent"]
+__all__ = ["LeapformerAgent", "load_system"]
 
 SIMULEVAL = "1.1.4"  # other versions have other states and logs
 
 
 def __getattr__(name: str) -> Any:
-    """Import the agent on first use, so that everything else here works where SimulEval is not installed."""
+    """Import on first use, so that everything but the agent works where SimulEval is not installed."""
+    if name == "load_system":
+        from .loading import load_system
+
+        return load_system
     if name != "LeapformerAgent":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    print_in_one_line()  # where SimulEval's command is what runs
     try:
         found = version("simuleval")
     except PackageNotFoundError:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-import fairseq  # noqa: F401  first of all: it registers our models, and they need `modules` complete
 import torch
 from torch import Tensor
 

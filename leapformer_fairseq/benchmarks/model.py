@@ -46,6 +46,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from tqdm import tqdm
 
+from .. import register
 from ..attention import LinearMechanism, find
 from ..attention.ops import cpu
 from ..errors import LeapformerError
@@ -170,6 +171,7 @@ def make(name: str, place: measure.Place, **sizes: Any) -> Any:
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_MODEL_REGISTRY
 
+    register()
     words = Dictionary()
     for i in range(SYMBOLS):
         words.add_symbol(str(i))

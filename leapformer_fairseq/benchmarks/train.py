@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
+from .. import register
 from . import measure
 from .attention import disagreement
 from .tables import Table
@@ -84,6 +85,7 @@ def make(name: str, place: measure.Place, quick: bool, length: int) -> nn.Module
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.models.transformer_lm import base_lm_architecture
 
+    register()
     words = Dictionary()
     for i in range(VOCABULARY):
         words.add_symbol(str(i))

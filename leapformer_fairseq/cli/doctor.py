@@ -1,4 +1,4 @@
-"""`leapformer doctor`: what is installed, what it runs on, and what was mended in fairseq."""
+"""`leapformer doctor`: what is installed, what it runs on, and what was patched in fairseq."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from .. import PLUGIN_DIR, __version__
 
-HELP = "versions, devices, and what was mended in fairseq"
+HELP = "versions, devices, and what was patched in fairseq"
 
 REQUIRED = ("torch", "numpy", "scipy", "sacrebleu", "sentencepiece", "soundfile", "kaldi-native-fbank")
 FAIRSEQ = "fairseq-fixed"

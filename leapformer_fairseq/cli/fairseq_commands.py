@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import PLUGIN_DIR
+from .. import PLUGIN_DIR, register
 from ..errors import LeapformerError
 
 ARCH_PREFIX = "leapformer_"
@@ -40,21 +42,68 @@ COMMANDS = {
 
 def run(name: str, arguments: list[str]) -> int:
     """Run fairseq's command `name`, or print its help with all flags that `arguments` choose."""
-    import fairseq  # noqa: F401  (importing it registers the plugin)
-
+    register()
     command = COMMANDS[name]
     wants_help = any(argument in ("-h", "--help") for argument in arguments)
-    if not any(argument.split("=")[0] == "--user-dir" for argument in arguments):
-        # Processes that fairseq starts, one per GPU, import the plugin by this flag.
-        arguments = ["--user-dir", str(PLUGIN_DIR), *arguments]
+    arguments = _with_user_dir(arguments)
     sys.argv = [f"leapformer {name}", *arguments]
     if wants_help:
         _print_help(command, [argument for argument in arguments if argument not in ("-h", "--help")])
         return 0
     if name == "train" and not any(argument.split("=")[0] in ("--arch", "-a") for argument in arguments):
         raise LeapformerError("train needs --arch; `leapformer list` shows ours, e.g. --arch leapformer_lm")
-    importlib.import_module(f"fairseq_cli.{command.module}").cli_main()
+    module = importlib.import_module(f"fairseq_cli.{command.module}")
+    if not isinstance(module.main, _Main):
+        module.main = _Main(module.main)
+    module.cli_main()
     return 0
+
+
+class _Main:
+    """A command of fairseq that also finds our models in the processes fairseq starts, one per GPU.
+
+    Such a process imports the script of this one, and so our package, before fairseq reads --user-dir: fairseq then
+    takes the plugin for loaded.
+    """
+
+    def __init__(self, main: Callable[..., None]) -> None:
+        self.main = main
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.main(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _main_in_another_process, (self.main.__module__,)
+
+
+def _main_in_another_process(module: str) -> Callable[..., None]:
+    register()
+    return importlib.import_module(module).main
+
+
+def _with_user_dir(arguments: list[str]) -> list[str]:
+    """The arguments with our --user-dir unless there is one."""
+    for i, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag == "--user-dir" and equals:
+            return [*arguments[:i], f"{flag}={_known_path(value)}", *arguments[i + 1 :]]
+        if flag == "--user-dir" and i + 1 < len(arguments):
+            return [*arguments[: i + 1], _known_path(arguments[i + 1]), *arguments[i + 2 :]]
+    return ["--user-dir", str(PLUGIN_DIR), *arguments]
+
+
+def _known_path(user_dir: str) -> str:
+    """The path as fairseq knows it if it leads to this package. Raises LeapformerError for a second copy of it."""
+    path = Path(user_dir)
+    # fairseq also looks for a bare name beside itself, whatever the current folder.
+    if path.samefile(PLUGIN_DIR) if path.exists() else user_dir == PLUGIN_DIR.name:
+        return str(PLUGIN_DIR)
+    if path.name == PLUGIN_DIR.name and path.is_dir():
+        raise LeapformerError(
+            f"--user-dir {user_dir} is a second copy of the plugin, {PLUGIN_DIR} is already in use; leave --user-dir "
+            "out, or give it the output of `leapformer user-dir`"
+        )
+    return user_dir
 
 
 def _print_help(command: FairseqCommand, arguments: list[str]) -> None:

@@ -8,6 +8,7 @@ import json
 from importlib.util import find_spec
 from typing import Any
 
+from .. import register
 from .fairseq_commands import ARCH_PREFIX
 
 HELP = "attention mechanisms with their options and blocks, and our model architectures"
@@ -53,6 +54,7 @@ def architectures() -> dict[str, list[str]]:
         return {}
     from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
+    register()
     ours = (model for model in sorted(ARCH_MODEL_INV_REGISTRY) if model.startswith(ARCH_PREFIX))
     return {model: sorted(ARCH_MODEL_INV_REGISTRY[model]) for model in ours}
 

@@ -8,12 +8,13 @@ import logging
 import sys
 
 from .. import __version__
-from ..errors import LeapformerError, one_line
+from ..errors import one_line
+from ..fairseq_errors import explained
 from . import fairseq_commands
 
 # name -> (module in this package, help). The text stands here as well so that `leapformer --help` imports none of them.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "doctor": ("doctor", "versions, devices, and what was mended in fairseq"),
+    "doctor": ("doctor", "versions, devices, and what was patched in fairseq"),
     "user-dir": ("user_dir", "the path to give to fairseq's --user-dir"),
     "list": ("list", "attention mechanisms with their options and blocks, and our model architectures"),
     "corpus": ("corpus", "synthesise a small corpus: English-German speech translation, or text to speech"),
@@ -64,12 +65,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run one sub-command and return the exit status: 0, 2 for a user's error, 130 when interrupted."""
     try:
         return _dispatch(sys.argv[1:] if argv is None else argv)
-    except LeapformerError as error:
-        print(f"leapformer: error: {one_line(error)}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("leapformer: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        found = explained(error)
+        if found is None:
+            raise
+        print(f"leapformer: error: {one_line(found)}", file=sys.stderr)
+        return 2
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -1,30 +1,34 @@
 """What makes fairseq 0.12.3 run on today's Python, PyTorch and numpy: one small patch per defect, each with its reason.
 
-`apply` is called as soon as fairseq is imported together with this package. A patch is applied only where the defect is
-found; `leapformer doctor` lists what was done. No patch weakens a protection: checkpoints are still loaded with
+`leapformer_fairseq.register` calls `apply`. A patch is applied only where its defect is found; `leapformer doctor`
+lists what was done. Only defects belong here: what our models need beyond them is in `models/task.py`, and what
+fairseq's errors mean in `fairseq_errors.py`. No patch weakens a protection: checkpoints are still loaded with
 `weights_only=True`, only the few harmless types that fairseq stores are allowed in addition.
 """
 
 from __future__ import annotations
 
-from . import checkpoints, data, running
+import threading
+
+from . import checkpoints, data, options
 from .checkpoints import checkpoint_types
 from .patch import Patch
 
-PATCHES = (*checkpoints.PATCHES, *data.PATCHES, *running.PATCHES)
+PATCHES = (*checkpoints.PATCHES, *data.PATCHES, *options.PATCHES)
 
 _applied: dict[str, bool] = {}  # name of a patch -> whether it was needed, filled by the first `apply`
+_lock = threading.Lock()
 
 
 def apply() -> list[Patch]:
-    """Mend what is broken, once per process; returns the patches that are in force."""
-    import fairseq  # noqa: F401  (calls this function, the first time: so not from within the loop)
-
-    for patch in PATCHES:
-        if patch.name not in _applied:
-            _applied[patch.name] = patch.needed()
-            if _applied[patch.name]:
-                patch.mend()
+    """Patch what is defective, once per process; returns the patches that are in force."""
+    with _lock:
+        for patch in PATCHES:
+            if patch.name not in _applied:
+                needed = patch.needed()
+                if needed:
+                    patch.apply()
+                _applied[patch.name] = needed
     return [patch for patch in PATCHES if _applied[patch.name]]
 
 

@@ -7,15 +7,10 @@ from typing import NamedTuple
 
 
 class Patch(NamedTuple):
-    """One mended defect; `needed` looks for the defect itself, `applies_to` says in words where it is found."""
+    """One defect and its patch; `needed` looks for the defect itself, `applies_to` says in words where it is found."""
 
     name: str
     reason: str
     applies_to: str
     needed: Callable[[], bool]
-    mend: Callable[[], None]
-
-
-def always() -> bool:
-    """For defects in every version that can be installed."""
-    return True
+    apply: Callable[[], None]

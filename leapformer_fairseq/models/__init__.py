@@ -1,1 +1,6 @@
-"""Thin registered fairseq models; fairseq imports every file here. No scripts."""
+"""Thin registered fairseq models; fairseq's `--user-dir` imports this package and every file in it. No scripts."""
+
+from .. import register
+
+# All of them, patches and criterions included, whichever model is imported first and by whom.
+register()

@@ -24,6 +24,7 @@ from torch import nn
 
 from ..errors import LeapformerError
 from ..modules import add_attention_args, fill_attention_args
+from .task import adapt
 from .transformer import Decoder
 
 # fairseq wants a number; it must also fit where fairseq adds to it.
@@ -43,6 +44,7 @@ class LeapformerLanguageModel(TransformerLanguageModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerLanguageModel:
         # What a preset or an older checkpoint left open.
         leapformer_lm(args)
+        adapt(task, args, language_model=True)
         _check(args, len(task.source_dictionary))
         if getattr(args, "max_target_positions", None) is None:
             args.max_target_positions = getattr(args, "tokens_per_sample", 1024)

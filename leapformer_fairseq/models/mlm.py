@@ -6,6 +6,7 @@ pre-trained like this, and compare it on GLUE.
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta import RobertaEncoder, RobertaHubInterface, RobertaModel
 from fairseq.models.roberta.model import base_architecture
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
@@ -26,6 +28,7 @@ from ..modules import (
     swap_attention,
 )
 from .carry import CARRY
+from .task import adapt
 
 POOLINGS = ("cls", "mean", "packed")
 
@@ -98,6 +101,9 @@ class LeapformerMaskedLanguageModel(RobertaModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerMaskedLanguageModel:
         # What a preset or an older checkpoint left open.
         leapformer_mlm(args)
+        adapt(task, args)
+        if isinstance(task, SentencePredictionTask):
+            _check_classes(task)
         if getattr(args, "mha_heads_to_keep", -1) != -1:
             raise LeapformerError("--mha-heads-to-keep: heads of a mechanism cannot be pruned; leave the flag out")
         if getattr(args, "spectral_norm_classification_head", False):
@@ -134,6 +140,15 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         # The head looks at the first position.
         return self.classification_heads[classification_head_name](mean), extra
 
+    def get_targets(self, sample: dict[str, Any], net_output: Any) -> Tensor:
+        """The targets of a batch. Raises LeapformerError for a data set that has none."""
+        if sample.get("target") is None:
+            raise LeapformerError(
+                f"the data set of sentence {int(sample['id'].min())} has no labels to compare with; prepare the folder "
+                "label/ for this subset, or give a --valid-subset with labels"
+            )
+        return super().get_targets(sample, net_output)
+
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         super().upgrade_state_dict_named(state_dict, name)
         own = self.state_dict()
@@ -146,6 +161,17 @@ class LeapformerMaskedLanguageModel(RobertaModel):
             )
         encoder = "encoder.sentence_encoder"
         check_vocabulary(self.encoder.sentence_encoder, state_dict, f"{name}.{encoder}" if name else encoder)
+
+
+def _check_classes(task: SentencePredictionTask) -> None:
+    """Refuse fewer classes than there are labels: their loss is a lookup outside of the scores."""
+    words = task.label_dictionary
+    labels = [word for word in words.symbols[words.nspecial :] if not re.fullmatch(r"<mask>|madeupword\d+", word)]
+    if not task.cfg.regression_target and task.cfg.num_classes < len(labels):
+        raise LeapformerError(
+            f"--num-classes {task.cfg.num_classes}: the data has the {len(labels)} labels {', '.join(labels[:5])}"
+            f"{', ...' if len(labels) > 5 else ''}; give --num-classes {len(labels)}"
+        )
 
 
 @register_model_architecture("leapformer_mlm", "leapformer_mlm")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import LeapformerError
 from ..modules import add_attention_args, fill_attention_args
 from .lengths import add_length_args, fill_length_args
+from .task import adapt
 from .transformer import Decoder, Encoder
 
 
@@ -34,6 +35,7 @@ class LeapformerNMTModel(TransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerNMTModel:
         # What a preset or an older checkpoint left open.
         leapformer_nmt(args)
+        adapt(task, args)
         if getattr(getattr(task, "cfg", None), "load_alignments", False):
             raise LeapformerError(
                 "--load-alignments: attention is not trained on given alignments here; leave it and "

@@ -27,6 +27,7 @@ from ..modules import add_attention_args, fill_attention_args, load_component, s
 from .carry import CarryingEncoder
 from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
 from .streaming_encoder import ArrivingSource, add_chunk_args, chunks_of, fill_chunk_args, laid_out, taken_back
+from .task import adapt
 from .transformer import Decoder
 
 
@@ -152,6 +153,7 @@ class LeapformerS2TModel(ConvTransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerS2TModel:
         # What a preset or an older checkpoint left open; the vocabulary sizes the CTC head.
         leapformer_s2t(args)
+        adapt(task, args)
         args.vocabulary = len(task.target_dictionary)
         return super().build_model(args, task)
 

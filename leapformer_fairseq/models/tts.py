@@ -42,6 +42,7 @@ from .lengths import (
     predicted_length,
     tell_length,
 )
+from .task import adapt
 
 
 class TTSEncoder(PredictingEncoder, CarryingEncoder, TTSTransformerEncoder):
@@ -181,6 +182,7 @@ class LeapformerTTSModel(TTSTransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerTTSModel:
         # What a preset or an older checkpoint left open.
         leapformer_tts(args)
+        adapt(task, args)
         for name in ("encoder_conv_kernel_size", "postnet_conv_kernel_size"):
             if getattr(args, name) % 2 == 0:
                 flag = "--" + name.replace("_", "-")

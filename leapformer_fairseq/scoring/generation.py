@@ -27,8 +27,8 @@ def read_hypotheses(path: str | Path) -> dict[int, str]:
 def score_generation(path: str | Path, references: str | Path, tokenize: str = "13a") -> dict[str, Any]:
     """BLEU and chrF of generated text against one reference per line, with signatures.
 
-    Raises LeapformerError when a sentence is missing: fairseq silently drops the last batch unless it was told
-    `--required-batch-size-multiple 1`.
+    Raises LeapformerError when a sentence is missing: fairseq drops the last batch of a model that is not ours, unless
+    it was told `--required-batch-size-multiple 1`.
     """
     hypotheses = read_hypotheses(path)
     lines = Path(references).read_text(encoding="utf-8").splitlines()
@@ -36,7 +36,8 @@ def score_generation(path: str | Path, references: str | Path, tokenize: str = "
     if missing:
         raise LeapformerError(
             f"{path} lacks {len(missing)} of {len(lines)} sentences, first number {missing[0]}; "
-            "generate all of them with --required-batch-size-multiple 1"
+            "generate all of them: --required-batch-size-multiple 1 for a model of fairseq's own, and no "
+            "--skip-invalid-size-inputs-valid-test"
         )
     predictions = [hypotheses[i] for i in range(len(lines))]
     scores = (bleu(predictions, lines, tokenize), chrf(predictions, lines))

@@ -454,6 +454,7 @@ def test_no_simuleval_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_under_simuleval_an_error_is_one_line() -> None:
     code = (
+        "import sys; sys.argv[0] = '/usr/bin/simuleval'\n"
         "from leapformer_fairseq.agents import LeapformerAgent; from leapformer_fairseq.errors import LeapformerError\n"
     )
     done = subprocess.run(

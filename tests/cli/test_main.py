@@ -146,6 +146,35 @@ class TestFairseqCommands:
         assert cli.main(["generate", *given, "data"]) == 0
         assert calls == [["leapformer generate", *given, "data"]]
 
+    def test_other_spellings_of_our_path_are_that_path(self, calls, tmp_path):
+        (tmp_path / "renamed").symlink_to(PLUGIN_DIR)
+        for path in (f"{PLUGIN_DIR}/", PLUGIN_DIR / ".." / PLUGIN_DIR.name, tmp_path / "renamed", PLUGIN_DIR.name):
+            assert cli.main(["generate", "--user-dir", str(path), "data"]) == 0
+            assert cli.main(["generate", "data", f"--user-dir={path}"]) == 0
+        assert calls[::2] == [["leapformer generate", "--user-dir", str(PLUGIN_DIR), "data"]] * 4
+        assert calls[1::2] == [["leapformer generate", "data", f"--user-dir={PLUGIN_DIR}"]] * 4
+
+    def test_another_plugin_stays(self, calls, tmp_path):
+        (tmp_path / "other").mkdir()
+        assert cli.main(["generate", "--user-dir", str(tmp_path / "other"), "data"]) == 0
+        assert calls == [["leapformer generate", "--user-dir", str(tmp_path / "other"), "data"]]
+
+    def test_second_copy_is_explained(self, calls, tmp_path, capsys):
+        (tmp_path / PLUGIN_DIR.name).mkdir()
+        assert cli.main(["generate", "--user-dir", str(tmp_path / PLUGIN_DIR.name), "data"]) == 2
+        assert "is a second copy of the plugin" in capsys.readouterr().err and calls == []
+
+    def test_an_error_of_fairseq_is_explained(self, capsys, monkeypatch):
+        import fairseq_cli.train
+
+        def fail():
+            raise OSError("Model file not found: a.pt")
+
+        monkeypatch.setattr(sys, "argv", ["pytest"])
+        monkeypatch.setattr(fairseq_cli.train, "cli_main", fail)
+        assert cli.main(["train", "data", "--arch", "x"]) == 2
+        assert capsys.readouterr().err == "leapformer: error: model file not found: a.pt; check the path\n"
+
     def test_missing_arch_is_explained(self, calls, capsys):
         assert cli.main(["train", "data"]) == 2
         assert "train needs --arch" in capsys.readouterr().err

@@ -157,10 +157,14 @@ class TestLanguageModel:
         assert message in line and "weights_only" not in line
 
     @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-    def test_half_precision_needs_a_gpu(self, data, tmp_path, capsys, precision):
+    def test_half_precision_without_a_gpu(self, data, tmp_path, capsys, precision):
         options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --{precision}"
-        assert main(["train", str(data / "lm"), *options.split(), "--save-dir", str(tmp_path)]) == 2
-        assert f"--{precision} needs a GPU; leave it out on a CPU" in capsys.readouterr().err.splitlines()[-1]
+        status = main(["train", str(data / "lm"), *options.split(), "--save-dir", str(tmp_path)])
+        if precision == "bf16":
+            assert status == 0 and (tmp_path / "checkpoint_last.pt").is_file()
+        else:
+            assert status == 2
+            assert "--fp16 needs a GPU; leave it out on a CPU" in capsys.readouterr().err.splitlines()[-1]
 
     def test_empty_lines_and_unknown_words_are_told(self, data, model, caplog, monkeypatch, capsys):
         monkeypatch.setattr("sys.stdin", io.StringIO("the unheard house\n\n"))
@@ -174,6 +178,61 @@ class TestLanguageModel:
         finished = run([str(command), str(data / "lm"), "--user-dir", str(PLUGIN_DIR), "--path", "nowhere.pt"])
         assert finished.returncode == 1 and "Traceback" not in finished.stderr
         assert finished.stderr.splitlines()[-1].endswith("nowhere.pt; check the path")
+
+    @pytest.mark.parametrize("file", ["--restore-file", "--restore-file --reset-optimizer", "--finetune-from-model"])
+    def test_a_checkpoint_of_another_mechanism_brings_no_optimizer(self, data, model, tmp_path, capsys, file):
+        options = (
+            f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --max-update 31"
+        )
+        flag, *reset = file.split()
+        other = ["--decoder-self-attention", "softmax", "--save-dir", str(tmp_path), flag, str(model), *reset]
+        status = main(["train", str(data / "lm"), *options.split(), *other])
+        if file == "--restore-file":
+            line = capsys.readouterr().err.splitlines()[-1]
+            assert status == 2 and line.startswith(
+                f"leapformer: error: {model}: its optimizer is that of another model"
+            )
+            assert line.endswith("to --finetune-from-model instead of --restore-file, or add --reset-optimizer")
+        else:
+            assert status == 0
+
+    def test_an_optimizer_of_as_many_parameters_fails_at_its_first_step(self, data, tmp_path, capsys):
+        options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --max-update"
+        save, other = tmp_path / "mlp", tmp_path / "linformer"
+        plan = ["--decoder-self-attention", "abc-mlp", "--save-dir", str(save)]
+        assert main(["train", str(data / "lm"), *options.split(), "1", *plan]) == 0
+        checkpoint = str(save / "checkpoint_last.pt")
+        plan = ["--decoder-self-attention", "abc-linformer", "--save-dir", str(other), "--restore-file", checkpoint]
+        assert main(["train", str(data / "lm"), *options.split(), "3", *plan]) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith(f"leapformer: error: {checkpoint}: its optimizer is that of another model")
+
+    @pytest.mark.parametrize(
+        "load",
+        [
+            "from leapformer_fairseq.loading import load_model\n"
+            "load_model(path, ('leapformer_lm',), 'this test', {'data': data})",
+            "from leapformer_fairseq.models.lm import LeapformerLanguageModel\n"
+            "hub = LeapformerLanguageModel.from_pretrained(folder, file, data)\n"
+            "assert hub.sample('the small', beam=2, max_len_b=6).startswith('the small')",
+            "import fairseq, leapformer_fairseq; leapformer_fairseq.register()\n"
+            "fairseq.checkpoint_utils.load_model_ensemble_and_task([path], {'data': data})",
+            "import fairseq, leapformer_fairseq\n"
+            "try:\n"
+            "    fairseq.checkpoint_utils.load_model_ensemble_and_task([path], {'data': data})\n"
+            "except Exception:\n"
+            "    pass\n"
+            "else:\n"
+            "    raise AssertionError('what does register() do?')",
+        ],
+        ids=["load_model", "from_pretrained", "register", "without"],
+    )
+    def test_loaded_from_python(self, data, model, load):
+        names = (
+            f"path, folder, file, data = {str(model)!r}, {str(model.parent)!r}, {model.name!r}, {str(data / 'lm')!r}"
+        )
+        finished = run([sys.executable, "-c", f"{names}\n{load}"])
+        assert finished.returncode == 0, finished.stderr[-3000:]
 
     def test_a_softmax_model_is_no_stream(self, data, tmp_path):
         options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --max-update 1"
@@ -205,10 +264,22 @@ class TestTranslation:
         if "alignment" in options:
             assert re.search(r"^A-\d+\t\d+-\d+", output, re.M)
 
-    def test_no_sentence_is_left_out_by_default(self, data, model):
+    @pytest.mark.parametrize("command", [["leapformer"], ["fairseq-generate", "--user-dir", str(PLUGIN_DIR)]])
+    def test_no_sentence_is_left_out_by_default(self, data, model, command):
         """30 are no multiple of 8."""
-        output = done(leapformer("generate", str(data / "mt"), "--path", str(model), "--batch-size", "16"))
+        program = leapformer("generate") if command == ["leapformer"] else command
+        program = [str(Path(sys.executable).with_name(program[0])), *program[1:]] if len(command) > 1 else program
+        output = done([*program, str(data / "mt"), "--path", str(model), "--batch-size", "16"])
         assert output.count("\nH-") == 30
+
+    def test_a_stock_model_is_treated_as_fairseq_does(self, data, tmp_path):
+        """And what it leaves out is found when it is scored."""
+        sizes = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16"
+        options = f"train {data / 'mt'} --arch transformer {sizes} {TRAINING} --max-update 1 --save-dir {tmp_path}"
+        done(leapformer(*options.split()))
+        path = tmp_path / "checkpoint_last.pt"
+        output = done(leapformer("generate", str(data / "mt"), "--path", str(path), "--batch-size", "16"))
+        assert output.count("\nH-") < 30
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.lm import ANY_LENGTH
+from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.scoring.stream import score_stream
 
 from .tiny import PLANS, dictionary, make_model
@@ -55,7 +57,9 @@ def test_a_carried_state_equals_one_long_pass(plan):
 
 
 def task():
+    """fairseq's, as a language model of ours leaves it when it is built."""
     found = LanguageModelingTask(SimpleNamespace(add_bos_token=False), WORDS, output_dictionary=WORDS)
+    adapt(found, Namespace(), language_model=True)
     return found
 
 

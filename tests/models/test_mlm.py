@@ -356,6 +356,44 @@ def test_pairs_of_sentences(pooling, tmp_path):
     assert 0 <= logged["ncorrect"] <= 6
 
 
+def labelled(folder, *labels):
+    """Sentences, one for each label, and two words that only fill the dictionary, as fairseq-preprocess adds them."""
+    known = Dictionary()
+    for label in (*dict.fromkeys(labels), "madeupword0000", "madeupword0001"):
+        known.add_symbol(label)
+    write_binary(folder / "input0/train", dictionary(), words(len(labels)))
+    write_binary(folder / "label/train", known, labels)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--num-classes", "2"), "--num-classes 2: the data has the 3 labels no, yes, perhaps; give --num-classes 3"),
+        (("--num-classes", "3"), None),
+        (("--num-classes", "4"), None),
+    ],
+)
+def test_too_few_classes_are_refused(flags, message, tmp_path):
+    data = labelled(tmp_path, "no", "yes", "perhaps")
+    if message is None:
+        learned(*task_and_model("sentence_prediction", data, *flags))
+    else:
+        with pytest.raises(LeapformerError, match=f"^{message}$"):
+            task_and_model("sentence_prediction", data, *flags)
+
+
+def test_no_labels_to_compare_with_are_named(tmp_path):
+    data = labelled(tmp_path, "no", "yes")
+    for suffix in ("bin", "idx"):
+        (data / f"label/train.{suffix}").unlink()
+    task, model, criterion = task_and_model("sentence_prediction", data, "--num-classes", "2")
+    sample = task.dataset("train").collater([task.dataset("train")[0]])
+    model(**sample["net_input"], classification_head_name=HEAD)  # nothing is missing for an answer
+    with pytest.raises(LeapformerError, match=r"has no labels to compare with; prepare the folder label/ .*--valid-su"):
+        learned(task, model, criterion)
+
+
 def test_ranking(tmp_path):
     for part in ("input0", "input1", "input2", "input3"):
         write_binary(tmp_path / part / "train", dictionary(), words(6))

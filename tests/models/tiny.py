@@ -11,8 +11,10 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor
 
-import leapformer_fairseq  # noqa: F401  (registers the models)
+from leapformer_fairseq import register
 from leapformer_fairseq.attention import MECHANISMS
+
+register()
 
 PLANS = sorted(MECHANISMS)
 BLOCKS = {"encoder_self": "encoder-self", "decoder_self": "decoder-self", "decoder_cross": "decoder-cross"}

@@ -1,0 +1,169 @@
+"""What fairseq's own errors mean: one line with the value, the reason and the remedy, made where a command ends.
+
+fairseq itself stays as it is, and from Python its errors are its own; only the command line asks for `explained`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .errors import LeapformerError, one_line
+
+
+def explained(error: BaseException) -> LeapformerError | None:
+    """The error for the user that is behind an exception of fairseq; None where a traceback says more."""
+    if isinstance(error, LeapformerError):
+        return error
+    if not isinstance(error, Exception):  # an interrupt is about nothing that it interrupts
+        return None
+    for rule in _RULES:
+        message = rule(error)
+        if message:
+            return LeapformerError(message)
+    return None
+
+
+def print_in_one_line() -> None:
+    """End fairseq's and SimulEval's own commands with one line where the error is for the user.
+
+    Only when such a command is what runs: they have no place but `sys.excepthook` for the way an error is shown, and
+    the process is theirs. In every other process, `leapformer`'s own included, nothing is set.
+    """
+    program = Path(sys.argv[0]) if sys.argv else Path()
+    names = {program.stem, program.parent.name}  # bin/fairseq-train, or -m fairseq_cli.train
+    if not (program.stem.startswith("fairseq-") or names & {"fairseq_cli", "simuleval"}):
+        return
+    before = sys.excepthook
+    if getattr(before, "__module__", None) == __name__:
+        return
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        found = explained(error)
+        if found is None:
+            before(kind, error, trace)
+        else:
+            sys.stderr.write(f"leapformer: error: {one_line(found)}\n")
+
+    sys.excepthook = excepthook
+
+
+def _locals(error: BaseException, module: str, function: str | None = None) -> dict[str, Any] | None:
+    """The variables of the innermost call of a function of a module that the error passed; of any without a name."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_globals.get("__name__") == module and function in (None, frame.f_code.co_name):
+            found = frame.f_locals
+        trace = trace.tb_next
+    return found
+
+
+def _in_another_process(error: BaseException) -> str | None:
+    """One of our errors in a process of fairseq, one per GPU: torch gives its traceback as text."""
+    found = re.search(rf"\.{LeapformerError.__name__}: (.+)\s*\Z", str(error))
+    return found[1].strip() if found else None
+
+
+def _missing_checkpoint(error: BaseException) -> str | None:
+    found = re.fullmatch(r"Model file not found: (.+)", str(error))
+    return f"model file not found: {found[1]}; check the path" if found else None
+
+
+def _unreadable_checkpoint(error: BaseException) -> str | None:
+    """A file that is none ends in a page from pickle, zipfile or omegaconf."""
+    inside = _locals(error, "fairseq.checkpoint_utils", "load_checkpoint_to_cpu")
+    if inside is None or isinstance(error, OSError):  # a missing file says so itself
+        return None
+    return f"{inside['path']} cannot be read as a fairseq checkpoint ({_reason(error)}); give one of fairseq-train"
+
+
+def _reason(error: BaseException) -> str:
+    """What is wrong with a file, on one line."""
+    if isinstance(error, KeyError):
+        return f"it holds no {error}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    refused = [line for line in lines if "GLOBAL" in line]  # what torch calls code in a file of weights
+    # torch goes on to recommend loading such files without protection.
+    advice = [line for line in lines if "weights_only" in line]
+    return ([*refused, *(line for line in lines if line not in advice)] or ["it is none"])[0][:200]
+
+
+def _parameters_that_do_not_fit(error: BaseException) -> str | None:
+    """What one of our models says of a checkpoint, or the first tensor that torch finds missing or of another shape."""
+    found = re.match(r"Cannot load model parameters from checkpoint (.+); please", str(error))
+    if not found:
+        return None
+    cause = error.__context__
+    if isinstance(cause, LeapformerError):
+        return str(cause)
+    lines = [line.strip() for line in str(cause or "").splitlines()[1:] if line.strip()]
+    what = f" ({lines[0][:160]})" if lines else ""
+    return f"{found[1]} does not fit this model{what}; use the layers and sizes of its training"
+
+
+def _optimizer_that_does_not_fit(error: BaseException) -> str | None:
+    """The optimizer of another mechanism's parameters: torch finds it while loading, or at the first step."""
+    loading = _locals(error, "fairseq.trainer", "load_checkpoint")
+    if loading is not None and re.search(r"parameter group|reset the optimizer", str(error)):
+        file = loading["filename"]
+    elif _locals(error, "fairseq.tasks.fairseq_task", "optimizer_step") and "size of tensor" in str(error):
+        training = _locals(error, "fairseq.trainer", "train_step")
+        file = "the checkpoint" if training is None else training["self"].cfg.checkpoint.restore_file
+    else:
+        return None
+    reason = str(error).replace("; please reset the optimizer (--reset-optimizer).", ":")
+    return (
+        f"{file}: its optimizer is that of another model or training ({reason}); give the file to "
+        "--finetune-from-model instead of --restore-file, or add --reset-optimizer"
+    )
+
+
+def _too_long(error: BaseException) -> str | None:
+    found = re.match(r"Size of sample #(\d+) is invalid \(=(.*)\) since max_positions=(.*), skip", str(error))
+    if not found:
+        return None
+    sample, size, limit = (re.sub(r"np\.\w+\((\d+)\)", r"\1", part) for part in found.groups())
+    return (
+        f"sample {sample} is too long: {size} tokens or frames, the model's positions are {limit}; cut it, or "
+        "leave out what is too long with --skip-invalid-size-inputs-valid-test"
+    )
+
+
+def _half_precision_without_gpu(error: BaseException) -> str | None:
+    """fairseq's trainer fails with an assertion about CUDA. (--bf16 trains on CPUs.)"""
+    trainer = (_locals(error, "fairseq.trainer") or {}).get("self")
+    if not hasattr(trainer, "cfg"):
+        return None
+    import torch
+
+    common = trainer.cfg.common
+    no_gpu = common.cpu or not torch.cuda.is_available()
+    asked = common.fp16 and not common.memory_efficient_fp16
+    return "--fp16 needs a GPU; leave it out on a CPU" if asked and no_gpu else None
+
+
+def _number_of_classes(error: BaseException) -> str | None:
+    inside = _locals(error, "fairseq.tasks.sentence_prediction", "setup_task")
+    if inside is None or "num_classes" not in str(error):
+        return None
+    return (
+        f"--num-classes {inside['cfg'].num_classes}: sentence_prediction needs the number of labels; give it, or "
+        "--num-classes 1 with --regression-target"
+    )
+
+
+_RULES: tuple[Callable[[BaseException], str | None], ...] = (
+    _in_another_process,
+    _missing_checkpoint,
+    _unreadable_checkpoint,
+    _parameters_that_do_not_fit,
+    _optimizer_that_does_not_fit,
+    _too_long,
+    _half_precision_without_gpu,
+    _number_of_classes,
+)

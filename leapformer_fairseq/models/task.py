@@ -1,0 +1,92 @@
+"""What a fairseq task does differently once its model is one of ours.
+
+`build_model` of each of our models calls `adapt` with its task. That one object gets other methods; its class, and with
+it every task of another model, stays as fairseq made it.
+"""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fairseq.data import FairseqDataset
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.speech_to_text import SpeechToTextTask
+
+from ..errors import LeapformerError
+from . import lm_task, speech_task
+
+logger = logging.getLogger(__name__)
+
+
+def override(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Make `function`, called with `owner` first, the method `name` of that one object.
+
+    `function` finds the method it replaces in `type(owner)`. A second call changes nothing; the object can be pickled.
+    """
+    setattr(owner, name, partial(function, owner))
+
+
+def adapt(task: Any, args: Namespace, language_model: bool = False) -> None:
+    """Let a task serve one of our models, which `args` describe.
+
+    No sentence is dropped from a batch, empty lines and unknown words are told, prompts are read at once, and what
+    would be skipped or trained on in silence is refused. Raises LeapformerError for a task that needs another model.
+    """
+    if not isinstance(task, FairseqTask):
+        return  # a stand-in that only knows the dictionaries, as in benchmarks
+    if isinstance(task, LanguageModelingTask):
+        if not language_model:
+            arch = getattr(args, "arch", None) or getattr(args, "_name", None)
+            raise LeapformerError(
+                f"architecture {arch!r} is no language model; give the checkpoint of one, or another --task"
+            )
+        for name in ("load_dataset", "inference_step", "eval_lm_dataloader", "build_generator"):
+            override(task, name, getattr(lm_task, name))
+    if isinstance(task, SpeechToTextTask):
+        for name in ("load_dataset", "build_dataset_for_inference"):
+            override(task, name, getattr(speech_task, name))
+    override(task, "get_batch_iterator", get_batch_iterator)
+    if type(task).get_interactive_tokens_and_lengths is FairseqTask.get_interactive_tokens_and_lengths:  # of text
+        override(task, "get_interactive_tokens_and_lengths", get_interactive_tokens_and_lengths)
+
+
+def get_batch_iterator(task: FairseqTask, dataset: FairseqDataset, *args: Any, **kwargs: Any) -> Any:
+    """fairseq's, with batches that leave nothing out."""
+    override(dataset, "batch_by_size", batch_by_size)
+    return type(task).get_batch_iterator(task, dataset, *args, **kwargs)
+
+
+def batch_by_size(dataset: FairseqDataset, indices: Any, *args: Any, **kwargs: Any) -> list[np.ndarray]:
+    """fairseq's batches, and the last one whatever its size.
+
+    fairseq drops that unless its size is a multiple of `--required-batch-size-multiple`, by default 8.
+    """
+    indices = np.asarray(indices, dtype=np.int64)
+    if not len(indices):
+        return []
+    batches = list(type(dataset).batch_by_size(dataset, indices, *args, **kwargs))
+    rest = indices[~np.isin(indices, np.concatenate([*batches, indices[:0]]))]
+    return [*batches, rest] if len(rest) else batches
+
+
+def get_interactive_tokens_and_lengths(
+    task: FairseqTask, lines: list[str], encode_fn: Callable[[str], str]
+) -> tuple[Any, Any]:
+    """fairseq's, with a warning for lines that are empty, or hold words the model does not know."""
+    words = task.source_dictionary
+    for line in lines:
+        pieces = encode_fn(line).split()
+        unknown = [piece for piece in dict.fromkeys(pieces) if words.index(piece) == words.unk()]
+        if not pieces:
+            logger.warning("an empty line: the model gets nothing to read; leave such lines out")
+        elif unknown:
+            logger.warning(
+                "%r: not in the dictionary: %s; prepare the text as in training", line[:80], " ".join(unknown[:5])
+            )
+    return type(task).get_interactive_tokens_and_lengths(task, lines, encode_fn)
