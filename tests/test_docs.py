@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import types
 from pathlib import Path
 
 import pytest
 import torch
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, OPTIONS, Rows, build
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, TokenInfo, build
 from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.cli.main import COMMANDS
 
@@ -17,28 +16,11 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-@pytest.fixture()
-def squared():
-    """The mechanism of docs/adding_a_mechanism.md, registered for one test."""
+def test_the_examples_of_adding_a_mechanism_are_the_tested_ones():
     page = (ROOT / "docs/adding_a_mechanism.md").read_text(encoding="utf-8")
-    code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
-    module = types.ModuleType("leapformer_fairseq.attention.squared")
-    module.__package__ = "leapformer_fairseq.attention"
-    try:
-        exec(compile(code, "squared.py", "exec"), module.__dict__)
-        yield build("squared", 8, 2, squared_scale=0.5).double()
-    finally:
-        MECHANISMS.pop("squared", None)
-        OPTIONS.pop("squared_scale", None)
-
-
-def test_the_example_mechanism_agrees_in_every_form(squared):
-    q, k, v = (torch.randn(2, 2, 70, 8, dtype=torch.double, requires_grad=True) for _ in range(3))
-    outputs = {form: squared(q, k, v, visible=CAUSAL, form=form) for form in squared.forms}
-    gradients = {form: torch.autograd.grad(out.square().sum(), (q, k, v)) for form, out in outputs.items()}
-    for form in squared.forms:
-        torch.testing.assert_close(outputs[form], outputs["parallel"])
-        torch.testing.assert_close(gradients[form], gradients["parallel"])
+    toys = {path.read_text(encoding="utf-8") for path in (ROOT / "tests/toys").glob("*.py")}
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 3 and toys.issuperset(examples)
 
 
 def test_the_library_example_of_the_readme_runs():
@@ -49,24 +31,19 @@ def test_the_library_example_of_the_readme_runs():
     torch.testing.assert_close(names["step"], names["out"][:, :, 9:10])
 
 
-COLUMNS = ("what", "blocks", "forms", "time", "state", "refused", "source")
-LETTERS = {
-    "E": "encoder-self",
-    "D": "decoder-self",
-    "C": "decoder-cross",
-    "p": "parallel",
-    "c": "chunkwise",
-    "r": "recompute",
-}
+COLUMNS = ("what", "blocks", "time", "state", "refused", "source")
+LETTERS = {"E": "encoder-self", "D": "decoder-self", "C": "decoder-cross"}
 
 
-def rows_of_the_mechanism_table():
+def rows_of_the_mechanism_table() -> list[tuple[list[str], dict[str, str]]]:
     """(names, cells) of every row of the README's table."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     table = readme.partition("| mechanism | what a query i gets")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = []
     for line in table:
         first, *cells = (cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|"))
-        yield re.findall(r"`([\w-]+)`", first), dict(zip(COLUMNS, cells, strict=True))
+        rows.append((re.findall(r"`([\w-]+)`", first), dict(zip(COLUMNS, cells, strict=True))))
+    return rows
 
 
 def test_the_readme_has_a_row_for_every_mechanism():
@@ -74,10 +51,13 @@ def test_the_readme_has_a_row_for_every_mechanism():
 
 
 @pytest.mark.parametrize(("names", "cells"), rows_of_the_mechanism_table())
-def test_blocks_and_forms_in_the_readme_are_those_of_the_code(names, cells):
+def test_blocks_in_the_readme_are_those_of_the_code(names, cells):
     for name in names:
-        assert tuple(LETTERS[letter] for letter in cells["blocks"].split()) == MECHANISMS[name].blocks, name
-        assert tuple(LETTERS[letter] for letter in cells["forms"].split()) == MECHANISMS[name].forms, name
+        assert tuple(LETTERS[letter] for letter in cells["blocks"].split()) == MECHANISMS[name].capabilities.blocks, (
+            name
+        )
+        crosses = "decoder-cross" in MECHANISMS[name].capabilities.blocks
+        assert crosses == MECHANISMS[name].capabilities.prefixes or "wait-k cross" in cells["refused"] or not crosses
 
 
 @pytest.mark.parametrize(("names", "cells"), rows_of_the_mechanism_table())
@@ -88,10 +68,9 @@ def test_the_sizes_of_states_in_the_readme_are_those_of_the_code(names, cells):
         known = {option.name for option in MECHANISMS[name].options}
         mechanism = build(name, d, heads, **{key: value for key, value in options.items() if key in known})
         k, v = torch.randn(1, heads, tokens, d), torch.randn(1, heads, tokens, e)
-        if mechanism.objection(CAUSAL):
-            state = mechanism.update(None, k, v, Rows.whole(tokens))
-        else:
-            _, state = mechanism.extend(None, k, k, v, Rows.whole(tokens))
+        mask = None if mechanism.capabilities.unsupported_reason(None, CAUSAL) else CAUSAL
+        state = mechanism.init_state(1, e, k, mask=mask)
+        state = mechanism.write(state, k, v, TokenInfo.whole(tokens))
         numbers = sum(x.numel() for x in state.tensors().values() if x.is_floating_point())
         formula = re.sub(r"(\d)([a-z])", r"\1 * \2", size).replace(" (", " * (")
         assert numbers == heads * eval(formula, {"d": d, "e": e, "n": n, "l": n, "T": tokens}), name
