@@ -1,8 +1,9 @@
 """Linear attention for sequence generation, as a plugin (`--user-dir`) for fairseq.
 
-Importing this package changes nothing and imports neither torch nor fairseq. `register` makes fairseq work with today's
-Python, PyTorch and numpy (`compat`) and knows our models and criterions to it; fairseq's `--user-dir`, the `leapformer`
-command, the SimulEval agent and `leapformer_fairseq.models` call it. `leapformer_fairseq.attention` is pure PyTorch.
+Importing this package changes nothing and imports neither torch nor fairseq. `register` patches fairseq for today's
+Python, PyTorch and numpy (`compat`) and registers our models and criterions with it; fairseq's `--user-dir`, the
+`leapformer` command, the SimulEval agent and `leapformer_fairseq.models` call it. `leapformer_fairseq.attention` is
+pure PyTorch.
 """
 
 from __future__ import annotations
