@@ -2,9 +2,9 @@
 
 The rule is FlashAttention's: the error of an execution against float64 is at most twice that of plain torch at the same
 precision, and a floor. An error is relative to the largest number of its tensor (`errors`). Plain torch is the
-quadratic reference. Since that computes in float32 whatever its inputs are, it is too good a measure of half precision; so where
-that is more, it is what becomes of the float64 result when queries, keys, values and the gradient of the output are
-changed by up to one unit in their last place.
+quadratic reference. It computes in float32 whatever its inputs are, so its error says little about half precision;
+where that is more, the error of plain torch is what becomes of the float64 result when queries, keys, values and the
+gradient of the output change by up to one unit in their last place.
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ def decoding(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
             block = block.to(dtype)
             x = torch.randn(3, STEPS, sizes.heads * sizes.dim, device=device, dtype=dtype)
             exact_of = deepcopy(block).double()
-            exact, changed = ({"output": exact_of(*_doubles(x, changed=changed), "reference")} for changed in (False, True))
+            exact, changed = (
+                {"output": exact_of(*_doubles(x, changed=changed), "reference")} for changed in (False, True)
+            )
             plain = _largest(errors(got, exact) for got in (changed, {"output": block(x, "scan")}))
         except Exception as error:
             found.append({**case, "execution": "scan of all tokens", "ok": False, "failure": one_line(error)})
@@ -250,7 +252,10 @@ def memory(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
 def memory_row(name: str, tokens: tuple[int, int], peaks: list[int], judged: bool) -> Row:
     """Two peaks and whether memory per token stays the same."""
     growth = peaks[1] / tokens[1] / (peaks[0] / tokens[0]) if peaks[0] else None
-    row: Row = {"mechanism": name, **{f"MiB at {n:,}": peak / measure.MIB for n, peak in zip(tokens, peaks, strict=True)}}
+    row: Row = {
+        "mechanism": name,
+        **{f"MiB at {n:,}": peak / measure.MIB for n, peak in zip(tokens, peaks, strict=True)},
+    }
     row |= {"growth per token": growth, "allowed": LINEAR_GROWTH}
     if not judged or growth is None:
         return {**row, "ok": None, "note": "only on a GPU"}
