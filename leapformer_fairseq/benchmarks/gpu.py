@@ -10,8 +10,8 @@ its projections over a state, "sdpa" over a preallocated KV cache; "graph" is a 
 forward and backward pass and AdamW of a stack of pre-norm layers under bfloat16 autocast. The bounds between
 implementations are varied one at a time.
 
-What fails is a row with its error. The first things are the most important; what the time did not suffice for is listed.
-The work is done in a process of its own: if that dies, or hangs in a case, another one goes on behind this case.
+What fails is a row with its error. The most important things come first; what there was no time for is listed. The work
+is done in a process of its own: if that dies, or hangs in a case, another one goes on after this case.
 
 Needs torch and `leapformer_fairseq.attention` alone.
 """
@@ -39,8 +39,8 @@ from ..attention.ops import dispatch
 from ..errors import LeapformerError
 from ..files import made_folder, write_json, write_text
 from ..signature import environment
-from . import gpu_checks, gpu_page, gpu_times
-from .gpu_cases import FAST, FULL, Row, Task, one_line
+from . import gpu_checks, gpu_page, gpu_times, measure
+from .gpu_cases import FAST, FULL, Task, one_line
 
 BUDGET = 520.0  # seconds
 LIMIT = 90.0  # seconds of one case, at most
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ------------------------------------------------------------------------------------------------ the process that works
+# ----------------------------------------------------------------------------------------------- the process that works
 def _worker(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
     with os.fdopen(args.worker, "w", encoding="utf-8") as pipe:
@@ -96,7 +96,8 @@ def _worker(args: argparse.Namespace) -> int:
             pipe.flush()
 
         emit({"about": about(device)})
-        alive = work(tasks(device, args.fast), device, emit, args.until, args.first, args.seed)
+        with measure.one_thread() if device.type == "cpu" else contextlib.nullcontext():
+            alive = work(tasks(device, args.fast), device, emit, args.until, args.first, args.seed)
     return 0 if alive else LOST
 
 
@@ -121,7 +122,8 @@ def work(
             rows = task.run()
         except Exception as error:
             rows = [{"case": task.case, "failure": one_line(error)}]
-        gc.collect()
+        if any("failure" in row for row in rows):
+            gc.collect()  # what tracebacks hold
         alive = _release(device)
         emit({"task": i, "rows": rows, "seconds": time.perf_counter() - start})
         if not alive:
@@ -168,7 +170,7 @@ def _driver() -> str | None:
     return None
 
 
-# ------------------------------------------------------------------------------------------------ the process that waits
+# ----------------------------------------------------------------------------------------------- the process that waits
 def collect(args: argparse.Namespace, folder: Path) -> Message:
     """Have all cases run, and write what there is after every section; gives what was written."""
     start = time.time()
@@ -178,7 +180,7 @@ def collect(args: argparse.Namespace, folder: Path) -> Message:
     content |= {"method": __doc__ or "", "passed": 0, "failed": 0, "seconds": 0.0, "left_out": []}
     content |= {section: [] for section in dict.fromkeys(task.section for task in cases)}
     done, section = -1, ""
-    for message in _messages(args, start + args.budget, len(cases)):
+    for message in _messages(args, start + args.budget, cases):
         if "about" in message:
             content["environment"] = message["about"]
             continue
@@ -203,10 +205,10 @@ def collect(args: argparse.Namespace, folder: Path) -> Message:
     return content
 
 
-def _messages(args: argparse.Namespace, until: float, count: int) -> Iterator[Message]:
+def _messages(args: argparse.Namespace, until: float, cases: Sequence[Task]) -> Iterator[Message]:
     """What the working process tells; a case in which it dies or hangs is told of here, and another process goes on."""
     first, deaths = 0, 0
-    while first < count:
+    while first < len(cases):
         end, running, began = "died without a case", None, time.time()
         read, write = os.pipe()
         command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--worker", str(write)]
@@ -232,12 +234,20 @@ def _messages(args: argparse.Namespace, until: float, count: int) -> Iterator[Me
             failure = (
                 end if status < 0 and end.startswith(("took", "was")) else f"the process ended with status {status}"
             )
-            yield {"task": running, "rows": [{"failure": failure}], "seconds": time.time() - began}
+            yield {
+                "task": running,
+                "rows": [{"case": cases[running].case, "failure": failure}],
+                "seconds": time.time() - began,
+            }
             first = running + 1
-        elif first < count and status != LOST:
+        elif first < len(cases) and status != LOST:
             deaths += 1
             if deaths > 2:  # it cannot even begin
-                yield {"task": first, "rows": [{"failure": f"no process could begin: status {status}"}], "seconds": 0.0}
+                yield {
+                    "task": first,
+                    "rows": [{"case": cases[first].case, "failure": f"no process could begin: {status}"}],
+                    "seconds": 0.0,
+                }
                 return
 
 
@@ -274,8 +284,6 @@ def _say(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
-
-__all__ = ["Row", "main", "tasks", "work"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -150,4 +150,4 @@ class Block(nn.Module):
         return q, k, v, replace(TokenInfo(positions.unsqueeze(0)), inputs=x)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)

@@ -190,7 +190,7 @@ def synchronisation(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
     """Whether a scan with its gradients, or a step, waits for the GPU."""
     rows = []
     for what, run in _to_watch(name, device, sizes).items():
-        case = {"mechanism": name, "what": what}
+        case: Row = {"mechanism": name, "what": what}
         if device.type != "cuda":
             run()
             rows.append({**case, "ok": None, "note": "only on a GPU"})

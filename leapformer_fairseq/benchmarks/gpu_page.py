@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .gpu_bounds import crossings
 from .gpu_cases import Row
-from .gpu_times import SDPA, crossings
+from .gpu_times import SDPA
 
 CHECKS = ("agreement", "decoding", "synchronisation", "memory")
 TITLE = "A GPU: checks and times"
@@ -121,13 +122,13 @@ def _pivot(rows: Iterable[Row], value: str, unit: str, baseline: str) -> list[Ro
             continue
         line = lines.setdefault((row["device"], row["case"]), {"device": row["device"], "case": row["case"]})
         if row["mechanism"] == baseline:
-            line[f"{baseline} {unit.rpartition('_')[2]}"] = row[unit]
+            line[baseline if value == unit else f"{baseline} {unit.rpartition('_')[2]}"] = row[unit]
         else:
             line[row["mechanism"]] = row.get(value)
-    order: Callable[[str], tuple[bool, bool]] = lambda key: (
-        key not in ("device", "case"),
-        not key.startswith(baseline),
-    )  # noqa: E731
+
+    def order(key: str) -> tuple[bool, bool]:
+        return key not in ("device", "case"), not key.startswith(baseline)
+
     return [{key: line[key] for key in sorted(line, key=order)} for line in lines.values()]
 
 

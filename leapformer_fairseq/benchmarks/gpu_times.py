@@ -1,27 +1,23 @@
-"""The times of `gpu`: attention, a training step, decoding, and the bounds between implementations."""
+"""The times of `gpu`: attention, a training step, and decoding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import LinearMechanism
-from ..attention.ops import dispatch
-from . import measure, peers
+from . import gpu_bounds, measure, peers
+from .gpu_calls import Call, both, medians, timed
 from .gpu_cases import KINDS, MAIN, OTHERS, Block, Row, Sizes, Task, inputs, make, one_line, serves
-from .measure import Place, Seconds
+from .measure import Place
 
 SDPA = "sdpa"
 KERNELS = ("leap", "relu")  # whose features are given to the kernels of flash-linear-attention
 TRAINED = ("softmax", "leap", "relu", "abc-mlp", "luna")
-WARM_UP = 2
-
-Call = Callable[[], Seconds]
 
 
 def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
@@ -41,7 +37,7 @@ def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
         for context in sizes.contexts
     ]
     found += [attend(half, "bidirectional", length, MAIN) for length in first]
-    found += bounds_tasks(half, sizes)
+    found += gpu_bounds.tasks(half, sizes)
     found += [attend(single, "causal", length, MAIN) for length in first]
     if device.type == "cuda":
         found += [
@@ -55,26 +51,6 @@ def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
     found += [attend(half, "bidirectional", length, MAIN) for length in later]
     found += [attend(single, "causal", length, MAIN) for length in later]
     return found + [attend(single, "bidirectional", length, MAIN) for length in sizes.lengths]
-
-
-def medians(calls: Mapping[Any, Call], seconds: float) -> tuple[dict[Any, Seconds], dict[Any, str]]:
-    """The median of each part of each call, which take turns; and in one line what went wrong with the others."""
-    working: dict[Any, Call] = {}
-    failures: dict[Any, str] = {}
-    for label, call in calls.items():
-        try:
-            for _ in range(WARM_UP):
-                call()
-            working[label] = call
-        except Exception as error:
-            failures[label] = one_line(error)
-    return (measure.medians(working, seconds) if working else {}), failures
-
-
-def _timed(device: torch.device, run: Callable[[], object]) -> Seconds:
-    start = measure.clock(device)
-    run()
-    return (measure.clock(device) - start,)
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -98,11 +74,12 @@ def attention(place: Place, kind: str, length: int, names: Sequence[str], sizes:
 
 def kernels(place: Place, length: int, sizes: Sizes) -> list[Row]:
     """The same of our features with the kernels of flash-linear-attention, where it is installed."""
-    labels = {"device": str(place), "case": f"causal {length:,}", "batch": max(1, sizes.batch_tokens // length)}
+    batch = max(1, sizes.batch_tokens // length)
+    labels: Row = {"device": str(place), "case": f"causal {length:,}", "batch": batch}
     kernel = peers.linear_kernel()
     if kernel is None:
         return [{**labels, "mechanism": "fla", "note": "flash-linear-attention is not installed"}]
-    tensors = inputs(sizes, "causal", length, labels["batch"], place.dtype, place.device)
+    tensors = inputs(sizes, "causal", length, batch, place.dtype, place.device)
     ways: dict[str, Callable[..., Tensor]] = {SDPA: partial(F.scaled_dot_product_attention, is_causal=True)}
     failed: list[Row] = []
     for name in KERNELS:
@@ -123,31 +100,20 @@ def _attention_rows(
     labels: Row, ways: Mapping[str, Callable[..., Tensor]], tensors: tuple[Tensor, ...], seconds: float
 ) -> list[Row]:
     grad = torch.randn_like(tensors[0])
-    found, failures = medians({name: partial(_both, way, tensors, grad) for name, way in ways.items()}, seconds)
+    found, failures = medians({name: partial(both, way, tensors, grad) for name, way in ways.items()}, seconds)
     base = found.get(SDPA)
     rows = [
         {
             **labels,
             "mechanism": name,
             "forward_ms": forward * 1e3,
-            "forward_backward_ms": both * 1e3,
+            "forward_backward_ms": whole * 1e3,
             "ratio_forward": base[0] / forward if base else None,
-            "ratio": base[1] / both if base else None,
+            "ratio": base[1] / whole if base else None,
         }
-        for name, (forward, both) in found.items()
+        for name, (forward, whole) in found.items()
     ]
     return rows + [{**labels, "mechanism": name, "failure": failure} for name, failure in failures.items()]
-
-
-def _both(attend: Callable[..., Tensor], tensors: tuple[Tensor, ...], grad: Tensor) -> Seconds:
-    """Seconds of the forward pass, and of forward and backward pass."""
-    for x in tensors:
-        x.grad = None
-    start = measure.clock(grad.device)
-    out = attend(*tensors)
-    middle = measure.clock(grad.device)
-    out.backward(grad)
-    return middle - start, measure.clock(grad.device) - start
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -164,7 +130,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norms[0](x))
-        return x + self.ffn(self.norms[1](x))
+        x = x + self.ffn(self.norms[1](x))
+        return x
 
 
 def training(place: Place, length: int, sizes: Sizes) -> list[Row]:
@@ -184,7 +151,7 @@ def training(place: Place, length: int, sizes: Sizes) -> list[Row]:
             with measure.peak_growth(device) as growth:
                 step()
             peak = growth() if device.type == "cuda" else None
-            calls[name], peaks[name] = partial(_timed, device, step), None if peak is None else peak / measure.MIB
+            calls[name], peaks[name] = partial(timed, device, step), None if peak is None else peak / measure.MIB
         except Exception as error:
             failures[name] = one_line(error)
     found, more = medians(calls, 2 * sizes.seconds)
@@ -250,11 +217,11 @@ def decoding(place: Place, batch: int, context: int, sizes: Sizes) -> list[Row]:
         except Exception as error:
             failures[name, "eager"] = one_line(error)
     for name, step in steps.items():
-        calls[name, "eager"] = partial(_timed, device, step)
+        calls[name, "eager"] = partial(timed, device, step)
         if device.type != "cuda":
             continue
         try:
-            calls[name, "graph"] = partial(_timed, device, _graph(step))
+            calls[name, "graph"] = partial(timed, device, _graph(step))
         except Exception as error:
             failures[name, "graph"] = one_line(error)
     found, more = medians(calls, sizes.seconds)
@@ -296,129 +263,6 @@ def _graph(step: Callable[[], object]) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         step()
     return graph.replay
-
-
-# --------------------------------------------------------------------------------------------------------------- bounds
-NO_PAIRS = {"pairs": 0.0, "pairs_per_token": 0.0}
-ALL_PAIRS = {"pairs": 1e12, "pairs_per_token": 1e12}
-AGAIN = {"kept_tokens": 0, "kept_slot_tokens": 0}
-KEPT = {"kept_tokens": 10**12, "kept_slot_tokens": 10**12}
-
-
-def bounds_tasks(place: Place, sizes: Sizes) -> list[Task]:
-    """One per bound, mechanism and length."""
-    lengths = sorted(sizes.lengths)
-    middle, long = lengths[len(lengths) // 2], lengths[-2]
-    chunks = {str(n): {**NO_PAIRS, "chunk": n} for n in (32, 64, 128, 256)}
-    keys = {str(n): {**NO_PAIRS, "chunk_keys": n} for n in (64, 128, 256, 512)}
-    operands = {str(x): {**NO_PAIRS, "half_operands": x} for x in (True, False)}
-    segments = {f"{n:,}": {**NO_PAIRS, **AGAIN, "segment_tokens": n} for n in (31_250, 62_500, 125_000, 250_000, 10**6)}
-    again = {"kept": {**NO_PAIRS, **KEPT}, "again": {**NO_PAIRS, **AGAIN}}
-    plan: list[tuple[str, str, str, int, dict[str, dict[str, Any]]]] = [
-        ("chunk", "leap", "causal", long, chunks),
-        ("half_operands", "leap", "causal", long, operands),
-        ("chunk", "abc-mlp", "causal", long, chunks),
-        ("chunk", "relu", "causal", middle, chunks),
-        ("segment_tokens", "leap", "causal", long, segments),
-        ("segment_tokens", "abc-mlp", "causal", long, segments),
-        ("kept_tokens", "leap", "causal", long, again),
-        ("kept_slot_tokens", "abc-mlp", "causal", long, again),
-        ("chunk_keys", "leap", "wait-k", long, keys),
-    ]
-    found = [
-        Task(
-            "bounds",
-            f"{bound}: {name}, {kind} {length:,}",
-            partial(sweep, place, bound, name, kind, length, ways, sizes),
-        )
-        for bound, name, kind, length, ways in plan
-    ]
-    pairs = {"all pairs": ALL_PAIRS, "states": NO_PAIRS}
-    found += [
-        Task("bounds", f"{bound}: {name}, {kind} {n:,}", partial(sweep, place, bound, name, kind, n, pairs, sizes))
-        for bound, kind in (("pairs", "causal"), ("pairs_per_token", "bidirectional"))
-        for name in ("leap", "relu")
-        for n in sizes.cross
-    ]
-    return found
-
-
-def sweep(
-    place: Place,
-    bound: str,
-    name: str,
-    kind: str,
-    length: int,
-    ways: Mapping[str, Mapping[str, Any]],
-    sizes: Sizes,
-) -> list[Row]:
-    """Forward and backward pass under different bounds, one of which may be that in force."""
-    batch = max(1, sizes.batch_tokens // length)
-    tensors = inputs(sizes, kind, length, batch, place.dtype, place.device)
-    mechanism, grad = make(name, sizes, place.device), torch.randn_like(tensors[0])
-    attend = partial(mechanism, mask=KINDS[kind])
-    calls = {value: partial(_under, changes, attend, tensors, grad) for value, changes in ways.items()}
-    found, failures = medians(calls, sizes.seconds / 2)
-    best = min((times[1] for times in found.values()), default=0.0)
-    now = getattr(dispatch.bounds(place.device), bound)
-    labels = {
-        "device": str(place),
-        "bound": bound,
-        "case": f"{name}, {kind} {length:,}",
-        "mechanism": name,
-        "length": length,
-        "features": sizes.dim * getattr(mechanism, "features_per_dim", 1),
-        "now": f"{now:,}" if isinstance(now, int) and not isinstance(now, bool) else str(now),
-    }
-    rows = [
-        {
-            **labels,
-            "value": value,
-            "forward_backward_ms": both * 1e3,
-            "peak_mib": _peak(calls[value], place.device),
-            "fastest": both == best,
-        }
-        for value, (_, both) in found.items()
-    ]
-    return rows + [{**labels, "value": value, "failure": failure} for value, failure in failures.items()]
-
-
-def _under(
-    changes: Mapping[str, Any], attend: Callable[..., Tensor], tensors: tuple[Tensor, ...], grad: Tensor
-) -> Seconds:
-    with dispatch.override(**changes):
-        return _both(attend, tensors, grad)
-
-
-def _peak(call: Call, device: torch.device) -> float | None:
-    if device.type != "cuda":
-        return None
-    with measure.peak_growth(device) as growth:
-        call()
-    peak = growth()
-    return None if peak is None else peak / measure.MIB
-
-
-def crossings(rows: Sequence[Row]) -> list[Row]:
-    """What `pairs` and `pairs_per_token` should be: the bound that the longest length at which all pairs win gives.
-
-    Causal, all pairs are taken of N tokens up to N^2 = pairs * features; bidirectional, up to N = 2 * pairs_per_token *
-    features.
-    """
-    found: dict[tuple[str, str, str], Row] = {}
-    for row in rows:
-        if row["bound"] in ("pairs", "pairs_per_token") and row.get("fastest"):
-            key = row["device"], row["bound"], row["mechanism"]
-            line = found.setdefault(
-                key,
-                dict(zip(("device", "bound", "mechanism"), key, strict=True))
-                | {"now": row["now"], "all pairs win up to": 0, "suggested": 0.0},
-            )
-            n = row["length"]
-            if row["value"] == "all pairs" and n > line["all pairs win up to"]:
-                line["all pairs win up to"] = n
-                line["suggested"] = n * n / row["features"] if row["bound"] == "pairs" else n / 2 / row["features"]
-    return list(found.values())
 
 
 # -------------------------------------------------------------------------------------------------------------- fairseq
