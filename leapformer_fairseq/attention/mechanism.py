@@ -23,7 +23,7 @@ from .capabilities import Capabilities
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, with_state
 from .ops import dispatch, segments
 from .ops.precision import accumulated, without_autocast
-from .ops.segments import Segment
+from .ops.segments import Kept, Segment
 from .registry import Option
 from .step import Projections, Step
 from .tokens import Carry, TokenInfo
@@ -234,7 +234,7 @@ class Mechanism(nn.Module):
         keys = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
 
         def run(
-            memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: list[Tensor]
+            memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: Kept
         ) -> tuple[Tensor | None, list[Tensor]]:
             here = key.narrow(at.s0, at.s1)
             if len(keys) == 3:
@@ -243,15 +243,15 @@ class Mechanism(nn.Module):
             out, state = self._segment(type(first)(*memory), part, kept)
             return out, list(state.tensors().values())
 
-        plan = dispatch.segments_of(q, k, mask, self._tokens_kept(x))
+        plan = dispatch.segments_of(q, k, mask, self._kept_tokens(x))
         parameters = [parameter for parameter in self._scan_parameters() if parameter.requires_grad]
         memory = list(first.tensors().values())
         return segments.scan(run, memory, [q], keys, parameters, plan, random=self.dropout > 0 and self.training)
 
-    def _segment(self, state: State, x: Inputs, kept: list[Tensor]) -> tuple[Tensor | None, State]:
+    def _segment(self, state: State, x: Inputs, kept: Kept) -> tuple[Tensor | None, State]:
         """A segment of keys alone, of queries alone, or of queries that see some more keys each.
 
-        What is put into `kept` the backward pass finds there again, after the output, when it runs the segment again.
+        What is put into `kept` comes back, after the output, when the backward pass runs the segment again.
         """
         if not x.q.shape[2]:
             return None, self.write(state, x.k, x.v, x.key)
@@ -263,7 +263,7 @@ class Mechanism(nn.Module):
         """The parameters that a scan uses."""
         return self.parameters()
 
-    def _tokens_kept(self, x: Inputs) -> float:
+    def _kept_tokens(self, x: Inputs) -> float:
         """Up to so many tokens, over heads and batch, what a scan computes is kept for the backward pass."""
         whole = x.mask is None and not self.capabilities.append
         return math.inf if whole else dispatch.bounds(x.q.device).kept_tokens

@@ -120,7 +120,7 @@ class BoundedMechanism(Mechanism):
                 f"{self.name} attention of {queries} causal queries over {keys} keys; give as many of both"
             )
 
-    def _tokens_kept(self, x: Inputs) -> float:
+    def _kept_tokens(self, x: Inputs) -> float:
         # Bidirectional ones keep little as it is.
         return math.inf if x.mask is None else dispatch.bounds(x.q.device).kept_slot_tokens
 

@@ -16,6 +16,7 @@ from ..masks import CAUSAL, ChunkMask, Mask, with_state
 from ..mechanism import Inputs, Mechanism, State
 from ..ops import dispatch, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
+from ..ops.segments import Kept
 from ..registry import Option
 from ..step import Projections, Step
 from ..tokens import TokenInfo
@@ -106,38 +107,40 @@ class LinearMechanism(Mechanism):
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, LinearState]:
-        return self._scan(state, Inputs(q, k, v, query, key, with_state(mask)), [])
+        return self._scan(state, Inputs(q, k, v, query, key, with_state(mask)), Kept())
 
-    def _scan(self, state: State, x: Inputs, kept: list[Tensor]) -> tuple[Tensor, LinearState]:
-        """`scan`; `kept` holds the output and its normalizer where only their gradients are wanted."""
+    def _scan(self, state: State, x: Inputs, kept: Kept) -> tuple[Tensor, LinearState]:
+        """`scan`; run again, `kept` holds the output and its normalizer."""
         q, k, v, query, key, mask = x
         with without_autocast(q.device):
             fq, fk = self.map_queries(accumulated(q), query), self._keys(k, key)
-            if not kept and self._few_pairs(x):
+            if not kept.again and self._few_pairs(x):
                 scores, totals = _scores(fq, fk, mask)
                 sums = torch.cat([scores @ accumulated(v), totals], -1) + _read(_kv(state), fq, q.dtype)
                 own = mask.own(k.shape[2], k.device) if isinstance(mask, ChunkMask) else None
                 kv = _added(_kv(state), fk if own is None else fk.kept(own.unsqueeze(0)), v)
             else:
-                sums, kv = _sums(_kv(state), fq, fk, v, mask, known=bool(kept))
-            return self._normalized(sums, kept).to(v.dtype), LinearState(kv)
+                sums, kv = _sums(_kv(state), fq, fk, v, mask, known=kept.again)
+            return self._normalized(sums, x, kept), LinearState(kv)
 
-    def _segment(self, state: State, x: Inputs, kept: list[Tensor]) -> tuple[Tensor | None, State]:
-        if not x.q.shape[2]:
-            return None, self.write(state, x.k, x.v, x.key)
-        if x.k.shape[2]:
+    def _segment(self, state: State, x: Inputs, kept: Kept) -> tuple[Tensor | None, State]:
+        if x.q.shape[2] and x.k.shape[2]:
             return self._scan(state, x, kept)
         with without_autocast(x.q.device):
+            if not x.q.shape[2]:
+                return None, LinearState(_added(_kv(state), self._keys(x.k, x.key), x.v, known=kept.again))
             features = self.map_queries(accumulated(x.q), x.query)
-            sums = _read(_kv(state), features, x.q.dtype, known=bool(kept))
-            return self._normalized(sums, kept).to(x.v.dtype), state
+            sums = _read(_kv(state), features, x.q.dtype, known=kept.again)
+            return self._normalized(sums, x, kept), state
 
-    def _normalized(self, sums: Tensor, kept: list[Tensor]) -> Tensor:
-        """The output; its normalizer is kept, or the output is known from before."""
-        if kept:
-            return linear.normalize(sums, self.normalizer_floor, (kept[0], kept[1]))
-        kept.append(sums[..., -1:].detach())
-        return linear.normalize(sums, self.normalizer_floor)
+    def _normalized(self, sums: Tensor, x: Inputs, kept: Kept) -> Tensor:
+        """The output; its normalizer is kept, or, again, the output is known."""
+        if kept.again:  # the output in the precision of sums, if that is another one
+            out, norm = kept[-1] if len(kept) > 2 else kept[0], kept[1]
+            return linear.normalize(sums, self.normalizer_floor, (out, norm)).to(x.v.dtype)
+        out = linear.normalize(sums, self.normalizer_floor)
+        kept += [sums[..., -1:].detach().clone(), *([] if out.dtype == x.v.dtype else [out.detach()])]
+        return out.to(x.v.dtype)
 
     def _weights(
         self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float = 0
@@ -204,12 +207,12 @@ def _read(kv: Tensor, fq: Features, like: torch.dtype, known: bool = False) -> T
     return torch.cat([sums, linear.read_state(fq.norm, kv[..., -1:], known)], -1)
 
 
-def _added(kv: Tensor, fk: Features, v: Tensor) -> Tensor:
+def _added(kv: Tensor, fk: Features, v: Tensor, known: bool = False) -> Tensor:
     """The state with mapped keys and their values added; in place where no gradient is wanted."""
     like, v = v.dtype, accumulated(v)
     k = dispatch.operand(fk.expanded(), like)
     if fk.norm is None:
-        new = linear.state_of(k, dispatch.operand(linear.append_ones(v), like))
+        new = linear.state_of(k, dispatch.operand(linear.append_ones(v), like), known)
     else:
-        new = torch.cat([linear.state_of(k, dispatch.operand(v, like)), fk.norm.sum(-2).unsqueeze(-1)], -1)
+        new = torch.cat([linear.state_of(k, dispatch.operand(v, like), known), fk.norm.sum(-2).unsqueeze(-1)], -1)
     return kv + new if torch.is_grad_enabled() else kv.add_(new)

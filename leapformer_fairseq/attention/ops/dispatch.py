@@ -46,7 +46,7 @@ class Bounds:
     pairs_per_token: float = 0.35
     kept_tokens: int = 40_000
     kept_slot_tokens: int = 8192
-    segment_tokens: int = 8192
+    segment_tokens: int = 16_384
     least_segment: int = 256
     chunk: int = 64
     chunk_keys: int = 128

@@ -58,9 +58,9 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
     return _Scores.apply(q, k) if torch.is_grad_enabled() else q @ k.mT
 
 
-def state_of(k: Tensor, v: Tensor) -> Tensor:
-    """What a query that sees all these keys needs of them: K^T V, (.., F, M)."""
-    return _StateOf.apply(k, v) if torch.is_grad_enabled() else product(k.mT, v)
+def state_of(k: Tensor, v: Tensor, known: bool = False) -> Tensor:
+    """What a query that sees all these keys needs of them: K^T V, (.., F, M); any numbers if they are `known`."""
+    return _StateOf.apply(k, v, known) if torch.is_grad_enabled() else product(k.mT, v)
 
 
 def read_state(q: Tensor, state: Tensor, known: bool = False) -> Tensor:
@@ -193,15 +193,15 @@ class _StateOf(torch.autograd.Function):
     """K^T V, whose gradients lie in memory as k and v do and not transposed."""
 
     @staticmethod
-    def forward(ctx: Any, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, k: Tensor, v: Tensor, known: bool) -> Tensor:
         ctx.save_for_backward(k, v)
-        return product(k.mT, v)
+        return _placeholder(k.mT, v) if known else product(k.mT, v)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         k, v = ctx.saved_tensors
-        return product(v, grad.mT).to(k.dtype), product(k, grad).to(v.dtype)
+        return product(v, grad.mT).to(k.dtype), product(k, grad).to(v.dtype), None
 
 
 class _Scores(torch.autograd.Function):

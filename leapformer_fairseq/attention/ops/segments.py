@@ -40,14 +40,20 @@ class Plan(NamedTuple):
     again: bool
 
 
+class Kept(list[Tensor]):
+    """What a segment keeps for the backward pass: empty at first; `again` it comes back, after the output."""
+
+    again = False
+
+
 class Run(Protocol):
     """One segment: (its output (B, H, t1 - t0, E) or None without queries, the state after it).
 
-    `kept` is empty at first. If something is put there, it comes back after the output when the segment is run again.
+    Run `again`, only its gradients are wanted: what it returns may be any numbers.
     """
 
     def __call__(
-        self, memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: list[Tensor]
+        self, memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: Kept
     ) -> tuple[Tensor | None, list[Tensor]]: ...
 
 
@@ -92,7 +98,7 @@ def scan(
     state = list(memory)
     cuts = zip(_split(queries, plan.segments, 0), _split(keys, plan.segments, 2), plan.segments, strict=True)
     for some_queries, some_keys, at in cuts:
-        out, state = run(state, some_queries, some_keys, at, [])
+        out, state = run(state, some_queries, some_keys, at, Kept())
         outputs += [] if out is None else [out]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
@@ -100,12 +106,13 @@ def scan(
 def _split(tensors: Sequence[Tensor], segments: list[Segment], side: int) -> Iterator[list[Tensor]]:
     """The parts of each segment. Split, not sliced: a slice's gradient is as large as the whole tensor."""
     lengths = [at.t1 - at.t0 if side == 0 else at.s1 - at.s0 for at in segments]
-    parts = []
-    for x in tensors:
-        rest = x.shape[2] - sum(lengths)
-        whole = len(segments) == 1 and not rest
-        parts.append([x] if whole else x.split([*lengths, rest], 2)[: len(segments)])
-    return (list(part) for part in zip(*parts, strict=True))
+
+    def parts(x: Tensor) -> Sequence[Tensor]:
+        if x.shape[2] in lengths:  # one segment has all of it
+            return [x if length else x[:, :, :0] for length in lengths]
+        return x.split([*lengths, x.shape[2] - sum(lengths)], 2)[: len(segments)]
+
+    return (list(part) for part in zip(*map(parts, tensors), strict=True))
 
 
 class _Sizes(NamedTuple):
@@ -151,7 +158,7 @@ class _Again(torch.autograd.Function):
         for at in segments:
             saved += state
             drawn.append(_random_state(queries[0].device) if random else None)
-            kept: list[Tensor] = []
+            kept = Kept()
             copy = [x.clone() for x in state]  # since a segment may change its state in place
             out, state = run(copy, _narrow(queries, at.t0, at.t1), _narrow(keys, at.s0, at.s1), at, kept)
             if out is not None:
@@ -182,8 +189,11 @@ class _Again(torch.autograd.Function):
         totals: list[Tensor | None] = [None] * len(parameters)
         after: list[Tensor | None] = [None] * sizes.memory
         for at, count, drawn in zip(*map(reversed, (ctx.segments, ctx.counts, ctx.drawn)), strict=True):
-            kept = [saved.pop() for _ in range(count)][::-1]
-            kept = [whole_out[:, :, at.t0 : at.t1], *kept] if kept else []
+            kept = Kept(saved.pop() for _ in range(count))
+            kept.again = True
+            if count:
+                kept.append(whole_out[:, :, at.t0 : at.t1])
+                kept.reverse()
             memory = [saved.pop() for _ in range(sizes.memory)][::-1]
             memory = _leaves(memory, [x.is_floating_point() for x in memory])
             spans = ((at.t0, at.t1), (at.s0, at.s1))
