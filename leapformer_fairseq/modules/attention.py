@@ -217,9 +217,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         parts = [*linear, self.mechanism]
         parameters = [parameter for part in parts for parameter in part.parameters()]
         stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
-        if self._prepared is None or self._prepared[0] != stamp:
-            self._prepared = stamp, self.mechanism.step(projections)
-        return self._prepared[1]
+        prepared = self._prepared  # looked at once: another thread may drop it
+        if prepared is None or prepared[0] != stamp:
+            prepared = self._prepared = stamp, self.mechanism.step(projections)
+        return prepared[1]
 
     def train(self, mode: bool = True) -> MechanismAttention:
         """As ever; the next generation also prepares its steps again.
