@@ -41,7 +41,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.embed_dim, self.num_heads, self.head_dim = like.embed_dim, like.num_heads, like.head_dim
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = like.q_proj, like.k_proj, like.v_proj, like.out_proj
         self.self_attention, self.encoder_decoder_attention = like.self_attention, like.encoder_decoder_attention
-        self.mechanism, self.mask = mechanism, mask
+        self.mechanism, self._mask = mechanism, mask
         self.context = PassContext(StackFacts()) if context is None else context
         self.hands_on = mechanism.capabilities.carry_width is not None and context is not None
         mechanism.receive(self._projections())
@@ -249,6 +249,15 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         """(T, B, C) to (B, H, T, D)."""
         return x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+
+    @property
+    def mask(self) -> Mask:
+        """Who sees what: the model's mask, or in cross-attention that of the pass, if it has its own."""
+        return (not self.self_attention and self.context.schedule) or self._mask
+
+    @mask.setter
+    def mask(self, mask: Mask) -> None:
+        self._mask = mask
 
     @property
     def slot(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..attention import Carry, Mechanism, State, TokenInfo
+from ..attention import Carry, Mechanism, PrefixMask, State, TokenInfo
 
 
 @dataclass
@@ -33,6 +33,7 @@ class PassContext(threading.local):
                more chunks of it. None where whole utterances are read.
     beam_size: hypotheses of a sentence that come side by side.
     prompt:    (B, T), tokens that a language model's generation begins with; None: it reads token by token.
+    schedule:  the wait-k mask of cross-attention in this thread; None: the model's own (`attention.mask`).
     """
 
     def __init__(self, facts: StackFacts) -> None:  # Python calls this once per thread, with the same facts
@@ -43,6 +44,7 @@ class PassContext(threading.local):
         self.states: dict[str, State] | None = None
         self.beam_size = 1
         self.prompt: Tensor | None = None
+        self.schedule: PrefixMask | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of a model has the same facts, and no pass runs in it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -14,13 +15,15 @@ import numpy as np
 import pytest
 import torch
 
+from leapformer_fairseq.agents.batch import translate_batch
 from leapformer_fairseq.agents.features import Cmvn
 from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
 from leapformer_fairseq.agents.segments import SegmentOptions
 from leapformer_fairseq.agents.session import Session
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
-from leapformer_fairseq.modules import MechanismAttention, PassContext, swap
+from leapformer_fairseq.models.simulst import LeapformerSimulSTModel
+from leapformer_fairseq.modules import PassContext, swap
 from tests.models import test_lm as lm
 from tests.models import test_nmt as nmt
 from tests.models.tiny import make_model, text_batch
@@ -117,7 +120,14 @@ def sessions(spm_model: Path, symbols: list[str], speech: Callable[[float, int],
 
             return listen
 
-        return [work(i, policy) for i, policy in zip(range(THREADS), cycle(POLICIES), strict=False)]
+        def in_a_batch() -> Any:
+            """Whole utterances, by the schedule of wait-k: no session may follow it meanwhile."""
+            said.logits = []
+            streams = translate_batch(system, OPTIONS, [speech(0.4, i) for i in range(3)])
+            return [stream.engine._script for stream in streams], torch.stack(said.logits)
+
+        works = [work(i, policy) for i, policy in zip(range(THREADS), cycle(POLICIES), strict=False)]
+        return works if encoder == "whole" else [*works[1:], in_a_batch]
 
     return make
 
@@ -133,6 +143,19 @@ def test_sessions_of_one_context_go_wrong(
 ) -> None:
     monkeypatch.setattr(swap, "PassContext", SharedContext)
     check_fails(sessions(encoder))
+
+
+def test_a_schedule_for_all_threads_goes_wrong(
+    switching: None, sessions: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def following(model: Any, k: int, ratio: int) -> Iterator[None]:
+        model.set_lagging(k, ratio)
+        yield
+        model.set_lagging(None)
+
+    monkeypatch.setattr(LeapformerSimulSTModel, "following", following)
+    check_fails(sessions("causal"))
 
 
 # ------------------------------------------------------------------------------------------------ fairseq's generator
