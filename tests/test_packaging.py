@@ -14,6 +14,7 @@ PACKAGE = PLUGIN_DIR.name
 BASE = {"errors", "acoustics", "audio", "compat", "checkpoints", "files", "loading", "signature", "synthesis"}
 LAYERS = [
     {"attention"},
+    {"lengths"},
     {"modules"},
     {"models"},
     {"tasks", "criterions", "data", "pictures", "scoring"},
