@@ -112,7 +112,8 @@ def register(name: str, *options: Option) -> Callable[[P], P]:
 class LengthPredictor(nn.Module):
     """The chosen predictor, and all others that learn without a loss.
 
-    A model that was trained with one can therefore be used with another: `--model-overrides "{'length_predictor': 'lookup'}"`.
+    A model that was trained with one can therefore be used with another:
+    `--model-overrides "{'length_predictor': 'lookup'}"`.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -161,7 +162,7 @@ class LengthPredictor(nn.Module):
         return self.by_name[self.chosen].loss(log_durations, source, durations)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Load checkpoints with another predictor or none: missing entries keep their initial value, others are dropped."""
+        """Load checkpoints with another predictor or none: what is missing keeps its initial value."""
         own = {f"{name}.{key}": value for key, value in self.state_dict().items()}
         for key in [key for key in state_dict if key.startswith(f"{name}.") and key not in own]:
             del state_dict[key]

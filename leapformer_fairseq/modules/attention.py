@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..attention import ChunkMask, Mask, Mechanism, Projections, State, Step, TokenInfo
 from .context import PassContext, StackFacts
 from .decoding import IncrementalState, Memory
-from .state_dict import upgrade
+from .state_dict import remember_slots, upgrade
 
 
 class MechanismAttention(FairseqIncrementalState, nn.Module):
@@ -45,6 +45,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.context = PassContext(StackFacts()) if context is None else context
         self.hands_on = mechanism.capabilities.carry_width is not None and context is not None
         mechanism.receive(self._projections())
+        remember_slots(mechanism)
         self.compose_weights, self.weights_in_training = True, False
         # called with what the mechanism is given for whole sequences: q, k and their tokens, query, key, mask
         self.watcher: Callable[..., None] | None = None
