@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fairseq.modules import SinusoidalPositionalEmbedding
 
 from leapformer_fairseq.agents.batch import translate_batch
 from leapformer_fairseq.agents.features import Cmvn
@@ -24,6 +26,7 @@ from leapformer_fairseq.agents.stream import DecodingOptions, TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
 from leapformer_fairseq.models.simulst import LeapformerSimulSTModel
 from leapformer_fairseq.modules import PassContext, swap
+from leapformer_fairseq.modules.positions import grow_in_turn
 from tests.models import test_lm as lm
 from tests.models import test_nmt as nmt
 from tests.models.tiny import make_model, text_batch
@@ -204,3 +207,27 @@ def test_generators_write_what_they_write_alone(switching: None, kind: str) -> N
 def test_generators_of_one_context_go_wrong(switching: None, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(swap, "PassContext", SharedContext)
     check_fails(GENERATIONS[kind]())
+
+
+# ------------------------------------------------------------------------------------------------ tables that grow
+def enlarge(rounds: int, in_turn: bool) -> None:
+    """New tables of positions that are too short for what the threads read, each longer and longer texts."""
+    for _ in range(rounds):
+        table = SinusoidalPositionalEmbedding(4, 1, init_size=8)
+        if in_turn:
+            grow_in_turn(table)
+        at_once([partial(_read, table, range(10 + 5 * i, 300, 37)) for i in range(THREADS)])
+
+
+def _read(table: SinusoidalPositionalEmbedding, lengths: range) -> None:
+    for length in lengths:
+        table(torch.full((1, length), 5))
+
+
+def test_a_table_of_positions_grows_in_many_threads(switching: None) -> None:
+    enlarge(30, in_turn=True)
+
+
+def test_a_table_of_positions_that_is_not_protected_goes_wrong(switching: None) -> None:
+    with pytest.raises(AssertionError, match="out of range|out of bounds"):
+        enlarge(1000, in_turn=False)
