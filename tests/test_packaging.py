@@ -25,6 +25,7 @@ BASE = {
 }
 LAYERS = [
     {"attention"},
+    {"lengths"},
     {"modules"},
     {"models"},
     {"tasks", "criterions", "data", "pictures", "scoring"},

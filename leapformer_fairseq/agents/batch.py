@@ -76,11 +76,8 @@ def _frames(system: TranslationSystem, samples: np.ndarray) -> Tensor | None:
 def _wait_k(system: TranslationSystem, options: DecodingOptions, frames: list[Tensor]) -> list[list[int]]:
     """The tokens of each utterance, without the end of sentence, by the policy's schedule."""
     model = system.model
-    model.set_lagging(system.policy.k, system.step_frames // model.encoder.pooling_ratio())
-    try:
+    with model.following(system.policy.k, system.step_frames // model.encoder.pooling_ratio()):
         return _greedy(system, options, frames)
-    finally:
-        model.set_lagging(None)  # as `load_system` left it
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ class State:
 
     @property
     def batch_size(self) -> int:
-        return len(next(iter(self.tensors().values())))
+        return len(next(iter(vars(self).values())))
 
     def nbytes(self) -> int:
         """Bytes held by the tensors."""

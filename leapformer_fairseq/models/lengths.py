@@ -9,16 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from ..modules import (
-    LENGTH_PREDICTORS,
-    LengthPredictor,
-    PassContext,
-    Setting,
-    Source,
-    add_options,
-    fill_options,
-    length_options,
-)
+from ..lengths import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
+from ..modules import PassContext, add_options, fill_options
 
 EncoderOut = dict[str, list[Any]]
 # Keys of the encoder's output: predicted decoder steps [(B,)], and what a loss needs [Learning].

@@ -120,9 +120,10 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
     def _positions(self, start: int, count: int) -> Tensor:
         """Position embeddings (count, C) of states from `start` (from 0), also beyond the fixed table."""
         table, first = self.embed_positions, self.padding_idx + 1 + start
-        if first + count <= len(table.weights):
-            return table.weights[first : first + count]
-        return sinusoids(torch.arange(first, first + count, device=table.weights.device), table.embedding_dim)
+        weights = table.weights  # another thread may put a larger table in its place
+        if first + count <= len(weights):
+            return weights[first : first + count]
+        return sinusoids(torch.arange(first, first + count, device=weights.device), table.embedding_dim)
 
     def subsample(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve (B, T, n_bins) to (ceil(T / 4), B, C) and the lengths with it."""

@@ -9,6 +9,8 @@ batches, follows the schedule in full: the sentence cannot end before the source
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,8 +61,9 @@ class WaitKDecoder(Decoder):
         **options: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         x, extra = super().forward(prev_output_tokens, encoder_out, incremental_state, **options)
-        if self.mask is not None and incremental_state is not None:
-            before = self.mask.ratio * (prev_output_tokens.shape[1] - 2 + self.mask.lagging)
+        mask = self.context.schedule or self.mask
+        if mask is not None and incremental_state is not None:
+            before = mask.ratio * (prev_output_tokens.shape[1] - 2 + mask.lagging)
             extra[END_CLOSED] = (~encoder_out["encoder_padding_mask"][0]).sum(1) > before
         return x, extra
 
@@ -125,7 +128,7 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         return model
 
     def set_lagging(self, k: int | None, ratio: int | None = None) -> None:
-        """Let the decoder follow wait-k with this k from now on; None shows it the whole source it is given.
+        """Let the decoder follow wait-k with this k from now on, in every thread; None shows it the whole source.
 
         `ratio` is the number of encoder states between two decisions, by default that of training.
         """
@@ -134,6 +137,15 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         for attention in attentions(self.decoder):
             if attention.encoder_decoder_attention:
                 attention.mask = mask
+
+    @contextmanager
+    def following(self, k: int, ratio: int) -> Iterator[None]:
+        """While this holds, passes of this thread follow wait-k as `set_lagging` says it; other threads do not."""
+        self.decoder.context.schedule = PrefixMask(k, ratio)
+        try:
+            yield
+        finally:
+            self.decoder.context.schedule = None
 
     def train(self, mode: bool = True) -> LeapformerSimulSTModel:
         # Training samples k per batch; whoever evaluates next must find a fixed one.

@@ -3,7 +3,6 @@
 from .attention import MechanismAttention
 from .context import PassContext
 from .decoding import IncrementalState, Memory, forget_source, fork_state, state_bytes
-from .length_predictor import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
 from .plan import expand_plan
 from .swap import (
     BLOCKS,
@@ -21,15 +20,11 @@ from .warm_start import load_component
 
 __all__ = [
     "BLOCKS",
-    "LENGTH_PREDICTORS",
     "Block",
     "IncrementalState",
-    "LengthPredictor",
     "MechanismAttention",
     "Memory",
     "PassContext",
-    "Setting",
-    "Source",
     "add_attention_args",
     "add_options",
     "attentions",
@@ -40,7 +35,6 @@ __all__ = [
     "fill_options",
     "forget_source",
     "fork_state",
-    "length_options",
     "load_component",
     "remember_vocabulary",
     "state_bytes",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..attention import ChunkMask, Mask, Mechanism, Projections, State, Step, TokenInfo
 from .context import PassContext, StackFacts
 from .decoding import IncrementalState, Memory
-from .state_dict import upgrade
+from .state_dict import remember_slots, upgrade
 
 
 class MechanismAttention(FairseqIncrementalState, nn.Module):
@@ -41,10 +41,11 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.embed_dim, self.num_heads, self.head_dim = like.embed_dim, like.num_heads, like.head_dim
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = like.q_proj, like.k_proj, like.v_proj, like.out_proj
         self.self_attention, self.encoder_decoder_attention = like.self_attention, like.encoder_decoder_attention
-        self.mechanism, self.mask = mechanism, mask
+        self.mechanism, self._mask = mechanism, mask
         self.context = PassContext(StackFacts()) if context is None else context
         self.hands_on = mechanism.capabilities.carry_width is not None and context is not None
         mechanism.receive(self._projections())
+        remember_slots(mechanism)
         self.compose_weights, self.weights_in_training = True, False
         # called with what the mechanism is given for whole sequences: q, k and their tokens, query, key, mask
         self.watcher: Callable[..., None] | None = None
@@ -88,10 +89,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """Everything at once: training, scoring, encoders."""
         key_info = self._described(TokenInfo.whole(len(key), keep, key.device), key)
         if self.self_attention and self.mask is not None:
-            key_info = key_info.of_length(self.context.lengths)
+            key_info = key_info.of_length(self.context.told("lengths"))
         query_info = key_info
         if not self.self_attention:
-            query_info = TokenInfo.whole(len(query), device=query.device).of_length(self.context.lengths)
+            query_info = TokenInfo.whole(len(query), device=query.device).of_length(self.context.told("lengths"))
         where = {"query": query_info, "key": key_info, "mask": self.mask}
         q, (k, v) = self._q(query), self._kv(key)
         if self.watcher is not None:
@@ -105,7 +106,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _in_chunks(self, x: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Encoder self-attention over whole utterances, or over more chunks of an utterance that arrives."""
-        tokens, states = self.context.tokens, self.context.states
+        tokens, states = self.context.told("tokens"), self.context.states
         tokens = self._described(TokenInfo.whole(len(x), keep, x.device) if tokens is None else tokens, x)
         where = {"query": tokens, "key": tokens, "mask": self.mask}
         q, (k, v) = self._q(x), self._kv(x)
@@ -217,9 +218,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         parts = [*linear, self.mechanism]
         parameters = [parameter for part in parts for parameter in part.parameters()]
         stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
-        if self._prepared is None or self._prepared[0] != stamp:
-            self._prepared = stamp, self.mechanism.step(projections)
-        return self._prepared[1]
+        prepared = self._prepared  # looked at once: another thread may drop it
+        if prepared is None or prepared[0] != stamp:
+            prepared = self._prepared = stamp, self.mechanism.step(projections)
+        return prepared[1]
 
     def train(self, mode: bool = True) -> MechanismAttention:
         """As ever; the next generation also prepares its steps again.
@@ -250,6 +252,15 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
 
     @property
+    def mask(self) -> Mask:
+        """Who sees what: the model's mask, or in cross-attention that of the pass, if it has its own."""
+        return (not self.self_attention and self.context.told("schedule")) or self._mask
+
+    @mask.setter
+    def mask(self, mask: Mask) -> None:
+        self._mask = mask
+
+    @property
     def slot(self) -> str:
         """The key of this block's Memory in `incremental_state`."""
         return self._get_full_incremental_state_key("attention")
@@ -258,7 +269,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """What this block keeps in `incremental_state`; empty at first."""
         if self.slot not in incremental_state:
             step = None if torch.is_grad_enabled() else self._step()
-            incremental_state[self.slot] = Memory(step, self.context.lengths)
+            incremental_state[self.slot] = Memory(step, self.context.told("lengths"))
         return incremental_state[self.slot]
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:

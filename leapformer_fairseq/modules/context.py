@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..attention import Carry, Mechanism, State, TokenInfo
+from ..attention import Carry, Mechanism, PrefixMask, State, TokenInfo
 
 
 @dataclass
@@ -17,10 +18,19 @@ class StackFacts:
 
     knows_lengths: there is a predictor of the target's length.
     carrier:       the mechanism of the first layer that has a carry, if there is one.
+    last:          what was said of the latest pass in any thread, see `PassContext.told`.
     """
 
     knows_lengths: bool = False
     carrier: Mechanism | None = None
+    last: dict[str, Any] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold no pass."""
+        return {**self.__dict__, "last": {}}
+
+
+TOLD = ("lengths", "tokens", "schedule")
 
 
 class PassContext(threading.local):
@@ -33,16 +43,34 @@ class PassContext(threading.local):
                more chunks of it. None where whole utterances are read.
     beam_size: hypotheses of a sentence that come side by side.
     prompt:    (B, T), tokens that a language model's generation begins with; None: it reads token by token.
+    schedule:  the wait-k mask of cross-attention in this thread; None: the model's own (`attention.mask`).
     """
 
+    lengths: Tensor | None
+    tokens: TokenInfo | None
+    schedule: PrefixMask | None
+
     def __init__(self, facts: StackFacts) -> None:  # Python calls this once per thread, with the same facts
-        self.facts = facts
-        self.lengths: Tensor | None = None
+        nothing = dict.fromkeys(TOLD)  # not by assignment, which would be told to others
+        self.__dict__.update(nothing, facts=facts)
         self.carry: Carry | None = None
-        self.tokens: TokenInfo | None = None
         self.states: dict[str, State] | None = None
         self.beam_size = 1
         self.prompt: Tensor | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in TOLD:
+            self.facts.last[name] = value
+
+    def told(self, name: str) -> Any:
+        """Lengths, tokens or schedule of this pass.
+
+        Within a backward pass, where checkpointed layers run again and on a GPU in a thread of autograd's own, what was
+        said last in any thread.
+        """
+        in_backward = torch._C._current_graph_task_id() != -1
+        return self.facts.last.get(name) if in_backward else getattr(self, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of a model has the same facts, and no pass runs in it."""

@@ -33,6 +33,16 @@ def upgrade(state_dict: dict[str, Tensor], name: str, projections: dict[str, nn.
     _check_options(state_dict, f"{name}.mechanism.", mechanism)
 
 
+def remember_slots(mechanism: Mechanism) -> None:
+    """Store the number of slots in checkpoints, for a mechanism that has slots but no parameters that tell it.
+
+    The mechanism is part of the key: another one, which may have other slots, loads the checkpoint as before.
+    """
+    slots = getattr(mechanism, "slots", None)
+    if slots is not None and not any(True for _ in mechanism.parameters()):
+        mechanism.register_buffer(f"{mechanism.name.replace('-', '_')}_slots", torch.tensor(slots))
+
+
 def _check_options(state_dict: dict[str, Tensor], prefix: str, mechanism: Mechanism) -> None:
     """Fill in or drop what belongs to mechanisms; refuse what this one with other options would have."""
     own = {prefix + key: value for key, value in mechanism.state_dict().items()}
@@ -53,6 +63,8 @@ def _check_options(state_dict: dict[str, Tensor], prefix: str, mechanism: Mechan
             found = _of_any_layer(state_dict, key, remedy)
         if found is not None and found.shape != value.shape:
             raise LeapformerError(f"{key} {_shapes(found, value)}; {remedy}")
+        if found is not None and not value.dim() and not value.is_floating_point() and int(found) != int(value):
+            raise LeapformerError(f"{key} is {int(found)} in the checkpoint and {int(value)} in this model; {remedy}")
         state_dict[key] = value if found is None else found
 
 

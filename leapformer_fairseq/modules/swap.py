@@ -13,6 +13,7 @@ from ..errors import LeapformerError
 from .attention import MechanismAttention
 from .context import PassContext, StackFacts
 from .plan import expand_plan, names_in
+from .positions import grow_in_turn
 
 
 class Block(NamedTuple):
@@ -101,6 +102,7 @@ def swap_attention(
     the encoder handed on. Raises LeapformerError naming block, layer, mechanism, reason and remedy when a mechanism
     cannot serve a block.
     """
+    grow_in_turn(stack)
     layers, facts = layers_of(stack), StackFacts(length_known)
     passing, context = (
         PassContext(facts),

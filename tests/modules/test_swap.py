@@ -254,3 +254,37 @@ def test_a_source_longer_than_a_table_is_refused_when_it_comes(length, fails):
             model.encoder(**batch)
     else:
         model.encoder(**batch)
+
+
+# ---------------------------------------------------------------------------------------------------- slots
+WITHOUT_PARAMETERS = ["abc-random", "abc-window", "abc-dilated", "abc-global", "abc-pool", "abc-cluster"]
+
+
+def slots_of(model):
+    return [name for name in model.state_dict() if name.endswith("_slots")]
+
+
+@pytest.mark.parametrize("plan", WITHOUT_PARAMETERS)
+def test_a_checkpoint_with_another_number_of_slots_is_refused(plan):
+    old, same, new = (make_model("leapformer_s2t_tiny", plan, abc_slots=slots) for slots in (4, 4, 6))
+    assert slots_of(old)
+    same.load_state_dict(dict(old.state_dict()), strict=True)
+    remedy = f"is 4 in the checkpoint and 6 in this model; give {plan} the options that it was trained with"
+    with pytest.raises(LeapformerError, match=remedy):
+        new.load_state_dict(dict(old.state_dict()), strict=True)
+
+
+def test_a_checkpoint_that_does_not_know_its_slots_loads():
+    old, new = (make_model("leapformer_s2t_tiny", "abc-random", abc_slots=slots) for slots in (4, 6))
+    state = {name: value for name, value in old.state_dict().items() if name not in slots_of(old)}
+    new.load_state_dict(state, strict=True)
+    assert {int(new.state_dict()[name]) for name in slots_of(new)} == {6}
+
+
+@pytest.mark.parametrize("plan", ["abc-window", "abc-mlp", "luna", "leap", "softmax"])
+def test_slots_of_another_mechanism_do_not_matter(plan):
+    old = make_model("leapformer_s2t_tiny", plan, abc_slots=4)
+    new = make_model("leapformer_s2t_tiny", "abc-random", abc_slots=6)
+    new.load_state_dict(dict(old.state_dict()), strict=True)
+    old.load_state_dict(dict(new.state_dict()), strict=True)
+    assert plan == "abc-window" or not slots_of(old)

@@ -18,6 +18,9 @@ def right_angle(dtype: torch.dtype) -> float:
     return math.pi / 2 if dtype == torch.float64 else 1.5707962512969971
 
 
+FEW = 16_384  # numbers of a decoding step, for which transposing is not worth while
+
+
 class ProportionNetwork(nn.Module):
     """The LeaP module: one proportion in (0, 1) per token, (B, H, T, D) to (B, H, T, 1).
 
@@ -37,10 +40,16 @@ class ProportionNetwork(nn.Module):
         self.shared = heads is None
 
     def forward(self, x: Tensor) -> Tensor:
+        last = len(self.weights) - 1
+        if self.shared and x.numel() < FEW:
+            tokens = x.reshape(-1, x.shape[-1])
+            for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+                tokens = torch.addmm(bias.to(x.dtype), tokens, weight.to(x.dtype))
+                tokens = tokens.relu() if i < last else tokens.sigmoid()
+            return tokens.view(*x.shape[:3], 1)
         # Tokens become columns: with so few outputs a matrix product is more than twice as fast this way round, and
         # with a contiguous weight so is that of its gradient.
         columns = x.flatten(0, 2).t() if self.shared else x.mT
-        last = len(self.weights) - 1
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             columns = (weight.to(x.dtype).mT.contiguous() @ columns).add_(bias.to(x.dtype).mT)
             if i < last:

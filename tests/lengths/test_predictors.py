@@ -9,8 +9,15 @@ import torch
 from fairseq.data import Dictionary
 
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.modules import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
-from leapformer_fairseq.modules.length_predictor import Predictor, register
+from leapformer_fairseq.lengths import (
+    LENGTH_PREDICTORS,
+    LengthPredictor,
+    Predictor,
+    Setting,
+    Source,
+    length_options,
+    register,
+)
 
 WIDTH = 6
 
