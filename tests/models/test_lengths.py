@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -257,3 +258,19 @@ def test_logged_losses_are_averaged_by_size():
     with metrics.aggregate() as found:
         LabelSmoothedCrossEntropyWithLength.reduce_metrics(logs)
     assert found.get_smoothed_value("length_loss") == 7.0
+
+
+def test_checkpointed_layers_know_the_lengths_in_a_thread_of_autograds():
+    """On a GPU the backward pass, and with it a checkpointed layer once more, runs in another thread."""
+    found = {}
+    for checkpointed in (False, True):
+        model = nmt("cosformer", dropout=0.0, checkpoint_activations=checkpointed, **RATIO).train()
+        torch.manual_seed(1)
+        out, _ = model(**text_batch(), prev_output_tokens=target_prefix(3, 7))
+        backward = threading.Thread(target=out.square().sum().backward)
+        backward.start()
+        backward.join()
+        found[checkpointed] = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(found[True]) == len(found[False]) > 10
+    for one, other in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
