@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo, build
 from leapformer_fairseq.attention.linear.reweighting import CosReweighted
 from leapformer_fairseq.attention.ops import dispatch
+from leapformer_fairseq.errors import LeapformerError
 
 from .cases import (
     CASES,
@@ -173,13 +174,38 @@ def test_frozen_parameters_get_no_gradient():
     assert q.grad is not None and all(p.grad is None for p in mechanism.parameters())
 
 
-def test_gradients_refuse_to_be_differentiated():
-    for way in ("kept", "again"):
-        q, k, v = (x.requires_grad_() for x in inputs(20, 20))
-        out = attend(make("leap"), q, k, v, mask=CAUSAL, way=way)
-        (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-        with pytest.raises(RuntimeError, match="second derivatives need execution"):
-            grad.sum().backward()
+def second_derivative(mechanism, visible, way, power):
+    torch.manual_seed(0)
+    q, k, v = (x.requires_grad_() for x in inputs(20, 20))
+    out = attend(mechanism, q, k, v, mask=visible, way=way)
+    (grad,) = torch.autograd.grad(out.pow(power).sum(), k, create_graph=True)
+    return torch.autograd.grad(grad.square().sum(), k)[0]
+
+
+@pytest.mark.parametrize("way", ["kept", "again"])
+@pytest.mark.parametrize(("name", "visible"), pairs([n for n in NAMES if n != "softmax"], (CAUSAL, None)))
+def test_second_derivatives_of_a_scan_are_right_or_refused_in_one_line(name, visible, way):
+    """By `autograd.grad`, too, where the gradient of a sum of outputs does not seem to depend on anything."""
+    mechanism, refused = make(name), []
+    for power in (1, 2):
+        expected = second_derivative(mechanism, visible, "reference", power)
+        try:
+            assert difference([second_derivative(mechanism, visible, way, power)], [expected]) < 1e-9
+        except LeapformerError as error:
+            assert str(error).startswith("second derivatives need execution='reference'")
+            refused.append(power)
+    assert name not in LINEAR or refused == [1, 2]
+
+
+@pytest.mark.parametrize(("name", "visible"), pairs(NAMES, (CAUSAL, None)))
+def test_second_derivatives_of_the_reference_are_right(name, visible):
+    mechanism = make(name)
+    q, k, v = (x[:1, :, :, :].clone().requires_grad_() for x in inputs(3, 3))
+
+    def call(q, k, v):
+        return attend(mechanism, q, k, v, mask=visible, way="reference")
+
+    assert torch.autograd.gradgradcheck(call, (q, k, v), atol=1e-4)
 
 
 @pytest.mark.parametrize("side", [None, "left"])

@@ -45,8 +45,8 @@ class _CosReweight(torch.autograd.Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        x, proportion = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, proportion = saved
         cos, sin = _cos_sin(proportion)
         grad_cos, grad_sin = grad.chunk(2, -1)
         grad_x = (grad_cos * cos).addcmul_(grad_sin, sin)

@@ -73,7 +73,8 @@ _overrides: ContextVar[dict[str, Any]] = ContextVar("bounds", default={})  # noq
 def bounds(device: torch.device) -> Bounds:
     """The bounds in force on a device. What is neither CPU nor GPU, as `meta`, takes those of a GPU."""
     found = BOUNDS.get(device.type, BOUNDS["cuda"])
-    changes = {**_from_environment(os.environ.get(VARIABLE, "")), **_overrides.get()}
+    given = os.environ.get(VARIABLE)
+    changes = {**(_from_environment(given) if given else {}), **_overrides.get()}
     return replace(found, **changes) if changes else found
 
 

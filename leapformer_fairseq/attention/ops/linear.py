@@ -169,8 +169,8 @@ class _GainedSums(torch.autograd.Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor | None, ...]:
-        *grads, first = _Chunks(*ctx.saved_tensors, *ctx.counts).gradients(grad, grad_after)
+    def backward(ctx: Any, saved: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor | None, ...]:
+        *grads, first = _Chunks(*saved, *ctx.counts).gradients(grad, grad_after)
         return *(x.to(dtype) for x, dtype in zip(grads, ctx.dtypes, strict=True)), first, None, None, None
 
 
@@ -184,8 +184,8 @@ class _ReadState(torch.autograd.Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        q, state = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        q, state = saved
         return product(grad, state.mT).to(q.dtype), product(q.mT, grad), None
 
 
@@ -199,8 +199,8 @@ class _StateOf(torch.autograd.Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        k, v = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        k, v = saved
         return product(v, grad.mT).to(k.dtype), product(k, grad).to(v.dtype), None
 
 
@@ -240,8 +240,8 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        out, norm = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        out, norm = saved
         sums = grad.new_empty(*grad.shape[:-1], grad.shape[-1] + 1)
         numerator = torch.div(grad, norm.clamp_min(ctx.floor), out=sums[..., :-1])
         sums[..., -1:] = (numerator * out).sum(-1, keepdim=True) * -(norm >= ctx.floor).to(norm.dtype)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from ...errors import LeapformerError
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .precision import without_autocast
 
@@ -129,22 +130,35 @@ class _Sizes(NamedTuple):
 
 
 def first_order(backward: _Backward) -> _Backward:
-    """A backward pass without autocast; its results refuse, in one line, to be differentiated again."""
+    """A backward pass without autocast; to differentiate its results again is refused in one line.
+
+    `backward` gets the saved tensors after the context: they are read once, since checkpointing gives them only once.
+    """
 
     @functools.wraps(backward)
-    def run(ctx: Any, *grads: Tensor | None) -> Any:
-        device = next(grad.device for grad in grads if grad is not None)
-        with torch.no_grad(), without_autocast(device):
-            found = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
+    def run(ctx: Any, *grads: Tensor) -> Any:
+        saved = ctx.saved_tensors
+        with torch.no_grad(), without_autocast(grads[0].device):
+            found = backward(ctx, saved, *grads)
+        anchors = [x for x in saved if x is not None and x.requires_grad] if torch.is_grad_enabled() else []
+        if not anchors:
             return found
-        error = torch._C._functions.DelayedError(
-            b"second derivatives need execution='reference', since a scan has first ones only", len(found)
-        )
-        refusing: Any = error(*cast(Any, (None if x is None else x.detach().requires_grad_() for x in found)))
-        return tuple(None if x is None else y for x, y in zip(found, refusing, strict=True))
+        refusing = iter(_FirstOnly.apply(len(found), *found, *anchors))
+        return tuple(None if x is None else next(refusing) for x in found)
 
     return cast(_Backward, run)
+
+
+class _FirstOnly(torch.autograd.Function):
+    """Gradients that say that they depend on the `anchors`, and not how."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in tensors[:count] if x is not None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise LeapformerError("second derivatives need execution='reference'; a scan has first ones only")
 
 
 class _Again(torch.autograd.Function):
@@ -173,10 +187,9 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, tensors: tuple[Any, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
         sizes: _Sizes = ctx.sizes
-        needed = ctx.needs_input_grad[4:]
-        saved = list(ctx.saved_tensors)  # read once: activation checkpointing gives it only once
+        needed, saved = ctx.needs_input_grad[4:], list(tensors)
         first, queries, keys, parameters = sizes.split(saved[: len(needed)])
         whole_out = saved[len(needed)]
         first_needed, *sides_needed, _ = sizes.split(needed)

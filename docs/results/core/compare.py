@@ -1,0 +1,217 @@
+"""Attention of this checkout against that of an earlier revision with the old interface, in one process.
+
+    git worktree add /tmp/before dc6feec
+    OMP_NUM_THREADS=1 python docs/results/core/compare.py /tmp/before
+
+Both packages are imported beside each other; all pairs take turns, reported are medians of CPU time (forward
+and backward) or of wall time (steps), and their ratio: above 1 this checkout is faster. Peak memory is the growth of
+the resident set in a fresh process for each. Writes core.json and core.md beside this file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+H, D, C = 8, 32, 256
+WIDE = {
+    "cosformer": {"cosformer_length": 20_000},
+    "abc-linformer": {"abc_max_length": 20_000},
+    "abc-pool": {"abc_pool_size": 625},
+    "abc-global": {"abc_global_every": 512},
+}
+CASES = [
+    *((name, "causal", 2048, 2048, 1) for name in ("relu", "elu", "cosformer", "leap", "rope")),
+    *(("leap", "causal", n, n, max(1, 2048 // n)) for n in (128, 512, 8192, 16384)),
+    *(("leap", "bidirectional", n, n, max(1, 2048 // n)) for n in (128, 512, 2048, 8192)),
+    ("relu", "bidirectional", 8192, 8192, 1),
+    *(("leap", "wait-k", t, s, 1) for t, s in ((256, 2000), (512, 4000), (1024, 8000))),
+    *((name, "causal", 4096, 4096, 1) for name in ("abc-mlp", "abc-linformer", "abc-random", "abc-window", "luna")),
+    ("abc-mlp", "causal", 16384, 16384, 1),
+    ("abc-mlp", "bidirectional", 2048, 2048, 1),
+    ("luna", "bidirectional", 2048, 2048, 1),
+    ("softmax", "causal", 512, 512, 4),
+]
+STEPS = ("softmax", "relu", "elu", "cosformer", "leap", "rope", "abc-mlp", "abc-random", "luna")
+MEMORY = [
+    ("leap", "causal", 16384),
+    ("relu", "causal", 16384),
+    ("abc-mlp", "causal", 16384),
+    ("leap", "bidirectional", 8192),
+]
+
+
+def load(folder: Path, name: str) -> Any:
+    """The attention package of a checkout, under a name of its own."""
+    package = types.ModuleType(name)
+    package.__path__ = [str(folder / "leapformer_fairseq")]
+    sys.modules[name] = package
+    return importlib.import_module(f"{name}.attention")
+
+
+def prefixes(package: Any, kind: str) -> dict[str, Any]:
+    """How the visible keys are told to a package."""
+    if hasattr(package, "PrefixMask"):
+        return {"mask": {"causal": package.CAUSAL, "wait-k": package.PrefixMask(3, 8)}.get(kind)}
+    return {"visible": {"causal": package.CAUSAL, "wait-k": package.Visible(3, 8)}.get(kind)}
+
+
+def passes(packages: list[Any], name: str, kind: str, t: int, s: int, batch: int) -> list[Callable[[], float]]:
+    """Seconds of a forward and backward pass, for each package."""
+    torch.manual_seed(0)
+    q, grad = torch.randn(batch, H, t, D), torch.randn(batch, H, t, D)
+    k, v = (torch.randn(batch, H, s, D) for _ in range(2))
+    built = [package.build(name, D, H, **WIDE.get(name, {})) for package in packages]
+    built[1].load_state_dict(built[0].state_dict(), strict=False)
+
+    def call(mechanism: Any, where: dict[str, Any]) -> float:
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        start = time.thread_time()
+        mechanism(*inputs, **where).backward(grad)
+        return time.thread_time() - start
+
+    return [lambda m=m, p=p: call(m, prefixes(p, kind)) for m, p in zip(built, packages, strict=True)]
+
+
+def steps(packages: list[Any], name: str, batch: int, keys: int) -> list[Callable[[], float]]:
+    """Seconds of a decoding step of self-attention with its projections, for each package."""
+    found = []
+    for package in packages:
+        torch.manual_seed(0)
+        options = {**WIDE.get(name, {}), **({"luna_packed": "learned"} if name == "luna" else {})}
+        mechanism = package.build(name, D, H, input_dim=C, block="decoder-self", **options).eval()
+        projections = package.Projections(*(nn.Linear(C, C) for _ in range(4)))
+        getattr(mechanism, "receive", getattr(mechanism, "adopt", None))(projections)
+        x, k, inputs = torch.randn(batch, C), torch.randn(batch, H, keys, D), torch.randn(batch, keys, C)
+        step = mechanism.step(projections)
+        if hasattr(package, "TokenInfo"):
+            tokens = replace(package.TokenInfo.whole(keys).without_lengths(), inputs=inputs)
+            first = mechanism.init_state(batch, D, k, mask=package.CAUSAL)
+            _, state = mechanism.scan(first, k, k, k, tokens, tokens)
+            call: Callable[..., Any] = step
+        else:
+            tokens = replace(package.Rows.whole(keys).without_lengths(), inputs=inputs)
+            _, state = mechanism.extend(None, k, k, k, tokens)
+            call = step.extend
+
+        def run(call: Callable[..., Any] = call, x: Any = x, state: Any = state) -> float:
+            start = time.perf_counter()
+            for _ in range(10):
+                call(x, state, keys + 1)
+            return (time.perf_counter() - start) / 10
+
+        found.append(run)
+    return found
+
+
+def medians(calls: list[Callable[[], float]], seconds: float) -> list[float]:
+    for call in calls:
+        call()
+    times: list[list[float]] = [[] for _ in calls]
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[0]) < 7:
+        for call, found in zip(calls, times, strict=True):
+            found.append(call())
+    return [statistics.median(found) for found in times]
+
+
+def peak(folder: str, name: str, kind: str, length: int) -> float:
+    """MiB by which the resident set grows in a forward and backward pass, in a process of its own."""
+    code = (
+        "import sys, torch, importlib; sys.path.insert(0, sys.argv[1]); torch.set_num_threads(1)\n"
+        "import compare; from pathlib import Path\n"
+        "p = compare.load(Path(sys.argv[2]), 'measured')\n"
+        "measure = importlib.import_module('measured.benchmarks.measure')\n"
+        "name, kind, n = sys.argv[3], sys.argv[4], int(sys.argv[5])\n"
+        "for size in (64, n):\n"
+        "    m = p.build(name, compare.D, compare.H, **compare.WIDE.get(name, {}))\n"
+        "    q, k, v = (torch.randn(1, compare.H, size, compare.D, requires_grad=True) for _ in range(3))\n"
+        "    g = torch.randn_like(q)\n"
+        "    with measure.peak_growth(torch.device('cpu')) as growth:\n"
+        "        m(q, k, v, **compare.prefixes(p, kind)).backward(g)\n"
+        "print(growth())\n"
+    )
+    arguments = [sys.executable, "-c", code, str(HERE), folder, name, kind, str(length)]
+    return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout) / 2**20
+
+
+def main(before: str, seconds: float = 4.0) -> None:
+    torch.set_num_threads(1)
+    packages = [load(Path(before), "before"), load(ROOT, "after")]
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        name, kind, t, s, batch = case
+        old, new = medians(passes(packages, *case), seconds)
+        size = f"{t:,}" if t == s else f"{t:,}/{s:,}"
+        rows.append(
+            {
+                "what": "forward and backward, ms",
+                "case": f"{name}, {kind} {size}",
+                "before": old * 1e3,
+                "after": new * 1e3,
+            }
+        )
+        sys.stderr.write(f"{rows[-1]}\n")
+    for batch in (1, 5, 40):
+        for name in STEPS:
+            with torch.no_grad():
+                old, new = medians(steps(packages, name, batch, 200), seconds / 2)
+            label = f"{name}, {batch} hypotheses, 200 keys"
+            rows.append({"what": "decoding step, us", "case": label, "before": old * 1e6, "after": new * 1e6})
+            sys.stderr.write(f"{rows[-1]}\n")
+    for name, kind, length in MEMORY:
+        old, new = (peak(str(folder), name, kind, length) for folder in (before, ROOT))
+        rows.append({"what": "peak memory, MiB", "case": f"{name}, {kind} {length:,}", "before": old, "after": new})
+    for row in rows:
+        row["ratio"] = row["before"] / row["after"]
+    revisions = [
+        subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True
+        ).stdout.strip()
+        for folder in (before, ROOT)
+    ]
+    about = {
+        "before": revisions[0], "after": revisions[1], "torch": torch.__version__, "python": platform.python_version(),
+        "threads": 1, "processor": _processor(), "cores": os.cpu_count(), "seconds": seconds,
+    }  # fmt: skip
+    (HERE / "core.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    lines = ["", "| | before | after | before / after |", "| --- | --- | --- | --- |"]
+    parts = []
+    for what in dict.fromkeys(row["what"] for row in rows):
+        part = [
+            f"| {r['case']} | {r['before']:.3g} | {r['after']:.3g} | {r['ratio']:.2f} |"
+            for r in rows
+            if r["what"] == what
+        ]
+        parts += [f"\n## {what[0].upper()}{what[1:]}", *lines, *part]
+    signature = "|".join(f"{key}:{value}" for key, value in about.items())
+    (HERE / "times.md").write_text("# The core before and after\n" + "\n".join(parts) + f"\n\n`{signature}`\n")
+
+
+def _processor() -> str:
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
+    return names[0] if names else platform.processor()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])
