@@ -243,7 +243,7 @@ class Mechanism(nn.Module):
             out, state = self._segment(type(first)(*memory), part, kept)
             return out, list(state.tensors().values())
 
-        plan = dispatch.segments_of(q, k, mask, self._kept_tokens(x))
+        plan = dispatch.segments_of(q, k, mask, *self._limits(x))
         parameters = [parameter for parameter in self._scan_parameters() if parameter.requires_grad]
         memory = list(first.tensors().values())
         return segments.scan(run, memory, [q], keys, parameters, plan, random=self.dropout > 0 and self.training)
@@ -263,10 +263,10 @@ class Mechanism(nn.Module):
         """The parameters that a scan uses."""
         return self.parameters()
 
-    def _kept_tokens(self, x: Inputs) -> float:
-        """Up to so many tokens, over heads and batch, what a scan computes is kept for the backward pass."""
-        whole = x.mask is None and not self.capabilities.append
-        return math.inf if whole else dispatch.bounds(x.q.device).kept_tokens
+    def _limits(self, x: Inputs) -> tuple[float, int]:
+        """Up to so many tokens, over heads and batch, what a scan computes is kept; beyond, the tokens of a segment."""
+        bounds, whole = dispatch.bounds(x.q.device), x.mask is None and not self.capabilities.append
+        return math.inf if whole else bounds.kept_tokens, bounds.segment_tokens
 
 
 def _described(

@@ -120,9 +120,10 @@ class BoundedMechanism(Mechanism):
                 f"{self.name} attention of {queries} causal queries over {keys} keys; give as many of both"
             )
 
-    def _kept_tokens(self, x: Inputs) -> float:
+    def _limits(self, x: Inputs) -> tuple[float, int]:
+        bounds = dispatch.bounds(x.q.device)
         # Bidirectional ones keep little as it is.
-        return math.inf if x.mask is None else dispatch.bounds(x.q.device).kept_slot_tokens
+        return math.inf if x.mask is None else bounds.kept_slot_tokens, bounds.segment_slot_tokens
 
     def _tensors(self, state: State) -> tuple[Tensor, ...]:
         """The tensors of a state, which must be of this mechanism."""

@@ -35,7 +35,8 @@ class Bounds:
                       segments are computed again.
     kept_slot_tokens: the same for memories of slots, which keep more per token.
     segment_tokens:   tokens of a segment, queries and keys, over heads and batch, but of each sequence at least
-                      `least_segment`, or the states before segments would be more than the tokens themselves.
+                      `least_segment`, or the states before segments would be more than the tokens themselves;
+                      `segment_slot_tokens` for memories of slots.
     chunk:            queries of a chunk, causal; `chunk_keys` is the number of keys under wait-k.
     chunk_tokens:     tokens of a chunk of streaming encoders' chunks; longer ones have a state each.
     half_operands:    products take bfloat16 and float16 operands as they are; sums are float32 in any case.
@@ -46,7 +47,8 @@ class Bounds:
     pairs_per_token: float = 0.35
     kept_tokens: int = 40_000
     kept_slot_tokens: int = 8192
-    segment_tokens: int = 16_384
+    segment_tokens: int = 8192
+    segment_slot_tokens: int = 16_384
     least_segment: int = 256
     chunk: int = 64
     chunk_keys: int = 128
@@ -63,6 +65,7 @@ BOUNDS: dict[str, Bounds] = {
         kept_tokens=1_000_000,
         kept_slot_tokens=250_000,
         segment_tokens=250_000,
+        segment_slot_tokens=250_000,
         half_operands=True,
         source="reasoned from launch costs and sizes, not measured",
     ),
@@ -114,14 +117,14 @@ def chunk_of(device: torch.device, ratio: int) -> int:
     return limits.chunk if ratio == 1 else max(min(8, limits.chunk), limits.chunk_keys // ratio)
 
 
-def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float) -> Plan:
+def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, segment_tokens: int) -> Plan:
     """How to cut a pass over all of q (B, H, T, D) and k (B, H, S, D); kept as a
-    whole up to `kept_tokens`."""
+    whole up to `kept_tokens`, and else in segments of about `segment_tokens`."""
     heads, queries, keys, limits = q.shape[0] * q.shape[1], q.shape[2], k.shape[2], bounds(q.device)
     again = heads * (queries + keys) > kept_tokens
     unit = mask.tokens if isinstance(mask, ChunkMask) else chunk_of(q.device, mask.ratio if mask else 1)
     whole = (queries + keys) * unit * (mask.ratio + 1 if isinstance(mask, PrefixMask) else 2)
-    size = max(limits.least_segment, limits.segment_tokens // max(1, heads)) if again else whole
+    size = max(limits.least_segment, segment_tokens // max(1, heads)) if again else whole
     return Plan(cut(mask, queries, keys, size, unit), again)
 
 
