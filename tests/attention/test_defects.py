@@ -1,4 +1,12 @@
-"""Defects that an audit found, and what must not come back: each test fails on the code of before (commit dc6feec).
+"""Defects that an audit found, and what must not come back.
+
+Tried on the code of before (commit dc6feec, with its names), these failed there: cosFormer and ABC in cross-attention
+under wait-k gave numbers; a misspelt execution was accepted; causal ABC, Luna and windows that are computed again died
+under activation checkpointing without reentrance; `torch.autograd.grad` of a gradient said that inputs were not used;
+no tokens ended in "cannot reshape"; NaN in padding reached real outputs; elu(x) + 1 was 0 from -18 on; vmap and
+torch.func ended in PyTorch's own error; a batch that does not fit the state gave one error in C and others without.
+These held there, too, and are guarded: wait-1 with one frame per decision in training and generation (as long as keys'
+and queries' positions are given), and rope's gradients. New memory and torch.compile were not tried there.
 
 Where several ways of calling have to agree, the numbers are those of the definition in float64. What is still open is
 marked xfail(strict=True), so a mend shows. `TestTheChecksThemselves` has the controls.

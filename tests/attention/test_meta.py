@@ -99,7 +99,7 @@ def sides(mechanism, block, mask, padded=True):
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("name", "block", "mask"), combinations())
+@pytest.mark.parametrize(("name", "block", "mask"), list(combinations()))
 def test_passes_wait_for_nothing(name, block, mask, way, padded):
     mechanism, _ = built(name, block)
     queries, keys, query, key = sides(mechanism, block, mask, padded)

@@ -213,7 +213,7 @@ def linear_cases(cases=CASES):
                 yield pytest.param(name, options, truth, case, id=label)
 
 
-@pytest.mark.parametrize(("name", "options", "truth", "case"), linear_cases())
+@pytest.mark.parametrize(("name", "options", "truth", "case"), list(linear_cases()))
 def test_linear_attention_is_the_loop(name, options, truth, case):
     mechanism = make(name, **options)
     found = compared(mechanism, case, by_heads(lambda q, k, v, h, _: truth(mechanism, q, k, v, case, h)))
@@ -228,7 +228,7 @@ def slot_cases():
                 yield pytest.param(name, options, control, normalized, case, id=label)
 
 
-@pytest.mark.parametrize(("name", "options", "control", "normalized", "case"), slot_cases())
+@pytest.mark.parametrize(("name", "options", "control", "normalized", "case"), list(slot_cases()))
 def test_slots_are_the_loop(name, options, control, normalized, case):
     mechanism = make(name, **options)
 
@@ -261,7 +261,7 @@ def test_softmax_is_a_window_of_everything(case):
 class TestAWrongFormulaIsNoticed:
     """The same comparisons with something changed."""
 
-    @pytest.mark.parametrize(("name", "options", "truth", "case"), linear_cases(CASES[1:2]))
+    @pytest.mark.parametrize(("name", "options", "truth", "case"), list(linear_cases(CASES[1:2])))
     def test_of_features(self, name, options, truth, case):
         mechanism = make(name, **options)
         wrong = by_heads(lambda q, k, v, h, _: truth(mechanism, q, k, v, case, h, wrong=True))
