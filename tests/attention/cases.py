@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -148,9 +149,13 @@ def run(mechanism: Mechanism, qkv: tuple[Tensor, ...], grad: Tensor | None = Non
 
 
 def difference(got: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest difference of any tensor, relative to the largest number expected in it (but at least 1)."""
+    """The largest difference of any tensor, relative to the largest number expected in it (but at least 1).
+
+    NaN is inf: Python's max passes over NaN.
+    """
     pairs = [(a.detach(), b.detach()) for a, b in zip(got, expected, strict=True)]
-    return max(float((a - b).abs().max() / b.abs().max().clamp_min(1)) for a, b in pairs)
+    found = [float((a - b).abs().max() / b.abs().max().clamp_min(1)) for a, b in pairs]
+    return max(math.inf if math.isnan(one) else one for one in found)
 
 
 def empty(mechanism: Mechanism, batch: int, value_dim: int, like: Tensor, mask: Mask = CAUSAL) -> State:

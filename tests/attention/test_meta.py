@@ -1,0 +1,310 @@
+"""No hidden synchronisation, and the dtypes that products see: what a GPU asks of the code, checked without one.
+
+On PyTorch's `meta` device nothing can be read back, and whatever is made on the CPU by mistake shows. The operations
+themselves are watched too: none may be one that waits. `TestTheWatchItself` has the controls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from leapformer_fairseq.attention import CAUSAL, Carry, ChunkMask, PrefixMask, Projections, TokenInfo, build
+from leapformer_fairseq.attention.ops import dispatch, linear
+
+from .cases import CONSTANT, DIM, HEADS, LINEAR, NAMES, OPTIONS, WAYS, attend, inputs, make
+
+BATCH, COUNT, WIDTH = 2, 24, HEADS * DIM
+META = torch.device("meta")
+MASKS = {"all": None, "causal": CAUSAL, "wait-k": PrefixMask(2, 3), "k1r1": PrefixMask(1, 1), "chunks": ChunkMask(4, 2)}
+BLOCKS = {
+    "encoder-self": ("all", "chunks"),
+    "decoder-self": ("causal",),
+    "decoder-cross": ("all", "wait-k"),
+    None: ("all", "causal", "wait-k", "chunks"),
+}
+WAITING = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "is_nonzero", "unique", "item")
+
+
+class Watch(TorchDispatchMode):
+    """Refuses operations that wait for a device, and tensors of any other device.
+
+    `counts`: the numbers of tokens in a KV cache, which are on the CPU on purpose, int64 and never copied.
+    """
+
+    def __init__(self, device: torch.device = META, counts: bool = False) -> None:
+        super().__init__()
+        self.device, self.counts, self.operations = device, counts, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operations += 1
+        name = func.name().split("::")[1].split(".")[0]
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
+        others = [x for x in tensors if x.device.type != self.device.type]
+        if self.counts:
+            others = [x for x in others if x.dtype != torch.long or x.dim() > 1]
+            if not others and all(x.device.type == "cpu" for x in tensors):
+                return out
+        assert not others, f"{name} of a tensor on {others[0].device}"
+        assert name not in WAITING, f"{name} waits for the device"
+        return out
+
+
+def combinations():
+    for name in NAMES:
+        for block, masks in BLOCKS.items():
+            mechanism = build(name, DIM, HEADS, block=block, **OPTIONS.get(name, {}))
+            for mask in masks:
+                if mechanism.capabilities.unsupported_reason(block, MASKS[mask]) is None:
+                    yield pytest.param(name, block, mask, id=f"{name}-{block}-{mask}")
+
+
+def built(name, block, dtype=torch.float32, **options):
+    """A mechanism and its block's projections."""
+    mechanism = build(name, DIM, HEADS, block=block, **{**OPTIONS.get(name, {}), **options}).to(META, dtype)
+    stock = Projections(*(nn.Linear(WIDTH, WIDTH).to(META, dtype) for _ in range(4)))
+    mechanism.receive(stock)
+    return mechanism, stock
+
+
+def described(mechanism, count, dtype=torch.float32, padded=True):
+    keep = torch.ones(BATCH, count, dtype=torch.bool, device=META) if padded else None
+    key = TokenInfo.whole(count, keep, META)
+    if mechanism.capabilities.needs_inputs:
+        key = replace(key, inputs=torch.randn(BATCH, count, WIDTH, device=META, dtype=dtype, requires_grad=True))
+    if getattr(mechanism, "given", False):
+        carry = Carry(torch.randn(BATCH, mechanism.slots, WIDTH, device=META, dtype=dtype, requires_grad=True))
+        key = replace(key, carry=carry)
+    return key
+
+
+def qkv(queries, keys, dtype=torch.float32):
+    shapes = ((queries, DIM), (keys, DIM), (keys, DIM))
+    return [torch.randn(BATCH, HEADS, *x, device=META, dtype=dtype, requires_grad=True) for x in shapes]
+
+
+def sides(mechanism, block, mask, padded=True):
+    """Queries' and keys' numbers and tokens."""
+    itself = block != "decoder-cross" and mask in ("causal", "chunks")
+    keys = COUNT if itself else COUNT + 7
+    key = described(mechanism, keys, padded=padded)
+    return COUNT, keys, key if itself else TokenInfo.whole(COUNT, device=META), key
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("name", "block", "mask"), list(combinations()))
+def test_passes_wait_for_nothing(name, block, mask, way, padded):
+    mechanism, _ = built(name, block)
+    queries, keys, query, key = sides(mechanism, block, mask, padded)
+    leaves = qkv(queries, keys)
+    with Watch(counts=name == "softmax") as watch:
+        out = attend(mechanism, *leaves, query=query, key=key, mask=MASKS[mask], way=way, chunk=4)
+        assert out.shape == (BATCH, HEADS, queries, DIM)
+        out.backward(torch.empty_like(out))
+    assert watch.operations > 3 and all(x.grad is not None and x.grad.is_meta for x in leaves)
+
+
+@pytest.mark.parametrize(("name", "block", "mask"), [x for x in combinations() if x.values[1] is not None])
+@torch.no_grad()
+def test_states_wait_for_nothing(name, block, mask):
+    """A prompt, then token by token; or a source, and queries."""
+    mechanism, _ = built(name, block)
+    queries, keys, query, key = sides(mechanism, block, mask, padded=False)
+    if mask == "causal":
+        key = query = key.without_lengths()
+    q, k, v = qkv(queries, keys)
+    visible = MASKS[mask]
+    with Watch(counts=name == "softmax"):
+        state = mechanism.init_state(BATCH, DIM, k, key, visible)
+        if mask == "wait-k":
+            for start, stop in ((0, 4), (4, keys)):
+                state = mechanism.write(state, k[:, :, start:stop], v[:, :, start:stop], key.narrow(start, stop))
+            out = mechanism.read(state, q, query)
+        elif mask == "all":
+            state = mechanism.write(state, k, v, key)
+            out = mechanism.read(state, q, query)
+        else:
+            prompt, outputs = 12, []
+            for start in (0, *range(prompt, queries, 6 if mask == "chunks" else 1)):
+                stop = prompt if start == 0 else start + (6 if mask == "chunks" else 1)
+                parts, here = (x[:, :, start:stop] for x in (q, k, v)), key.narrow(start, stop)
+                one, state = mechanism.scan(state, *parts, here, here, visible)
+                outputs.append(one)
+            out = torch.cat(outputs, 2)
+            state = state.fork().reorder(torch.tensor([1, 0], device=META))
+        assert out.shape == (BATCH, HEADS, queries, DIM)
+
+
+STEPS = [
+    *((name, {}) for name in NAMES),
+    ("abc-pool", {"abc_pool_size": 9}),
+    ("abc-mlp", {"abc_activation": "relu"}),
+    ("leap", {"leap_per_head": True}),
+    *(("luna", {"luna_packed": "learned", "luna_projections": x}) for x in ("tied", "untied", "standard")),
+]
+
+
+def marked(name, options):
+    """LeaP's step packs its networks for the kernel in C on every device."""
+    reason = "LinearStep copies the proportion networks to the CPU (_packed: .cpu()) where no kernel will read them"
+    broken = [pytest.mark.xfail(strict=True, reason=reason)] if name == "leap" else []
+    return pytest.param(name, options, marks=broken, id="-".join(map(str, (name, *options.values()))))
+
+
+@pytest.mark.parametrize(("block", "shared"), [("decoder-self", 1), ("decoder-cross", 1), ("decoder-cross", 2)])
+@pytest.mark.parametrize(("name", "options"), [marked(*x) for x in STEPS])
+@torch.no_grad()
+def test_fused_steps_wait_for_nothing(name, options, block, shared):
+    cross = block == "decoder-cross"
+    mask = None if cross else CAUSAL
+    whole = build(name, DIM, HEADS, block=block, **{**OPTIONS.get(name, {}), **options})
+    if whole.capabilities.unsupported_reason(block, mask) is not None:
+        return
+    mechanism, stock = built(name, block, **options)
+    with Watch(counts=name == "softmax"):
+        step = mechanism.step(stock._replace(k=None, v=None) if cross else stock)
+        if step is None:
+            return
+        key = described(mechanism, COUNT, padded=False)
+        _, k, v = qkv(COUNT, COUNT)
+        state = mechanism.init_state(BATCH, DIM, k, key if cross else key.without_lengths(), mask)
+        state = mechanism.write(state, k, v, key) if cross else state
+        for position in (1, 2, 3):
+            x = torch.randn(BATCH * shared, WIDTH, device=META)
+            assert step(x, state, position).shape == (BATCH * shared, WIDTH)
+
+
+# ------------------------------------------------------------------------------------------------- dtypes of products
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "baddbmm_", "matmul", "linear", "_scaled_dot_product_attention")
+
+
+class Products(TorchDispatchMode):
+    """The dtypes of operands of every product, and of what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, set[torch.dtype], torch.dtype]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func.name().split("::")[1].split(".")[0]
+        if name in PRODUCTS:
+            operands = [x for x in args if isinstance(x, Tensor) and x.dim() > 1]
+            self.seen.append((name, {x.dtype for x in operands}, out.dtype))
+        return out
+
+
+def products(mechanism, dtype, mask, way, autocast=None, half=False):
+    torch.manual_seed(1)
+    queries, keys = (24, 24) if mask == CAUSAL or isinstance(mask, ChunkMask) else (24, 40)
+    leaves = [x.requires_grad_() for x in inputs(queries, keys, dtype=dtype)]
+    with Products() as found, dispatch.override(half_operands=half):
+        with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+            out = attend(mechanism, *leaves, mask=mask, way=way, chunk=4)
+        out.backward(torch.ones_like(out))
+    return found.seen
+
+
+SERVED = [
+    pytest.param(name, mask, id=f"{name}-{mask}")
+    for name in CONSTANT
+    for mask in MASKS
+    if make(name).capabilities.unsupported_reason(None, MASKS[mask]) is None
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("name", "mask"), SERVED)
+def test_sums_are_float32_whatever_the_inputs(name, mask, dtype):
+    """Also where operands are kept in half precision: on a CPU they are widened for the product itself."""
+    for half in (False, True):
+        if half and mask == "chunks":
+            continue  # see below
+        for way in WAYS:
+            seen = products(make(name).to(dtype), dtype, MASKS[mask], way, half=half)
+            assert seen and all(out == torch.float32 for *_, out in seen), (way, half, seen)
+
+
+BROKEN = pytest.mark.xfail(
+    strict=True,
+    raises=RuntimeError,
+    reason="chunks multiply half operands by a float32 state: linear.chunked_sums has q @ seen, not product",
+)
+
+
+@BROKEN
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [x for x in LINEAR if x != "cosformer"])
+def test_chunks_with_half_operands(name, dtype):
+    """What a streaming encoder in half precision does on a GPU, where `half_operands` is the default."""
+    seen = products(make(name).to(dtype), dtype, ChunkMask(4, 2), "kept", half=True)
+    assert seen and all(out == torch.float32 for *_, out in seen), seen
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("name", "mask"), SERVED)
+def test_autocast_changes_no_product(name, mask, autocast):
+    for way in WAYS:
+        mechanism = make(name).float()
+        plain = products(mechanism, torch.float32, MASKS[mask], way)
+        assert products(mechanism, torch.float32, MASKS[mask], way, autocast) == plain, way
+        assert all(dtypes == {torch.float32} for _, dtypes, _ in plain), way
+
+
+@pytest.mark.parametrize("mask", ["causal", "all", "wait-k"])
+@pytest.mark.parametrize("name", [x for x in LINEAR if x != "cosformer"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_operands_stay_half_where_the_device_multiplies_them(name, mask, dtype, monkeypatch):
+    """What `linear.product` gets is what a GPU would multiply: with `half_operands` its large factors are half."""
+    seen, real = [], linear.product
+
+    def product(a, b):
+        seen.append({a.dtype, b.dtype})
+        return real(a, b)
+
+    monkeypatch.setattr(linear, "product", product)
+    for half, wanted in ((True, {dtype}), (False, {torch.float32})):
+        seen.clear()
+        products(make(name).to(dtype), dtype, MASKS[mask], "kept", half=half)
+        assert wanted in seen, (half, seen)
+        if not half:
+            assert all(dtypes == {torch.float32} for dtypes in seen)
+
+
+class TestTheWatchItself:
+    @pytest.mark.parametrize(
+        "mistake",
+        [
+            lambda x: x + torch.ones(3),
+            lambda x: x.sum().item(),
+            lambda x: bool((x > 0).any()),
+            lambda x: torch.equal(x, x),
+            lambda x: x.cpu(),
+            lambda x: x[x > 0],
+            lambda x: torch.arange(3),
+        ],
+    )
+    def test_a_mistake_is_noticed(self, mistake):
+        x = torch.empty(2, 3, device=META)
+        with pytest.raises((AssertionError, RuntimeError, NotImplementedError)), Watch():
+            mistake(x)
+
+    def test_a_synchronisation_inside_is_noticed(self, monkeypatch):
+        from leapformer_fairseq.attention.linear.relu import ReLULinear
+
+        real = ReLULinear.map_keys
+        monkeypatch.setattr(ReLULinear, "map_keys", lambda self, x, t: real(self, x.clamp_max(float(x.max())), t))
+        with pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
+            test_passes_wait_for_nothing("relu", None, "causal", "kept", False)
+
+    def test_a_product_in_half_precision_is_noticed(self, monkeypatch):
+        monkeypatch.setattr(linear, "accumulated", lambda x: x.bfloat16())
+        with pytest.raises((AssertionError, RuntimeError)):
+            test_sums_are_float32_whatever_the_inputs("relu", "causal", torch.bfloat16)
