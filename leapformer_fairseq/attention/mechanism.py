@@ -144,7 +144,7 @@ class Mechanism(nn.Module):
             if a0 < a1:
                 seen = self.write(state.fork(), k[:, :, a0:a1], v[:, :, a0:a1], key.narrow(a0, a1))
             outputs.append(self.read(seen, q[:, :, t0:t1], query.narrow(t0, t1)))
-        return torch.cat(outputs, 2) if outputs else _nothing(q, v), state
+        return torch.cat(outputs, 2) if outputs else _nothing(q, k, v), state
 
     def step(self, projections: Projections) -> Step | None:
         """A fused way through one token, projections included: self-attention, or cross-attention without k and v.
@@ -187,7 +187,7 @@ class Mechanism(nn.Module):
         if reason is not None:
             raise LeapformerError(f"{self.name} attention cannot be used like this: {reason}")
         if not q.shape[2] or not k.shape[2]:
-            return _nothing(q, v)
+            return _nothing(q, k, v)
         query, key = _described(q, k, query, key, mask)
         mask = with_state(mask) if self.capabilities.constant_state else mask
         x = Inputs(q, _cleared(k, key), _cleared(v, key), query, key.cleared(), mask)
@@ -285,9 +285,10 @@ def _cleared(x: Tensor, tokens: TokenInfo) -> Tensor:
     return x if tokens.keep is None else x.where(tokens.keep[:, None, :, None], 0)
 
 
-def _nothing(q: Tensor, v: Tensor) -> Tensor:
+def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Zeros (B, H, T, E), as part of the graph: the output of no queries, or of queries that see no key."""
-    return (q @ q.new_zeros(q.shape[3], v.shape[3])).to(v.dtype)
+    zero = sum(x[..., :0].sum() for x in (q, k, v))
+    return torch.as_tensor(zero, dtype=v.dtype).expand(*q.shape[:3], v.shape[3]).clone()
 
 
 def _visits(mask: Mask, queries: int, keys: int) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -143,7 +143,9 @@ def disagreement(name: str) -> str | None:
         q, k, v = _inputs(case, exact, batch=1)
         expected = _results(mechanism, q, k, v, case, "reference")
         for kept in (0, 10**9):  # tokens whose features are kept for the backward pass: none, all
-            with dispatch.override(kept_tokens=kept, kept_slot_tokens=kept, segment_tokens=100, least_segment=1):
+            with dispatch.override(
+                kept_tokens=kept, kept_slot_tokens=kept, segment_tokens=100, segment_slot_tokens=100, least_segment=1
+            ):
                 error = _largest_error(_results(mechanism, q, k, v, case, "scan"), expected)
             if not error < PARITY:
                 return f"its scan differs from the reference by {error:.1e} ({case})"

@@ -48,7 +48,17 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "reference": ("reference", {}),
     "pairs": ("scan", {"pairs": 10**9, "pairs_per_token": 10**9, **KEPT}),
     "kept": ("scan", {**NO_PAIRS, **KEPT}),
-    "again": ("scan", {**NO_PAIRS, "kept_tokens": 0, "kept_slot_tokens": 0, "segment_tokens": 64, "least_segment": 1}),
+    "again": (
+        "scan",
+        {
+            **NO_PAIRS,
+            "kept_tokens": 0,
+            "kept_slot_tokens": 0,
+            "segment_tokens": 64,
+            "segment_slot_tokens": 64,
+            "least_segment": 1,
+        },
+    ),
 }
 
 

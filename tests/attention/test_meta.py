@@ -151,15 +151,12 @@ STEPS = [
 ]
 
 
-def marked(name, options):
-    """LeaP's step packs its networks for the kernel in C on every device."""
-    reason = "LinearStep copies the proportion networks to the CPU (_packed: .cpu()) where no kernel will read them"
-    broken = [pytest.mark.xfail(strict=True, reason=reason)] if name == "leap" else []
-    return pytest.param(name, options, marks=broken, id="-".join(map(str, (name, *options.values()))))
+def labelled(name, options):
+    return pytest.param(name, options, id="-".join(map(str, (name, *options.values()))))
 
 
 @pytest.mark.parametrize(("block", "shared"), [("decoder-self", 1), ("decoder-cross", 1), ("decoder-cross", 2)])
-@pytest.mark.parametrize(("name", "options"), [marked(*x) for x in STEPS])
+@pytest.mark.parametrize(("name", "options"), [labelled(*x) for x in STEPS])
 @torch.no_grad()
 def test_fused_steps_wait_for_nothing(name, options, block, shared):
     cross = block == "decoder-cross"
@@ -232,14 +229,6 @@ def test_sums_are_float32_whatever_the_inputs(name, mask, dtype):
             assert seen and all(out == torch.float32 for *_, out in seen), (way, half, seen)
 
 
-BROKEN = pytest.mark.xfail(
-    strict=True,
-    raises=RuntimeError,
-    reason="chunks multiply half operands by a float32 state: linear.chunked_sums has q @ seen, not product",
-)
-
-
-@BROKEN
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [x for x in LINEAR if x != "cosformer"])
 def test_chunks_with_half_operands(name, dtype):

@@ -106,7 +106,7 @@ def test_layer_drop_hands_past_the_layers_that_are_dropped():
 @pytest.mark.parametrize("kind", ["nmt", "s2t", "tts", "lm", "mlm"])
 def test_every_parameter_gets_a_gradient(kind, projections, rows, monkeypatch):
     """Distributed training waits for the gradient of every parameter, also where tokens are read in segments."""
-    monkeypatch.setenv(dispatch.VARIABLE, "kept_slot_tokens=0,segment_tokens=1,least_segment=1,chunk=2")
+    monkeypatch.setenv(dispatch.VARIABLE, "kept_slot_tokens=0,segment_slot_tokens=1,least_segment=1,chunk=2")
     options = {"luna_projections": projections, "dropout": 0.0, **rows}
     if kind == "nmt":
         model = nmt("luna", **options)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ..masks import CAUSAL, ChunkMask, Mask, with_state
+from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, with_state
 from ..mechanism import Inputs, Mechanism, State
 from ..ops import dispatch, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
@@ -107,7 +107,11 @@ class LinearMechanism(Mechanism):
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, LinearState]:
-        return self._scan(state, Inputs(q, k, v, query, key, with_state(mask)), Kept())
+        mask, queries, keys = with_state(mask), q.shape[2], k.shape[2]
+        gains = isinstance(mask, PrefixMask) and mask.lagging == 1 and 0 <= mask.ratio * queries - keys < mask.ratio
+        if not queries or not keys or not (gains or isinstance(mask, ChunkMask)):
+            return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
+        return self._scan(state, Inputs(q, k, v, query, key, mask), Kept())
 
     def _scan(self, state: State, x: Inputs, kept: Kept) -> tuple[Tensor, LinearState]:
         """`scan`; run again, `kept` holds the output and its normalizer."""
@@ -183,9 +187,9 @@ def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask, known: 
     device, dtype = v.device, v.dtype
 
     def run(q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = (dispatch.operand(x, dtype) for x in (q, k, v))
         if isinstance(mask, ChunkMask):
-            return linear.chunked_sums(q, k, v, first, mask, dispatch.bounds(device).chunk_tokens)
+            return linear.chunked_sums(q, k, accumulated(v), first, mask, dispatch.bounds(device).chunk_tokens)
+        q, k, v = (dispatch.operand(x, dtype) for x in (q, k, v))
         ratio = 1 if mask is None else mask.ratio
         return linear.gained_sums(q, k, v, first, ratio, dispatch.chunk_of(device, ratio), known)
 

@@ -43,7 +43,8 @@ class LinearStep(Step):
     def __init__(self, mechanism: LinearMechanism, projections: Projections) -> None:
         super().__init__(mechanism.num_heads, projections, ones=True)
         self.mechanism, self.map = mechanism, mechanism.kernel_map()
-        networks = () if self.map is None else self.map.networks[: 1 + self.self_attention]
+        # The kernel's, on a CPU; elsewhere a copy would wait for the device.
+        networks = self.map.networks[: 1 + self.self_attention] if self.map and self.weight.is_cpu else ()
         self.packed = [_packed(network) for network in networks]
         self.sizes: dict[tuple[int, ...], cpu.Sizes] = {}
 
