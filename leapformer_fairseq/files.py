@@ -55,7 +55,7 @@ def write_json(path: str | Path, content: Any, option: str = "") -> None:
 
 
 def read_json(
-    path: Path, needed: Sequence[str] = (), remedy: str = "delete it, and the same command makes it anew"
+    path: Path, needed: Sequence[str] = (), remedy: str = "delete it, and the same command makes it again"
 ) -> dict[str, Any]:
     """The JSON object that a command left in a file.
 

@@ -171,7 +171,7 @@ class Normalisation:
                 return cls(torch.from_numpy(stats["mean"]).float(), torch.from_numpy(stats["std"]).float())
         except (OSError, KeyError, ValueError) as error:
             raise LeapformerError(
-                f"{path}: the statistics of the frames cannot be read ({error}); prepare the data anew"
+                f"{path}: the statistics of the frames cannot be read ({error}); prepare the data again"
             ) from None
 
     def undo(self, frames: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def test_damaged_json_is_one_line(tmp_path: Path, content: bytes, reason: str) -
         read_json(path, ["scores"])
     message = str(error.value)
     assert message.startswith(f"{path} is damaged (") and reason in message and "\n" not in message
-    assert message.endswith("; delete it, and the same command makes it anew")
+    assert message.endswith("; delete it, and the same command makes it again")
     with pytest.raises(LeapformerError, match="; score again$"):
         read_json(path, ["scores"], "score again")
 

@@ -80,7 +80,7 @@ def finished(folder: Path) -> Result | None:
     if not path.is_file():
         return None
     names = [field.name for field in fields(Result)]
-    found = read_json(path, names, "delete it, and the run is finished anew")
+    found = read_json(path, names, "delete it, and the run is repeated")
     return Result(**{name: found[name] for name in names})
 
 

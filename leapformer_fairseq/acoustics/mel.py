@@ -45,15 +45,15 @@ class MelConfig:
         if not 0 < self.hop_length <= self.win_length <= self.n_fft:
             raise LeapformerError(
                 f"hop_length {self.hop_length}, win_length {self.win_length}, n_fft {self.n_fft}: "
-                "they must be positive and none greater than the next; mend the features"
+                "they must be positive and none greater than the next; correct the features"
             )
         if not 0 <= self.f_min < self.f_max <= self.sample_rate / 2:
             raise LeapformerError(
                 f"mel filters from {self.f_min:g} to {self.f_max:g} Hz at a sample rate of {self.sample_rate}: "
-                "f_min must be below f_max, and f_max at most half the sample rate; mend the features"
+                "f_min must be below f_max, and f_max at most half the sample rate; correct the features"
             )
         if self.n_mels < 1 or not self.floor > 0:
-            raise LeapformerError(f"n_mels {self.n_mels} and eps {self.floor:g} must be positive; mend the features")
+            raise LeapformerError(f"n_mels {self.n_mels} and eps {self.floor:g} must be positive; correct the features")
 
     @classmethod
     def from_features(cls, features: Mapping[str, Any]) -> Self:

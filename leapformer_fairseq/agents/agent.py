@@ -94,7 +94,7 @@ class LeapformerAgent(SpeechToTextAgent):
         return WriteAction(text, finished=finished) if text or finished else ReadAction()
 
     def to(self, device: str, *args: object, fp16: bool = False, **kwargs: object) -> None:
-        """Move the model to "cpu" or "cuda[:n]" and start the agent's own states anew; call it between utterances.
+        """Move the model to "cpu" or "cuda[:n]" and start the agent's own states again; call it between utterances.
 
         Raises LeapformerError for a device that is not there and for half precision on the CPU.
         """

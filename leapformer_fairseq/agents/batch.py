@@ -1,6 +1,6 @@
 """Wait-k translation of many whole utterances at once: what a TranslationStream writes, in a fraction of the time.
 
-An encoder of arriving speech gives a state the same value whatever comes later, so it may read whole utterances; the
+A streaming encoder gives a state the same value whatever comes later, so it may read whole utterances; the
 decoder keeps to the schedule (`models.simulst.WaitKDecoder`).
 """
 

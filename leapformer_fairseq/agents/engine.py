@@ -165,7 +165,7 @@ class Engine(ABC):
 class RecomputeEngine(Engine):
     """With an encoder that looks both ways: new frames change all of its states.
 
-    So it is run anew over all frames fed so far, but never twice on the same ones; the cross-attention states are then
+    So it is run again over all frames fed so far, but never twice on the same ones; the cross-attention states are then
     rebuilt once and kept while writing.
     """
 
@@ -198,7 +198,7 @@ class RecomputeEngine(Engine):
 
 
 class IncrementalEngine(Engine):
-    """With an encoder of arriving speech: each frame is encoded once, and cross-attention reads each state once."""
+    """With a streaming encoder: each frame is encoded once, and cross-attention reads each state once."""
 
     def __init__(self, model: Any, first_token: int, times: ComputeTimes | None = None) -> None:
         super().__init__(model, first_token, times)

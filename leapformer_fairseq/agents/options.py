@@ -36,7 +36,7 @@ def add_system_options(parser: ArgumentParser) -> None:
         "--engine",
         choices=("auto", *ENGINES),
         default="auto",
-        help="encode arriving speech once, or all of it anew at every read (default: once, where the encoder can)",
+        help="encode arriving speech once, or all of it again at every read (default: once, where the encoder can)",
     )
     add("--pre-decision-ratio", type=int, help="encoder states (40 ms each) of a step (default: the trained one)")
     add("--max-draft", type=int, default=40, help="tokens that hold-n and local-agreement look ahead (default: 40)")

@@ -1,6 +1,6 @@
 """Translation of speech that does not end: segment after segment, in constant memory.
 
-Each segment is an utterance of its own with its own `TranslationStream`. The encoder may begin anew with it, or go on
+Each segment is an utterance of its own with its own `TranslationStream`. The encoder may start again with it, or go on
 hearing from the first sample to the last (`carry`).
 """
 

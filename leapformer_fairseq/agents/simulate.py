@@ -1,6 +1,6 @@
 """A test set through a policy without SimulEval: the same predictions and delays, in its log.
 
-Wait-k over an encoder of arriving speech is decoded in batches of whole utterances, everything else as the agent does
+Wait-k over a streaming encoder is decoded in batches of whole utterances, everything else as the agent does
 it, one utterance after the other.
 """
 

@@ -308,7 +308,7 @@ def _attention(args: Namespace, block: str, queries: int, keys: int, pairs: int)
 
 
 def _chained(*widths: int) -> int:
-    """Multiplications of maps behind each other, a row."""
+    """Multiplications of consecutive maps, per token."""
     return sum(before * after for before, after in pairwise(widths))
 
 

@@ -7,7 +7,7 @@ encoder and decoder: on a CPU the CPU time of the thread, on a GPU wall time. Al
 reported is the median. Ratio = time of softmax encoded anew / time of the system.
 
 "anew" is an encoder that sees whole utterances, as in the papers: it is run again over all that was heard at every
-arrival. "causal" and "chunks" (of 280 ms) are encoders of arriving speech: every frame is encoded once. Softmax in
+arrival. "causal" and "chunks" (of 280 ms) are streaming encoders: every frame is encoded once. Softmax in
 chunks sees 10 s of the past.
 
 Growth is the computation for a second of speech in the longest utterance over that in the shortest. The cost of a token

@@ -92,7 +92,7 @@ def _ablate(args: argparse.Namespace) -> int:
 
 
 def _train(study: Study) -> None:
-    """All runs behind one bar of progress; the results are written anew after each."""
+    """All runs behind one bar of progress; the results are written again after each."""
     from tqdm import tqdm
 
     from ..ablation.report import write_reports

@@ -72,7 +72,7 @@ class _Shared:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate what the folder does not hold yet, and write the results anew after each run.
+    """Simulate what the folder does not hold yet, and write the results again after each run.
 
     Raises LeapformerError for options that do not serve, and when a run fails.
     """

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(data: str, subset: str, task: object) -> object:
-    """All tokens of a subset behind each other, sentence ends included, as --sample-break-mode none has them."""
+    """All tokens of a subset, concatenated, sentence ends included, as --sample-break-mode none has them."""
     import torch
     from fairseq.data import data_utils
 

@@ -1,4 +1,4 @@
-"""`leapformer maps`: attention maps, re-weighting matrices and learned proportions of a trained model."""
+"""`leapformer maps`: attention maps, reweighting matrices and learned proportions of a trained model."""
 
 from __future__ import annotations
 

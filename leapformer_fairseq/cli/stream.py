@@ -206,7 +206,7 @@ class Screen(Lines):
     def __init__(self, file: TextIO, between: str) -> None:
         super().__init__(file, between)
         self.draft = self.status = ""
-        self._above = 0  # rows over that of the cursor which are drawn anew
+        self._above = 0  # rows over that of the cursor which are drawn again
 
     def show(self, event: Event) -> None:
         if event.final:

@@ -93,7 +93,7 @@ def prepare(
             state = {split: asdict(summary) for split, summary in _prepare_splits(work, clips, run).items()}
         prepared.finish(out, options, state)
     espeak = None if textgrids else {"voice": VOICE, "silence": False}
-    tts.write_tts_config(out / tts.CONFIG, out, config, espeak)  # anew by every run, in case the folder was moved
+    tts.write_tts_config(out / tts.CONFIG, out, config, espeak)  # again by every run, in case the folder was moved
     return {split: SplitSummary(**summary) for split, summary in state.items()}
 
 
@@ -141,10 +141,10 @@ def _read_release(folder: Path) -> dict[str, list[Recording | LeftOut]]:
 def _read_line(line: str, place: str, folder: Path) -> Recording | LeftOut:
     fields = line.strip("\r").split("|")
     if len(fields) != 3 or not re.fullmatch(r"[\w-]+", fields[0]):
-        return LeftOut("no clip", f"{place}: {line[:40]!r} is not ID|text|text in words; mend the line")
+        return LeftOut("no clip", f"{place}: {line[:40]!r} is not ID|text|text in words; correct the line")
     clip_id, text = fields[0], tidy(fields[2])
     if not text:
-        return LeftOut("no text", f"{place}: {clip_id} has no text; mend the line")
+        return LeftOut("no text", f"{place}: {clip_id} has no text; correct the line")
     return Recording(clip_id, folder / "wavs" / f"{clip_id}.wav", SPEAKER, source=text, target="")
 
 
@@ -184,7 +184,7 @@ def _with_phonemes(clips: Iterable[Recording | LeftOut]) -> Iterator[Recording |
         if isinstance(clip, Recording):
             clip = replace(clip, target=" ".join(espeak.phonemes(clip.source, VOICE)))
             if not clip.target:
-                clip = LeftOut("no text", f"{clip.id} has nothing to say in {clip.source!r}; mend its text")
+                clip = LeftOut("no text", f"{clip.id} has nothing to say in {clip.source!r}; correct its text")
         yield clip
 
 

@@ -238,7 +238,7 @@ def _write_subwords(out: Path, task: str, training_split: str, vocab_size: int) 
 
 
 def _write_evaluation_lists(out: Path, split: str) -> None:
-    """SimulEval's lists, with absolute paths; written anew by every run, in case the folder was moved."""
+    """SimulEval's lists, with absolute paths; written again by every run, in case the folder was moved."""
     rows = list(read_manifest(out / f"{split}_st.tsv"))
     write_lines(out / f"{split}.source", (out / "wav" / split / f"{row['id']}.wav" for row in rows))
     write_lines(out / f"{split}.target", (row["tgt_text"] for row in rows))

@@ -132,7 +132,7 @@ def scripts_of(task: Any, subset: str) -> list[Script]:
             name, phonemes, frames = row["id"], row["tgt_text"], int(row["n_frames"])
         except (KeyError, TypeError, ValueError) as error:
             raise LeapformerError(
-                f"{manifest}, line {number}: id, tgt_text or n_frames is missing or wrong ({error}); mend the row"
+                f"{manifest}, line {number}: id, tgt_text or n_frames is missing or wrong ({error}); correct the row"
             ) from None
         if name in scripts or Path(name).name != name:
             raise LeapformerError(

@@ -32,7 +32,7 @@ from .transformer import Decoder
 
 
 class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
-    """fairseq's convolutional encoder with swapped attention, mended in three ways.
+    """fairseq's convolutional encoder with swapped attention, corrected in three ways.
 
     A sentence is encoded the same alone and in a batch (padding is zeroed between the convolutions and lengths follow
     them exactly), the final layer norm of pre-norm models is applied, and `--ctc-weight` adds a recognition head.

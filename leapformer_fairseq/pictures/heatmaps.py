@@ -1,4 +1,4 @@
-"""Heat maps of what was captured: attention and re-weighting, with tokens beside rows and columns where they fit."""
+"""Heat maps of what was captured: attention and reweighting, with tokens beside rows and columns where they fit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def draw_attention(captured: Captured, head: int | str, queries: Axis, keys: Axi
 
 
 def draw_reweighting(captured: Captured, head: int | str, queries: Axis, keys: Axis, path: str | Path) -> bool:
-    """The re-weighting matrix cos(pi/2 (p_q - p_k)) as a PNG (figure 3 of arXiv:2405.13046).
+    """The reweighting matrix cos(pi/2 (p_q - p_k)) as a PNG (figure 3 of arXiv:2405.13046).
 
     False, and no picture, for a mechanism without proportions. Where heads have the same there is one matrix.
     """
@@ -47,7 +47,7 @@ def draw_reweighting(captured: Captured, head: int | str, queries: Axis, keys: A
     if matrices is None:
         return False
     panels = [("all heads", _shown(matrices[0], captured))] if len(matrices) == 1 else _panels(matrices, captured, head)
-    _draw("re-weighting cos(π/2 (p_q − p_k))", captured, panels, (0.0, 1.0), queries, keys, path)
+    _draw("reweighting cos(π/2 (p_q − p_k))", captured, panels, (0.0, 1.0), queries, keys, path)
     return True
 
 

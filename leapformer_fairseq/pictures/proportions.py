@@ -1,7 +1,7 @@
 """How the proportions of LeaPformer and cosFormer are distributed, and how many are saturated.
 
 A proportion network is a sigmoid: near 0 and 1 its gradient vanishes, and where all proportions are the same the
-re-weighting does nothing.
+reweighting does nothing.
 """
 
 from __future__ import annotations

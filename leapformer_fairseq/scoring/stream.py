@@ -1,7 +1,7 @@
 """Perplexity of a language model over one long text that it reads as a stream, its state carried on.
 
 A softmax model sees at most its context window again; a linear one keeps K^T V of everything it has read, in constant
-memory. Position embeddings start anew in every segment, since the model knows no others from training.
+memory. Position embeddings start again in every segment, since the model knows no others from training.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ usage: bash scripts/multi30k/ablation.sh --root DIR --out DIR [OPTIONS]
 
 Trains softmax everywhere, and leap and relu in encoder self-attention, in decoder self-attention, in cross-attention,
 and in all three: nine trainings with the same budget, one after the other, each translated and scored with its best
-epoch by validation loss. OUT/epochsN/table.md, .json and .png are written anew after every run. Stopped with Ctrl-C,
+epoch by validation loss. OUT/epochsN/table.md, .json and .png are written again after every run. Stopped with Ctrl-C,
 the same command goes on: what is finished is skipped, what was interrupted goes on from its last epoch. A run that
 is there with fewer epochs is gone on with, too: the first epochs are the same.
 

@@ -139,7 +139,7 @@ def test_source_is_rebuilt_after_new_frames(simulst: Path, data_root: Path) -> N
     torch.testing.assert_close(engine.step(), late)
 
 
-# -- encoders of arriving speech -------------------------------------------------------------------------------------
+# -- streaming encoders -------------------------------------------------------------------------------------
 ARRIVING = {
     "causal": ["--encoder-causal"],
     "chunks": ["--encoder-chunk-ms", "200"],

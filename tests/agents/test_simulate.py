@@ -143,7 +143,7 @@ def test_one_by_one_gives_the_same_delays(simulate, tmp_path, monkeypatch) -> No
 
 
 def test_processes_write_the_same(simulate, tmp_path, monkeypatch) -> None:
-    # Processes that begin anew import everything anew, which takes seconds.
+    # Processes that start from scratch import everything again, which takes seconds.
     monkeypatch.setattr(simulation_module, "get_context", lambda method: get_context("fork"))
     assert simulate(tmp_path / "one", "--policy", "hold-n", model="ahead") == 0
     assert simulate(tmp_path / "two", "--policy", "hold-n", "--jobs", "2", model="ahead") == 0

@@ -157,7 +157,7 @@ def test_every_form_is_the_papers_recursion(name, options, visible, side, empty)
 
 
 def current_token_only(mechanism, q, k, v):
-    """What another implementation computes as causal ABC: the memory is written anew by every token."""
+    """What another implementation computes as causal ABC: the memory is written from scratch by every token."""
     alpha = mechanism.control(k, TokenInfo.whole(k.shape[2]))
     phi = alpha / alpha.cumsum(2)
     weights = (phi * (q * k).sum(-1, keepdim=True) / math.sqrt(DIM)).softmax(-1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leapformer_fairseq.attention import CAUSAL, PrefixMask, build
+from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask, build
 
 from .cases import CONSTANT, Case, attend, pairs
 
@@ -35,7 +35,7 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-def largest(name: str, queries: int, keys: int, visible: PrefixMask | None, way: str = "auto") -> int:
+def largest(name: str, queries: int, keys: int, visible: PrefixMask | ChunkMask | None, way: str = "auto") -> int:
     mechanism = build(name, DIM, HEADS, **OPTIONS.get(name, {}))
     q = torch.randn(1, HEADS, queries, DIM, requires_grad=True)
     k, v = (torch.randn(1, HEADS, keys, DIM, requires_grad=True) for _ in range(2))
@@ -63,3 +63,11 @@ def test_the_largest_tensor_grows_linearly(name, visible):
 def test_the_count_notices_a_quadratic_form():
     """Inverted control: the parallel way does make a T x S tensor."""
     assert largest("leap", 2048, 2048, CAUSAL, "reference") >= HEADS * 2048 * 2048
+
+
+@pytest.mark.parametrize("name", ["relu", "leap", "rope", "abc-mlp"])
+def test_a_long_chunk_of_a_streaming_encoder_is_linear_inside(name):
+    """Nothing of chunk x chunk, nor of tokens x chunk."""
+    chunk = 1024
+    assert largest(name, 4 * chunk, 4 * chunk, ChunkMask(chunk)) < HEADS * chunk * chunk / 2
+    assert largest("softmax", 2 * chunk, 2 * chunk, ChunkMask(chunk)) >= chunk * chunk  # inverted control

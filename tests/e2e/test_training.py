@@ -87,7 +87,7 @@ def test_interrupted_training_ends_at_the_same_loss(corpus, tmp_path):
     expected, again = losses(whole.stderr + whole.stdout), losses(resumed.stderr + resumed.stdout)
     assert max(expected) == max(again) == 120
     assert again[120] == expected[120]
-    assert 1 not in again, "training started anew instead of resuming"
+    assert 1 not in again, "training started again instead of resuming"
 
 
 def test_fairseq_train_works_with_user_dir_from_another_folder(corpus, tmp_path):

@@ -1,6 +1,6 @@
 """Write the fixtures with today's code: `python -m tests.frozen.make`, by hand, from the root of the repository.
 
-They say what checkpoints of users give, so they are written once. Existing ones are kept; to write one anew, because
+They say what checkpoints of users give, so they are written once. Existing ones are kept; to write one again, because
 it was wrong or a model was added, give its name and --force. A checkpoint is taken only if
 
 - its outputs are far from every tie: the chosen tokens, also those of a beam, lead by a margin;
@@ -381,7 +381,7 @@ def _contiguous(value: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="fixtures to write (default: those that are missing)")
-    parser.add_argument("--force", action="store_true", help="write those that are there anew")
+    parser.add_argument("--force", action="store_true", help="write those that are there again")
     args = parser.parse_args()
     unknown = sorted({*args.names} - {*CASES})
     if unknown:
@@ -389,7 +389,7 @@ def main() -> None:
     names = args.names or [name for name in CASES if args.force or not (observe.DATA / name).exists()]
     there = [name for name in names if (observe.DATA / name).exists()]
     if there and not args.force:
-        parser.error(f"{', '.join(there)}: already there, and meant to stay as they are; --force writes them anew")
+        parser.error(f"{', '.join(there)}: already there, and meant to stay as they are; --force writes them again")
     torch.set_num_threads(1)
     if not observe.DATA.exists():
         write_data(observe.DATA)

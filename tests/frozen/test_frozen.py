@@ -1,7 +1,7 @@
 """Checkpoints of users go on working: what the fixtures' checkpoints put out is what it was when they were made.
 
 `make` wrote them; it says how, and they are not written again. A failure names what changed. Should a difference be
-wanted, because a checkpoint's outputs were wrong, say so in the changelog before its fixture is written anew.
+wanted, because a checkpoint's outputs were wrong, say so in the changelog before its fixture is written again.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_decoding_steps_equal_the_full_forward(plan):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_carried_state_equals_one_long_pass(plan):
-    """Without position embeddings, which start anew in every piece."""
+    """Without position embeddings, which start again in every piece."""
     model, text = lm(plan, **WITHOUT_POSITIONS), tokens(2, 40)
     with torch.no_grad():
         full, _ = model(text, features_only=True)

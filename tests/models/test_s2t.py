@@ -51,7 +51,7 @@ def test_a_sentence_is_the_same_alone_and_in_a_batch(plan):
 
 
 def test_stock_encoder_is_not_invariant_to_the_batch():
-    """Inverted control of the test above: what S2TEncoder mends is really broken upstream."""
+    """Inverted control of the test above: what S2TEncoder corrects is really broken upstream."""
     from fairseq.models.speech_to_text.convtransformer import ConvTransformerEncoder
 
     encoder = make_model("leapformer_s2t_tiny", "softmax", conv_out_channels=16).encoder

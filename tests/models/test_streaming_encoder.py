@@ -1,4 +1,4 @@
-"""Encoders of arriving speech: however the audio is cut, they give what they give for the whole utterance."""
+"""Streaming encoders: however the audio is cut, they give what they give for the whole utterance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LeaPformer: the cosine re-weighting of cosFormer with proportions learned from the content."""
+"""LeaPformer: the cosine reweighting of cosFormer with proportions learned from the content."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Espeak:
 
 
 def _symbol(name: bytes) -> str:
-    """A phoneme's name as a symbol, empty for what has no name; a name that was cut off after 8 bytes is mended."""
+    """A phoneme's name as a symbol, empty for what has no name; a name that was cut off after 8 bytes is completed."""
     return name.decode("utf-8", "ignore").strip(STRESS)
 
 

@@ -3,10 +3,10 @@
  * The same function as `Step` in ../step.py, which says what the numbers mean; plain C without headers of PyTorch, so it
  * compiles in a second and fits every version. All tensors are float32 and contiguous.
  *
- *   projected    (rows, stride) queries, and with `update` keys and values [v, 1], of all heads behind each other
+ *   projected    (rows, stride) queries, and with `update` keys and values [v, 1], heads concatenated
  *   state        (rows / shared, heads, features, values)
  *   networks     proportion networks of queries and keys, packed by ../step.py, or NULL
- *   proportions  (rows), or NULL where there are networks or no re-weighting
+ *   proportions  (rows), or NULL where there are networks or no reweighting
  *   rotation     (pairs, 2) cosine and sine, or NULL
  *   out          (rows, heads, values - 1)
  */

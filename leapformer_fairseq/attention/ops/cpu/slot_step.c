@@ -3,7 +3,7 @@
  * The same function as `MemoryStep` in ../slot_step.py, which says what the numbers mean. All tensors are float32 and
  * contiguous but for the strides given.
  *
- *   projected  (rows, stride) queries, and where there is a control keys and values, of all heads behind each other
+ *   projected  (rows, stride) queries, and where there is a control keys and values, heads concatenated
  *   control    what each row writes into the slots, (rows, heads, slots) by strides that may be 0; or NULL: only read
  *   keys       (rows / shared, heads, dim, slots)
  *   values     (rows / shared, heads, slots, value_dim)
