@@ -47,7 +47,9 @@ def test_patch_that_is_not_needed_is_left_out(monkeypatch):
 
 
 # exit-code-134 stops threads that stay what they are; where their defect is, a thread is a daemon.
-@pytest.mark.parametrize("patch", [patch for patch in compat.PATCHES if patch.name != "exit-code-134"], ids=str)
+@pytest.mark.parametrize(
+    "patch", [patch for patch in compat.PATCHES if patch.name != "exit-code-134"], ids=lambda patch: patch.name
+)
 def test_a_patch_removes_the_defect_that_it_looks_for(patch):
     assert not patch.needed()
 
