@@ -1,4 +1,4 @@
-"""`leapformer doctor`: what is installed, what it runs on, and what was patched in fairseq."""
+"""`leapformer doctor`: what is installed, what it runs on, how attention is dispatched, and what was patched."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {name:24}{found}{' (optional)' if name in OPTIONAL else ''}")
     if versions["torch"] != ABSENT:
         print(f"Device: {_device()}")
+        _print_dispatch()
     if find_spec("fairseq") is not None:
         _print_patches()
     missing = [name for name in (*REQUIRED, FAIRSEQ) if versions[name] == ABSENT]
@@ -55,6 +56,23 @@ def _device() -> str:
         return f"{threads}; no CUDA device"
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return f"{threads}; CUDA {torch.version.cuda}: {', '.join(names)}"
+
+
+def _print_dispatch() -> None:
+    """The bounds between implementations that are in force, and the compiled step."""
+    from dataclasses import asdict
+
+    import torch
+
+    from ..attention.ops import cpu, dispatch
+
+    step = "compiled" if cpu.step() is not None else f"in PyTorch (no C compiler, or {cpu.SWITCH}=0)"
+    print(f"Decoding step on a CPU: {step}")
+    for device in dispatch.BOUNDS:
+        found = asdict(dispatch.bounds(torch.device(device)))
+        source = found.pop("source")
+        print(f"Dispatch on {device} ({source}; {dispatch.VARIABLE} changes it):")
+        print("  " + ", ".join(f"{name} {value}" for name, value in found.items()))
 
 
 def _print_patches() -> None:

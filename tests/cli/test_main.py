@@ -108,12 +108,14 @@ class TestList:
 
 
 class TestDoctor:
-    def test_report(self, capsys):
+    def test_report(self, capsys, monkeypatch):
         pytest.importorskip("fairseq")
+        monkeypatch.setenv("LEAPFORMER_DISPATCH", "chunk=32")
         assert cli.main(["doctor"]) == 0
         out = capsys.readouterr().out
         assert f"leapformer-fairseq {__version__}" in out
         assert "checkpoint-types          applied" in out
+        assert "Dispatch on cpu" in out and "chunk 32" in out
 
     def test_missing_requirement(self, capsys, monkeypatch):
         from leapformer_fairseq.cli import doctor
