@@ -135,6 +135,7 @@ class Global(Segmented):
     2020, arXiv:2004.05150; Peng et al., 2022, arXiv:2110.02488, section A.1.)
     """
 
+    capabilities = Capabilities(prefixes=False)  # a slot holds one token
     size = GLOBAL_EVERY
 
     def places(self, tokens: TokenInfo) -> Tensor:
