@@ -19,7 +19,21 @@ SUITES = ("attention", "modules", "models/test_nmt.py", "models/test_lm.py", "mo
 
 def run_with_toys(*arguments: str, folder: Path = TESTS.parent) -> subprocess.CompletedProcess[str]:
     """pytest over the registry-driven tests of the toys, in a process that registered them."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-k", "toy", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:flake8",
+        "-n",
+        "0",
+        "-k",
+        "toy",
+        *arguments,
+    ]
     given = {**os.environ, "LEAPFORMER_TOYS": "1", "PYTHONPATH": str(TESTS.parent)}
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
 

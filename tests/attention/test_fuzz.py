@@ -77,7 +77,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         if (block, packed) != ("encoder-self", "learned")
     ),
 ]
-assert {name for name, _ in VARIANTS} == set(NAMES), "a mechanism that is not fuzzed"
+VARIANTS += [(name, {}) for name in NAMES if name not in {known for known, _ in VARIANTS}]
 LAYOUTS = ("contiguous", "time first", "packed", "expanded", "every second")
 PADDING = (None, "all real", "left", "right", "one empty")
 SIDES = ("q", "k", "v", "inputs", "carry")
@@ -257,8 +257,12 @@ class Numbers:
 
         Where a normalizer may be almost 0 queries and keys become positive: dividing by it would make any error large.
         """
-        if VARIANTS[self.case.variant][0] in ("relu", "cosformer", "leap"):
+        name, options = VARIANTS[self.case.variant]
+        if name in ("relu", "cosformer", "leap"):
             self.leaves |= {side: self.leaves[side].abs() + 0.1 for side in "qk"}
+        if options.get("abc_activation") == "relu":  # divided by the sum of the control
+            self.mechanism.control_weight.data.abs_()
+            self.leaves |= {side: self.leaves[side].abs() + 0.1 for side in ("k", "inputs") if side in self.leaves}
         self.leaves = {side: x.to(dtype).double() for side, x in self.leaves.items()}
         self.grad = self.grad.to(dtype).double()
         self.mechanism.to(dtype).double()
