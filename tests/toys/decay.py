@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leapformer_fairseq.attention import Mask, Mechanism, State, TokenInfo, register
-from leapformer_fairseq.attention.ops.linear import append_ones, normalize
+from leapformer_fairseq.attention.ops.linear import append_ones
 from leapformer_fairseq.attention.ops.precision import accumulated, in_float32
 
 
@@ -39,4 +39,5 @@ class Decay(Mechanism):
 
     @in_float32
     def read(self, state: DecayedState, q: Tensor, query: TokenInfo) -> Tensor:
-        return normalize(F.softplus(q) @ state.kv, 1e-12)
+        sums = F.softplus(q) @ state.kv
+        return sums[..., :-1] / sums[..., -1:].clamp_min(1e-12)

@@ -29,7 +29,10 @@ def append_ones(v: Tensor) -> Tensor:
 
 
 def normalize(sums: Tensor, floor: float, known: Known = None) -> Tensor:
-    """Divide by the last column, clamped from below by `floor`: a query that matches no key gives 0, never NaN."""
+    """Divide by the last column, clamped from below by `floor`: a query that matches no key gives 0, never NaN.
+
+    As everything here but `scores` it has no second derivatives: a reference divides by itself.
+    """
     return _Normalize.apply(sums, floor, *(known or (None, None)))
 
 
