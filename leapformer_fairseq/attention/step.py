@@ -53,11 +53,10 @@ class Step(ABC):
         see the state of B sequences, or of B / n, each shared by n neighbours. `lengths` (B,) are those of the
         sequences, if known. Raises ValueError where the batch does not fit the state.
         """
-        shared, rest = divmod(len(x), state.batch_size)
-        if rest or shared < 1 or (self.self_attention and shared != 1):
+        states = state.batch_size
+        if len(x) != states and (self.self_attention or not states or len(x) % states or not len(x)):
             raise ValueError(
-                f"{len(x)} batch entries for the state of {state.batch_size} sequences; reorder the state when the "
-                "batch changes"
+                f"{len(x)} batch entries for the state of {states} sequences; reorder the state when the batch changes"
             )
         heads = self.attend(torch.addmm(self.bias, x, self.weight), x, state, position, lengths)
         return torch.addmm(self.out_bias, heads.to(self.out_bias.dtype), self.out_weight)

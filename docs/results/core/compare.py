@@ -151,7 +151,7 @@ def peak(folder: str, name: str, kind: str, length: int) -> float:
     return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout) / 2**20
 
 
-def main(before: str, seconds: float = 4.0) -> None:
+def main(before: str, seconds: float = 2.5) -> None:
     torch.set_num_threads(1)
     packages = [load(Path(before), "before"), load(ROOT, "after")]
     rows: list[dict[str, Any]] = []
