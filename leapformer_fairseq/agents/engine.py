@@ -140,19 +140,19 @@ class Engine(ABC):
 
     def snapshot(self) -> Snapshot:
         """Remember the decoder, to try a step and take it back. Costs a copy of its states."""
-        state = fork_state(self.model.decoder, self._state)
+        state = fork_state(self._state)
         return Snapshot(tuple(self._tokens), self._n_consumed, self.times.encoder_passes, state)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take the decoder back to `snapshot`, any number of times; frames fed since then stay fed."""
         self._tokens, self._n_consumed = list(snapshot.tokens), snapshot.n_consumed
-        self._state = fork_state(self.model.decoder, snapshot.state)
+        self._state = fork_state(snapshot.state)
 
     def fork(self) -> Self:
         """An independent copy of the whole engine: what was fed and encoded, too, and the times."""
         other = copy.copy(self)
         other.times, other._tokens, other._fed = replace(self.times), list(self._tokens), list(self._fed)
-        other._state = fork_state(self.model.decoder, self._state)
+        other._state = fork_state(self._state)
         return other
 
     def _take_fed(self) -> Tensor:
@@ -181,7 +181,7 @@ class RecomputeEngine(Engine):
     def restore(self, snapshot: Snapshot) -> None:
         super().restore(snapshot)
         if snapshot.encoder_passes != self.times.encoder_passes:
-            forget_source(self.model.decoder, self._state)  # its cross-attention saw an older encoder output
+            forget_source(self._state)  # its cross-attention saw an older encoder output
 
     def _encoded(self, visible: int) -> Any:
         if not self._fed:
@@ -193,7 +193,7 @@ class RecomputeEngine(Engine):
             lengths = torch.tensor([len(frames)], device=weight.device)
             self._encoder_out = self.model.encoder(src_tokens=frames[None], src_lengths=lengths)
         self.times.encoder_passes += 1
-        forget_source(self.model.decoder, self._state)
+        forget_source(self._state)
         return self._encoder_out
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from .tokens import Carry, TokenInfo
 
 Execution = Literal["auto", "reference", "scan"]
 EXECUTIONS: tuple[str, ...] = ("auto", "reference", "scan")
+S = TypeVar("S", bound="State")
 
 
 class Inputs(NamedTuple):
@@ -57,6 +58,12 @@ class State:
     def fork(self) -> Self:
         """An independent copy."""
         return type(self)(**{name: tensor.clone() for name, tensor in self.tensors().items()})
+
+    def of(self, kind: type[S]) -> S:
+        """This state, which must be of this kind; TypeError for another mechanism's."""
+        if not isinstance(self, kind):
+            raise TypeError(f"a {type(self).__name__} does not belong to a mechanism with a {kind.__name__}")
+        return self
 
     def reorder(self, order: Tensor) -> Self:
         """The state whose batch entry i is the old entry order[i]; beam search repeats, drops and permutes them."""
@@ -146,12 +153,9 @@ class Mechanism(nn.Module):
             outputs.append(self.read(seen, q[:, :, t0:t1], query.narrow(t0, t1)))
         return torch.cat(outputs, 2) if outputs else _nothing(q, k, v), state
 
-    def step(self, projections: Projections) -> Step | None:
-        """A fused way through one token, projections included: self-attention, or cross-attention without k and v.
-
-        None where there is only the general way.
-        """
-        return None
+    def step(self, projections: Projections) -> Step:
+        """A fused way through one token, projections included: self-attention, or cross-attention without k and v."""
+        return Step(self, projections)
 
     # ---------------------------------------------------------------------------------------------------------- carry
     def first_carry(self, batch: int) -> Carry:
@@ -208,13 +212,15 @@ class Mechanism(nn.Module):
         return found.to(q.dtype)
 
     # ------------------------------------------------------------------------------------- what a subclass may override
-    def _weights(
-        self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float = 0
-    ) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         """`weights` in float32 or float64. This default goes token by token, with the identity as values."""
         v = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:3], -1)
         state = self.init_state(len(q), v.shape[3], k, key, mask)
         return Mechanism.scan(self, state, q, k, v, query, key, mask)[0]
+
+    def dropping(self) -> float:
+        """How much of the weights is dropped out now."""
+        return self.dropout if self.training else 0.0
 
     def _few_pairs(self, x: Inputs) -> bool:
         """Whether all pairs of queries and keys are less work than the states of a scan."""
@@ -223,8 +229,7 @@ class Mechanism(nn.Module):
     def _reference(self, x: Inputs) -> Tensor:
         q, k, v, query, key, mask = x
         with without_autocast(q.device):
-            dropout = self.dropout if self.training else 0.0
-            weights = self._weights(accumulated(q), accumulated(k), query, key, mask, dropout)
+            weights = self._weights(accumulated(q), accumulated(k), query, key, mask, self.dropping())
             return (weights @ accumulated(v)).to(v.dtype)
 
     def _in_segments(self, x: Inputs) -> Tensor:
@@ -246,7 +251,7 @@ class Mechanism(nn.Module):
         plan = dispatch.segments_of(q, k, mask, *self._limits(x))
         parameters = [parameter for parameter in self._scan_parameters() if parameter.requires_grad]
         memory = list(first.tensors().values())
-        return segments.scan(run, memory, [q], keys, parameters, plan, random=self.dropout > 0 and self.training)
+        return segments.scan(run, memory, [q], keys, parameters, plan, random=self.dropping() > 0)
 
     def _segment(self, state: State, x: Inputs, kept: Kept) -> tuple[Tensor | None, State]:
         """A segment of keys alone, of queries alone, or of queries that see some more keys each.

@@ -12,7 +12,6 @@ from .capabilities import Capabilities
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Inputs, Mechanism, State
 from .registry import register
-from .step import Projections, Step, read_shared
 from .tokens import TokenInfo
 
 
@@ -63,21 +62,21 @@ class Softmax(Mechanism):
         return KVCache(k, v, keep, torch.zeros(batch, dtype=torch.long))
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> KVCache:
-        cache = _cache(state)
+        cache = state.of(KVCache)
         cache.append(k, v, key.keep)
         return cache
 
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
-        return _over(_cache(state), q)
+        return _over(state.of(KVCache), q)
 
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, State]:
         if isinstance(mask, ChunkMask) and mask.past is not None:
-            return self._in_chunks(_cache(state), q, k, v, key, mask)
+            return self._in_chunks(state.of(KVCache), q, k, v, key, mask)
         if mask != CAUSAL:
             return super().scan(state, q, k, v, query, key, mask)
-        before = _cache(state).count
+        before = state.of(KVCache).count
         cache = self.write(state, k, v, key)
         return _over(cache, q, CAUSAL.after(before) if q.shape[2] > 1 else None), cache
 
@@ -101,9 +100,7 @@ class Softmax(Mechanism):
         used = torch.full((len(q),), len(last))
         return out, KVCache(k[:, :, last], v[:, :, last], keep[:, last], used)
 
-    def _weights(
-        self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float = 0
-    ) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         scores = q @ k.mT * self.head_dim**-0.5
         visible = _visible(q, k, key.keep, mask)
         if visible is not None:
@@ -112,27 +109,11 @@ class Softmax(Mechanism):
 
     def _in_segments(self, x: Inputs) -> Tensor:
         """PyTorch's kernels choose by themselves; there is no state to carry."""
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.dropping()
         if x.key.keep is None and x.mask == CAUSAL and x.q.shape[2] == x.k.shape[2]:
             return F.scaled_dot_product_attention(x.q, x.k, x.v, dropout_p=dropout, is_causal=True)
         visible = _visible(x.q, x.k, x.key.keep, x.mask)
         return F.scaled_dot_product_attention(x.q, x.k, x.v, attn_mask=visible, dropout_p=dropout)
-
-    def step(self, projections: Projections) -> Step:
-        return SoftmaxStep(self.num_heads, projections)
-
-
-class SoftmaxStep(Step):
-    """The step of softmax attention over a KV cache."""
-
-    def attend(self, projected: Tensor, x: Tensor, state: KVCache, position: int, lengths: Tensor | None) -> Tensor:
-        if not self.self_attention:
-            q = projected.view(len(x), self.heads, 1, self.dim)
-            return read_shared(q, state.batch_size, lambda q: _over(state, q)).flatten(1)
-        width = self.heads * self.dim
-        q, k = projected[:, : 2 * width].view(len(x), 2, self.heads, 1, self.dim).unbind(1)
-        state.append(k, projected[:, 2 * width :].view(len(x), self.heads, 1, -1), None)
-        return _over(state, q).flatten(1)
 
 
 def _over(cache: KVCache, q: Tensor, mask: PrefixMask | None = None) -> Tensor:
@@ -163,9 +144,3 @@ def _reordered(x: Tensor, order: Tensor, used: int) -> Tensor:
     new = x.new_empty(len(order), *x.shape[1:])
     torch.index_select(x[:, :, :used], 0, order, out=new[:, :, :used])
     return new
-
-
-def _cache(state: State) -> KVCache:
-    if not isinstance(state, KVCache):
-        raise TypeError(f"a {type(state).__name__} does not belong to softmax attention")
-    return state

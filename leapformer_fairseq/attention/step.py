@@ -1,21 +1,22 @@
 """One decoding step with fused projections: what generation runs for every token and layer.
 
-Queries, keys and values come out of one product, the state changes in place, and what does not depend on the token is
-prepared once. What follows the projections is the mechanism's `write` and `read`, or a kernel where one serves.
+Queries, keys and values come out of one product with weights that are transposed once. What follows is the mechanism's
+`write` and `read`, or a kernel where a mechanism has one (`linear/step.py`, `bounded/step.py`).
 
 Shapes: B batch entries, H heads, D head dimension, E value dimension, C width of the block.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .tokens import TokenInfo
+
+if TYPE_CHECKING:
+    from .mechanism import Mechanism
 
 
 class Projections(NamedTuple):
@@ -27,22 +28,26 @@ class Projections(NamedTuple):
     v: nn.Linear | None = None
 
 
-class Step(ABC):
+class Step:
     """The step of one attention block, self-attention or cross-attention.
 
     It holds copies of the projections' weights, transposed, which makes a product with few tokens a quarter faster; so
-    it serves as long as they do not change.
+    it serves as long as they do not change. `key`, `value` and `end` are where keys and values begin and end in what
+    is projected.
     """
 
-    def __init__(self, heads: int, projections: Projections, ones: bool = False) -> None:
+    def __init__(self, mechanism: Mechanism, projections: Projections, ones: bool = False) -> None:
         """`ones`: the values get one more channel per head that is always 1."""
         q, out, k, v = projections
-        self.heads, self.dim, self.self_attention = heads, q.out_features // heads, k is not None
+        self.mechanism, self.heads, self.self_attention = mechanism, mechanism.num_heads, k is not None
+        self.dim = q.out_features // self.heads
         parts = [_affine(x) for x in (q, k) if x is not None]
         if v is not None:
-            parts.append(_with_ones(*_affine(v), heads) if ones else _affine(v))
+            self.value_dim = v.out_features // self.heads
+            parts.append(_with_ones(*_affine(v), self.heads) if ones else _affine(v))
         self.weight = torch.cat([weight for weight, _ in parts]).t().contiguous()
         self.bias = torch.cat([bias for _, bias in parts])
+        self.key, self.value, self.end = q.out_features, 2 * q.out_features, self.weight.shape[1]
         out_weight, self.out_bias = _affine(out)
         self.out_weight = out_weight.t().contiguous()
 
@@ -61,25 +66,28 @@ class Step(ABC):
         heads = self.attend(torch.addmm(self.bias, x, self.weight), x, state, position, lengths)
         return torch.addmm(self.out_bias, heads.to(self.out_bias.dtype), self.out_weight)
 
-    @abstractmethod
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         """What the heads read, concatenated, (B, H * E), given all projections of x, concatenated."""
+        q, states = projected[:, : self.key].view(len(x), self.heads, 1, self.dim), state.batch_size
+        tokens = TokenInfo(torch.full((1, 1), position, device=x.device), lengths)
+        if self.self_attention:
+            v = projected[:, self.value : self.end].view(len(x), self.heads, 1, -1)[..., : self.value_dim]
+            tied = self.mechanism.capabilities.keys_are_values
+            k = v if tied else projected[:, self.key : self.value].view(q.shape)
+            written = self.mechanism.write(state, k, v, TokenInfo(tokens.positions, lengths, inputs=x.unsqueeze(1)))
+            vars(state).update(vars(written))
+        if states == len(x):
+            return self.mechanism.read(state, q, tokens).flatten(1)
+        # neighbours, which share a state, are queries of one sequence
+        n = len(x) // states
+        together = q.view(states, n, self.heads, self.dim).transpose(1, 2)
+        tokens = tokens.of_length(None if lengths is None else lengths[::n])
+        return self.mechanism.read(state, together, tokens).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def also_project(self, weight: Tensor, bias: Tensor) -> None:
         """Append weight x + bias to what is projected."""
         self.weight = torch.cat([self.weight, weight.t().to(self.weight)], 1)
         self.bias = torch.cat([self.bias, bias.to(self.bias)])
-
-
-def at(position: int, like: Tensor, lengths: Tensor | None = None) -> TokenInfo:
-    """One token per sequence at a position (from 1), on the device of `like`."""
-    return TokenInfo(torch.full((1, 1), position, device=like.device), lengths)
-
-
-def read_shared(q: Tensor, states: int, read: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `read` to queries (B, H, 1, D) of which neighbours share one of so many states, (B, H, 1, E)."""
-    together = q.unflatten(0, (states, -1)).squeeze(3).transpose(1, 2)
-    return read(together).transpose(1, 2).flatten(0, 1).unsqueeze(2)
 
 
 def _affine(linear: nn.Linear) -> tuple[Tensor, Tensor]:

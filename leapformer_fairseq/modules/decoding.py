@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attention import State, Step, TokenInfo
 
@@ -67,36 +67,22 @@ class Memory:
         return replace(self, state=None if self.state is None else self.state.fork())
 
 
-class Keeper(Protocol):
-    """An attention block that keeps a Memory."""
-
-    encoder_decoder_attention: bool
-    slot: str
-
-
-def keepers(decoder: nn.Module) -> Iterator[Keeper]:
-    """Every attention of a decoder that keeps a Memory."""
-    return (part for part in decoder.modules() if hasattr(part, "slot"))  # type: ignore[misc]
-
-
-def forget_source(decoder: nn.Module, incremental_state: IncrementalState) -> None:
+def forget_source(incremental_state: IncrementalState) -> None:
     """Drop what cross-attention read, because the encoder was run again: the next step reads the source again."""
-    for attention in keepers(decoder):
-        if attention.encoder_decoder_attention and attention.slot in incremental_state:
-            memory = incremental_state[attention.slot]
+    for memory in _memories(incremental_state):
+        if memory.read:
             memory.state, memory.read = None, 0
 
 
-def fork_state(decoder: nn.Module, incremental_state: IncrementalState) -> IncrementalState:
+def fork_state(incremental_state: IncrementalState) -> IncrementalState:
     """An independent copy of a decoder's state, to come back to after a trial step."""
-    copy = dict(incremental_state)
-    for attention in keepers(decoder):
-        if attention.slot in copy:
-            copy[attention.slot] = copy[attention.slot].fork()
-    return copy
+    return {key: held.fork() if isinstance(held, Memory) else held for key, held in incremental_state.items()}
 
 
 def state_bytes(incremental_state: IncrementalState) -> int:
     """Bytes that swapped attention keeps in a decoder's state."""
-    memories = (held for held in incremental_state.values() if isinstance(held, Memory))
-    return sum(memory.state.nbytes() for memory in memories if memory.state is not None)
+    return sum(memory.state.nbytes() for memory in _memories(incremental_state) if memory.state is not None)
+
+
+def _memories(incremental_state: IncrementalState) -> Iterator[Memory]:
+    return (held for held in incremental_state.values() if isinstance(held, Memory))

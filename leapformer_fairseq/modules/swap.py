@@ -104,14 +104,13 @@ def swap_attention(
     """
     grow_in_turn(stack)
     layers, facts = layers_of(stack), StackFacts(length_known)
-    passing, context = (
-        PassContext(facts),
-        Context(
-            length_known=length_known,
-            carry_width=_carry_width(args) if getattr(layers[0], BLOCKS[2].attribute, None) is not None else None,
-            reruns_layers=getattr(args, "checkpoint_activations", False),
-            target_length=target_length,
-        ),
+    passing = PassContext(facts)
+    reads_source = getattr(layers[0], BLOCKS[2].attribute, None) is not None
+    context = Context(
+        length_known=length_known,
+        carry_width=_carry_width(args) if reads_source else None,
+        reruns_layers=getattr(args, "checkpoint_activations", False),
+        target_length=target_length,
     )
     for block in BLOCKS:
         if block.stack != kind or getattr(layers[0], block.attribute, None) is None:

@@ -85,11 +85,11 @@ class FakeModel(nn.Module):
         return 64
 
 
-def _forget_source(decoder: nn.Module, state: dict[str, Any]) -> None:
+def _forget_source(state: dict[str, Any]) -> None:
     state.pop("cross", None)
 
 
-def _fork_state(decoder: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+def _fork_state(state: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(state)
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, Projections, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, Projections, build
 from leapformer_fairseq.attention.linear.base import LinearState
 
-from .cases import DIM, HEADS, heads
+from .cases import DIM, HEADS
 
 STEPS, EVERY, BATCH, WIDTH = 200_000, 1000, 2, HEADS * DIM
 # name, options, what inputs are multiplied by, the largest error allowed, relative to the outputs of 1000 steps
@@ -29,7 +29,7 @@ CASES = [
 
 
 def blocks(name, options):
-    """A mechanism and its step in float32 and in float64, with the same weights; no step: the general way."""
+    """The step and the empty state of a mechanism in float32 and in float64, with the same weights."""
     torch.manual_seed(0)
     found = []
     mechanism = build(name, DIM, HEADS, **options)
@@ -38,16 +38,8 @@ def blocks(name, options):
         one, projections = copy.deepcopy(mechanism).to(dtype), [copy.deepcopy(x).to(dtype) for x in stock]
         one.receive(Projections(*projections))
         state = one.init_state(BATCH, DIM, torch.zeros(1, dtype=dtype), mask=CAUSAL)
-        found.append([one, Projections(*projections), one.step(Projections(*projections)), state, dtype])
+        found.append([one.step(Projections(*projections)), state, dtype])
     return found
-
-
-def general(mechanism, projections, x, state, position):
-    """One token without a fused step."""
-    q, k, v = (heads(layer(x.unsqueeze(0))) for layer in (projections.q, projections.k, projections.v))
-    tokens = TokenInfo(torch.full((1, 1), position), inputs=x.unsqueeze(1))
-    out, state = mechanism.scan(state, q, k, v, tokens, tokens)
-    return projections.out(out.flatten(1)), state
 
 
 def errors(name, options, factor, steps=STEPS, spoil=None) -> list[float]:
@@ -59,17 +51,14 @@ def errors(name, options, factor, steps=STEPS, spoil=None) -> list[float]:
             xs = factor * (torch.randn(EVERY, BATCH, WIDTH, generator=numbers) + 0.3)
             outputs = []
             for block in both:
-                mechanism, projections, step, state, dtype = block
+                step, state, dtype = block
                 outs = []
                 for i, x in enumerate(xs.to(dtype)):
-                    if step is None:
-                        out, state = general(mechanism, projections, x, state, start + i + 1)
-                    else:
-                        out = step(x, state, start + i + 1)
+                    out = step(x, state, start + i + 1)
                     if spoil is not None and dtype == torch.float32:
                         state = spoil(state)
                     outs.append(out)
-                block[3] = state
+                block[1] = state
                 outputs.append(torch.stack(outs).double())
             mine, exact = outputs
             assert torch.isfinite(mine).all()

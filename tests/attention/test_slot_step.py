@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import Projections, TokenInfo, build
+from leapformer_fairseq.attention import Projections, Step, TokenInfo, build
 from leapformer_fairseq.attention.bounded import step as slot_step
+from leapformer_fairseq.attention.bounded.step import SlotStep
 from leapformer_fairseq.attention.bounded.sums import SlotSums
 from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.errors import LeapformerError
@@ -74,7 +75,7 @@ def test_steps_follow_a_prompt(name, options, dtype, language, monkeypatch):
 def test_c_serves_after_a_prompt(name, options, monkeypatch):
     block, x = Block(name, options, torch.float32), torch.randn(9, B, C)
     _, state = block.extend(None, x[:8], 0)
-    monkeypatch.setattr(SlotSums, "write_control", lambda *_: pytest.fail("written by PyTorch"))
+    monkeypatch.setattr(SlotSums, "write", lambda *_: pytest.fail("written by PyTorch"))
     block.step(x[8], state, 9)
 
 
@@ -180,7 +181,7 @@ class OfKeys(SlotSums):
     ids=lambda x: type(x).__name__,
 )
 @torch.no_grad()
-def test_self_attention_goes_the_general_way_where_the_step_does_not_know_the_control(mechanism):
+def test_self_attention_goes_without_the_kernel_where_it_does_not_know_the_control(mechanism):
     q, out, k, v = (nn.Linear(C, C) for _ in range(4))
-    assert mechanism.step(Projections(q, out, k, v)) is None
-    assert mechanism.step(Projections(q, out)) is not None  # which only reads
+    assert type(mechanism.step(Projections(q, out, k, v))) is Step
+    assert type(mechanism.step(Projections(q, out))) is SlotStep  # which only reads

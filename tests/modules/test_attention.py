@@ -159,7 +159,7 @@ def test_a_fork_is_independent(name):
     with torch.no_grad():
         state = {}
         step(0, state)
-        fork = fork_state(attention, state)
+        fork = fork_state(state)
         expected = step(1, state)
         step(2, state)
         torch.testing.assert_close(step(1, fork), expected)

@@ -72,10 +72,10 @@ class BoundedMechanism(Mechanism):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.slots = self._number_of_slots()
-        self.literal = getattr(self.chosen, EMPTY_SLOTS.name, "mask") == "literal"
+        self.literal = getattr(self.chosen, EMPTY_SLOTS.name, EMPTY_SLOTS.default) == "literal"
 
     def _number_of_slots(self) -> int:
-        return per_block(SLOTS.flag, getattr(self.chosen, "abc_slots", "32/8/32"), self.block, least=1)
+        return per_block(SLOTS.flag, getattr(self.chosen, SLOTS.name, str(SLOTS.default)), self.block, least=1)
 
     @abstractmethod
     def _causal(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, State]:
@@ -96,9 +96,7 @@ class BoundedMechanism(Mechanism):
             return self.read(state, q, key), state
         return self._causal(state, q, k, v, key)
 
-    def _weights(
-        self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float = 0
-    ) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         mask = with_state(mask)
         if isinstance(mask, ChunkMask):
             return super()._weights(q, k, query, key, mask, dropout)
@@ -126,17 +124,10 @@ class BoundedMechanism(Mechanism):
         return math.inf if x.mask is None else bounds.kept_slot_tokens, bounds.segment_slot_tokens
 
     def _tensors(self, state: State) -> tuple[Tensor, ...]:
-        """The tensors of a state, which must be of this mechanism."""
-        if not isinstance(state, self.state_class):
-            raise TypeError(f"a {type(state).__name__} does not belong to this mechanism")
-        return tuple(state.tensors().values())
+        return tuple(state.of(self.state_class).tensors().values())
 
     def _scaled(self, q: Tensor) -> Tensor:
         return q * self.head_dim**-0.5
-
-    def dropping(self) -> float:
-        """How much of the weights is dropped out now."""
-        return self.dropout if self.training else 0.0
 
 
 def inputs_of(k: Tensor, tokens: TokenInfo) -> Tensor:

@@ -124,7 +124,6 @@ class Luna(BoundedMechanism):
         self.capabilities = replace(
             self.capabilities,
             unsupported={DECODER_CROSS: reason} if self.input_dim != width else {},
-            keys_are_values=self.projections == "tied",
             carry_width=None if self.learned else width,  # nobody would read what learned ones hand on
             carry_is_given=self.given,
             carry_remedy="take --luna-packed learned",
@@ -153,6 +152,7 @@ class Luna(BoundedMechanism):
             "untied": {"value": v},
             "standard": {"query": q, "value": v, "unpack_key": k, "unpack_value": v},
         }[self.projections]
+        self.capabilities = replace(self.capabilities, keys_are_values=self.projections == "tied")
 
     # -------------------------------------------------------------------------------------------- the packed sequence
     def first_carry(self, batch: int) -> Carry:
@@ -160,7 +160,7 @@ class Luna(BoundedMechanism):
         return Carry((packed * packed.shape[1] ** 0.5 + self.places.to(packed)).expand(batch, -1, -1))
 
     def carry(self, state: State) -> Carry:
-        state = _packed_keys(state)
+        state = state.of(PackedState)
         return Carry(state.packed, state.keep)
 
     def _packed(self, tokens: TokenInfo | None, batch: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,8 +208,11 @@ class Luna(BoundedMechanism):
     @in_float32
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
         if isinstance(state, LunaState):
-            return self.write_control(state, k, v, self._written(state.queries, k, key))
-        if state.batch_size and _packed_keys(state).keep.is_cpu and _packed_keys(state).keep.any():
+            keys, values, queries, keep = self._tensors(state)
+            alpha = self._written(queries, k, key)
+            return LunaState(added(keys, k.mT, alpha), added(values, alpha.mT, v), queries, keep)
+        keep = state.of(PackedState).keep
+        if state.batch_size and keep.is_cpu and keep.any():
             raise LeapformerError("luna packs all keys at once and cannot append some; give it whole sequences")
         return self._pack(k, v, key, self.dropping())[1]
 
@@ -256,10 +259,6 @@ class Luna(BoundedMechanism):
         """The same of tokens as they are projected to write, (B, H, S, D)."""
         alpha = self.activation(seen @ queries.mT)
         return F.dropout(alpha, dropout) if dropout else alpha
-
-    def write_control(self, state: LunaState, k: Tensor, v: Tensor, alpha: Tensor) -> LunaState:
-        """The state after tokens were written into the slots; may change the old one in place."""
-        return LunaState(added(state.keys, k.mT, alpha), added(state.values, alpha.mT, v), state.queries, state.keep)
 
     def _read(self, logits: Tensor, count: Tensor, keep: Tensor, dropout: float) -> Tensor:
         """Weights (B, H, T, l) of the sums of values, from the products of queries and sums of keys over `count`."""
@@ -313,8 +312,6 @@ class LunaStep(MemoryStep):
             own: Any = mechanism.own["write"]
             self.writes = self.end
             self.also_project(own.weight.detach(), own.bias.detach())
-        elif mechanism.stock.get("write") is not None:
-            self.key = self.value  # tied: the stock keys only write
 
     def control(self, x: Tensor, projected: Tensor, state: LunaState, position: int) -> Tensor:
         seen = projected[:, self.writes : self.writes + self.heads * self.dim].view(len(x), self.heads, 1, -1)
@@ -322,15 +319,6 @@ class LunaStep(MemoryStep):
 
     def mass(self, state: LunaState | PackedState, position: int) -> Tensor:
         return state.keep.to(state.keys.dtype) * position
-
-    def write(self, state: LunaState, k: Tensor, v: Tensor, control: Tensor) -> None:
-        self.mechanism.write_control(state, k, v, control)  # in place
-
-
-def _packed_keys(state: State) -> PackedState:
-    if not isinstance(state, PackedState):
-        raise TypeError(f"a {type(state).__name__} holds no packed keys")
-    return state
 
 
 def _count(tokens: TokenInfo, like: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The decoding step over a memory of slots (ABC and Luna): one product for all projections, also a control's.
 
-On a CPU all sums are one call of C (`ops.cpu`), where it compiles; otherwise they are the mechanism's own functions.
+On a CPU all sums are one call of C (`ops.cpu`), where it compiles.
 
 Shapes: B batch entries, H heads, n slots, D head dimension, E value dimension, C width of the block's input.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..ops import cpu
-from ..step import Projections, Step, at, read_shared
+from ..step import Projections, Step
 from ..tokens import TokenInfo
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ class Reading(NamedTuple):
 class MemoryStep(Step):
     """The step over a state of sums, `keys` (B, H, D, n) and `values` (B, H, n, E).
 
-    A subclass says what a token writes. `key` and `value` are where keys and values stand in what is projected.
+    A subclass says what a token writes.
     """
 
+    mechanism: BoundedMechanism
+
     def __init__(self, mechanism: BoundedMechanism, projections: Projections, reading: Reading) -> None:
-        super().__init__(mechanism.num_heads, projections)
-        self.mechanism, self.reading = mechanism, reading
-        self.key, self.value = self.heads * self.dim, 2 * self.heads * self.dim
-        self.end = self.weight.shape[1]  # of queries, keys and values
+        super().__init__(mechanism, projections)
+        self.reading = reading
         self.sizes: dict[tuple[int, ...], cpu.SlotSizes] = {}
 
     @abstractmethod
@@ -70,50 +70,27 @@ class MemoryStep(Step):
     def mass(self, state: Any, position: int) -> Tensor:
         """How much is in the slots, as `reading` says."""
 
-    @abstractmethod
-    def write(self, state: Any, k: Tensor, v: Tensor, control: Tensor) -> None:
-        """Write tokens k (B, H, 1, D), v (B, H, 1, E) into the state by their control (B, H, 1, n)."""
-
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
-        projected = projected.to(state.keys.dtype)
-        control = None
-        if self.self_attention:
-            control = self.control(x, projected, state, position).to(state.keys.dtype)
-        heads = self._kernel(projected, state, position, control)
-        if heads is not None:
-            return heads
-        if control is not None:
-            k = projected[:, self.key : self.key + self.heads * self.dim].view(len(x), self.heads, 1, -1)
-            v = projected[:, self.value : self.end].view(len(x), self.heads, 1, -1)
-            self.write(state, k, v, control.unsqueeze(2))
-        q = projected[:, : self.heads * self.dim].view(len(x), self.heads, 1, self.dim)
-        tokens = at(position, x)
-        return read_shared(q, len(state.keys), lambda q: self.mechanism.read(state, q, tokens)).flatten(1)
-
-    def _kernel(self, projected: Tensor, state: Any, position: int, control: Tensor | None) -> Tensor | None:
-        """What the queries read, (B, H * E), after the tokens were written, by the compiled step.
-
-        None where that does not serve; then nothing was written.
-        """
-        keys, values = state.keys, state.values
-        if keys.dtype != torch.float32 or not keys.is_cpu or (step := cpu.slot_step()) is None:
-            return None
-        if values.shape[2] > cpu.MAX_SLOTS or self.mechanism.dropping():
-            return None
-        mass = self.mass(state, position)
-        if not (keys.is_contiguous() and values.is_contiguous() and mass.is_contiguous()):
-            return None
+        kernel, keys, values = cpu.slot_step(), state.keys, state.values
+        if kernel is None or not self._kernel_serves(keys, values):
+            return super().attend(projected, x, state, position, lengths)
+        projected, mass = projected.float(), self.mass(state, position)
+        control = self.control(x, projected, state, position).float() if self.self_attention else None
         shape = (len(projected), *values.shape)
         if shape not in self.sizes:
             self.sizes[shape] = self._sizes(*shape)
         out = projected.new_empty(len(projected), self.heads * shape[-1])
-        step(
+        kernel(
             ctypes.byref(self.sizes[shape]),
             *(projected.data_ptr(), projected.stride(0)),
             *((None, 0, 0) if control is None else (control.data_ptr(), *control.stride()[:2])),
             *(tensor.data_ptr() for tensor in (keys, values, mass, out)),
         )
         return out
+
+    def _kernel_serves(self, keys: Tensor, values: Tensor) -> bool:
+        fits = keys.dtype == torch.float32 and keys.is_cpu and values.shape[2] <= cpu.MAX_SLOTS
+        return fits and keys.is_contiguous() and values.is_contiguous() and not self.mechanism.dropping()
 
     def _sizes(self, batch: int, states: int, heads: int, slots: int, value_dim: int) -> cpu.SlotSizes:
         return cpu.SlotSizes(
@@ -123,7 +100,7 @@ class MemoryStep(Step):
             value_dim=value_dim,
             slots=slots,
             shared=batch // states,
-            key=self.key,
+            key=self.value if self.mechanism.capabilities.keys_are_values else self.key,
             value=self.value,
             scale=self.dim**-0.5,
             **self.reading._asdict(),
@@ -133,8 +110,7 @@ class MemoryStep(Step):
 class SlotStep(MemoryStep):
     """The step of a memory that is a sum over the keys (ABC).
 
-    Self-attention needs a control of the block's input or of positions alone, whatever the lengths of the sequences;
-    cross-attention only reads, so any control will do.
+    In self-attention its kernel needs a control of the block's input, or of positions alone.
     """
 
     mechanism: SlotSums
@@ -173,6 +149,3 @@ class SlotStep(MemoryStep):
 
     def mass(self, state: SlotState, position: int) -> Tensor:
         return state.mass
-
-    def write(self, state: SlotState, k: Tensor, v: Tensor, control: Tensor) -> None:
-        state.mass = self.mechanism.write_control(state, k, v, control).mass  # the others change in place

@@ -59,12 +59,10 @@ class SlotSums(BoundedMechanism):
         """How `control` is a function of the block's input, token by token; None where it is not of that kind."""
         return None
 
-    def step(self, projections: Projections) -> Step | None:
-        if projections.k is not None and not self.positional:
-            learned = self.input_control()
-            if learned is None or learned.weight.shape[1] != projections.q.in_features:
-                return None
-        return SlotStep(self, projections)
+    def step(self, projections: Projections) -> Step:
+        learned, width = self.input_control(), projections.q.in_features
+        known = self.positional or (learned is not None and learned.weight.shape[1] == width)
+        return SlotStep(self, projections) if known or projections.k is None else super().step(projections)
 
     def reading(self) -> Reading:
         """How the kernel reads the memory."""
@@ -78,11 +76,7 @@ class SlotSums(BoundedMechanism):
 
     @in_float32
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> SlotState:
-        return self.write_control(state, k, v, self._control(k, key))
-
-    def write_control(self, state: State, k: Tensor, v: Tensor, alpha: Tensor) -> SlotState:
-        """The state after tokens were written into the slots by their control; may change the old one in place."""
-        keys, values, mass = self._tensors(state)
+        (keys, values, mass), alpha = self._tensors(state), self._control(k, key)
         return SlotState(added(keys, k.mT, alpha), added(values, alpha.mT, v), mass + alpha.sum(2))
 
     @in_float32

@@ -72,7 +72,7 @@ class LinearMechanism(Mechanism):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.normalizer_floor: float = getattr(self.chosen, "normalizer_floor", 1e-4)
+        self.normalizer_floor = float(getattr(self.chosen, NORMALIZER_FLOOR.name, NORMALIZER_FLOOR.default))
 
     @abstractmethod
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
@@ -94,11 +94,7 @@ class LinearMechanism(Mechanism):
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
         with without_autocast(k.device):
-            features = self._keys(k, key)
-            if features.norm is None and v.shape[2] == 1 and not torch.is_grad_enabled():
-                _kv(state).addcmul_(features.expanded().mT, linear.append_ones(accumulated(v)))
-                return LinearState(_kv(state))
-            return LinearState(_added(_kv(state), features, v))
+            return LinearState(_added(_kv(state), self._keys(k, key), v))
 
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
@@ -146,9 +142,7 @@ class LinearMechanism(Mechanism):
         kept += [sums[..., -1:].detach().clone(), *([] if out.dtype == x.v.dtype else [out.detach()])]
         return out.to(x.v.dtype)
 
-    def _weights(
-        self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float = 0
-    ) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         scores, totals = _scores(self.map_queries(q, query), self._keys(k, key), mask)
         return scores / totals.clamp_min(self.normalizer_floor)
 
@@ -165,9 +159,7 @@ class LinearMechanism(Mechanism):
 
 
 def _kv(state: State) -> Tensor:
-    if not isinstance(state, LinearState):
-        raise TypeError(f"a {type(state).__name__} does not belong to linear attention")
-    return state.kv
+    return state.of(LinearState).kv
 
 
 def _scores(fq: Features, fk: Features, mask: Mask) -> tuple[Tensor, Tensor]:
@@ -216,7 +208,10 @@ def _added(kv: Tensor, fk: Features, v: Tensor, known: bool = False) -> Tensor:
     like, v = v.dtype, accumulated(v)
     k = dispatch.operand(fk.expanded(), like)
     if fk.norm is None:
-        new = linear.state_of(k, dispatch.operand(linear.append_ones(v), like), known)
+        v1 = linear.append_ones(v)
+        if v.shape[2] == 1 and not torch.is_grad_enabled():
+            return kv.addcmul_(accumulated(k).mT, v1)
+        new = linear.state_of(k, dispatch.operand(v1, like), known)
     else:
         new = torch.cat([linear.state_of(k, dispatch.operand(v, like), known), fk.norm.sum(-2).unsqueeze(-1)], -1)
     return kv + new if torch.is_grad_enabled() else kv.add_(new)

@@ -1,7 +1,7 @@
 """The decoding step of linear mechanisms: the state is K^T [V, 1], `state.kv` (B, H, F, E + 1).
 
 A channel of zero weight and bias 1 per head makes the projected values [v, 1]. On a CPU all that follows the
-projections is one call of C (`ops.cpu`), where it compiles; otherwise it is the mechanism's own maps.
+projections is one call of C (`ops.cpu`), where it compiles.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ..ops import cpu, linear
-from ..step import Projections, Step, at, read_shared
+from ..ops import cpu
+from ..step import Projections, Step
 from .proportion import ProportionNetwork
 
 if TYPE_CHECKING:
@@ -41,33 +41,16 @@ class LinearStep(Step):
     """The step of a linear mechanism."""
 
     def __init__(self, mechanism: LinearMechanism, projections: Projections) -> None:
-        super().__init__(mechanism.num_heads, projections, ones=True)
-        self.mechanism, self.map = mechanism, mechanism.kernel_map()
+        super().__init__(mechanism, projections, ones=True)
+        self.map, self.floor = mechanism.kernel_map(), mechanism.normalizer_floor
         # The kernel's, on a CPU; elsewhere a copy would wait for the device.
         networks = self.map.networks[: 1 + self.self_attention] if self.map and self.weight.is_cpu else ()
         self.packed = [_packed(network) for network in networks]
         self.sizes: dict[tuple[int, ...], cpu.Sizes] = {}
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
-        projected = projected.to(state.kv.dtype)
         heads = self._kernel(projected, state.kv, position, lengths)
-        if heads is not None:
-            return heads
-        tokens, width = at(position, x, lengths), self.heads * self.dim
-        if self.self_attention:
-            k, v1 = (y.reshape(len(x), self.heads, 1, -1) for y in projected[:, width:].tensor_split([width], 1))
-            fk = self.mechanism.map_keys(k, tokens)
-            if fk.norm is None:
-                state.kv.addcmul_(fk.expanded().mT, v1)
-            else:
-                state.kv[..., :-1].addcmul_(fk.expanded().mT, v1[..., :-1])
-                state.kv[..., -1].add_(fk.norm.squeeze(2))
-
-        fq = self.mechanism.map_queries(projected[:, :width].view(len(x), self.heads, 1, -1), tokens)
-        sums = read_shared(fq.expanded(), len(state.kv), lambda q: q @ state.kv)
-        if fq.norm is not None:
-            sums[..., -1:] = read_shared(fq.norm, len(state.kv), lambda q: q @ state.kv[..., -1:])
-        return linear.normalize(sums, self.mechanism.normalizer_floor).flatten(1)
+        return super().attend(projected, x, state, position, lengths) if heads is None else heads
 
     def _kernel(self, projected: Tensor, kv: Tensor, position: int, lengths: Tensor | None) -> Tensor | None:
         """What the heads read, (B, H * E), by the compiled step; None where that does not serve."""
@@ -86,6 +69,7 @@ class LinearStep(Step):
         if self.map.rotation is not None:
             rotation = self.map.rotation(position).float()
             sizes.pairs = len(rotation)
+        projected = projected.float()
         out = projected.new_empty(len(projected), self.heads * (sizes.values - 1))
         step(
             ctypes.byref(sizes),
@@ -111,7 +95,7 @@ class LinearStep(Step):
             reweighted=features == 2 * self.dim,
             hidden=packed.hidden if packed else 0,
             network_stride=packed.stride if packed else 0,
-            floor=self.mechanism.normalizer_floor,
+            floor=self.floor,
         )
 
 

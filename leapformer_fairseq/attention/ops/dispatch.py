@@ -118,8 +118,7 @@ def chunk_of(device: torch.device, ratio: int) -> int:
 
 
 def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, segment_tokens: int) -> Plan:
-    """How to cut a pass over all of q (B, H, T, D) and k (B, H, S, D); kept as a
-    whole up to `kept_tokens`, and else in segments of about `segment_tokens`."""
+    """How to cut q (B, H, T, D) and k (B, H, S, D): one part up to `kept_tokens`, else parts of `segment_tokens`."""
     heads, queries, keys, limits = q.shape[0] * q.shape[1], q.shape[2], k.shape[2], bounds(q.device)
     again = heads * (queries + keys) > kept_tokens
     unit = mask.tokens if isinstance(mask, ChunkMask) else chunk_of(q.device, mask.ratio if mask else 1)
