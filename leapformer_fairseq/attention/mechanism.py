@@ -71,7 +71,8 @@ class State:
 
     @property
     def batch_size(self) -> int:
-        return len(next(iter(vars(self).values())))
+        first: Tensor = next(iter(vars(self).values()))
+        return first.shape[0]
 
     def nbytes(self) -> int:
         """Bytes held by the tensors."""
@@ -269,9 +270,9 @@ class Mechanism(nn.Module):
         return self.parameters()
 
     def _limits(self, x: Inputs) -> tuple[float, int]:
-        """Up to so many tokens, over heads and batch, what a scan computes is kept; beyond, the tokens of a segment."""
+        """Up to so many tokens, over heads and batch, all is kept for the backward pass; the tokens of a segment."""
         bounds, whole = dispatch.bounds(x.q.device), x.mask is None and not self.capabilities.append
-        return math.inf if whole else bounds.kept_tokens, bounds.segment_tokens
+        return math.inf if whole else bounds.kept_tokens, dispatch.segment_size(x.q, bounds.segment_tokens)
 
 
 def _described(

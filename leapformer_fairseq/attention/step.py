@@ -40,10 +40,9 @@ class Step:
         """`ones`: the values get one more channel per head that is always 1."""
         q, out, k, v = projections
         self.mechanism, self.heads, self.self_attention = mechanism, mechanism.num_heads, k is not None
-        self.dim = q.out_features // self.heads
+        self.dim, self.ones = q.out_features // self.heads, ones
         parts = [_affine(x) for x in (q, k) if x is not None]
         if v is not None:
-            self.value_dim = v.out_features // self.heads
             parts.append(_with_ones(*_affine(v), self.heads) if ones else _affine(v))
         self.weight = torch.cat([weight for weight, _ in parts]).t().contiguous()
         self.bias = torch.cat([bias for _, bias in parts])
@@ -58,30 +57,34 @@ class Step:
         see the state of B sequences, or of B / n, each shared by n neighbours. `lengths` (B,) are those of the
         sequences, if known. Raises ValueError where the batch does not fit the state.
         """
-        states = state.batch_size
-        if len(x) != states and (self.self_attention or not states or len(x) % states or not len(x)):
+        batch, states = x.shape[0], state.batch_size
+        if batch != states and (self.self_attention or not states or batch % states or not batch):
             raise ValueError(
-                f"{len(x)} batch entries for the state of {states} sequences; reorder the state when the batch changes"
+                f"{batch} batch entries for the state of {states} sequences; reorder the state when the batch changes"
             )
         heads = self.attend(torch.addmm(self.bias, x, self.weight), x, state, position, lengths)
         return torch.addmm(self.out_bias, heads.to(self.out_bias.dtype), self.out_weight)
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         """What the heads read, concatenated, (B, H * E), given all projections of x, concatenated."""
-        q, states = projected[:, : self.key].view(len(x), self.heads, 1, self.dim), state.batch_size
-        tokens = TokenInfo(torch.full((1, 1), position, device=x.device), lengths)
+        batch, states = x.shape[0], state.batch_size
+        q = projected[:, : self.key].view(batch, self.heads, 1, self.dim)
+        capabilities = self.mechanism.capabilities
+        inputs = x.unsqueeze(1) if capabilities.needs_inputs else None
+        tokens = TokenInfo(torch.full((1, 1), position, device=x.device), lengths, inputs=inputs)
         if self.self_attention:
-            v = projected[:, self.value : self.end].view(len(x), self.heads, 1, -1)[..., : self.value_dim]
-            tied = self.mechanism.capabilities.keys_are_values
-            k = v if tied else projected[:, self.key : self.value].view(q.shape)
-            written = self.mechanism.write(state, k, v, TokenInfo(tokens.positions, lengths, inputs=x.unsqueeze(1)))
-            vars(state).update(vars(written))
-        if states == len(x):
+            k = projected[:, self.key : self.value].view(batch, self.heads, 1, self.dim)
+            v = projected[:, self.value : self.end].view(batch, self.heads, 1, -1)
+            v = v[..., :-1] if self.ones else v
+            written = self.mechanism.write(state, v if capabilities.keys_are_values else k, v, tokens)
+            if written is not state:
+                vars(state).update(vars(written))
+        if states == batch:
             return self.mechanism.read(state, q, tokens).flatten(1)
         # neighbours, which share a state, are queries of one sequence
-        n = len(x) // states
+        n = batch // states
         together = q.view(states, n, self.heads, self.dim).transpose(1, 2)
-        tokens = tokens.of_length(None if lengths is None else lengths[::n])
+        tokens = TokenInfo(tokens.positions, None if lengths is None else lengths[::n])
         return self.mechanism.read(state, together, tokens).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def also_project(self, weight: Tensor, bias: Tensor) -> None:

@@ -121,7 +121,8 @@ class BoundedMechanism(Mechanism):
     def _limits(self, x: Inputs) -> tuple[float, int]:
         bounds = dispatch.bounds(x.q.device)
         # Bidirectional ones keep little as it is.
-        return math.inf if x.mask is None else bounds.kept_slot_tokens, bounds.segment_slot_tokens
+        kept = math.inf if x.mask is None else bounds.kept_slot_tokens
+        return kept, dispatch.segment_size(x.q, bounds.segment_slot_tokens)
 
     def _tensors(self, state: State) -> tuple[Tensor, ...]:
         return tuple(state.of(self.state_class).tensors().values())

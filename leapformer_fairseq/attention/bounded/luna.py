@@ -318,7 +318,7 @@ class LunaStep(MemoryStep):
         return self.mechanism.alpha(seen, state.queries, self.mechanism.dropping()).squeeze(2)
 
     def mass(self, state: LunaState | PackedState, position: int) -> Tensor:
-        return state.keep.to(state.keys.dtype) * position
+        return (state.keep * float(position)).float()
 
 
 def _count(tokens: TokenInfo, like: Tensor) -> Tensor:

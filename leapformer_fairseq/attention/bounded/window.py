@@ -61,7 +61,7 @@ class Window(BoundedMechanism):
 
     @in_float32
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> WindowState:
-        return self._latest(self._joined(state, k, v, key))
+        return self._latest(self._joined(state, k, v, key), key)
 
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
@@ -76,8 +76,8 @@ class Window(BoundedMechanism):
             joined = self._joined(state, some_k, some_v, here)
             weights = self._seen(some_q, joined.keys, here.positions, joined.positions, self.dropping())
             outputs.append(weights @ joined.values)
-            state = self._latest(joined)
-        return torch.cat(outputs, 2), state
+            state = self._latest(joined, here)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), state
 
     def _seen(self, q: Tensor, k: Tensor, query: Tensor, key: Tensor, dropout: float) -> Tensor:
         """Weights of the keys at positions (B, S) for queries at positions (B or 1, T)."""
@@ -93,8 +93,10 @@ class Window(BoundedMechanism):
         positions = torch.cat([positions, new.expand(len(k), -1)], 1)
         return WindowState(torch.cat([keys, k], 2), torch.cat([values, v], 2), positions)
 
-    def _latest(self, joined: WindowState) -> WindowState:
-        """What the next query may see."""
+    def _latest(self, joined: WindowState, last: TokenInfo) -> WindowState:
+        """What the next query may see, after the `last` tokens were joined."""
+        if last.keep is None and last.positions.shape[1] >= self.reach:  # so they are the last columns
+            return WindowState(*(x.narrow(x.dim() // 2, -self.reach, self.reach) for x in joined.tensors().values()))
         positions, columns = joined.positions.topk(self.reach, 1, sorted=False)
         columns = columns[:, None, :, None]
         keys, values = (x.gather(2, columns.expand(*x.shape[:2], -1, x.shape[3])) for x in (joined.keys, joined.values))

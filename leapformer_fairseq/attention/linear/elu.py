@@ -25,7 +25,7 @@ class _ELU1(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return torch.maximum(x.clamp_max(0).exp_(), x + 1)  # exp(x) >= x + 1
+        return x.clamp_max(0).exp_().add_(x.relu())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -34,7 +34,7 @@ class _ELU1(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (out,) = ctx.saved_tensors
-        return grad * out.clamp_max(1)
+        return out.clamp_max(1).mul_(grad)
 
 
 @register("elu", NORMALIZER_FLOOR)

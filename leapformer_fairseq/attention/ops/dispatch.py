@@ -117,14 +117,18 @@ def chunk_of(device: torch.device, ratio: int) -> int:
     return limits.chunk if ratio == 1 else max(min(8, limits.chunk), limits.chunk_keys // ratio)
 
 
-def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, segment_tokens: int) -> Plan:
-    """How to cut q (B, H, T, D) and k (B, H, S, D): one part up to `kept_tokens`, else parts of `segment_tokens`."""
-    heads, queries, keys, limits = q.shape[0] * q.shape[1], q.shape[2], k.shape[2], bounds(q.device)
+def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, size: int) -> Plan:
+    """How to cut q (B, H, T, D) and k (B, H, S, D): one part up to `kept_tokens`, else parts of about `size` tokens."""
+    heads, queries, keys = q.shape[0] * q.shape[1], q.shape[2], k.shape[2]
     again = heads * (queries + keys) > kept_tokens
     unit = mask.tokens if isinstance(mask, ChunkMask) else chunk_of(q.device, mask.ratio if mask else 1)
     whole = (queries + keys) * unit * (mask.ratio + 1 if isinstance(mask, PrefixMask) else 2)
-    size = max(limits.least_segment, segment_tokens // max(1, heads)) if again else whole
-    return Plan(cut(mask, queries, keys, size, unit), again)
+    return Plan(cut(mask, queries, keys, size if again else whole, unit), again)
+
+
+def segment_size(q: Tensor, segment_tokens: int) -> int:
+    """Tokens of each sequence of q (B, H, T, D) in segments of `segment_tokens` over heads and batch."""
+    return max(bounds(q.device).least_segment, segment_tokens // max(1, q.shape[0] * q.shape[1]))
 
 
 def is_transformed() -> bool:
