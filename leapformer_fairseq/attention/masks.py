@@ -104,6 +104,11 @@ class ChunkMask:
 Mask = PrefixMask | ChunkMask | None
 
 
+def seen(mask: Mask, queries: int, keys: int) -> int:
+    """How many of the first keys any of these queries sees."""
+    return mask.count(queries - 1, keys) if isinstance(mask, PrefixMask) else keys
+
+
 def with_state(mask: Mask) -> Mask:
     """The mask for a mechanism that keeps all that was written: chunks of one token are causal attention."""
     if not isinstance(mask, ChunkMask):

@@ -240,7 +240,7 @@ class Mechanism(nn.Module):
         keys = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
 
         def run(
-            memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: Kept
+            memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: Kept | None
         ) -> tuple[Tensor | None, list[Tensor]]:
             here = key.narrow(at.s0, at.s1)
             if len(keys) == 3:
@@ -254,8 +254,8 @@ class Mechanism(nn.Module):
         memory = list(first.tensors().values())
         return segments.scan(run, memory, [q], keys, parameters, plan, random=self.dropping() > 0)
 
-    def _segment(self, state: State, x: Inputs, kept: Kept) -> tuple[Tensor | None, State]:
-        """A segment of keys alone, of queries alone, or of queries that see some more keys each.
+    def _segment(self, state: State, x: Inputs, kept: Kept | None) -> tuple[Tensor | None, State]:
+        """`scan` of a segment, which may have no queries or no keys; without queries there is no output.
 
         What is put into `kept` comes back, after the output, when the backward pass runs the segment again.
         """

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, with_state
+from ..masks import CAUSAL, ChunkMask, Mask, seen, with_state
 from ..mechanism import Inputs, Mechanism, State
 from ..ops import dispatch, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
@@ -103,44 +103,38 @@ class LinearMechanism(Mechanism):
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, LinearState]:
-        mask, queries, keys = with_state(mask), q.shape[2], k.shape[2]
-        gains = isinstance(mask, PrefixMask) and mask.lagging == 1 and 0 <= mask.ratio * queries - keys < mask.ratio
-        if not queries or not keys or not (gains or isinstance(mask, ChunkMask)):
+        if not q.shape[2]:
             return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
-        return self._scan(state, Inputs(q, k, v, query, key, mask), Kept())
+        keys = seen(mask, q.shape[2], k.shape[2])
+        k, v, key = k[:, :, :keys], v[:, :, :keys], key.narrow(0, keys)
+        return self._segment(state, Inputs(q, k, v, query, key, with_state(mask)))  # type: ignore[return-value]
 
-    def _scan(self, state: State, x: Inputs, kept: Kept) -> tuple[Tensor, LinearState]:
-        """`scan`; run again, `kept` holds the output and its normalizer."""
+    def _segment(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor | None, LinearState]:
         q, k, v, query, key, mask = x
+        kv, again = _kv(state), kept is not None and kept.again
         with without_autocast(q.device):
-            fq, fk = self.map_queries(accumulated(q), query), self._keys(k, key)
-            if not kept.again and self._few_pairs(x):
+            fk = self._keys(k, key)
+            if not q.shape[2]:
+                return None, LinearState(_added(kv, fk, v, again))
+            fq = self.map_queries(accumulated(q), query)
+            if mask is not None and k.shape[2] and not again and self._few_pairs(x):
                 scores, totals = _scores(fq, fk, mask)
-                sums = torch.cat([scores @ accumulated(v), totals], -1) + _read(_kv(state), fq, q.dtype)
+                sums = torch.cat([scores @ accumulated(v), totals], -1) + _read(kv, fq, q.dtype)
                 own = mask.own(k.shape[2], k.device) if isinstance(mask, ChunkMask) else None
-                kv = _added(_kv(state), fk if own is None else fk.kept(own.unsqueeze(0)), v)
+                kv = _added(kv, fk if own is None else fk.kept(own.unsqueeze(0)), v)
             else:
-                sums, kv = _sums(_kv(state), fq, fk, v, mask, known=kept.again)
-            return self._normalized(sums, x, kept), LinearState(kv)
+                sums, kv = _sums(kv, fq, fk, v, mask, again)
+            return self._normalized(sums, v.dtype, kept), LinearState(kv)
 
-    def _segment(self, state: State, x: Inputs, kept: Kept) -> tuple[Tensor | None, State]:
-        if x.q.shape[2] and x.k.shape[2]:
-            return self._scan(state, x, kept)
-        with without_autocast(x.q.device):
-            if not x.q.shape[2]:
-                return None, LinearState(_added(_kv(state), self._keys(x.k, x.key), x.v, known=kept.again))
-            features = self.map_queries(accumulated(x.q), x.query)
-            sums = _read(_kv(state), features, x.q.dtype, known=kept.again)
-            return self._normalized(sums, x, kept), state
-
-    def _normalized(self, sums: Tensor, x: Inputs, kept: Kept) -> Tensor:
-        """The output; its normalizer is kept, or, again, the output is known."""
-        if kept.again:  # the output in the precision of sums, if that is another one
-            out, norm = kept[-1] if len(kept) > 2 else kept[0], kept[1]
-            return linear.normalize(sums, self.normalizer_floor, (out, norm)).to(x.v.dtype)
-        out = linear.normalize(sums, self.normalizer_floor)
-        kept += [sums[..., -1:].detach().clone(), *([] if out.dtype == x.v.dtype else [out.detach()])]
-        return out.to(x.v.dtype)
+    def _normalized(self, sums: Tensor, dtype: torch.dtype, kept: Kept | None) -> Tensor:
+        """The output; what is kept of it is the normalizer and, in the precision of sums, itself if that is another."""
+        if kept is not None and kept.again:
+            out = linear.normalize(sums, self.normalizer_floor, (kept[-1] if len(kept) > 2 else kept[0], kept[1]))
+        else:
+            out = linear.normalize(sums, self.normalizer_floor)
+            if kept is not None:
+                kept += [sums[..., -1:].detach().clone(), *([] if out.dtype == dtype else [out.detach()])]
+        return out.to(dtype)
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         scores, totals = _scores(self.map_queries(q, query), self._keys(k, key), mask)
@@ -182,8 +176,8 @@ def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask, known: 
         if isinstance(mask, ChunkMask):
             return linear.chunked_sums(q, k, accumulated(v), first, mask, dispatch.bounds(device).chunk_tokens)
         q, k, v = (dispatch.operand(x, dtype) for x in (q, k, v))
-        ratio = 1 if mask is None else mask.ratio
-        return linear.gained_sums(q, k, v, first, ratio, dispatch.chunk_of(device, ratio), known)
+        chunk = dispatch.chunk_of(device, 1 if mask is None else mask.ratio)
+        return linear.prefix_sums(q, k, v, first, mask, chunk, known)
 
     if fq.norm is None or fk.norm is None:
         return run(fq.expanded(), fk.expanded(), linear.append_ones(v), kv)

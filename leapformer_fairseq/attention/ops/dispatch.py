@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ...errors import LeapformerError
-from ..masks import ChunkMask, Mask, PrefixMask
+from ..masks import ChunkMask, Mask, seen
 from .precision import accumulated
-from .segments import Plan, cut
+from .segments import Plan, Segment, cut
 
 VARIABLE = "LEAPFORMER_DISPATCH"
 
@@ -119,11 +119,11 @@ def chunk_of(device: torch.device, ratio: int) -> int:
 
 def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, size: int) -> Plan:
     """How to cut q (B, H, T, D) and k (B, H, S, D): one part up to `kept_tokens`, else parts of about `size` tokens."""
-    heads, queries, keys = q.shape[0] * q.shape[1], q.shape[2], k.shape[2]
-    again = heads * (queries + keys) > kept_tokens
+    queries, keys = q.shape[2], k.shape[2]
+    if q.shape[0] * q.shape[1] * (queries + keys) <= kept_tokens:
+        return Plan([Segment(0, queries, 0, seen(mask, queries, keys), mask)], again=False)
     unit = mask.tokens if isinstance(mask, ChunkMask) else chunk_of(q.device, mask.ratio if mask else 1)
-    whole = (queries + keys) * unit * (mask.ratio + 1 if isinstance(mask, PrefixMask) else 2)
-    return Plan(cut(mask, queries, keys, size if again else whole, unit), again)
+    return Plan(cut(mask, queries, keys, size, unit), again=True)
 
 
 def segment_size(q: Tensor, segment_tokens: int) -> int:

@@ -85,6 +85,34 @@ def gained_sums(
     return sums.unflatten(0, lead), after.unflatten(0, lead)
 
 
+def prefix_sums(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: PrefixMask | None, chunk: int, known: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Sums (.., T, M) over the state `first` and the keys that `mask` shows, all without one; the state after all.
+
+    First what every query sees, then `gained_sums`, then queries that gain nothing more. `known` as there.
+    """
+    queries, keys = q.shape[-2], k.shape[-2]
+    shared, growing = (keys, 0) if mask is None else (min(mask.shared, keys), mask.growing(queries, keys))
+    (k_shared, k), (v_shared, v), (q, q_late) = _apart(k, shared), _apart(v, shared), _apart(q, growing)
+    state = first + state_of(k_shared, v_shared, known) if shared else first
+    sums = []
+    if mask is not None and growing:
+        gained, state = gained_sums(q, k, v, state, mask.ratio, chunk, known)
+        sums.append(gained)
+    if growing < queries or not sums:
+        sums.append(read_state(q_late, state, known))
+    return sums[0] if len(sums) == 1 else torch.cat(sums, -2), state
+
+
+def _apart(x: Tensor, at: int) -> tuple[Tensor, Tensor]:
+    """The tokens before and from `at`; where one side has all, it is x itself, whose gradient is not copied."""
+    if at in (0, x.shape[-2]):
+        return (x, x[..., :0, :]) if at else (x[..., :0, :], x)
+    before, after = x.split([at, x.shape[-2] - at], -2)
+    return before, after
+
+
 def chunked_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: ChunkMask, tokens: int) -> tuple[Tensor, Tensor]:
     """Sums (.., T, M) over a token's chunk, what the chunks before it left, and `first`; the state that all leave.
 

@@ -42,7 +42,7 @@ class Plan(NamedTuple):
 
 
 class Kept(list[Tensor]):
-    """What a segment keeps for the backward pass: empty at first; `again` it comes back, after the output."""
+    """What a segment keeps for when it runs again: empty at first; `again` it comes back, after the output."""
 
     again = False
 
@@ -54,7 +54,7 @@ class Run(Protocol):
     """
 
     def __call__(
-        self, memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: Kept
+        self, memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: Kept | None
     ) -> tuple[Tensor | None, list[Tensor]]: ...
 
 
@@ -99,7 +99,7 @@ def scan(
     state = list(memory)
     cuts = zip(_split(queries, plan.segments, 0), _split(keys, plan.segments, 2), plan.segments, strict=True)
     for some_queries, some_keys, at in cuts:
-        out, state = run(state, some_queries, some_keys, at, Kept())
+        out, state = run(state, some_queries, some_keys, at, None)
         outputs += [] if out is None else [out]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
