@@ -3,9 +3,12 @@
     git worktree add /tmp/before dc6feec
     OMP_NUM_THREADS=1 python docs/results/core/compare.py /tmp/before
 
-Both packages are imported beside each other; all pairs take turns, reported are medians of CPU time (forward
-and backward) or of wall time (steps), and their ratio: above 1 this checkout is faster. Peak memory is the growth of
-the resident set in a fresh process for each. Writes core.json and core.md beside this file.
+Both packages are imported beside each other and take turns; a process reports medians of CPU time (forward and
+backward) or of wall time (steps). Where large tensors lie in memory differs between processes and changes these by up
+to a fifth, so each row is measured in several fresh processes, in every second one with the other version first.
+Reported are medians over processes, of the ratios too, and the range of the ratios: above 1 this checkout is faster.
+Peak memory is the growth of the resident set in a fresh process, with a malloc that returns what is free. Writes
+core.json and times.md beside this file.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ CASES = [
     ("softmax", "causal", 512, 512, 4),
 ]
 STEPS = ("softmax", "relu", "elu", "cosformer", "leap", "rope", "abc-mlp", "abc-random", "luna")
+SECONDS, PROCESSES = 1.0, 5
 MEMORY = [
     ("leap", "causal", 16384),
     ("relu", "causal", 16384),
@@ -148,39 +152,48 @@ def peak(folder: str, name: str, kind: str, length: int) -> float:
         "        m(q, k, v, **compare.prefixes(p, kind)).backward(g)\n"
         "print(growth())\n"
     )
-    arguments = [sys.executable, "-c", code, str(HERE), folder, name, kind, str(length)]
-    return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout) / 2**20
+    return int(_python("-c", code, str(HERE), folder, name, kind, str(length), MALLOC_MMAP_THRESHOLD_="65536")) / 2**20
 
 
-def main(before: str, seconds: float = 2.5) -> None:
+def _python(*arguments: str, **environment: str) -> str:
+    """What a fresh Python prints."""
+    command = [sys.executable, *arguments]
+    given = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=given).stdout
+
+
+def _one_row(before: str, what: str, case: str, swapped: str) -> None:
+    """Measure one row in this process and print the seconds before and after."""
     torch.set_num_threads(1)
     packages = [load(Path(before), "before"), load(ROOT, "after")]
-    rows: list[dict[str, Any]] = []
-    for case in CASES:
-        name, kind, t, s, batch = case
-        old, new = medians(passes(packages, *case), seconds)
-        size = f"{t:,}" if t == s else f"{t:,}/{s:,}"
-        rows.append(
-            {
-                "what": "forward and backward, ms",
-                "case": f"{name}, {kind} {size}",
-                "before": old * 1e3,
-                "after": new * 1e3,
-            }
-        )
-        sys.stderr.write(f"{rows[-1]}\n")
-    for batch in (1, 5, 40):
-        for name in STEPS:
-            with torch.no_grad():
-                old, new = medians(steps(packages, name, batch, 200), seconds / 2)
-            label = f"{name}, {batch} hypotheses, 200 keys"
-            rows.append({"what": "decoding step, us", "case": label, "before": old * 1e6, "after": new * 1e6})
-            sys.stderr.write(f"{rows[-1]}\n")
+    with torch.set_grad_enabled(what == "passes"):
+        calls = (passes if what == "passes" else steps)(packages, *json.loads(case))
+        found = medians(calls[::-1], SECONDS)[::-1] if swapped == "True" else medians(calls, SECONDS)
+    sys.stdout.write(json.dumps(found))
+
+
+def _row(before: str, what: str, case: tuple[Any, ...]) -> dict[str, Any]:
+    found = [json.loads(_python(__file__, before, what, json.dumps(case), str(i % 2 == 1))) for i in range(PROCESSES)]
+    unit, scale = ("forward and backward, ms", 1e3) if what == "passes" else ("decoding step, us", 1e6)
+    if what == "passes":
+        name, kind, t, s, _ = case
+        label = f"{name}, {kind} " + (f"{t:,}" if t == s else f"{t:,}/{s:,}")
+    else:
+        label = f"{case[0]}, {case[1]} hypotheses, {case[2]} keys"
+    old, new = (statistics.median(times) * scale for times in zip(*found, strict=True))
+    ratios = sorted(old / new for old, new in found)
+    row = {"what": unit, "case": label, "before": old, "after": new, "ratio": statistics.median(ratios)}
+    sys.stderr.write(f"{row}\n")
+    return {**row, "ratios": ratios}
+
+
+def main(before: str) -> None:
+    rows = [_row(before, "passes", case) for case in CASES]
+    rows += [_row(before, "steps", (name, batch, 200)) for batch in (1, 5, 40) for name in STEPS]
     for name, kind, length in MEMORY:
         old, new = (peak(str(folder), name, kind, length) for folder in (before, ROOT))
-        rows.append({"what": "peak memory, MiB", "case": f"{name}, {kind} {length:,}", "before": old, "after": new})
-    for row in rows:
-        row["ratio"] = row["before"] / row["after"]
+        case = f"{name}, {kind} {length:,}"
+        rows.append({"what": "peak memory, MiB", "case": case, "before": old, "after": new, "ratio": old / new})
     revisions = [
         subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True
@@ -189,20 +202,24 @@ def main(before: str, seconds: float = 2.5) -> None:
     ]
     about = {
         "before": revisions[0], "after": revisions[1], "torch": torch.__version__, "python": platform.python_version(),
-        "threads": 1, "processor": _processor(), "cores": os.cpu_count(), "seconds": seconds,
+        "threads": 1, "processor": _processor(), "cores": os.cpu_count(), "seconds": SECONDS, "processes": PROCESSES,
     }  # fmt: skip
     (HERE / "core.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
-    lines = ["", "| | before | after | before / after |", "| --- | --- | --- | --- |"]
+    lines = ["", "| | before | after | before / after | range |", "| --- | --- | --- | --- | --- |"]
     parts = []
     for what in dict.fromkeys(row["what"] for row in rows):
         part = [
-            f"| {r['case']} | {r['before']:.3g} | {r['after']:.3g} | {r['ratio']:.2f} |"
+            f"| {r['case']} | {r['before']:.3g} | {r['after']:.3g} | {r['ratio']:.2f} | {_range(r)} |"
             for r in rows
             if r["what"] == what
         ]
         parts += [f"\n## {what[0].upper()}{what[1:]}", *lines, *part]
     signature = "|".join(f"{key}:{value}" for key, value in about.items())
     (HERE / "times.md").write_text("# The core before and after\n" + "\n".join(parts) + f"\n\n`{signature}`\n")
+
+
+def _range(row: dict[str, Any]) -> str:
+    return f"{row['ratios'][0]:.2f} to {row['ratios'][-1]:.2f}" if "ratios" in row else ""
 
 
 def _processor() -> str:
@@ -215,4 +232,4 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    _one_row(*sys.argv[1:]) if len(sys.argv) > 2 else main(sys.argv[1])
