@@ -63,12 +63,12 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
 
 def state_of(k: Tensor, v: Tensor, known: bool = False) -> Tensor:
     """What a query that sees all these keys needs of them: K^T V, (.., F, M); any numbers if they are `known`."""
-    return _StateOf.apply(k, v, known) if torch.is_grad_enabled() else product(k.mT, v)
+    return _Product.apply(k, v, True, known) if torch.is_grad_enabled() else product(k.mT, v)
 
 
 def read_state(q: Tensor, state: Tensor, known: bool = False) -> Tensor:
     """Sums (.., T, M) of queries over a state (.., F, M); any numbers if they are `known`, but with their gradient."""
-    return _ReadState.apply(q, state, known) if torch.is_grad_enabled() else product(q, state)
+    return _Product.apply(q, state, False, known) if torch.is_grad_enabled() else product(q, state)
 
 
 def gained_sums(
@@ -205,34 +205,26 @@ class _GainedSums(torch.autograd.Function):
         return *(x.to(dtype) for x, dtype in zip(grads, ctx.dtypes, strict=True)), first, None, None, None
 
 
-class _ReadState(torch.autograd.Function):
-    """`read_state`, which need not compute again what is known."""
+class _Product(torch.autograd.Function):
+    """a @ b, or a^T @ b, which need not be computed again where it is known.
+
+    The gradients lie in memory as a and b do; autograd's of a^T would be transposed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, state: Tensor, known: bool) -> Tensor:
-        ctx.save_for_backward(q, state)
-        return _placeholder(q, state) if known else product(q, state)
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        q, state = saved
-        return product(grad, state.mT).to(q.dtype), product(q.mT, grad), None
-
-
-class _StateOf(torch.autograd.Function):
-    """K^T V, whose gradients lie in memory as k and v do and not transposed."""
-
-    @staticmethod
-    def forward(ctx: Any, k: Tensor, v: Tensor, known: bool) -> Tensor:
-        ctx.save_for_backward(k, v)
-        return _placeholder(k.mT, v) if known else product(k.mT, v)
+    def forward(ctx: Any, a: Tensor, b: Tensor, transposed: bool, known: bool) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.transposed = transposed
+        left = a.mT if transposed else a
+        return _placeholder(left, b) if known else product(left, b)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        k, v = saved
-        return product(v, grad.mT).to(k.dtype), product(k, grad).to(v.dtype), None
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        a, b = saved
+        grad_a = product(b, grad.mT) if ctx.transposed else product(grad, b.mT)
+        grad_b = product(a if ctx.transposed else a.mT, grad)
+        return grad_a.to(a.dtype), grad_b.to(b.dtype), None, None
 
 
 class _Scores(torch.autograd.Function):
