@@ -38,7 +38,7 @@ LETTERS = {"E": "encoder-self", "D": "decoder-self", "C": "decoder-cross"}
 def rows_of_the_mechanism_table() -> list[tuple[list[str], dict[str, str]]]:
     """(names, cells) of every row of the README's table."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("| mechanism | what a query i gets")[2].partition("\n\n")[0].splitlines()[2:]
+    table = readme.partition("| mechanism | weight of key j for query i")[2].partition("\n\n")[0].splitlines()[2:]
     rows = []
     for line in table:
         first, *cells = (cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|"))
