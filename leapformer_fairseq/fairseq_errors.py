@@ -16,7 +16,7 @@ from .errors import LeapformerError, one_line
 
 
 def explained(error: BaseException) -> LeapformerError | None:
-    """The error for the user that is behind an exception of fairseq; None where a traceback says more."""
+    """The user error that caused an exception of fairseq; None where the traceback is more useful."""
     if isinstance(error, LeapformerError):
         return error
     if not isinstance(error, Exception):  # an interrupt is about nothing that it interrupts
@@ -94,7 +94,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _parameters_that_do_not_fit(error: BaseException) -> str | None:
-    """What one of our models says of a checkpoint, or the first tensor that torch finds missing or of another shape."""
+    """Our model's reason for refusing a checkpoint, or the first tensor that is missing or of another shape."""
     found = re.match(r"Cannot load model parameters from checkpoint (.+); please", str(error))
     if not found:
         return None

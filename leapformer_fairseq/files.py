@@ -86,7 +86,7 @@ def made_folder(path: str | Path) -> Path:
     return folder
 
 
-def claimed_folder(
+def locked_folder(
     path: str | Path,
     record: str,
     about: Mapping[str, Any],

@@ -48,7 +48,7 @@ class Utterance:
     """What the model said.
 
     frames:    (T * frames per step, M), log-mels.
-    stopped:   True when it ended by itself, False when it was cut off.
+    stopped:   True when its end was predicted, False when it was cut off.
     ended:     (T,), the probability of having ended at each step.
     predicted: the length its attention reckoned with, in steps, where there is a predictor.
     alignment: (T, S), cross-attention of the last layer averaged over heads, if it was asked for.
@@ -83,7 +83,7 @@ def synthesise(
     frames, ended, maps = [], [], []
     last = torch.full((len(tokens),), manner.max_steps, device=tokens.device)
     for t in range(1, manner.max_steps + 1):
-        so_far = torch.full_like(last, t)  # nobody is padding: a finished sentence just goes on unheard
+        so_far = torch.full_like(last, t)  # no padding: a finished sentence continues, unused
         _, end, extra = decoder(step, encoder_out, state, so_far, speaker)
         step = extra["feature_out"]
         frames.append(step)

@@ -167,8 +167,8 @@ offline_eval() {
     leapformer score "$out/generate-${set}_st.txt" --references "$data/$set.target" --json "$out/scores.json"
 }
 
-# claim DIR OPTIONS...: make DIR the folder of a run with these options, or find it so; never mix two runs.
-claim() {
+# lock_run DIR OPTIONS...: make DIR the folder of a run with these options, or find it so; never mix two runs.
+lock_run() {
     local dir=$1 options
     shift
     options=$*

@@ -81,7 +81,7 @@ train_run() {
     read -ra settings <<<"${task_settings[$3]:-}"
     settings+=("${train_options[@]}") # those from the command line last, where they count
     say "training $1, seed $2, on $3 in $run"
-    claim "$run" "--attention $1 --seed $2 --pretrained $pretrained --pretrained-seed $pretrained_seed ${settings[*]}"
+    lock_run "$run" "--attention $1 --seed $2 --pretrained $pretrained --pretrained-seed $pretrained_seed ${settings[*]}"
     once "$run/model" train "$data/binary" "$run/model" --task sentence_prediction --criterion sentence_prediction \
         --num-classes "$(wc -l <"$data/text/label/dict.txt")" --init-token 0 --separator-token 2 \
         --shorten-method truncate --encoder-self-attention "$(plan_of "$1")" \
@@ -106,7 +106,7 @@ evaluate_run() {
         [[ -f $data/text/label/$set ]] || continue
         scored=$run/$3
         [[ $set == valid ]] || scored+=-mismatched
-        claim "$scored" "${eval_options[*]}"
+        lock_run "$scored" "${eval_options[*]}"
         once "$scored" evaluate "$run/model/checkpoint_best.pt" "$scored" "$set"
     done
 }

@@ -115,8 +115,8 @@ data=$out/corpus
 encoders=()
 for system in "${systems[@]}"; do
     trained="--seed $seed${fast:+ --fast}" encoder=$(encoder_of "$system")
-    claim "$(recogniser "$system")" "--encoder $encoder $trained"
-    claim "$(folder "$system")" "--attention $system $trained${other_k:+ --train-k $other_k}"
+    lock_run "$(recogniser "$system")" "--encoder $encoder $trained"
+    lock_run "$(folder "$system")" "--attention $system $trained${other_k:+ --train-k $other_k}"
     [[ " ${encoders[*]} " == *" $encoder "* ]] || encoders+=("$encoder")
 done
 

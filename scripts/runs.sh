@@ -94,7 +94,7 @@ train_run() {
     local run
     run=$(run_folder "$1" "$2")
     say "training $1, seed $2, in $run"
-    claim "$run" "--attention $1 --seed $2 ${marks:+$marks }${train_options[*]}"
+    lock_run "$run" "--attention $1 --seed $2 ${marks:+$marks }${train_options[*]}"
     once "$run/model" train "$data/binary" "$run/model" "${task_options[@]}" "$(plan_of "$1")" --seed "$2" \
         --no-epoch-checkpoints "${train_options[@]}" $(options_of "$1")
 }
@@ -109,7 +109,7 @@ evaluate_run() {
     run=$(run_folder "$1" "$2")
     need_step "$run/model" train
     say "perplexity of the test text with $1, seed $2"
-    claim "$run/test" "${eval_options[*]}"
+    lock_run "$run/test" "${eval_options[*]}"
     once "$run/test" evaluate "$run/model/checkpoint_best.pt" "$run/test"
 }
 

@@ -66,7 +66,7 @@ step_train() {
     say "pre-training the encoder on speech recognition in $asr"
     local plan
     plan="$(plan_flags "$(plan_of "$(encoder_of "$attention")")/softmax")$(options_of "$attention")"
-    claim "$asr" "$plan ${asr_options[*]}"
+    lock_run "$asr" "$plan ${asr_options[*]}"
     once "$asr/model" train_speech "$data" config_asr.yaml asr "$asr/model" $plan --keep-last-epochs 1 \
         "${asr_options[@]}"
 
@@ -78,7 +78,7 @@ step_train() {
         plan+=" ${offline_options[*]}"
         ! needs_length "$attention" || plan+=" ${length_options[*]}"
     fi
-    claim "$run" "$plan ${st_options[*]}"
+    lock_run "$run" "$plan ${st_options[*]}"
     once "$run/model" train_speech "$data" config_st.yaml st "$run/model" $plan --keep-last-epochs "$average" \
         --load-pretrained-encoder-from "$asr/model/checkpoint_best.pt" "${st_options[@]}"
 }
@@ -90,7 +90,7 @@ step_evaluate() {
     [[ -f $checkpoint ]] || leapformer average --inputs "$run/model" --last "$average" --output "$checkpoint"
     for set in $sets; do
         results=$run/$set
-        claim "$results" "--average $average ${eval_options[*]}"
+        lock_run "$results" "--average $average ${eval_options[*]}"
         [[ ! $offline ]] || k=''
         for lagging in $k; do
             say "$set: simultaneous translation with k = $lagging"

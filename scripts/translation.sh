@@ -97,7 +97,7 @@ step_train() {
     run=$(run_folder)
     ((average == 0)) || keep=(--keep-last-epochs "$average")
     say "training $attention, seed $seed, in $run"
-    claim "$run" "$(run_options)"
+    lock_run "$run" "$(run_options)"
     once "$run/model" train "$data/binary" "$run/model" --task translation --source-lang "${pair%-*}" \
         --target-lang "${pair#*-}" --seed "$seed" "${keep[@]}" "${train_options[@]}" $(plan_flags "$attention")
 }
@@ -112,7 +112,7 @@ step_evaluate() {
         [[ -f $checkpoint ]] || leapformer average --inputs "$run/model" --last "$average" --output "$checkpoint"
     fi
     say "translating the test set with $attention, seed $seed"
-    claim "$run/test" "--average $average ${eval_options[*]}"
+    lock_run "$run/test" "--average $average ${eval_options[*]}"
     once "$run/test" translate "$checkpoint" "$run/test"
     step_table
 }

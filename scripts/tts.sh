@@ -71,7 +71,7 @@ step_train() {
     plan=$(plan_flags "$attention")
     ! needs_length "$attention" || plan+=" --length-predictor conv"
     say "training $attention, seed $seed, in $run"
-    claim "$run" "$plan --seed $seed ${train_options[*]}"
+    lock_run "$run" "$plan --seed $seed ${train_options[*]}"
     once "$run/model" train "$data" "$run/model" --task text_to_speech --config-yaml config.yaml \
         --train-subset train --valid-subset dev --criterion tacotron2_with_length --no-epoch-checkpoints $plan \
         --seed "$seed" "${train_options[@]}"

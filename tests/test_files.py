@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.files import claimed_folder, made_folder, read_json, replacing, write_json, write_text
+from leapformer_fairseq.files import locked_folder, made_folder, read_json, replacing, write_json, write_text
 
 
 class Stop(BaseException):
@@ -108,31 +108,31 @@ def test_damaged_json_is_one_line(tmp_path: Path, content: bytes, reason: str) -
 ABOUT = {"options": {"k": 3, "sizes": (1, 2)}, "model": {"updates": 10}}
 
 
-def claim(folder: Path, about: dict | None = None, **settings: object) -> Path:
-    return claimed_folder(folder, "run.json", ABOUT if about is None else about, "run", **settings)
+def lock_run(folder: Path, about: dict | None = None, **settings: object) -> Path:
+    return locked_folder(folder, "run.json", ABOUT if about is None else about, "run", **settings)
 
 
 def refusal(folder: Path, about: dict | None = None, **settings: object) -> str:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(LeapformerError) as error:
-        claim(folder, about, **settings)
+        lock_run(folder, about, **settings)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     return str(error.value)
 
 
 def test_a_new_folder_is_made_with_its_record(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    assert claim(out, signature="commit:1") == out
+    assert lock_run(out, signature="commit:1") == out
     assert read_json(out / "run.json") == {**json.loads(json.dumps(ABOUT)), "signature": "commit:1"}
-    assert "signature" not in read_json(claim(tmp_path / "unsigned") / "run.json")
+    assert "signature" not in read_json(lock_run(tmp_path / "unsigned") / "run.json")
 
 
 def test_the_same_run_finds_its_folder_as_it_was(tmp_path: Path) -> None:
-    claim(tmp_path, signature="commit:1")
+    lock_run(tmp_path, signature="commit:1")
     (tmp_path / "results").touch()
     before = (tmp_path / "run.json").read_bytes()
     for settings in {}, {"grows": True}, {"among_others": True}:
-        assert claim(tmp_path, signature="commit:2", **settings) == tmp_path
+        assert lock_run(tmp_path, signature="commit:2", **settings) == tmp_path
     assert (tmp_path / "run.json").read_bytes() == before
 
 
@@ -149,19 +149,19 @@ def test_the_same_run_finds_its_folder_as_it_was(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("among_others", [False, True])
 def test_another_run_is_refused_and_told_apart(tmp_path: Path, about: dict, which: str, among_others: bool) -> None:
-    claim(tmp_path)
+    lock_run(tmp_path)
     expected = f"--out {tmp_path} holds a run with another {which}; choose another folder or delete it"
     assert refusal(tmp_path, about, among_others=among_others) == expected
 
 
 def test_a_long_value_is_cut(tmp_path: Path) -> None:
-    claim(tmp_path, {"text": "a" * 1000})
+    lock_run(tmp_path, {"text": "a" * 1000})
     assert len(refusal(tmp_path, {"text": "b"}).removeprefix(f"--out {tmp_path}")) < 300
 
 
 def test_a_growing_record_takes_what_it_lacks_and_keeps_the_rest(tmp_path: Path) -> None:
-    claim(tmp_path, {"limit": 3, "checkpoint a": 1}, grows=True)
-    claim(tmp_path, {"limit": 3, "checkpoint b": 2}, grows=True)
+    lock_run(tmp_path, {"limit": 3, "checkpoint a": 1}, grows=True)
+    lock_run(tmp_path, {"limit": 3, "checkpoint b": 2}, grows=True)
     assert read_json(tmp_path / "run.json") == {"limit": 3, "checkpoint a": 1, "checkpoint b": 2}
     assert "another limit (3, not 4)" in refusal(tmp_path, {"limit": 4, "checkpoint c": 5}, grows=True)
 
@@ -171,7 +171,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     for settings in {}, {"grows": True}:
         expected = f"--out {tmp_path} is not empty and holds no run; choose another folder"
         assert refusal(tmp_path, **settings) == expected
-    claim(tmp_path, among_others=True)
+    lock_run(tmp_path, among_others=True)
     assert (tmp_path / "run.json").is_file() and (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
@@ -189,5 +189,5 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(LeapformerError, match=message):
             made_folder(str(out))
         with pytest.raises(LeapformerError, match=message):
-            claim(out)
+            lock_run(out)
     assert made_folder(str(tmp_path / "a" / "b")).is_dir()

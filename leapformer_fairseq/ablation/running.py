@@ -1,4 +1,4 @@
-"""One run of an ablation: a training in a process of its own that can be interrupted and gone on with.
+"""One run of an ablation: a training in a separate process that can be interrupted and resumed.
 
 FOLDER/train.log has the output of all attempts; a finished run leaves its result in FOLDER/done.
 """
@@ -32,8 +32,8 @@ Watch = Callable[[str], None]  # gets the value of the last validation, as it st
 OPTIONS, LOCK, LOG, DONE = "options", ".lock", "train.log", "done"
 BEST = "checkpoint_best.pt"
 POLL_S = 1.0
-PATIENCE_S = 60.0  # for an interrupted training to end by itself
-# The last line of a traceback, and what a command says of its options.
+PATIENCE_S = 60.0  # for an interrupted training to exit
+# The last line of a traceback, and argparse's error about options.
 _REASON = re.compile(r"[\w.]*(Error|Exception)\b|leapformer[\w -]*: error: ")
 
 
@@ -54,7 +54,7 @@ def check_folder(out: Path, arguments: str) -> None:
 
 
 @contextmanager
-def claimed(out: Path, arguments: str) -> Iterator[None]:
+def locked(out: Path, arguments: str) -> Iterator[None]:
     """The folder `out`, made if need be, for this ablation and this process alone.
 
     Raises LeapformerError as `check_folder` does, and while another process works in it.
@@ -68,7 +68,7 @@ def claimed(out: Path, arguments: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise LeapformerError(
-                f"--out {out}: another `leapformer ablate`, or a training that it left behind, is at work here; "
+                f"--out {out}: another `leapformer ablate`, or a training that it started, is running here; "
                 "wait for it or end it"
             ) from error
         yield
@@ -85,7 +85,7 @@ def finished(folder: Path) -> Result | None:
 
 
 def complete(command: Sequence[str], folder: Path, measure: str, watch: Watch) -> Result:
-    """Start a training, or go on with one that was interrupted, and leave its result in `folder`.
+    """Start a training, or resume an interrupted one, and leave its result in `folder`.
 
     `measure` is the log's name for what validation minimises. Raises LeapformerError with the reason when the training
     fails or leaves no validation loss.
@@ -113,7 +113,7 @@ def complete(command: Sequence[str], folder: Path, measure: str, watch: Watch) -
 
 
 def train(command: Sequence[str], log: Path, measure: str, watch: Watch) -> int:
-    """Run `command`, its output behind what `log` holds, and return its exit status.
+    """Run `command`, append its output to `log`, and return its exit status.
 
     When this process is interrupted the command is, too, and has ended when KeyboardInterrupt comes out of here.
     """

@@ -139,7 +139,7 @@ def carry_out(study: Study, begin: Callable[[Run], None], watch: running.Watch, 
     taken back.
 
     `begin` is called before a run, `watch` with the value of each validation, `changed` after a run. A run that fails
-    is marked; the others go on. Raises LeapformerError when the baseline fails: nothing could be compared with it.
+    is marked; the others continue. Raises LeapformerError when the baseline fails: nothing could be compared with it.
     """
 
     def train(run: Run) -> None:

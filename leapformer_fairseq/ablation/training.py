@@ -25,7 +25,7 @@ SET_BY_RUNS = ("--save-dir", "--log-format", *PLAN_FLAGS.values())
 LAST = "checkpoint_last.pt"
 LOG_INTERVAL = ("--log-interval", "10")  # unless the command has its own: short trainings must tell their speed, too
 _COMPARED = "runs are compared by the validation loss of checkpoint_best.pt, less is better"
-_RESUMED = "an interrupted run goes on from its checkpoint_last.pt (to start from a model, --finetune-from-model)"
+_RESUMED = "an interrupted run resumes from its checkpoint_last.pt (to start from a model, --finetune-from-model)"
 _REFUSED = {
     **dict.fromkeys(("no_save", "disable_validation", "maximize_best_checkpoint_metric"), _COMPARED),
     **dict.fromkeys(("restore_file", "no_last_checkpoints", "no_save_optimizer_state"), _RESUMED),
@@ -53,7 +53,7 @@ class Training:
 
     @property
     def metric(self) -> str:
-        """What fairseq chooses the best checkpoint by; "loss" unless the command says otherwise."""
+        """The metric by which fairseq chooses the best checkpoint; "loss" by default."""
         return self.args.best_checkpoint_metric
 
     @property

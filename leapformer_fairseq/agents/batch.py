@@ -44,7 +44,7 @@ def translate_batch(
 ) -> list[TranslationStream]:
     """A stream for each utterance, samples (T,) in [-1, 1] at 16 kHz, that writes without further computation.
 
-    Push the utterance's samples into it, and it gives the text when a stream of its own would.
+    Push the utterance's samples into it; it returns text when a separate stream would.
     """
     frames = {i: found for i, samples in enumerate(batch) if (found := _frames(system, samples)) is not None}
     written = dict(zip(frames, _wait_k(system, options, list(frames.values())), strict=True)) if frames else {}

@@ -1,4 +1,4 @@
-"""Quality against latency: a grid of policies over several checkpoints, each point of it a simulation of its own.
+"""Quality against latency: a grid of policies over several checkpoints, each point a separate simulation.
 
 A run is OUT/runs/NAME, as `leapformer simulate` leaves it. OUT/runs/NAME/repeat1, repeat2, ... are the same utterances
 again, one at a time and alone in this process, to know how much the time of computation varies.

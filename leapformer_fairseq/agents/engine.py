@@ -229,7 +229,7 @@ class IncrementalEngine(Engine):
 
 
 class EncodedEngine(Engine):
-    """With encoder states that are made elsewhere, of speech that goes on beyond the utterance.
+    """With encoder states computed elsewhere, from speech that continues beyond the utterance.
 
     `feed` takes states, (n, 1, C), where the model is; they count as the frames they were made of.
     """

@@ -58,7 +58,7 @@ class Place(enum.Enum):
 
     SPEECH = enum.auto()  # to the segment
     END = enum.auto()  # to the segment, whose last piece it is
-    BETWEEN = enum.auto()  # to no segment: silence behind a pause
+    BETWEEN = enum.auto()  # to no segment: silence after a pause
 
 
 class Segmenter:

@@ -1,6 +1,6 @@
 """Translation of speech that does not end: segment after segment, in constant memory.
 
-Each segment is an utterance of its own with its own `TranslationStream`. The encoder may start again with it, or go on
+Each segment is a separate utterance with its own `TranslationStream`. The encoder may start again with it, or go on
 hearing from the first sample to the last (`carry`).
 """
 
@@ -42,7 +42,7 @@ class Event:
 
 
 class Samples:
-    """What the streams of a session are given: the samples, and every segment is encoded by itself."""
+    """What the streams of a session get: the samples; every segment is encoded separately."""
 
     def __init__(self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes) -> None:
         self.system, self.options, self.times = system, options, times
@@ -63,7 +63,7 @@ class Samples:
 class States(Samples):
     """Encoder states: the encoder hears everything in one go, and a segment gets the states of its own 40 ms.
 
-    A state comes when the encoder has heard enough behind it, so the places wait here for their states.
+    A state is ready when the encoder has read its look-ahead, so places wait here for their states.
     """
 
     def __init__(self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes) -> None:
@@ -118,9 +118,9 @@ class Session:
         carry: str = "none",
         drafts: bool = False,
     ) -> None:
-        """`carry`: "none", or "encoder" for one that goes on hearing. `drafts`: also say what is not yet certain.
+        """`carry`: "none", or "encoder" for one that keeps its state. `drafts`: also report words that may change.
 
-        Raises LeapformerError for an encoder that cannot go on.
+        Raises LeapformerError for an encoder that cannot keep its state.
         """
         if carry not in CARRY:
             raise LeapformerError(f"--carry {carry!r}: choose from {', '.join(CARRY)}")

@@ -163,7 +163,7 @@ def simulate(
                 yield from future.result()
         except BrokenProcessPool as error:
             raise LeapformerError(
-                f"a process of --jobs {jobs} ended, perhaps for want of memory; give fewer, and it goes on from here"
+                f"a process of --jobs {jobs} ended, perhaps out of memory; give fewer, and the same command resumes"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)

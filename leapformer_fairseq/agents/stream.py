@@ -23,7 +23,7 @@ EARLY_EOS = ("mask", "wait")
 
 @dataclass(frozen=True)
 class TranslationSystem:
-    """What all utterances share: the model and what its training data says about features and text.
+    """What all utterances share: the model, and the features and text processing of its training data.
 
     `step_frames`: fbank frames (10 ms) of one pre-decision step. `forbidden`: ids that are never written. `engine`: as
     for `engine_for`.

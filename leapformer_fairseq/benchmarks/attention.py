@@ -231,7 +231,7 @@ def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str,
 
 
 def peak_above_inputs(name: str, case: Case, place_name: str) -> int | None:
-    """Bytes; for a process of its own."""
+    """Bytes; for a separate process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     peak = None

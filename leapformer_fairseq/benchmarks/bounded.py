@@ -122,7 +122,7 @@ def memory(length: int, names: list[str], place: measure.Place) -> list[dict[str
 
 
 def peak_above_inputs(name: str, length: int, place_name: str) -> int | None:
-    """Bytes; for a process of its own."""
+    """Bytes; for a separate process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     peak = None
@@ -136,7 +136,7 @@ def peak_above_inputs(name: str, length: int, place_name: str) -> int | None:
 
 
 def system(name: str, place: measure.Place) -> System:
-    """What stands behind a name in the tables."""
+    """What a name in the tables stands for."""
     if name == SDPA:
         return System(partial(F.scaled_dot_product_attention, is_causal=True))
     mechanism = make(REFERENCE if name == CUMULATIVE else name).to(place.device)

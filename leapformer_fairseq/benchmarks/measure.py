@@ -1,4 +1,4 @@
-"""How to measure: time of what runs side by side in one process, and peak memory in a process of its own."""
+"""Measuring: interleaved times in one process, and peak memory in a separate process."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def memory(case: Case, names: list[str], place: measure.Place, quick: bool) -> l
 
 
 def peak_of_step(name: str, case: Case, place_name: str, quick: bool) -> int | None:
-    """Bytes; for a process of its own."""
+    """Bytes; for a separate process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     model = make(name, place, quick, case.length)

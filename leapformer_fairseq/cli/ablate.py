@@ -21,7 +21,7 @@ USAGE = "leapformer ablate --out DIR [OPTIONS] -- train DATA --arch leapformer_.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.usage = USAGE
-    parser.add_argument("--out", required=True, metavar="DIR", help="runs and results; the same command goes on there")
+    parser.add_argument("--out", required=True, metavar="DIR", help="runs and results; the same command resumes there")
     parser.add_argument("--baseline", default="softmax", metavar="PLAN", help="of all blocks (default: softmax)")
     parser.add_argument(
         "--mechanisms", nargs="+", default=["leap", "relu", "cosformer"], metavar="NAME",
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="show the runs and their commands, train nothing")
     parser.add_argument(
-        "command", nargs="+", metavar="train ...", help="behind --: a training as for `leapformer train`, with a budget"
+        "command", nargs="+", metavar="train ...", help="after --: a training as for `leapformer train`, with a budget"
     )
 
 
@@ -80,11 +80,11 @@ def _ablate(args: argparse.Namespace) -> int:
     if args.dry_run:
         _show(study)
         return 0
-    with running.claimed(made_folder(args.out), training.identity):
+    with running.locked(made_folder(args.out), training.identity):
         try:
             _train(study)
         except KeyboardInterrupt:
-            print("leapformer: interrupted; all is kept, and the same command goes on from here", file=sys.stderr)
+            print("leapformer: interrupted; everything is kept, the same command resumes", file=sys.stderr)
             return 130
     print(report.table(study))
     print("\n".join([*report.outcome(study), report.SPEED_NOTE]))
@@ -92,7 +92,7 @@ def _ablate(args: argparse.Namespace) -> int:
 
 
 def _train(study: Study) -> None:
-    """All runs behind one bar of progress; the results are written again after each."""
+    """All runs with one progress bar; results are rewritten after each."""
     from tqdm import tqdm
 
     from ..ablation.report import write_reports

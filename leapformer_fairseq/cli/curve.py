@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
-from ..files import claimed_folder, write_text
+from ..files import locked_folder, write_text
 from ..scoring.quality import bleu
 from . import simulate
 
@@ -42,7 +42,7 @@ _NUMBERS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command: the grid, and what all runs of `leapformer simulate` share."""
     add = parser.add_argument
-    add("--out", metavar="DIR", required=True, help="runs and results; the same command goes on there")
+    add("--out", metavar="DIR", required=True, help="runs and results; the same command resumes there")
     add("--checkpoints", metavar="FILE", nargs="+", required=True, help="leapformer_simulst* or leapformer_s2t*")
     add("--names", metavar="NAME", nargs="+", default=[], help="of the checkpoints (default: those of the files)")
     add("--policies", metavar="LIST", nargs="+", default=["wait-k"], help=_WHEN)
@@ -87,13 +87,13 @@ def run(args: argparse.Namespace) -> int:
         _show(curve)
         return 0
     about = {**_settings(args), **{f"checkpoint {name}": found for name, found in checkpoints.items()}}
-    claimed_folder(curve.out, RECORD, about, "curve", grows=True)
+    locked_folder(curve.out, RECORD, about, "curve", grows=True)
     if args.limit:
         _write_lists(args, utterances)
     try:
         interrupted = not _carry_out(curve, checkpoints, utterances)
     except KeyboardInterrupt:
-        print(f"leapformer: interrupted; {curve.out} keeps what is done, the same command goes on", file=sys.stderr)
+        print(f"leapformer: interrupted; {curve.out} keeps finished work, the same command resumes", file=sys.stderr)
         interrupted = True
     if interrupted:
         return 130

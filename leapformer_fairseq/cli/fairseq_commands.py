@@ -95,7 +95,7 @@ def _with_user_dir(arguments: list[str]) -> list[str]:
 def _known_path(user_dir: str) -> str:
     """The path as fairseq knows it if it leads to this package. Raises LeapformerError for a second copy of it."""
     path = Path(user_dir)
-    # fairseq also looks for a bare name beside itself, whatever the current folder.
+    # fairseq also looks for a bare name in its own folder, whatever the current folder.
     if path.samefile(PLUGIN_DIR) if path.exists() else user_dir == PLUGIN_DIR.name:
         return str(PLUGIN_DIR)
     if path.name == PLUGIN_DIR.name and path.is_dir():

@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("task", metavar="TASK", help=", ".join(glue.TASKS))
         optional = "?" if name in wikitext.SIZES else None
         action.add_argument("root", metavar="ROOT", nargs=optional, help=root.partition(": ")[2])
-        action.add_argument(
-            "--out", required=True, metavar="DIR", help="where to write; the same command again goes on after a break"
-        )
+        action.add_argument("--out", required=True, metavar="DIR", help="where to write; the same command resumes")
         action.set_defaults(dataset=name)
         adders[name](action, name)
 

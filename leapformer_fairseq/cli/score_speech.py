@@ -30,7 +30,7 @@ LEGEND = (
     "divided by the frames of the references, or (aligned) by the frames of the alignment; smaller is better. Inserted "
     "and deleted: steps of MCD's alignment that stay at a frame of one side, as shares of the reference. To reference: "
     "frames as a multiple of the reference's. Duration error, predicted error: of what was said and of the length that "
-    "was predicted, the mean over sentences, without sign. Stopped: share of sentences that the model ended by itself.",
+    "was predicted, the mean over sentences, without sign. Stopped: share of sentences whose end the model predicted.",
     "A resynthesised reference is the recording after Griffin-Lim from its own log-mels.",
 )
 BASELINES_LEGEND = (
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baselines",
         action="store_true",
-        help="add rows for what the vocoder alone costs, and for a model that says nothing",
+        help="add rows for the vocoder alone and for the mean spectrogram",
     )
     parser.add_argument(
         "--pictures", type=int, default=0, metavar="N", help="draw spectrograms of the first N sentences"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
-from ..files import claimed_folder
+from ..files import locked_folder
 from ..scoring.quality import bleu
 from ..scoring.runlog import UNITS
 from . import score
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--source", metavar="LIST", required=True, help="a file with the path of a recording a line")
     parser.add_argument("--target", metavar="LIST", required=True, help="a file with a reference translation a line")
-    parser.add_argument("--out", metavar="DIR", required=True, help="log and scores; the same command goes on there")
+    parser.add_argument("--out", metavar="DIR", required=True, help="log and scores; the same command resumes there")
     add_system_options(parser)
     parser.add_argument(
         "--source-segment-size", type=int, default=40, metavar="MS",
@@ -49,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
     bleu([""], [""], args.tokenize)  # says at once if it cannot be used
     utterances = read_utterances(args.source, args.target)
     simulation = build_simulation(args)
-    folder = _claimed(args)
+    folder = _locked_folder(args)
     done = logged(folder, args.eval_latency_unit)
     try:
         _translate(args, simulation, [one for one in utterances if one.index not in done], len(utterances))
     except KeyboardInterrupt:
-        print(f"leapformer: interrupted; {folder} keeps what is done, the same command goes on", file=sys.stderr)
+        print(f"leapformer: interrupted; {folder} keeps finished work, the same command resumes", file=sys.stderr)
         return 130
     put_in_order(folder)
     _score(folder, args)
@@ -63,14 +63,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _claimed(args: argparse.Namespace) -> Path:
+def _locked_folder(args: argparse.Namespace) -> Path:
     """The folder of this run and no other."""
     from ..scoring.runs import describe_checkpoint
     from ..signature import signature
 
     options = {name: value for name, value in vars(args).items() if name not in _FREE}
     about = {"options": options, "model": describe_checkpoint(args.checkpoint)}
-    return claimed_folder(args.out, RECORD, about, "simulation", signature())
+    return locked_folder(args.out, RECORD, about, "simulation", signature())
 
 
 def _translate(args: argparse.Namespace, simulation: Simulation, waiting: list[Any], total: int) -> None:

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"segment (default: {default.tokens})")  # fmt: skip
     for name, value in (("min", default.min_seconds), ("max", default.max_seconds)):
         add(f"--{name}-seconds", type=float, default=value, metavar="S", help=f"of a segment (default: {value:g})")
-    add("--carry", choices=tuple(CARRY), default="none", help="what goes on over segments: nothing, or the encoder "
+    add("--carry", choices=tuple(CARRY), default="none", help="what is carried over segments: nothing, or the encoder "
         "with what it has heard (default: none)")  # fmt: skip
     add("--realtime", action="store_true", help="read a recording no faster than it was spoken")
     add("--json", action="store_true", help="a JSON object for every piece of text, and one for the summary")
@@ -199,14 +199,14 @@ class JsonLines(Lines):
 
 
 class Screen(Lines):
-    """A terminal: final text, the draft in grey behind it, and a last row that says how far it is."""
+    """A terminal: final text, the draft in grey after it, and a status line."""
 
     shows_drafts = True
 
     def __init__(self, file: TextIO, between: str) -> None:
         super().__init__(file, between)
         self.draft = self.status = ""
-        self._above = 0  # rows over that of the cursor which are drawn again
+        self._above = 0  # rows above the cursor that are redrawn
 
     def show(self, event: Event) -> None:
         if event.final:
@@ -227,7 +227,7 @@ class Screen(Lines):
         return self.line + self.between + text if self.line and text else self.line + text
 
     def _draw(self, for_good: bool = False) -> None:
-        """Rows that hold nothing but final text are written once; the row that may go on is drawn again."""
+        """Rows of final text are written once; the row that may still change is redrawn."""
         width = max(2, shutil.get_terminal_size().columns) - 1
         text, n_final = self._joined(self.draft), len(self.line)
         rows = rows_of(text, width)

@@ -1,4 +1,4 @@
-"""`leapformer table`: the scores of a text recipe's runs, put together over seeds and beside softmax."""
+"""`leapformer table`: the scores of a text recipe's runs, over seeds and compared with softmax."""
 
 from __future__ import annotations
 

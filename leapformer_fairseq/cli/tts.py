@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
-from ..files import claimed_folder, write_text
+from ..files import locked_folder, write_text
 
 if TYPE_CHECKING:
     from ..acoustics.mel import MelConfig
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-overrides", metavar="DICT", default="{}",
         help="options saved with the model, replaced, as in \"{'length_predictor': 'lookup'}\"",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=1, help="of the pre-net's dropout, which never rests (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="of the pre-net dropout, active at inference (default: 1)")
     parser.add_argument("--cpu", action="store_true", help="even where there is a GPU")
 
 
@@ -151,14 +151,14 @@ def _description(args: argparse.Namespace, task: Any) -> dict[str, Any]:
 
 
 def _begin(out: str, about: dict[str, Any]) -> tuple[Path, list[dict[str, str]]]:
-    """The folder of this run and no other, and the rows it already has; one without any is not claimed yet."""
+    """The folder of this run, and the rows it already has; a folder without rows is not locked yet."""
     from ..data.manifests import read_manifest
     from ..signature import signature
 
     header, manifest = "\t".join(COLUMNS) + "\n", Path(out) / "manifest.tsv"
     if manifest.is_file() and manifest.read_bytes() == header.encode():
         (Path(out) / RECORD).unlink(missing_ok=True)
-    folder = claimed_folder(out, RECORD, about, "run", signature(**about["options"]), among_others=True)
+    folder = locked_folder(out, RECORD, about, "run", signature(**about["options"]), among_others=True)
     if not manifest.is_file():
         write_text(manifest, header)
     return folder, list(read_manifest(manifest))

@@ -95,7 +95,7 @@ def iwslt14_documents(root: Path, languages: Sequence[str], download: bool) -> N
     missing = next((name for name in texts if find_text(root, [name]) is None), None)
     if missing and not archive.is_file():
         raise LeapformerError(
-            f"no file {root / missing}, and no {archive.name} beside it to make it from; get 2014-01.tgz from "
+            f"no file {root / missing}, and no {archive.name} next to it to extract it from; get 2014-01.tgz from "
             f"{IWSLT14_PAGE} with a browser and take texts/{'/'.join(languages)}/{archive.name} out of it"
         )
     _provide(root, texts, [archive.name], download=False)
@@ -164,7 +164,7 @@ def _without_tags(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _talks(lines: Iterable[str]) -> Iterator[str]:
-    """What is said, behind an empty line where a talk begins; its title and description are no part of it."""
+    """The sentences, with an empty line before each talk; title and description are left out."""
     for line in lines:
         text = line.strip()
         if text.startswith("<url>"):

@@ -2,7 +2,7 @@
 
 A folder prepared here holds, for each split, `fbank80_SPLIT.zip` and `SPLIT_{asr,st}.tsv`, for all but the training
 split also `wav/SPLIT/ID.wav` and SimulEval's lists `SPLIT.{source,target}`; and once `gcmvn.npz`, `spm_{asr,st}*` and
-`config_{asr,st}.yaml`. `prepared.json` says which splits are complete, so an interrupted preparation goes on.
+`config_{asr,st}.yaml`. `prepared.json` lists complete splits, so an interrupted preparation resumes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What layers hand on to each other beside their output, and the encoder to the decoder: the carry."""
+"""The carry: what layers pass on beside their output, and the encoder passes to the decoder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CARRY = "carry"  # key of the encoder's output: [values (B, l, C)], or [values, 
 
 
 class CarryingEncoder(nn.Module):
-    """Mixin for fairseq encoders: what the last layer hands on goes to the decoder with the encoder's output."""
+    """Mixin for fairseq encoders: the carry of the last layer goes to the decoder with the encoder's output."""
 
     context: PassContext
 

@@ -18,6 +18,7 @@ from fairseq.models.roberta.model import base_architecture
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from torch import Tensor, nn
 
+from ..attention import MECHANISMS
 from ..errors import LeapformerError
 from ..modules import (
     PassContext,
@@ -54,7 +55,7 @@ class Encoder(RobertaEncoder):
 
 
 class HubInterface(RobertaHubInterface):
-    """fairseq's interface for one sentence or a few; classes are told from what the model's `--pooling` says."""
+    """fairseq's interface for single sentences; classification uses the model's `--pooling`."""
 
     def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
         """Log probabilities (B, classes) of tokens (B, T) or (T,), or what is before their softmax."""
@@ -64,6 +65,10 @@ class HubInterface(RobertaHubInterface):
             )
         logits, _ = self.model(torch.atleast_2d(tokens).to(self.device), classification_head_name=head)
         return logits if return_logits else F.log_softmax(logits, dim=-1)
+
+
+def _with_carry() -> list[str]:
+    return [name for name, mechanism in MECHANISMS.items() if mechanism.capabilities.carry_width is not None]
 
 
 @register_model("leapformer_mlm")
@@ -81,8 +86,8 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         remember_vocabulary(encoder.sentence_encoder, encoder.dictionary)
         if args.pooling == "packed" and encoder.context.facts.carrier is None:
             raise LeapformerError(
-                f"--pooling packed: no layer of {args.encoder_self_attention!r} hands a carry on; take luna, or "
-                "--pooling cls or mean"
+                f"--pooling packed: no layer of {args.encoder_self_attention!r} has a carry; give one of "
+                f"{', '.join(_with_carry())}, or --pooling cls or mean"
             )
 
     @classmethod
@@ -92,9 +97,8 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         parser.add_argument(
             "--pooling",
             choices=POOLINGS,
-            help="what a sentence's classes are told from: the state of its first token (cls), as in RoBERTa, the "
-            "mean over all of its tokens, or over the carry of the last layer that has one, as luna's packed sequence "
-            "(default: cls)",
+            help="input of the classifier: the first token's state (cls), as in RoBERTa, the mean over all tokens, or "
+            f"(packed) over the carry of the last layer that has one ({', '.join(_with_carry())}) (default: cls)",
         )
 
     @classmethod

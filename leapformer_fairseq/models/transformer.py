@@ -61,7 +61,7 @@ class Decoder(TransformerDecoderBase):
     def prompted(self, prompt: Tensor) -> Iterator[None]:
         """While this holds, a generation that starts from nothing reads `prompt` (B, T), its first tokens, in one pass.
 
-        The generator goes on asking for one token after the other; up to the end of the prompt it is answered from that
+        The generator still asks for one token after the other; up to the end of the prompt it is answered from that
         pass. The generator's batch entries beyond B are hypotheses of the same sentence, side by side.
         """
         self.context.prompt = prompt

@@ -27,7 +27,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     `like` is the stock attention that this module replaces: its projections are reused, so its checkpoints load and
     only `mechanism.*` is new. `mask` limits what a query may see: CAUSAL in decoder self-attention, a wait-k prefix in
     simultaneous cross-attention, chunks in streaming encoders, None otherwise; it holds in training and generation
-    alike. `context` is what its stack says of the pass that runs; an attention without a stack hands nothing on.
+    alike. `context` describes the current pass of its stack; without a stack there is no carry.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return n if all(torch.equal(group, group[:, :1].expand_as(group)) for group in groups) else 1
 
     def _described(self, tokens: TokenInfo, x: Tensor) -> TokenInfo:
-        """The tokens with what the mechanism also needs: their inputs x, (T, B, C), and what layers hand on."""
+        """The tokens with what the mechanism also needs: their inputs x, (T, B, C), and the carry."""
         if self.mechanism.capabilities.needs_inputs:
             tokens = replace(tokens, inputs=x.transpose(0, 1))
         if not self.hands_on or self.context.carry is None:

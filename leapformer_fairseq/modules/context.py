@@ -1,4 +1,4 @@
-"""What a stack says to its attention of the pass that runs, and what its layers hand on to each other."""
+"""What attention needs to know about the current pass of its encoder or decoder, and the carry from layer to layer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PassContext(threading.local):
     """The pass that runs in this thread: two threads may use one model.
 
     lengths:   (B,), how long the targets are or are said to become; None where nobody knows.
-    carry:     what layers hand on to each other; None before the first layer that has a carry.
+    carry:     passed from layer to layer; None before the first layer that has a carry.
     tokens:    positions and padding of an encoder's tokens in chunks; None: those of whole sequences, as they come.
     states:    what every attention keeps, by its `slot`, of an utterance whose frames are arriving; the pass is then
                more chunks of it. None where whole utterances are read.

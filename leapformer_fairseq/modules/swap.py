@@ -161,7 +161,7 @@ def _tie(mechanism: Mechanism, first: Mechanism) -> None:
 
 
 def _carry_width(args: argparse.Namespace) -> int | None:
-    """Width of the carry that the encoder of these arguments hands on; None without one."""
+    """Width of the encoder's carry, given its arguments; None without one."""
     has_one = any(
         find(name).capabilities.carry_width is not None for name in names_in(getattr(args, BLOCKS[0].argument))
     )

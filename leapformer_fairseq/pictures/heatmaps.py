@@ -1,4 +1,4 @@
-"""Heat maps of what was captured: attention and reweighting, with tokens beside rows and columns where they fit."""
+"""Heat maps of captured attention and reweighting, with tokens as labels where they fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .capture import Captured
 
-MOST_LABELS = 50  # tokens beside an axis; more cannot be read
+MOST_LABELS = 50  # labels of an axis; more are unreadable
 HIGHEST = 99.0  # percentile of the attention that gets the brightest colour: causal rows begin with weights near 1
 HIDDEN_COLOUR = "0.92"
 

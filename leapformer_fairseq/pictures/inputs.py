@@ -1,4 +1,4 @@
-"""From a checkpoint and a user's sentences to batches of one sentence, with the tokens to write beside a picture."""
+"""From a checkpoint and a user's sentences to batches of one sentence, with the tokens for labels."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def latency_scores(instance: Instance, unit: str = "word") -> dict[str, float] |
         return None
     reference_units = max(1, count_units(instance.reference, unit))
     scores: dict[str, float] = {}
-    timed = instance.elapsed != instance.delays  # what is decoded in batches takes no time of its own
+    timed = instance.elapsed != instance.delays  # batched decoding has no time per utterance
     for suffix, times in (("", instance.delays), *([("_CA", instance.elapsed)] if timed else [])):
         for name, score in _REFERENCE_SCORES.items():
             scores[name + suffix] = score(times, instance.source_length, reference_units)

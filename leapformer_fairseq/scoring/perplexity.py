@@ -1,4 +1,4 @@
-"""What fairseq-eval-lm says at its end, checked: it leaves out text without failing."""
+"""The result of fairseq-eval-lm, checked: it skips text without failing."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ Distortions = dict[str, Distortion]  # by measure: MCD and MSD
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence that was synthesised to `audio`, and its recording; `stopped`: the model ended it by itself.
+    """A sentence that was synthesised to `audio`, and its recording; `stopped`: the model predicted its end.
 
     `predicted_frames` is the length that the model reckoned with, if it predicted one.
     """
@@ -67,7 +67,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Run:
-    """What a model has synthesised, the features it was trained on, and what else `run.json` says about it."""
+    """What a model has synthesised, the features it was trained on, and the rest of `run.json`."""
 
     folder: Path
     sentences: Sequence[Sentence]
@@ -184,7 +184,7 @@ def score_speech(run: Run, spectra: Spectra, kind: Kind) -> Report:
     Keys: `scores` of the corpus (MCD and MSD per frame of the reference, `_aligned` per aligned pair of frames;
     insertions and deletions in MCD's alignment, as shares of the reference; frames, and their ratio to the reference's;
     the mean over sentences of the relative error of duration, without sign, and of the predicted length, if there is
-    one; the share that stopped by itself),
+    one; the share with a predicted end),
     `alignment` (the sums behind them), `n_instances`, `reference` (the kind), `instances` and `model`.
     """
     found = _compare(run, run.folder.name, spectra, kind, lambda one: spectra.of_file(one.audio))
@@ -215,7 +215,7 @@ def _error(run: Run, length: str) -> float:
 
 
 def score_baselines(run: Run, spectra: Spectra, kind: Kind) -> dict[str, Report]:
-    """What the scores of a run on the same sentences are to be seen beside: name -> `scores` and `alignment`.
+    """Baselines for a run on the same sentences: name -> `scores` and `alignment`.
 
     "floor" is Griffin-Lim of each recording's log-mels against the recording itself: what the vocoder alone costs.
     "mean spectrogram" is the mean of all frames of all recordings, as long as each of them: a model that says nothing.

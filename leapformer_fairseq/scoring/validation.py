@@ -1,4 +1,4 @@
-"""What fairseq-validate says at its end: accuracy of a classifier, perplexity of a masked language model."""
+"""The result of fairseq-validate: accuracy of a classifier, perplexity of a masked language model."""
 
 from __future__ import annotations
 

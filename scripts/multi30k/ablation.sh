@@ -50,7 +50,7 @@ lengthen() {
         [[ -f $shorter/model/done ]] || continue
         [[ $(<"$shorter/options") == "${options/--max-epoch $epochs /--max-epoch $fewer }" ]] || continue
         say "$run goes on from $shorter"
-        claim "$run" "$options"
+        lock_run "$run" "$options"
         cp -r "$shorter/model" "$run/copy"
         rm "$run/copy/done"
         mv "$run/copy" "$run/model"

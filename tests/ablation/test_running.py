@@ -182,7 +182,7 @@ def test_a_damaged_mark_is_named(tmp_path):
 class TestFolder:
     def test_it_belongs_to_one_command(self, tmp_path):
         for _ in range(2):
-            with running.claimed(tmp_path, "data --lr 1"):
+            with running.locked(tmp_path, "data --lr 1"):
                 pass
         with pytest.raises(LeapformerError, match="another training command .data --lr 1.; choose another folder"):
             running.check_folder(tmp_path, "data --lr 2")
@@ -190,29 +190,29 @@ class TestFolder:
     def test_it_must_not_hold_something_else(self, tmp_path):
         running.check_folder(tmp_path / "new", "data")
         (tmp_path / "thesis.tex").touch()
-        with pytest.raises(LeapformerError, match="not empty and holds no ablation"), running.claimed(tmp_path, "data"):
+        with pytest.raises(LeapformerError, match="not empty and holds no ablation"), running.locked(tmp_path, "data"):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_two_processes_cannot_work_in_it(self, tmp_path):
         refused = pytest.raises(LeapformerError, match="is at work here")
-        with running.claimed(tmp_path, "data"), refused, running.claimed(tmp_path, "data"):
+        with running.locked(tmp_path, "data"), refused, running.locked(tmp_path, "data"):
             pass
-        with running.claimed(tmp_path, "data"):
+        with running.locked(tmp_path, "data"):
             pass
 
     def test_a_training_that_was_left_behind_keeps_the_folder(self, tmp_path):
         """As after `kill -9` of the ablation: only the lock's own file is closed here, not the training's copy."""
-        with running.claimed(tmp_path, "data"):
+        with running.locked(tmp_path, "data"):
             left = subprocess.Popen(python("input()"), stdin=subprocess.PIPE, close_fds=False)
-        with pytest.raises(LeapformerError, match="left behind"), running.claimed(tmp_path, "data"):
+        with pytest.raises(LeapformerError, match="that it started"), running.locked(tmp_path, "data"):
             pass
         left.communicate(b"\n")
-        with running.claimed(tmp_path, "data"):
+        with running.locked(tmp_path, "data"):
             pass
 
     def test_every_training_holds_it(self, tmp_path):
         held = "import os; print(*(os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')))"
-        with running.claimed(tmp_path, "data"):
+        with running.locked(tmp_path, "data"):
             running.train(python(held), tmp_path / "train.log", "valid_loss", ignore)
         assert str((tmp_path / ".lock").resolve()) in (tmp_path / "train.log").read_text().split()

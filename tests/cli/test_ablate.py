@@ -201,7 +201,7 @@ class TestInterrupted:
     def test_the_same_command_goes_on(self, ablate, trainer, tmp_path, capsys, stopped):
         trainer.faults[stopped] = KeyboardInterrupt()
         assert ablate() == 130
-        assert "interrupted; all is kept, and the same command goes on from here" in capsys.readouterr().err
+        assert "interrupted; everything is kept, the same command resumes" in capsys.readouterr().err
         before = list(trainer.plans)
         assert before[-1] == stopped
         if stopped != BASELINE:
@@ -350,8 +350,8 @@ class TestSpeed:
         ([], ["--max-epoch", "0"], "the training command has no budget; give it --max-epoch, --max-update or"),
         ([], ["--no-save"], "--no-save in the training command: runs are compared by"),
         ([], ["--maximize-best-checkpoint-metric"], "--maximize-best-checkpoint-metric in the training command"),
-        ([], ["--reset-optimizer"], "--reset-optimizer in the training command: an interrupted run goes on"),
-        ([], ["--restore-file", "x.pt"], "--restore-file in the training command: an interrupted run goes on"),
+        ([], ["--reset-optimizer"], "--reset-optimizer in the training command: an interrupted run resumes"),
+        ([], ["--restore-file", "x.pt"], "--restore-file in the training command: an interrupted run resumes"),
         ([], ["--save-dir"], "argument --save-dir: expected one argument"),
         ([], ["--arch", "transformer"], "--arch transformer has no attention plans; `leapformer list`"),
         ([], ["--arch", "former"], "argument --arch/-a: invalid choice: 'former'; see"),

@@ -62,7 +62,7 @@ def test_an_ablation_that_was_interrupted_ends_with_a_table(data, tmp_path):
     options = ["--out", str(out), "--mechanisms", "leap", "cosformer", "--tolerance", "0.5"]
     command = leapformer("ablate", *options, "--", "train", str(data), *TRAINING.split())
     errors = interrupted(command, out / "runs/leap/train.log")
-    assert errors.splitlines()[-1] == "leapformer: interrupted; all is kept, and the same command goes on from here"
+    assert errors.splitlines()[-1] == "leapformer: interrupted; everything is kept, the same command resumes"
     assert (out / "runs/softmax/done").exists() and not (out / "runs/leap/done").exists()
     before = (out / "runs/softmax/train.log").read_text()
 

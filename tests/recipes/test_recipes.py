@@ -162,7 +162,7 @@ def test_no_script_redefines_what_all_share():
         return set(re.findall(r"^(\w+)\(\)", path.read_text(encoding="utf-8"), re.MULTILINE))
 
     shared = functions(SCRIPTS / "common.sh")
-    assert {"train", "once", "claim"} <= shared
+    assert {"train", "once", "lock_run"} <= shared
     for path in SCRIPTS.rglob("*.sh"):
         if path.name not in ("common.sh", "setup.sh"):  # setup.sh does not source it
             assert not functions(path) & shared, path

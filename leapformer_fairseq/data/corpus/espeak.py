@@ -1,7 +1,7 @@
 """Text to speech with espeak-ng, from the library inside the `espeakng-loader` wheel: nothing to install by apt.
 
 espeak-ng carries state from call to call: the same text twice gives slightly different samples, and only the same
-sequence of calls in a fresh process repeats bit by bit. `synthesize` therefore runs in a process of its own. Variants
+sequence of calls in a fresh process repeats bit by bit. `synthesize` therefore runs in a separate process. Variants
 with breath do not repeat at all (see `plan.VOICES`).
 
 Phonemes are in IPA, without stress marks: espeak-ng's English has 55 of them then, 85 with the marks, and a vowel
@@ -104,7 +104,7 @@ class Espeak:
             if event.type == EVENT_PHONEME:
                 self._marks.append((event.audio_position, event.id.string))
             number += 1
-        return 0  # go on
+        return 0  # continue
 
     def say(self, text: str, voice: str, rate: int, pitch: int) -> np.ndarray:
         """Speech in [-1, 1] at 16 kHz, float32, shape (T,).

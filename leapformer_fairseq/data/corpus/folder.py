@@ -57,7 +57,7 @@ class Recipe:
 def provide(out: str | Path, recipe: Recipe, overwrite: bool) -> Corpus:
     """Make the corpus in the folder `out`, or return the one that is there if it was made with the same options.
 
-    The work is done in a folder beside `out` that is renamed at the end, so an interrupted build leaves nothing that
+    The work is done in a folder next to `out` that is renamed at the end, so an interrupted build leaves nothing that
     looks finished. Raises LeapformerError when espeak-ng is missing, or when `out` holds something else.
     """
     out = Path(out).resolve()
@@ -73,7 +73,7 @@ def provide(out: str | Path, recipe: Recipe, overwrite: bool) -> Corpus:
 
 
 def make(out: Path, recipe: Recipe) -> Corpus:
-    """Build beside `out`, then take its place."""
+    """Build next to `out`, then rename."""
     espeak.require_loader()
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -89,7 +89,7 @@ def make(out: Path, recipe: Recipe) -> Corpus:
 
 
 def read_info(out: Path) -> dict[str, Any] | None:
-    """What `corpus.json` says, None where nothing is; a folder that is no corpus is refused, to be never written to."""
+    """The content of `corpus.json`, None for a new folder; raises LeapformerError for a folder that is no corpus."""
     path = out / INFO
     if not path.is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -130,7 +130,7 @@ def reuse(out: Path, info: dict[str, Any], recipe: Recipe) -> Corpus:
 
 
 def summary(out: Path, info: dict[str, Any]) -> Corpus:
-    """What a build returns, from what `corpus.json` says."""
+    """What a build returns, from the content of `corpus.json`."""
     splits = {split: SplitSummary(**values) for split, values in info["splits"].items()}
     return Corpus(out, info["checksum"], splits)
 

@@ -1,6 +1,6 @@
 """Speaking a plan: `synthesize` starts workers, `python -m leapformer_fairseq.data.corpus.synthesize` is one of them.
 
-A worker is a program of its own because espeak-ng repeats itself only in a fresh process (see `espeak`). Of its
+A worker is a separate program because espeak-ng is reproducible only in a fresh process (see `espeak`). Of its
 arguments TASK PLAN FOLDER SPEAKERS INDEX, PLAN holds one JSON utterance a line, of which this one of SPEAKERS workers
 speaks every SPEAKERS-th from INDEX on; the recordings go below FOLDER as 16-bit wav. The first worker shows its
 progress, and so that of all, on stderr.
