@@ -1,15 +1,15 @@
-# Steps that the quickstart and the recipes share. Source it from a script that has said `set -euo pipefail`.
+# Steps shared by the quickstart and the recipes. Source it from a script that has run `set -euo pipefail`.
 #
-# A step that is finished leaves a file DIR/done and is skipped when the script runs again; a training that was
-# interrupted goes on from its last checkpoint.
+# A finished step leaves a file DIR/done and is skipped when the script runs again; an interrupted training run
+# resumes from its last checkpoint.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
-# Threads that wait for work spin only briefly: spinning on, as is the default, makes training many times slower as soon as
-# anything else runs on these cores; sleeping at once makes it slower, too.
+# Idle threads spin only briefly. Spinning longer, the default, makes training many times slower as soon as anything else
+# runs on these cores; sleeping at once also makes it slower.
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-20000}
-# glibc keeps freed memory instead of handing it back and asking for it, zeroed, at every update, and in pages of 2 MiB: a
-# CPU trains a quarter faster.
+# glibc keeps freed memory, in pages of 2 MiB, instead of returning it and getting it back zeroed at every update: a CPU
+# trains a quarter faster.
 export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592} MALLOC_TOP_PAD_=${MALLOC_TOP_PAD_:-268435456}
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.hugetlb=1}
 
@@ -38,7 +38,7 @@ need_dir() {
     [[ -d $2 ]] || fail "$1 $2 is not a folder; check the path"
 }
 
-# once DIR COMMAND...: run COMMAND unless it finished before; its output goes to DIR/log, too.
+# once DIR COMMAND...: run COMMAND unless it finished before; its output is also written to DIR/log.
 once() {
     local dir=$1
     shift
@@ -51,12 +51,12 @@ once() {
     touch "$dir/done"
 }
 
-# together COMMAND ARGUMENT...: COMMAND with each ARGUMENT, all at the same time, each line of output behind its ARGUMENT;
+# together COMMAND ARGUMENT...: run COMMAND with each ARGUMENT in parallel, output lines prefixed with the ARGUMENT;
 # stops all when one fails or on Ctrl-C.
 together() {
     local command=$1 argument jobs=() job
     shift
-    set -m # each job in a process group of its own, so that it can be stopped with everything it started
+    set -m # each job in its own process group, so that it can be stopped with its children
     for argument in "$@"; do
         { "$command" "$argument" 2>&1 | sed -u "s|^|$argument |"; } &
         jobs+=($!)
@@ -111,8 +111,8 @@ needs_length() {
     [[ ${decoder:-$encoder} == *cosformer* ]]
 }
 
-# train DATA SAVE OPTIONS...: leapformer train with what all recipes have in common; the whole output goes to
-# SAVE/train.log. It goes on from the last checkpoint if there is one.
+# train DATA SAVE OPTIONS...: leapformer train with the options common to all recipes; the full output goes to
+# SAVE/train.log. It resumes from the last checkpoint if there is one.
 train() {
     local data=$1 save=$2
     shift 2
@@ -121,7 +121,7 @@ train() {
         tee -a "$save/train.log" | brief
 }
 
-# brief: of fairseq's training log only the losses, accuracies and errors, a short line each.
+# brief: filter fairseq's training log to losses, accuracies and errors, one short line each.
 brief() {
     local inner='.*train_inner[ :|]+epoch.* loss=([0-9.]+),' valid='.*valid on .*\| loss ([0-9.]+) ' n='num_updates[ =]([0-9]+)'
     sed -unE \
@@ -167,7 +167,7 @@ offline_eval() {
     leapformer score "$out/generate-${set}_st.txt" --references "$data/$set.target" --json "$out/scores.json"
 }
 
-# lock_run DIR OPTIONS...: make DIR the folder of a run with these options, or find it so; never mix two runs.
+# lock_run DIR OPTIONS...: make DIR the folder of a run with these options; fail if it holds another run.
 lock_run() {
     local dir=$1 options
     shift

@@ -4,7 +4,7 @@
 #   . "$(dirname "$0")/../glue.sh"
 #   recipe prepare train evaluate "$@"
 #
-# A configuration says, besides the usual, task_settings[TASK]: the training options that a task has of its own.
+# A configuration also sets task_settings[TASK]: training options specific to a task.
 . "$(dirname "${BASH_SOURCE[0]}")/runs.sh"
 
 value_options="--root --tasks --pretrained --pretrained-seed --vocabulary $runs_value_options"
@@ -14,11 +14,11 @@ usage() {
     cat <<HELP
 usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
 
-  --root DIR            the data, a folder that holds MNLI/train.tsv and so on, as they are or with .gz (only to prepare)
+  --root DIR            the data, a folder that holds MNLI/train.tsv and so on, plain or with .gz (only to prepare)
   --download            fetch what --root lacks
   --tasks LIST          of MNLI, QNLI, QQP and SST-2, in quotes (default: the configuration's)
-  --pretrained PATH     the --out folder of scripts/mlm, which holds a model for each attention, or one checkpoint for
-                        all of them
+  --pretrained PATH     the --out folder of scripts/mlm, with a model for each attention, or one checkpoint for all of
+                        them
   --pretrained-seed N   the seed of the models in that folder (default: 1)
   --vocabulary DIR      the vocabulary of the models (only to prepare; default: PATH/data/text)
 $(usage_of_runs 'fairseq-validate, e.g. "--batch-size 8"')
@@ -48,7 +48,7 @@ step_prepare() {
     done
 }
 
-# binarise_task TEXT BINARY: sentences, the second ones of pairs, and labels, each in a folder of its own.
+# binarise_task TEXT BINARY: sentences, second sentences of pairs, and labels, each in its own folder.
 binarise_task() {
     local text=$1 binary=$2 part dictionary files
     for part in input0 input1 label; do
@@ -71,8 +71,8 @@ step_train() {
     each train_run
 }
 
-# train_run ATTENTION SEED TASK. Examples longer than the model's positions lose their end; fairseq would leave them out,
-# in validation too.
+# train_run ATTENTION SEED TASK. Examples longer than the model's positions are truncated; fairseq would skip them,
+# also in validation.
 train_run() {
     local data=$data/$3 run checkpoint settings
     need_step "$data/binary" prepare

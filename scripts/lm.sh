@@ -1,4 +1,4 @@
-# The steps of the recipes for language models: wikitext2, wikitext103. A script names its data set and sources this:
+# The steps of the recipes for language models: wikitext2, wikitext103. A script sets its data set and sources this:
 #
 #   dataset=wikitext2 paper=small
 #   . "$(dirname "$0")/../lm.sh"
@@ -13,11 +13,12 @@ usage() {
     cat <<HELP
 usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
 
-  --root DIR            the data, a folder that holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt, as they
-                        are or with .gz (only to prepare)
+  --root DIR            the data, a folder that holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt, plain
+                        or with .gz (only to prepare)
   --train FILE, --valid FILE, --test FILE
-                        these files instead of those in --root
-  --train-on-valid      without a training file: train on the validation text without its last tenth, which validates
+                        use these files instead of those in --root
+  --train-on-valid      without a training file: train on the validation text except its last tenth, and validate
+                        on that
   --download            fetch what --root lacks
 $(usage_of_runs 'fairseq-eval-lm, e.g. "--context-window 400"')
 HELP

@@ -13,13 +13,13 @@ usage() {
     cat <<HELP
 usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
 
-  --root DIR            the data, a folder that holds {train,valid,test}.txt or wiki.{train,valid,test}.tokens, as they
-                        are or with .gz: a sentence a line, an empty line between documents (only to prepare)
-  --vocab-size N        subwords, made of the training text (default: the configuration's)
-  --vocabulary DIR      these subwords instead: OUT/data/text of another run, or a folder with RoBERTa's encoder.json,
-                        vocab.bpe and dict.txt
-  --init CHECKPOINT     start from this model, of whatever attention, not from random values: a RoBERTa of fairseq, or
-                        OUT/ATTENTION-seedN/model/checkpoint_best.pt; it needs the vocabulary that it was trained with
+  --root DIR            the data, a folder that holds {train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain
+                        or with .gz: one sentence per line, an empty line between documents (only to prepare)
+  --vocab-size N        number of subwords, learned from the training text (default: the configuration's)
+  --vocabulary DIR      subwords to use instead: OUT/data/text of another run, or a folder with RoBERTa's
+                        encoder.json, vocab.bpe and dict.txt
+  --init CHECKPOINT     initialise with this model, of any attention: a RoBERTa of fairseq, or
+                        OUT/ATTENTION-seedN/model/checkpoint_best.pt; requires the vocabulary that it was trained with
 $(usage_of_runs 'fairseq-validate, e.g. "--mask-prob 0.2"')
 HELP
 }
@@ -46,8 +46,8 @@ begin_training() {
     train_options=(${init:+--finetune-from-model "$init"} "${train_options[@]}")
 }
 
-# evaluate CHECKPOINT OUT: perplexity of the test text's masked subwords. The text is cut where a block is full, so that
-# no line is too long, and the seed says what is masked.
+# evaluate CHECKPOINT OUT: perplexity of the test text's masked subwords. The text is cut into full blocks, so that
+# no line is too long, and the seed determines what is masked.
 evaluate() {
     logged "$2/validate.log" leapformer validate "$data/binary" --path "$1" --task masked_lm --valid-subset test \
         --sample-break-mode none --seed 1 --num-workers 1 --required-batch-size-multiple 1 --log-format simple \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Speech translation while it is being spoken, from nothing: builds a corpus, trains, evaluates, reports. See --help.
+# Simultaneous speech translation from scratch: builds a corpus, trains, evaluates, reports. See --help.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
@@ -7,17 +7,17 @@ usage() {
     cat <<'HELP'
 usage: bash scripts/quickstart.sh [OPTIONS]
 
-Sets up .venv, makes a small English-German speech corpus, pre-trains an encoder on recognition, trains a wait-k
+Sets up .venv, generates a small English-German speech corpus, pre-trains an encoder on recognition, trains a wait-k
 translation model, evaluates it with SimulEval for several k and offline, and writes report.md, scores.json, curve.png.
-Run it again to go on where it stopped, or with another attention and the same --out to compare.
+Run it again to resume, or with another attention and the same --out to compare.
 
   --attention PLAN  mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS; options of the model follow
-                    behind colons (default: leap:encoder-chunk-ms=280, whose encoder reads speech in chunks, each frame
-                    once). leap alone: the encoder sees the whole source and is run again at every step.
+                    after colons (default: leap:encoder-chunk-ms=280, whose encoder reads speech in chunks, each frame
+                    once). leap alone: the encoder sees the whole source and is rerun at every step.
                     leap:encoder-causal: the encoder sees no later frame
-  --softmax         also train softmax, whose encoder sees the whole source, at the same time on another core
+  --softmax         also train softmax, whose encoder sees the whole source, in parallel on another core
   --k LIST          k of wait-k to evaluate, in quotes (default: "1 3 5 9")
-  --train-k RANGE   k of training: one number, or a range from which every batch draws its own (default: 1-9)
+  --train-k RANGE   k of training: one number, or a range to sample from for every batch (default: 1-9)
   --seed N          seed of the corpus and of training (default: 1)
   --out DIR         results (default: results/quickstart)
   --fast            about two minutes: a tiny corpus and few updates; the scores mean nothing
@@ -44,7 +44,7 @@ for k in $ks; do
     [[ $k =~ ^[1-9][0-9]*$ ]] || fail "--k $k: k is a number of steps, at least 1"
 done
 [[ $train_k =~ ^[1-9][0-9]*(-[1-9][0-9]*)?$ ]] || fail "--train-k $train_k: give a number from 1, or a range as in 1-9"
-other_k= # what is not the default is part of a run's name
+other_k= # a value other than the default is part of a run's name
 [[ $train_k == 1-9 ]] || other_k=$train_k
 [[ $seed =~ ^[0-9]+$ ]] || fail "--seed $seed: give a whole number"
 
@@ -54,12 +54,12 @@ if [[ $fast ]]; then
 fi
 systems=("$attention")
 [[ -z $baseline || $attention == "$baseline" ]] || systems+=("$baseline")
-# At most 10 tokens for a second of audio, and 10 more: a model in a loop must stop.
+# At most 10 tokens per second of audio, plus 10, to stop a model that loops.
 length=(--max-len-a 0.1 --max-len-b 10)
-# A thread for each training: these models are too small for two to be worth it.
+# One thread per training run: these models are too small to benefit from two.
 export OMP_NUM_THREADS=1
 
-# folder ATTENTION: where its translation model is. recogniser ATTENTION: where the encoder that it starts from is.
+# folder ATTENTION: the folder of its translation model. recogniser ATTENTION: that of its pre-trained encoder.
 folder() {
     echo "$out/$(file_name "$1")${other_k:+-k$other_k}"
 }
@@ -68,7 +68,7 @@ recogniser() {
     echo "$out/asr-$(file_name "$(encoder_of "$1")")"
 }
 
-# train_task TASK SAVE UPDATES OPTIONS...: small batches and a rate that falls to zero make the most of a few minutes.
+# train_task TASK SAVE UPDATES OPTIONS...: small batches and a learning rate that decays to zero give the best result in a few minutes.
 train_task() {
     local task=$1 save=$2 updates=$3
     once "$save" train_speech "$data" "config_$task.yaml" "$task" "$save" \
@@ -78,7 +78,7 @@ train_task() {
         --no-epoch-checkpoints --save-interval-updates 250 --keep-interval-updates 1 --log-interval 50 "${@:4}"
 }
 
-# train_recogniser ENCODER: only its encoder is used afterwards; so plans with the same encoder share it.
+# train_recogniser ENCODER: only its encoder is used later, so plans with the same encoder share it.
 train_recogniser() {
     say "pre-training the encoder on speech recognition ($asr_updates updates)"
     train_task asr "$(recogniser "$1")" "$asr_updates" $(plan_flags "$(plan_of "$1")/softmax") $(options_of "$1") \
@@ -86,7 +86,7 @@ train_recogniser() {
         --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 1
 }
 
-# train_system ATTENTION: translation that starts from the recogniser's encoder.
+# train_system ATTENTION: translation, initialised with the recogniser's encoder.
 train_system() {
     say "training wait-k translation ($st_updates updates)"
     train_task st "$(folder "$1")/st" "$st_updates" $(plan_flags "$1") --arch leapformer_simulst_tiny --lr 2e-3 \
@@ -94,7 +94,7 @@ train_system() {
         --load-pretrained-encoder-from "$(recogniser "$1")/checkpoint_last.pt" --criterion label_smoothed_cross_entropy
 }
 
-# evaluate_system ATTENTION: one after the other, since time is measured.
+# evaluate_system ATTENTION: sequentially, since time is measured.
 evaluate_system() {
     local run k
     run=$(folder "$1")

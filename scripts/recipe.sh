@@ -1,8 +1,8 @@
-# What all recipes share. A recipe's script names its data set and sources the steps of its kind (speech.sh, translation.sh,
-# lm.sh, mlm.sh, glue.sh, tts.sh), which source this and say:
+# Shared by all recipes. A recipe's script sets its data set and sources the steps for its task (speech.sh, translation.sh,
+# lm.sh, mlm.sh, glue.sh, tts.sh), which source this and define:
 #
-#   value_options, list_options, flag_options   the options it has; a list option adds to the array of its name
-#   usage, defaults, need_data, finish_options  functions: --help, values before the options, what --root must be, the end
+#   value_options, list_options, flag_options   its options; a list option appends to the array of its name
+#   usage, defaults, need_data, finish_options  functions: --help, default values, checks of --root, final checks
 #   step_NAME                                   a function for each step
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -24,7 +24,7 @@ recipe() {
     done
 }
 
-# read_options OPTIONS...: into the variables of the same names.
+# read_options OPTIONS...: set the variables of the same names.
 read_options() {
     local name more arguments=("$@")
     while (($#)); do
@@ -67,7 +67,7 @@ papers() {
     echo "${names//.sh/} (default: $paper)"
 }
 
-# whole_number OPTION VALUE [LEAST]: stop with a clear message unless VALUE is a number from LEAST, or else from 1.
+# whole_number OPTION VALUE [LEAST]: stop with a clear message unless VALUE is a whole number of at least LEAST (default 1).
 whole_number() {
     [[ $2 =~ ^[0-9]+$ && $2 -ge ${3:-1} ]] || fail "$1 $2: give a whole number from ${3:-1}"
 }

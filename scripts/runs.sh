@@ -1,37 +1,37 @@
-# What the recipes share that train a list of attentions with a list of seeds each: lm.sh, mlm.sh and glue.sh source it.
-# They say:
+# Shared by the recipes that train a list of attentions with a list of seeds: lm.sh, mlm.sh and glue.sh source it.
+# They define:
 #
-#   task_options    what tells fairseq-train the task and, last, the flag that the plan is given to
-#   evaluate        function CHECKPOINT OUT: scores of a model in OUT/scores.json
-#   begin_training  function, if something has to be said once the options are known
+#   task_options    fairseq-train's task options and, last, the flag that takes the plan
+#   evaluate        function CHECKPOINT OUT: writes the scores of a model to OUT/scores.json
+#   begin_training  optional function, called once the options are known
 . "$(dirname "${BASH_SOURCE[0]}")/text.sh"
 
 runs_value_options="--out --attention --seeds --epochs --jobs --workers"
-marks='' # what makes a run the one it is, besides attention, seed and training options
-tasks='' # a run for each of them, too, if there are some
+marks='' # what identifies a run besides attention, seed and training options
+tasks='' # one run for each of them, if any
 
-# usage_of_runs EVALUATION: what --help says about the options that these recipes share.
+# usage_of_runs EVALUATION: --help for the options that these recipes share.
 usage_of_runs() {
     cat <<HELP
-  --out DIR             prepared data and runs; the same command again goes on where it stopped
+  --out DIR             prepared data and runs; repeat the command to resume
   --paper NAME          hyperparameters: $(papers)
   --attention LIST      mechanisms or plans, in quotes; each is trained with each seed (default: the configuration's);
-                        options behind colons, as in luna:luna-length=32
-  --seeds LIST          seeds of the trainings, in quotes (default: the configuration's)
-  --epochs N            passes over the training data at most (default: the configuration's)
-  --jobs N              trainings at the same time, on one core each if more than one (default: the configuration's)
-  --workers N           processes that turn text into numbers (default: 1)
+                        options after colons, as in luna:luna-length=32
+  --seeds LIST          training seeds, in quotes (default: the configuration's)
+  --epochs N            maximum passes over the training data (default: the configuration's)
+  --jobs N              parallel training runs, on one core each if more than one (default: the configuration's)
+  --workers N           processes that binarise the text (default: 1)
   --train-options TEXT  more options for training, e.g. "--max-update 1000 --fp16"
   --eval-options TEXT   more options for $1
   --help                this text
 
-Every run is part of OUT/table.md, so further attentions and seeds with the same --out join it. Of an option given
-twice the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
+Every run is part of OUT/table.md, so further attentions and seeds with the same --out are added to it. If an option
+is repeated, the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
 HELP
 }
 
-# binarise TEXT BINARY OPTIONS...: what fairseq trains on, with OPTIONS that name the files. It refuses to write over the
-# dictionary of a run that was interrupted.
+# binarise TEXT BINARY OPTIONS...: the data that fairseq trains on; OPTIONS name the files. fairseq does not overwrite the
+# dictionary of an interrupted run, so it is deleted first.
 binarise() {
     local binary=$1
     shift
@@ -40,7 +40,7 @@ binarise() {
     logged "$binary/preprocess.log" leapformer preprocess --only-source --destdir "$binary" --workers "$workers" "$@"
 }
 
-# each COMMAND: COMMAND ATTENTION SEED [TASK] for every run, several at the same time with --jobs.
+# each COMMAND: COMMAND ATTENTION SEED [TASK] for every run, in parallel with --jobs.
 each() {
     local what=$1 name number task at_once=$jobs plans numbers kinds runs=()
     read -ra plans <<<"$attention"
@@ -75,7 +75,7 @@ share_of() {
     done
 }
 
-# run_folder ATTENTION SEED [TASK]: where this run is.
+# run_folder ATTENTION SEED [TASK]: the folder of this run.
 run_folder() {
     echo "$out/$(file_name "$1")-seed$2${3:+-$3}"
 }

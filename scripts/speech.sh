@@ -1,4 +1,4 @@
-# The steps of the recipes scripts/mustc and scripts/covost2. A script names its data set and sources this:
+# The steps of the recipes scripts/mustc and scripts/covost2. A script sets its data set and sources this:
 #
 #   dataset=mustc root_holds="en-de/data" sets="tst-COMMON tst-HE"
 #   . "$(dirname "$0")/../speech.sh"
@@ -15,23 +15,23 @@ usage() {
 usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
 
   --root DIR          the downloaded data, the folder that holds $root_holds (only to prepare)
-  --out DIR           prepared data and runs; the same command again goes on where it stopped
+  --out DIR           prepared data and runs; repeat the command to resume
   --paper NAME        hyperparameters: $(papers)
   --attention PLAN    mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap);
-                      options behind colons, as in luna:luna-length=32
+                      options after colons, as in luna:luna-length=32
   --k LIST            k of wait-k to evaluate, in quotes (default: the paper's)
   --sets LIST         test sets to evaluate, in quotes (default: ${sets%% *}; there are $sets)
   --vocab-size N      subwords per language (default: the paper's)
   --workers N         processes that prepare the data (default: 1)
   --average N         translate with the average of the last N epochs (default: 10)
-  --offline           translation of whole recordings instead of simultaneous translation; cosformer in a decoder block
-                      then predicts the target's length (--st-options "--length-predictor ..." for another predictor)
+  --offline           translate whole recordings instead of simultaneous translation; cosformer in a decoder block
+                      then predicts the target length (--st-options "--length-predictor ..." for another predictor)
   --asr-options TEXT  more options for recognition pre-training, e.g. "--max-update 1000 --fp16"
   --st-options TEXT   more options for translation training
   --eval-options TEXT more options for SimulEval, e.g. "--end-index 100"
   --help              this text
 
-Of an option given twice the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
+If an option is repeated, the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
 HELP
 }
 
@@ -47,7 +47,7 @@ need_data() {
     need_dir "--root (the folder that holds $root_holds)" "$root"
 }
 
-# places: the folders of the recogniser and of this run.
+# places: set the folders of the recogniser and of this run.
 places() {
     asr=$out/asr-$(file_name "$(encoder_of "$attention")")
     run=$out/$(file_name "$attention")${offline:+-offline}
@@ -61,7 +61,7 @@ step_prepare() {
 step_train() {
     places
     [[ -f $data/config_st.yaml ]] || fail "$data holds no prepared data; run scripts/$dataset/prepare.sh first"
-    # Only the encoder is used afterwards; so its mechanism is that of the translation model, and plans that share it
+    # Only the encoder is used later: its mechanism is that of the translation model, and plans with the same encoder
     # share the pre-training. The decoder is softmax, as in the released scripts.
     say "pre-training the encoder on speech recognition in $asr"
     local plan

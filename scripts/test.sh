@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets everything up, then runs lint, type check and all tests. Arguments go to pytest: bash scripts/test.sh -k compat
+# Sets up .venv, then runs lint, type check and all tests. Arguments go to pytest: bash scripts/test.sh -k compat
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

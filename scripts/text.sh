@@ -1,4 +1,4 @@
-# What the recipes for text share; translation.sh and runs.sh source it and say which options and steps there are.
+# Shared by the recipes for text; translation.sh and runs.sh source it and define options and steps.
 . "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
 
 list_options="--train-options --eval-options"
@@ -8,7 +8,7 @@ finish_options() {
     train_options=(--max-epoch "$epochs" "${train_options[@]}")
 }
 
-# logged FILE COMMAND...: all output of COMMAND goes to FILE; of a failure its end is shown.
+# logged FILE COMMAND...: write all output of COMMAND to FILE; on failure, print the end of it.
 logged() {
     local file=$1
     shift

@@ -26,30 +26,30 @@ usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
 
   --root DIR            the data, a folder that holds $root_holds (only to prepare)
 $(usage_of_data)
-  --out DIR             prepared data and runs; the same command again goes on where it stopped
+  --out DIR             prepared data and runs; repeat the command to resume
   --paper NAME          hyperparameters: $(papers)
   --attention PLAN      mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: the
-                        configuration's, or else leap); options behind colons, as in luna:luna-length=32
+                        configuration's, otherwise leap); options after colons, as in luna:luna-length=32
   --pair SOURCE-TARGET  languages (default: the configuration's)
   --seed N              seed of the training (default: 1)
-  --epochs N            passes over the training data at most (default: the configuration's)
+  --epochs N            maximum passes over the training data (default: the configuration's)
   --average N           translate with the average of the last N epochs; 0: with the best epoch by validation loss
                         (default: the configuration's)
   --vocab-size N        subwords for both languages together (default: the configuration's)
-  --workers N           processes that turn text into numbers (default: 1)
+  --workers N           processes that binarise the text (default: 1)
   --train-options TEXT  more options for training, e.g. "--max-update 1000 --fp16"
   --eval-options TEXT   more options for fairseq-generate, e.g. "--beam 1"
   --help                this text
 
-Every run is a row of OUT/table.md, so further attentions and seeds with the same --out join it. Of an option given
-twice the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
+Every run is a row of OUT/table.md, so further attentions and seeds with the same --out are added to it. If an
+option is repeated, the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
 HELP
 }
 
 usage_of_data() {
     if [[ $documents ]]; then
         cat <<HELP
-  --window N            sentences of a document that are translated together, of which the last one counts; in plain
+  --window N            sentences of a document translated together, of which only the last is scored; in plain
                         files an empty line ends a document (only to prepare; default: the configuration's)
 HELP
     else
@@ -72,19 +72,19 @@ step_prepare() {
     once "$data/binary" binarise
 }
 
-# binarise: what fairseq trains on; with one dictionary for both languages, which can share embeddings then.
+# binarise: the data that fairseq trains on, with one dictionary for both languages, so that they can share embeddings.
 binarise() {
     logged "$data/binary/preprocess.log" leapformer preprocess --source-lang "${pair%-*}" --target-lang "${pair#*-}" \
         --trainpref "$data/text/train" --validpref "$data/text/valid" --testpref "$data/text/test" \
         --destdir "$data/binary" --joined-dictionary --srcdict "$data/text/spm.txt" --workers "$workers"
 }
 
-# run_folder: where the run with this attention and seed is.
+# run_folder: the folder of the run with this attention and seed.
 run_folder() {
     echo "${runs:-$out}/$(file_name "$attention")-seed$seed"
 }
 
-# run_options: what makes that run the one it is.
+# run_options: what identifies that run.
 run_options() {
     echo "--attention $attention --seed $seed ${train_options[*]}"
 }
@@ -132,7 +132,7 @@ translate() {
         --json "$2/scores.json"
 }
 
-# last_sentences: of the translation of every window in fairseq-generate's output what follows the last separator.
+# last_sentences: what follows the last separator in the translation of every window in fairseq-generate's output.
 last_sentences() {
     sed -E $'s/^(D-[0-9]+\t[^\t]*\t).*<sep> ?/\\1/'
 }

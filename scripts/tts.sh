@@ -1,4 +1,4 @@
-# The steps of the recipes for text to speech: espeak_tts and ljspeech. A script names its data set and sources this:
+# The steps of the recipes for text to speech: espeak_tts and ljspeech. A script sets its data set and sources this:
 #
 #   dataset=ljspeech paper=mla root_holds="metadata.csv and wavs"
 #   . "$(dirname "$0")/../tts.sh"
@@ -14,20 +14,20 @@ usage() {
 usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
 
 $(usage_of_data)
-  --out DIR             prepared data and runs; the same command again goes on where it stopped
+  --out DIR             prepared data and runs; repeat the command to resume
   --paper NAME          hyperparameters: $(papers)
   --attention PLAN      mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap);
-                        options behind colons, as in luna:luna-length=32
-  --predictors LIST     length predictors to speak with, in quotes, where a decoder block has cosformer: ratio, lookup,
-                        conv, oracle (default: conv; conv is trained with the model, the others learn beside it)
+                        options after colons, as in luna:luna-length=32
+  --predictors LIST     length predictors for synthesis, in quotes, where a decoder block has cosformer: ratio, lookup,
+                        conv, oracle (default: conv; conv is trained with the model, the others alongside it)
   --seed N              seed of the training (default: 1)
-  --pictures N          spectrograms of the first N test sentences, all systems below each other (default: 2)
+  --pictures N          spectrograms of the first N test sentences, for all systems (default: 2)
   --train-options TEXT  more options for training, e.g. "--max-update 1000 --fp16"
   --tts-options TEXT    more options for leapformer tts, e.g. "--eos-threshold 0.4"
   --help                this text
 
-All systems in --out are rows of OUT/speech/table.md, so further attentions and seeds with the same --out join it. Of an
-option given twice the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
+All systems in --out are rows of OUT/speech/table.md, so further attentions and seeds with the same --out are added to it.
+If an option is repeated, the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
 HELP
 }
 

@@ -2,7 +2,7 @@
 
 reference: the definition, by all pairs or token by token (`weights`).
 scan:      segments with a state between them (`init_state`, `write`, `read`, `scan`): training, prompts, streaming.
-step:      one token, fused where that pays (`step`).
+step:      one token, with fused projections and, for some, a kernel (`step`).
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension.
 """

@@ -208,7 +208,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return Projections(self.q_proj, self.out_proj, self.k_proj, self.v_proj)
 
     def _step(self) -> Step | None:
-        """The mechanism's fused step, if it has one; prepared again when a weight has changed."""
+        """The mechanism's decoding step, prepared again when a weight has changed; None for unusual projections."""
         projections = self._projections()
         if self.encoder_decoder_attention:
             projections = projections._replace(k=None, v=None)

@@ -18,7 +18,7 @@ IncrementalState = dict[str, Any]
 class Memory:
     """What one attention block keeps between decoding steps.
 
-    step:    the mechanism's fused way through one token, if it has one.
+    step:    the mechanism's decoding step; None with gradients, or where projections are not `nn.Linear`.
     lengths: (B,), how long the targets were said to become when it was begun: a state of other lengths is another one.
     state:   what the mechanism has read.
     queries: query columns so far.

@@ -1,4 +1,4 @@
-# The data of this recipe is synthesised on the spot: nothing to give, nothing to download.
+# This recipe synthesises its data: nothing to provide or download.
 value_options=${value_options/--root /}
 value_options=${value_options/ --workers --textgrids/ --train --dev --test}
 flag_options=""

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything: prepare, train, speak, score, for the embedded espeak-ng voice. See --help.
+# All steps for the embedded espeak-ng voice: prepare, train, synthesise, score. See --help.
 set -euo pipefail
 dataset=espeak_tts paper=tiny root_holds=''
 . "$(dirname "$0")/../tts.sh"

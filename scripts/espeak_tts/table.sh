@@ -12,8 +12,8 @@ usage() {
 usage: bash scripts/espeak_tts/table.sh --out DIR [OPTIONS]
 
 Trains softmax, cosformer (everywhere, with relu in the decoder's self-attention, in cross-attention only) and leap (in
-cross-attention, everywhere) with the same budget, one after the other; each speaks the unseen sentences, cosformer with
-every length predictor; OUT/speech/table.md compares them. The same command goes on after a break.
+cross-attention, everywhere) with the same budget, sequentially; each synthesises the unseen sentences, cosformer with
+every length predictor; OUT/speech/table.md compares them. Repeat the command to resume.
 
 $(usage_of_data)
   --out DIR             prepared data and runs

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything for GLUE: prepare, train, evaluate. See --help.
+# All steps for GLUE: prepare, train, evaluate. See --help.
 set -euo pipefail
 dataset=glue paper=small
 . "$(dirname "$0")/../glue.sh"

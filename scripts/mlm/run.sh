@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything for masked language models: prepare, train, evaluate. See --help.
+# All steps for masked language models: prepare, train, evaluate. See --help.
 set -euo pipefail
 dataset=mlm paper=small
 . "$(dirname "$0")/../mlm.sh"

@@ -12,10 +12,10 @@ usage() {
 usage: bash scripts/multi30k/ablation.sh --root DIR --out DIR [OPTIONS]
 
 Trains softmax everywhere, and leap and relu in encoder self-attention, in decoder self-attention, in cross-attention,
-and in all three: nine trainings with the same budget, one after the other, each translated and scored with its best
-epoch by validation loss. OUT/epochsN/table.md, .json and .png are written again after every run. Stopped with Ctrl-C,
-the same command goes on: what is finished is skipped, what was interrupted goes on from its last epoch. A run that
-is there with fewer epochs is gone on with, too: the first epochs are the same.
+and in all three: nine training runs with the same budget, sequentially, each translated and scored with its best
+epoch by validation loss. OUT/epochsN/table.md, .json and .png are rewritten after every run. After Ctrl-C, repeat
+the command to resume: finished runs are skipped, the interrupted one continues from its last epoch. Runs with fewer
+epochs are continued, too: their first epochs are the same.
 
   --root DIR            the data, a folder that holds $root_holds
   --download            fetch what --root lacks
@@ -23,11 +23,11 @@ is there with fewer epochs is gone on with, too: the first epochs are the same.
   --full                instead: softmax, and leap and relu in decoder self-attention, for 16 epochs
   --bounded             instead: memories of bounded size, ABC in the decoder with a learned control (32 slots for the
                         source and 8 or 32 for the target), Linformer's and a random one; Luna everywhere, its packed
-                        sequence of 16 or 32 rows from the encoder, and a learned one in the decoder
+                        sequence of length 16 or 32 from the encoder, and a learned one in the decoder
   --epochs N            passes over the training data (default: 8; with --full 16)
   --plans LIST          train only these, in quotes, each ENCODER/DECODER/CROSS or one for all, options of a mechanism
-                        behind it as in luna:luna-length=16
-  --seed N              seed of the trainings (default: 1)
+                        after it as in luna:luna-length=16
+  --seed N              training seed (default: 1)
   --paper, --average, --vocab-size, --workers, --train-options, --eval-options
                         as in scripts/multi30k/run.sh
   --help                this text

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything for MuST-C English-German: prepare, pre-train, train, average, evaluate. See --help.
+# All steps for MuST-C English-German: prepare, pre-train, train, average, evaluate. See --help.
 set -euo pipefail
 dataset=mustc root_holds="en-de/data" sets="tst-COMMON tst-HE dev"
 . "$(dirname "$0")/../speech.sh"

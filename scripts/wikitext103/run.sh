@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything for WikiText-103: prepare, train, evaluate. See --help.
+# All steps for WikiText-103: prepare, train, evaluate. See --help.
 set -euo pipefail
 dataset=wikitext103 paper=leapformer
 . "$(dirname "$0")/../lm.sh"

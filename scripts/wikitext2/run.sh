@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything for WikiText-2: prepare, train, evaluate. See --help.
+# All steps for WikiText-2: prepare, train, evaluate. See --help.
 set -euo pipefail
 dataset=wikitext2 paper=small
 . "$(dirname "$0")/../lm.sh"

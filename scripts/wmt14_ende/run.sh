@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything for WMT 2014 English-German: prepare, train, evaluate. See --help.
+# All steps for WMT 2014 English-German: prepare, train, evaluate. See --help.
 set -euo pipefail
 dataset=wmt14_ende paper=fairseq root_holds="{train,valid,test}.{en,de}, or the archives of the release"
 . "$(dirname "$0")/../translation.sh"

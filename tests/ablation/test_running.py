@@ -195,7 +195,7 @@ class TestFolder:
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_two_processes_cannot_work_in_it(self, tmp_path):
-        refused = pytest.raises(LeapformerError, match="is at work here")
+        refused = pytest.raises(LeapformerError, match="is running here")
         with running.locked(tmp_path, "data"), refused, running.locked(tmp_path, "data"):
             pass
         with running.locked(tmp_path, "data"):

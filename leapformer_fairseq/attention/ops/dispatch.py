@@ -43,7 +43,7 @@ class Bounds:
     source:           where the numbers are from.
     """
 
-    pairs: float = 200
+    pairs: float = 200.0
     pairs_per_token: float = 0.35
     kept_tokens: int = 40_000
     kept_slot_tokens: int = 8192
