@@ -243,7 +243,7 @@ def sentences(case: Case, names: list[str]) -> list[dict[str, Any]]:
 
 
 def has_no_formula(name: str) -> bool:
-    """Whether `flops` does not know a mechanism of this plan: the bounded memories of ABC and Luna."""
+    """Whether `flops` does not know a mechanism of this plan, as those with a bounded memory."""
     mechanisms = {find(mechanism) for mechanism in plan_of(name).values()} if name != FAIRSEQ else set()
     return not all(cls.name == "softmax" or issubclass(cls, LinearMechanism) for cls in mechanisms)
 

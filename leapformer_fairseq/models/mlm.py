@@ -18,6 +18,7 @@ from fairseq.models.roberta.model import base_architecture
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from torch import Tensor, nn
 
+from ..attention import MECHANISMS
 from ..errors import LeapformerError
 from ..modules import (
     PassContext,
@@ -31,6 +32,7 @@ from .carry import CARRY
 from .task import adapt
 
 POOLINGS = ("cls", "mean", "packed")
+CARRYING = ", ".join(name for name, mechanism in MECHANISMS.items() if mechanism.capabilities.carry_width is not None)
 
 
 class Encoder(RobertaEncoder):
@@ -81,8 +83,8 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         remember_vocabulary(encoder.sentence_encoder, encoder.dictionary)
         if args.pooling == "packed" and encoder.context.facts.carrier is None:
             raise LeapformerError(
-                f"--pooling packed: no layer of {args.encoder_self_attention!r} hands a carry on; take luna, or "
-                "--pooling cls or mean"
+                f"--pooling packed: no layer of {args.encoder_self_attention!r} hands a carry on; take a "
+                f"mechanism that does ({CARRYING}), or --pooling cls or mean"
             )
 
     @classmethod
@@ -93,8 +95,8 @@ class LeapformerMaskedLanguageModel(RobertaModel):
             "--pooling",
             choices=POOLINGS,
             help="what a sentence's classes are told from: the state of its first token (cls), as in RoBERTa, the "
-            "mean over all of its tokens, or over the carry of the last layer that has one, as luna's packed sequence "
-            "(default: cls)",
+            "mean over all of its tokens, or over the carry of the last layer that has one (packed; "
+            f"mechanisms that hand a carry on: {CARRYING}; default: cls)",
         )
 
     @classmethod
