@@ -247,6 +247,45 @@ def test_a_call_that_fails_late_costs_only_itself():
     assert found == {"right": (2.0,)} and failures == {"late": "OutOfMemoryError: CUDA out of memory"}
 
 
+def test_how_a_gpu_is_timed(monkeypatch):
+    """The cache is cold, nothing is under way at the start, events stand around every part, and all has ended."""
+    order, clock = [], iter((1.0, 2.0, 5.0))
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            order.append("event")
+            self.at = next(clock)
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    class Cache:
+        def zero_(self):
+            order.append("cache")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("wait"))
+    monkeypatch.setattr(gpu_times, "_cache", lambda device: Cache())
+    parts = (lambda: order.append("forward"), lambda: order.append("backward"))
+    assert gpu_times.timed(torch.device("cuda"), *parts) == (1e-3, 4e-3)
+    assert order == ["cache", "wait", "event", "forward", "event", "backward", "event", "wait"]
+
+
+def test_the_cases_of_a_gpu_are_listed_without_one():
+    found = gpu.tasks(torch.device("cuda"), fast=False)
+    sections = [task.section for task in found]
+    assert {"agreement", "decoding", "synchronisation", "memory", "attention", "training", "decoding step"} <= {
+        *sections
+    }
+    assert sections.index("attention") > max(i for i, section in enumerate(sections) if section == "memory")
+    assert sum("fla" in task.case for task in found) == 4 and len({(task.section, task.case) for task in found}) == len(
+        found
+    )
+
+
 def test_bounds_hold_in_every_thread_and_only_inside(monkeypatch):
     """On a GPU the backward pass runs in a thread of its own."""
     monkeypatch.setenv(dispatch.VARIABLE, "chunk=16")

@@ -43,7 +43,7 @@ from .gpu_cases import FAST, FULL, Task, one_line
 
 BUDGET = 520.0  # seconds
 LIMIT = 90.0  # seconds of one case, and of the start of a process, at most
-GRACE = 8.0  # seconds over the budget that a case may take to end
+GRACE = 5.0  # seconds over the budget that a case may take to end
 LOST = 3  # exit status of a process that cannot use its GPU any more
 OUT = PLUGIN_DIR.parent / "docs" / "results" / "gpu"
 
@@ -145,7 +145,7 @@ def about(device: torch.device) -> dict[str, Any]:
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
             "driver": _driver(),
-            "tf32": torch.backends.cuda.matmul.allow_tf32,
+            "float32_products": torch.get_float32_matmul_precision(),
         }
     bounds = dispatch.bounds(device)
     return {**found, "bounds": {name: getattr(bounds, name) for name in bounds.__dataclass_fields__}}
@@ -199,8 +199,9 @@ def _messages(args: argparse.Namespace, until: float, cases: Sequence[Task]) -> 
             while True:
                 now = time.time()
                 if not pipe.poll(0.5):
-                    if now - began > LIMIT or now > until + GRACE:
-                        end = f"took more than {now - began:.0f} s" if now - began > LIMIT else "was stopped at the end"
+                    hangs, taken = now - began > LIMIT, f"took more than {now - began:.0f} s"
+                    if hangs or now > until + GRACE:
+                        end = taken if hangs else "was stopped at the end of the time"
                         process.kill()
                         break
                     continue
@@ -209,8 +210,9 @@ def _messages(args: argparse.Namespace, until: float, cases: Sequence[Task]) -> 
                     running, began = bool(message.get("started")), now
                     first = message["task"] + (not running)
                 yield message
-        process.join(GRACE)  # a GPU may hold it longer
+        process.join(GRACE)
         status = process.exitcode
+        process.kill()  # where the GPU holds it
         deaths += not running and status != LOST
         if first < len(cases) and (running or deaths > 2):  # or it cannot even begin
             failure = end or f"the process ended with status {status}"

@@ -75,9 +75,8 @@ def make(name: str, sizes: Sizes, device: torch.device, block: str | None = None
     longest, share = sizes.longest, -(-sizes.longest // 8)
     room = {"cosformer_length": longest, "abc_max_length": longest, "abc_pool_size": share, "abc_global_every": share}
     alone = {option.name: option.without_encoder for option in MECHANISMS[name].options}
-    options = {
-        option: room.get(option, value) for option, value in alone.items() if option in room or value is not None
-    }
+    given = {option: room.get(option, value) for option, value in alone.items()}
+    options = {option: value for option, value in given.items() if value is not None}
     return build(name, sizes.dim, sizes.heads, block=block, **options).to(device)
 
 

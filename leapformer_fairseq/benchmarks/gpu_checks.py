@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import CAUSAL, Mechanism
+from ..attention import CAUSAL, Mechanism, Step
 from . import gpu_cases as cases
 from . import measure
 from .gpu_cases import AGAIN, KEPT, KINDS, SOFTMAX, Block, Row, Sizes, Task, one_line
@@ -145,35 +145,33 @@ def decoding(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
     for dtype in FLOORS:
         block = block.to(dtype)
         x = torch.randn(3, STEPS, sizes.heads * sizes.dim, device=device, dtype=dtype)
-        runs = {
-            "reference": partial(block, x, "reference"),
-            "scan of all tokens": partial(block, x, "scan"),
-            "scan of one token": partial(_by_scan, block, x),
-            **({"fused step": partial(_by_step, block, x)} if block.step() else {}),
+        step, exact_of = block.step(), deepcopy(block).double()
+        runs: dict[str, Callable[[], Results]] = {
+            "reference": partial(_at_once, block, "reference", x),
+            "scan of all tokens": partial(_at_once, block, "scan", x),
+            "scan of one token": partial(_token_by_token, block, None, x),
         }
-        exact_of = deepcopy(block).double()
+        if step is not None:
+            runs["fused step"] = partial(_token_by_token, block, step, x)
         exact, changed = ({"output": exact_of(*_doubles(x, changed=changed), "reference")} for changed in (False, True))
-        named = {way: partial(_named, run) for way, run in runs.items()}
-        found += _judged({"mechanism": name, "mask": "causal"}, named, exact, [errors(changed, exact)], dtype)
+        found += _judged({"mechanism": name, "mask": "causal"}, runs, exact, [errors(changed, exact)], dtype)
     return found
 
 
-def _named(run: Callable[[], Tensor]) -> Results:
-    return {"output": run()}
+def _at_once(block: Block, execution: str, x: Tensor) -> Results:
+    return {"output": block(x, execution)}
 
 
-def _by_scan(block: Block, x: Tensor) -> Tensor:
+def _token_by_token(block: Block, step: Step | None, x: Tensor) -> Results:
+    """By the fused step, or where there is none by `scan`."""
     state, outputs = block.empty(x), []
     for t in range(x.shape[1]):
-        out, state = block.extend(x[:, t : t + 1], state, t)
+        if step is None:
+            out, state = block.extend(x[:, t : t + 1], state, t)
+        else:
+            out = step(x[:, t].contiguous(), state, t + 1).unsqueeze(1)
         outputs.append(out)
-    return torch.cat(outputs, 1)
-
-
-def _by_step(block: Block, x: Tensor) -> Tensor:
-    step, state = block.step(), block.empty(x)
-    assert step is not None
-    return torch.stack([step(x[:, t].contiguous(), state, t + 1) for t in range(x.shape[1])], 1)
+    return {"output": torch.cat(outputs, 1)}
 
 
 # ------------------------------------------------------------------------------------------------------ synchronisation
@@ -182,20 +180,11 @@ def synchronisation(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
     block = Block(name, sizes, device)
     x = torch.randn(2, sizes.tokens, sizes.heads * sizes.dim, device=device)
     grad = torch.randn_like(x)
-    fused = block.step()  # what is prepared once may wait
+    step = torch.no_grad()(partial(_token_by_token, block, block.step(), x[:, :3]))  # its preparation may wait
 
     def scan() -> None:
         with cases.bounds(SEGMENTS):
             block(x, "scan").backward(grad)
-
-    @torch.no_grad()
-    def step() -> None:
-        state = block.empty(x)
-        for t in range(3):
-            if fused is None:
-                _, state = block.extend(x[:, t : t + 1], state, t)
-            else:
-                fused(x[:, t], state, t + 1)
 
     rows = []
     for what, run in {"scan, forward and backward": scan, "three steps": step}.items():

@@ -144,9 +144,8 @@ def attention(place: Place, kind: str, length: int, names: list[str], sizes: Siz
     ways: dict[str, Attend] = {SDPA: partial(F.scaled_dot_product_attention, **seen)}
     if kind != "wait-k" and place.device.type == "cuda" and place.dtype != torch.float32:
         ways["FlashAttention"] = partial(peers.flash, kind == "causal")
-    return _attention(
-        place, kind, length, {**ways, **{name: cases.make(name, sizes, place.device) for name in names}}, sizes
-    )
+    ways |= {name: cases.make(name, sizes, place.device) for name in names}
+    return _attention(place, kind, length, ways, sizes)
 
 
 def kernels(place: Place, length: int, names: list[str], sizes: Sizes) -> list[Row]:
@@ -226,23 +225,20 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Non
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding
-class CachedStep:
+def _cached(block: Block, x: Tensor, context: int) -> Callable[[], object]:
     """One more token over keys and values in memory that was allocated before, in as few operations as there are."""
+    projections = block.q, block.k, block.v
+    weight = torch.cat([layer.weight for layer in projections]).t().contiguous()
+    bias, out_weight = torch.cat([layer.bias for layer in projections]), block.out.weight.t().contiguous()
+    cache = torch.randn(2, len(x), block.heads, context + 1, x.shape[1] // block.heads, dtype=x.dtype, device=x.device)
 
-    def __init__(self, block: Block, batch: int, context: int) -> None:
-        weight = block.q.weight
-        self.heads = block.heads
-        self.weight = torch.cat([layer.weight for layer in (block.q, block.k, block.v)]).t().contiguous()
-        self.bias = torch.cat([layer.bias for layer in (block.q, block.k, block.v)])
-        self.out_weight, self.out_bias = block.out.weight.t().contiguous(), block.out.bias
-        shape = (2, batch, self.heads, context + 1, weight.shape[0] // self.heads)
-        self.cache = torch.randn(shape, dtype=weight.dtype, device=weight.device)
+    def step() -> Tensor:
+        projected = torch.addmm(bias, x, weight).view(len(x), 3, block.heads, 1, -1)
+        cache[:, :, :, -1:] = projected[:, 1:].transpose(0, 1)
+        out = F.scaled_dot_product_attention(projected[:, 0], cache[0], cache[1])
+        return torch.addmm(block.out.bias, out.flatten(1), out_weight)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        projected = torch.addmm(self.bias, x, self.weight).view(len(x), 3, self.heads, 1, -1)
-        self.cache[:, :, :, -1:] = projected[:, 1:].transpose(0, 1)
-        out = F.scaled_dot_product_attention(projected[:, 0], self.cache[0], self.cache[1])
-        return torch.addmm(self.out_bias, out.flatten(1), self.out_weight)
+    return step
 
 
 @torch.no_grad()
@@ -257,8 +253,7 @@ def decoding(place: Place, batch: int, context: int, names: list[str], sizes: Si
             try:
                 if form == "eager":
                     block = Block(SOFTMAX if name == SDPA else name, sizes, device).to(place.dtype)
-                    cached = name == SDPA
-                    steps[name] = partial(CachedStep(block, batch, context), x) if cached else _step(block, x, context)
+                    steps[name] = (_cached if name == SDPA else _step)(block, x, context)
                 calls[name] = partial(timed, device, steps[name] if form == "eager" else _graph(steps[name]))
             except Exception as error:
                 failures[name] = one_line(error)
@@ -340,15 +335,12 @@ def sweep(
     labels["now"] = str(getattr(dispatch.bounds(place.device), bound))
     rows = compared(labels, calls, sizes.seconds / 2, "", "forward_", "")
     best = min((row["ms"] for row in rows if "ms" in row), default=0.0)
-    return [
-        {**row, "value": row["mechanism"], "mechanism": name}
-        | (
-            {"fastest": row["ms"] == best, "peak_mib": _peak(calls[row["mechanism"]], place.device)}
-            if "ms" in row
-            else {}
-        )
-        for row in rows
-    ]
+    for row in rows:
+        value, row["mechanism"] = row["mechanism"], name
+        row["value"] = value
+        if "ms" in row:
+            row |= {"fastest": row["ms"] == best, "peak_mib": _peak(calls[value], place.device)}
+    return rows
 
 
 # -------------------------------------------------------------------------------------------------------------- fairseq
