@@ -104,16 +104,11 @@ def _verdicts(checks: Iterable[tuple[str, Row]]) -> list[Row]:
 
 def _errors(rows: Iterable[Row]) -> list[Row]:
     """The largest share of the allowed error by mechanism and mask, a column per precision."""
-    return [
-        {
-            **labels,
-            **{
-                found["dtype"]: max(row["error"] / row["allowed"] for row in some)
-                for found, some in _grouped(group, "dtype")
-            },
-        }
-        for labels, group in _grouped((row for row in rows if row.get("allowed")), "mechanism", "mask")
-    ]
+    lines = []
+    for labels, group in _grouped((row for row in rows if row.get("allowed")), "mechanism", "mask"):
+        shares = {x["dtype"]: [row["error"] / row["allowed"] for row in some] for x, some in _grouped(group, "dtype")}
+        lines.append({**labels, **{dtype: max(some) for dtype, some in shares.items()}})
+    return lines
 
 
 def _pivot(rows: Iterable[Row], value: str, unit: str, baseline: str) -> list[Row]:

@@ -125,6 +125,10 @@ def _failed(labels: Row, failures: Mapping[str, str]) -> list[Row]:
     return [{**labels, "mechanism": name, "failure": failure} for name, failure in failures.items()]
 
 
+def _with_speed(rows: list[Row], tokens: int) -> list[Row]:
+    return [{**row, "tokens_per_second": tokens / row["ms"] * 1e3} if "ms" in row else row for row in rows]
+
+
 def _peak(call: Callable[[], object], device: torch.device) -> float | None:
     """MiB by which memory grows in a call; on a CPU that says too little."""
     if device.type != "cuda":
@@ -213,7 +217,9 @@ def training(place: Place, length: int, names: list[str], sizes: Sizes) -> list[
             failures[name] = one_line(error)
     labels: Row = {"device": str(place), "case": f"{length:,} tokens", "batch": batch}
     rows = compared(labels, calls, 2 * sizes.seconds, SOFTMAX, "")
-    return [{**row, **peaks[row["mechanism"]]} for row in rows] + _failed(labels, failures)
+    return _with_speed([{**row, **peaks[row["mechanism"]]} for row in rows], x.shape[:2].numel()) + _failed(
+        labels, failures
+    )
 
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
@@ -257,9 +263,7 @@ def decoding(place: Place, batch: int, context: int, names: list[str], sizes: Si
                 calls[name] = partial(timed, device, steps[name] if form == "eager" else _graph(steps[name]))
             except Exception as error:
                 failures[name] = one_line(error)
-        found = compared(labels, calls, sizes.seconds / 2, SDPA, "")
-        rows += [{**row, "tokens_per_second": batch / row["ms"] * 1e3} if "ms" in row else row for row in found]
-        rows += _failed(labels, failures)
+        rows += _with_speed(compared(labels, calls, sizes.seconds / 2, SDPA, ""), batch) + _failed(labels, failures)
     return rows
 
 
