@@ -162,11 +162,10 @@ def difference(name: str, case: model.Case) -> int:
     features = 2 * dim if own in ("leap", "cosformer") else dim
     step = 0
     if own != "softmax":
-        step = 2 * width - 2 * features * (dim + 1) + (2 * features if own == "rope" else 0)
-    # rope's normalizer: read, but not written, by a product of its own
-    read = 2 * dim * (case.steps - case.source) if cross == "rope" else 0
-    saved = 2 * dim * case.source if encoder == "rope" else 0
-    return layers * heads * (case.steps * step + read - saved)
+        step = 2 * width - 2 * features * (dim + 1)
+    # rope's normalizer is summed over the source without a product
+    saved = 2 * dim * case.source * ((encoder == "rope") + (cross == "rope"))
+    return layers * heads * (case.steps * step - saved)
 
 
 @pytest.mark.parametrize("name", [model.FAIRSEQ, *PLANS])

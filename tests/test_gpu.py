@@ -5,14 +5,16 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.attention.ops import linear as forms
-from leapformer_fairseq.benchmarks import gpu, gpu_bounds, gpu_checks, gpu_page
+from leapformer_fairseq.benchmarks import gpu, gpu_cases, gpu_checks, gpu_page, gpu_times
 from leapformer_fairseq.benchmarks.gpu_cases import FAST, NAMES, Task
 
 ROOT = Path(__file__).parent.parent
@@ -72,11 +74,14 @@ def test_the_whole_command_without_any_other_library(script, tmp_path):
     assert {(row["dtype"], row["execution"]) for row in found["agreement"]} == {
         (dtype, way)
         for dtype in ("float32", "bfloat16", "float16")
-        for way in ("reference", "auto", "scan", "scan, chunks kept", "scan, segments again")
+        for way in ("reference", "auto", "auto, autocast", "scan", "scan, chunks kept", "scan, segments again")
+        if (dtype, way) != ("float32", "auto, autocast")
     }
     assert {row["mechanism"] for row in found["agreement"]} == set(NAMES)
     assert {row["mask"] for row in found["agreement"]} == {"causal", "bidirectional", "wait-k"}
-    assert {row["execution"] for row in found["decoding"]} == {"scan of one token", "fused step"}
+    assert {row["execution"] for row in found["decoding"]} == {
+        *("reference", "scan of all tokens", "scan of one token", "fused step")
+    }
     assert found["passed"] == sum(len(found[section]) for section in ("agreement", "decoding"))
     assert all(row["ok"] is None for section in ("synchronisation", "memory") for row in found[section])
     assert "No module named 'fairseq'" in found["fairseq"][0]["note"]
@@ -171,30 +176,31 @@ def _timed():
     return [task for task in gpu.tasks(CPU, fast=True) if task.case == f"cpu: causal {max(FAST.lengths)}"]
 
 
+def dies_and_hangs(pipe, args, first, until):
+    """A working process that dies in case 0, hangs in case 1, loses its GPU after case 2, and then does the rest."""
+    pipe.send({"about": {}})
+    for i in range(first, 4):
+        pipe.send({"task": i, "started": True})
+        if i == 0:
+            os.kill(os.getpid(), 9)
+        if i == 1:
+            time.sleep(60)
+        pipe.send({"task": i, "rows": [{"ok": True}], "seconds": 0.0})
+        if i == 2:
+            sys.exit(gpu.LOST)
+
+
+def cannot_begin(pipe, args, first, until):
+    sys.exit(1)
+
+
+def hangs_before_it_begins(pipe, args, first, until):
+    time.sleep(60)
+
+
 def test_a_process_that_dies_or_hangs_costs_one_case(monkeypatch, tmp_path):
-    """The process is played by a script that dies in case 0, hangs in case 1, and then does the rest."""
-    fake = tmp_path / "python"
-    fake.write_text(f"""#!{sys.executable}
-import json, os, sys, time
-options = dict(zip(sys.argv[3::2], sys.argv[4::2]))
-first, pipe = int(options["--first"]), os.fdopen(int(options["--worker"]), "w")
-def emit(**message):
-    pipe.write(json.dumps(message) + "\\n")
-    pipe.flush()
-emit(about={{}})
-for i in range(first, 4):
-    emit(task=i, started=True)
-    if i == 0:
-        os.kill(os.getpid(), 9)
-    if i == 1:
-        time.sleep(60)
-    emit(task=i, rows=[{{"ok": True}}], seconds=0.0)
-    if i == 2:
-        sys.exit({gpu.LOST})
-""")
-    fake.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(fake))
-    monkeypatch.setattr(gpu, "LIMIT", 1.0)
+    monkeypatch.setattr(gpu, "_worker", dies_and_hangs)
+    monkeypatch.setattr(gpu, "LIMIT", 8.0)
     cases = [Task("agreement", str(i), list) for i in range(4)]
     monkeypatch.setattr(gpu, "tasks", lambda device, fast: cases)
     found = gpu.collect(options("--out", str(tmp_path)), tmp_path)
@@ -202,14 +208,105 @@ for i in range(first, 4):
     assert first == {"case": "0", "failure": "the process ended with status -9"}
     assert second["case"] == "1" and second["failure"].startswith("took more than")
     assert others == [{"ok": True}, {"ok": True}] and (found["passed"], found["failed"]) == (2, 2)
-    assert "took more than" in (tmp_path / "gpu.md").read_text()
+    assert found["left_out"] == [] and "took more than" in (tmp_path / "gpu.md").read_text()
 
 
-def test_a_process_that_cannot_begin_is_told_of(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+@pytest.mark.parametrize("worker", [cannot_begin, hangs_before_it_begins])
+def test_a_process_that_cannot_begin_is_told_of(monkeypatch, tmp_path, worker):
+    monkeypatch.setattr(gpu, "_worker", worker)
+    monkeypatch.setattr(gpu, "LIMIT", 5.0)
     assert gpu.main(["--device", "cpu", "--fast", "--out", str(tmp_path)]) == 1
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert "no process could begin" in found["agreement"][0]["failure"] and found["left_out"]
+
+
+def test_what_was_done_is_written_before_the_end(monkeypatch, tmp_path):
+    written = []
+
+    def messages(args, until, cases):
+        for i in range(3):
+            yield {"task": i, "rows": [{"ok": True, "mechanism": "leap"}], "seconds": 0.0}
+            written.append(json.loads((tmp_path / "gpu.json").read_text()))
+
+    monkeypatch.setattr(gpu, "_messages", messages)
+    gpu.collect(options("--out", str(tmp_path)), tmp_path)
+    assert [content["passed"] for content in written] == [1, 2, 3]
+    assert len(written[0]["left_out"]) == len(gpu.tasks(CPU, fast=True)) - 1
+
+
+def test_a_call_that_fails_late_costs_only_itself():
+    done = []
+
+    def fails_late():
+        done.append(1)
+        if len(done) > gpu_times.WARM_UP + 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return (1.0,)
+
+    found, failures = gpu_times.medians({"late": fails_late, "right": lambda: (2.0,)}, 0.0)
+    assert found == {"right": (2.0,)} and failures == {"late": "OutOfMemoryError: CUDA out of memory"}
+
+
+def test_how_a_gpu_is_timed(monkeypatch):
+    """The cache is cold, nothing is under way at the start, events stand around every part, and all has ended."""
+    order, clock = [], iter((1.0, 2.0, 5.0))
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            order.append("event")
+            self.at = next(clock)
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    class Cache:
+        def zero_(self):
+            order.append("cache")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("wait"))
+    monkeypatch.setattr(gpu_times, "_cache", lambda device: Cache())
+    parts = (lambda: order.append("forward"), lambda: order.append("backward"))
+    assert gpu_times.timed(torch.device("cuda"), *parts) == (1e-3, 4e-3)
+    assert order == ["cache", "wait", "event", "forward", "event", "backward", "event", "wait"]
+
+
+def test_the_cases_of_a_gpu_are_listed_without_one():
+    found = gpu.tasks(torch.device("cuda"), fast=False)
+    sections = [task.section for task in found]
+    assert {"agreement", "decoding", "synchronisation", "memory", "attention", "training", "decoding step"} <= {
+        *sections
+    }
+    assert sections.index("attention") > max(i for i, section in enumerate(sections) if section == "memory")
+    assert sum("fla" in task.case for task in found) == 4 and len({(task.section, task.case) for task in found}) == len(
+        found
+    )
+
+
+def test_bounds_hold_in_every_thread_and_only_inside(monkeypatch):
+    """On a GPU the backward pass runs in a thread of its own."""
+    monkeypatch.setenv(dispatch.VARIABLE, "chunk=16")
+    seen = []
+    with gpu_cases.bounds({"chunk": 32, **gpu_cases.AGAIN}):
+        thread = threading.Thread(target=lambda: seen.append(dispatch.bounds(CPU)))
+        thread.start()
+        thread.join()
+    assert (seen[0].chunk, seen[0].kept_tokens, seen[0].pairs) == (32, 0, 0)
+    assert dispatch.bounds(CPU).chunk == 16
+
+
+def test_every_mechanism_is_checked_and_timed():
+    """The lists are those of the registry."""
+    kinds = gpu_cases.KINDS
+    cases = {(task.section, task.case) for task in gpu.tasks(CPU, fast=True)}
+    assert {case.partition(",")[0] for section, case in cases if section == "agreement"} == set(NAMES)
+    told = []
+    gpu.work([named("training", "128"), *_timed()], CPU, told.append, math.inf)
+    timed = {row["mechanism"] for row in rows(told)}
+    assert timed == {"sdpa", *gpu_cases.serving("causal", FAST)} and set(kinds) == {"causal", "bidirectional", "wait-k"}
 
 
 def test_the_time_is_kept(tmp_path, told):
@@ -236,7 +333,7 @@ def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
 
 def test_the_bound_that_a_crossing_gives():
     labels = {"device": "cuda", "mechanism": "leap", "features": 128, "now": "1000"}
-    found = gpu_bounds.crossings(
+    found = gpu_page.crossings(
         [
             {**labels, "bound": bound, "length": n, "value": value, "fastest": (value == "all pairs") == (n <= 256)}
             for bound in ("pairs", "pairs_per_token")

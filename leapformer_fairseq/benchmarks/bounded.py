@@ -1,6 +1,6 @@
 """Training speed and memory of causal attention with a bounded memory against softmax and against cumulative sums.
 
-Method: 8 heads of 64 dimensions, 32 slots (rows of Luna's packed sequence), batch = max(1, 2048 / N), float32 unless
+Method: 8 heads of 64 dimensions, 32 slots (or vectors of a packed sequence), batch = max(1, 2048 / N), float32 unless
 the device says otherwise, one thread. A measurement is one forward pass and one backward pass with the gradients of q,
 k, v and all parameters. On a CPU it is the CPU time of the thread, on a GPU wall time. All systems take turns in one
 process; reported is the median. "sdpa" is torch's softmax attention. "cumulative sums" is abc-mlp as its formula reads:
@@ -24,21 +24,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from ..attention import CAUSAL, MECHANISMS, Mechanism, TokenInfo, build
+from ..attention import CAUSAL, MECHANISMS, Mechanism, TokenInfo, build, find
+from ..attention.bounded.base import BoundedMechanism
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
 from .tables import Table
 
 HEADS, HEAD_DIM, SLOTS = 8, 64, 32
 SDPA, CUMULATIVE, REFERENCE = "sdpa", "cumulative sums", "abc-mlp"
-# what holds the longest sequence here; of others only the number of slots is said
-OPTIONS: dict[str, dict[str, Any]] = {
-    "luna": {"luna_length": SLOTS},
-    "abc-linformer": {"abc_max_length": 20_000},
-    "abc-pool": {"abc_pool_size": 512},
-    "abc-global": {"abc_global_every": 512},
-}
-MECHANISMS_MEASURED = ("abc-mlp", "abc-linformer", "abc-random", "abc-window", "luna")
+# what holds the longest sequence here, where a mechanism has such an option
+ROOM = {"abc_max_length": 20_000, "abc_pool_size": 512, "abc_global_every": 512}
 SECONDS = 30.0  # per case
 TITLE = "Bounded memories: speed and memory of training"
 TABLES = (
@@ -145,10 +140,24 @@ def system(name: str, place: measure.Place) -> System:
 
 
 def make(name: str) -> Mechanism:
-    """A mechanism of the size that is measured here."""
-    known = {option.name for option in MECHANISMS[name].options}
-    slots = {"abc_slots": SLOTS} if "abc_slots" in known else {}
-    return build(name, HEAD_DIM, HEADS, **slots, **OPTIONS.get(name, {}))
+    """A mechanism of the size that is measured here; the first option of a bounded memory is its number of slots."""
+    options = [option.name for option in find(name).options]
+    slots = {options[0]: SLOTS} if issubclass(find(name), BoundedMechanism) else {}
+    return build(name, HEAD_DIM, HEADS, **slots, **{option: ROOM[option] for option in options if option in ROOM})
+
+
+def _members() -> tuple[str, ...]:
+    """The bounded memories that are causal as they come, of each class and its variants the first."""
+    found = []
+    for name, cls in sorted(MECHANISMS.items()):
+        variant = any(other is not cls and issubclass(cls, other) for other in MECHANISMS.values())
+        if issubclass(cls, BoundedMechanism) and not variant:
+            reason = build(name, HEAD_DIM, HEADS).capabilities.unsupported_reason(None, CAUSAL)
+            found += [] if reason else [name]
+    return tuple(sorted(found, key=lambda name: name != REFERENCE))
+
+
+MECHANISMS_MEASURED = _members()
 
 
 def cumulative(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..attention import CAUSAL, MECHANISMS, TokenInfo, build
+from ..attention import CAUSAL, MECHANISMS, OPTIONS, TokenInfo, build
 from ..attention.ops import cpu
 from ..models.transformer import Decoder
 from ..modules import MechanismAttention, fill_attention_args, state_bytes
@@ -44,7 +44,7 @@ LENGTHS_HELD = {
     "cosformer_length": 8192,
     "abc_max_length": 8192,
     "abc_pool_size": "0/1024/0",
-    "luna_packed": "learned",
+    **{name: option.without_encoder for name, option in OPTIONS.items() if option.without_encoder is not None},
 }
 DECODER = {"decoder-self", "decoder-cross"}
 # by default; softmax is always there
@@ -101,7 +101,12 @@ BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
     TORCH: ("leap", {}),
     "abc-mlp, 8 slots": ("abc-mlp", {"abc_slots": 8}),
     "abc-mlp, 32 slots": ("abc-mlp", {"abc_slots": 32}),
-    "luna, 16 rows": ("luna", {"luna_length": 16}),
+    # those that hand a carry on, whose first option is its length
+    **{
+        f"{name}, 16 rows": (name, {cls.options[0].name: 16})
+        for name, cls in MECHANISMS.items()
+        if cls.capabilities.carry_width is not None
+    },
 }
 # rows -> keys from which on one block is faster than softmax with a preallocated cache
 BLOCK_AIMS = {

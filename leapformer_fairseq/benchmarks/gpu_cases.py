@@ -1,8 +1,10 @@
-"""What `gpu` checks and times: sizes, mechanisms, masks, and a block of causal self-attention without fairseq."""
+"""What the modules of `gpu` share: cases, sizes, masks, inputs, and a block of self-attention without fairseq."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -10,14 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import CAUSAL, MECHANISMS, Mask, Mechanism, PrefixMask, Projections, State, Step, TokenInfo, build
+from ..attention.ops import dispatch
 
 Row = dict[str, Any]
 
+SOFTMAX = "softmax"
 NAMES = tuple(sorted(MECHANISMS))
-MAIN = ("leap", "relu", "cosformer", "abc-mlp", "luna")  # timed first
-OTHERS = tuple(name for name in NAMES if name not in (*MAIN, "softmax"))
 KINDS: dict[str, Mask] = {"causal": CAUSAL, "bidirectional": None, "wait-k": PrefixMask(lagging=3, ratio=8)}
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# bounds that make the dispatch take one way
+NO_PAIRS: dict[str, Any] = {"pairs": 0, "pairs_per_token": 0}
+KEPT = {**NO_PAIRS, "kept_tokens": 10**12, "kept_slot_tokens": 10**12}
+AGAIN = {**NO_PAIRS, "kept_tokens": 0, "kept_slot_tokens": 0}
 
 
 class Task(NamedTuple):
@@ -60,53 +65,59 @@ class Sizes:
 
 FULL = Sizes()
 FAST = Sizes(
-    heads=2,
-    dim=16,
-    tokens=53,
-    memory=(256, 1024),
-    lengths=(128, 256),
-    batch_tokens=256,
-    layers=2,
-    train_lengths=(128, 256),
-    batches=(1, 8),
-    contexts=(64,),
-    cross=(32, 64),
-    seconds=0.05,
-)
+    heads=2, dim=16, tokens=53, memory=(256, 1024), lengths=(128, 256), batch_tokens=256, layers=2,
+    train_lengths=(128, 256), batches=(1, 8), contexts=(64,), cross=(32, 64), seconds=0.05,
+)  # fmt: skip
 
 
 def make(name: str, sizes: Sizes, device: torch.device, block: str | None = None) -> Mechanism:
-    """A mechanism that can hold the longest sequence here."""
-    share = -(-sizes.longest // 8)
-    options: dict[str, dict[str, Any]] = {
-        "cosformer": {"cosformer_length": sizes.longest},
-        "abc-linformer": {"abc_max_length": sizes.longest},
-        "abc-pool": {"abc_pool_size": share},
-        "abc-global": {"abc_global_every": share},
-        "luna": {"luna_packed": "learned"},
-    }
-    return build(name, sizes.dim, sizes.heads, block=block, **options.get(name, {})).to(device)
+    """A mechanism that can hold the longest sequence here, and needs no encoder."""
+    longest, share = sizes.longest, -(-sizes.longest // 8)
+    room = {"cosformer_length": longest, "abc_max_length": longest, "abc_pool_size": share, "abc_global_every": share}
+    alone = {option.name: option.without_encoder for option in MECHANISMS[name].options}
+    given = {option: room.get(option, value) for option, value in alone.items()}
+    options = {option: value for option, value in given.items() if value is not None}
+    return build(name, sizes.dim, sizes.heads, block=block, **options).to(device)
 
 
-def serves(name: str, kind: str, sizes: Sizes) -> bool:
-    mechanism = make(name, sizes, torch.device("cpu"))
-    return mechanism.capabilities.unsupported_reason(None, KINDS[kind]) is None
+def serving(kind: str, sizes: Sizes) -> list[str]:
+    """The mechanisms that are defined under a kind of mask."""
+    made = {name: make(name, sizes, torch.device("cpu")) for name in NAMES}
+    return [name for name, x in made.items() if x.capabilities.unsupported_reason(None, KINDS[kind]) is None]
+
+
+def lengths(kind: str, tokens: int) -> tuple[int, int]:
+    """Queries and keys; under wait-k there are eight keys for a query."""
+    return (max(1, tokens // 8) if kind == "wait-k" else tokens), tokens
 
 
 def inputs(
-    sizes: Sizes, kind: str, tokens: int, batch: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, (batch, heads, tokens, dim), that want gradients; under wait-k there are eight keys for a query."""
-    queries = max(1, tokens // 8) if kind == "wait-k" else tokens
-    shapes = ((batch, sizes.heads, count, sizes.dim) for count in (queries, tokens, tokens))
-    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
-    return q, k, v
+    sizes: Sizes, kind: str, tokens: int, batch: int | None, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """q, k and v, (batch, heads, tokens, dim), that want gradients; by default as many as are timed at once."""
+    batch, (queries, keys) = batch or max(1, sizes.batch_tokens // tokens), lengths(kind, tokens)
+    shapes = ((batch, sizes.heads, count, sizes.dim) for count in (queries, keys, keys))
+    return tuple(torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
 
 
 def one_line(error: BaseException) -> str:
     """An error for a cell of a table."""
     first = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {first[:200]}"
+
+
+@contextmanager
+def bounds(changes: dict[str, Any]) -> Iterator[None]:
+    """Other bounds in all threads: on a GPU the backward pass runs in one that does not see `dispatch.override`."""
+    before = os.environ.get(dispatch.VARIABLE)
+    os.environ[dispatch.VARIABLE] = ",".join([before or "", *(f"{name}={value}" for name, value in changes.items())])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[dispatch.VARIABLE]
+        else:
+            os.environ[dispatch.VARIABLE] = before
 
 
 class Block(nn.Module):

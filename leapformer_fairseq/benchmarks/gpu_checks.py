@@ -9,7 +9,7 @@ gradient of the output change by up to one unit in their last place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -18,26 +18,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import CAUSAL, Mechanism
-from ..attention.ops import dispatch
+from ..attention import CAUSAL, Mechanism, Step
+from . import gpu_cases as cases
 from . import measure
-from .gpu_cases import DTYPES, KINDS, NAMES, Block, Row, Sizes, Task, inputs, make, one_line, serves
+from .gpu_cases import AGAIN, KEPT, KINDS, SOFTMAX, Block, Row, Sizes, Task, one_line
+
+Results = dict[str, Tensor]
 
 TIMES_PLAIN = 2.0
 PARAMETER = "d "  # before the name of one whose gradient it is
 CHANGES = 3  # random changes of the inputs
 # Beside twice the error of plain torch: some units in the last place, and for float32 a sum over some hundred tokens.
 FLOORS = {torch.float32: 1e-5, torch.bfloat16: 2**-5, torch.float16: 2**-7}
-NO_PAIRS = {"pairs": 0, "pairs_per_token": 0}
+SEGMENTS = {**AGAIN, "segment_tokens": 256, "least_segment": 1}
+AUTOCAST = "auto, autocast"
 # execution, and bounds that make the dispatch take one way
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "reference": ("reference", {}),
     "auto": ("auto", {}),
+    AUTOCAST: ("auto", {}),
     "scan": ("scan", {}),
-    "scan, chunks kept": ("scan", {**NO_PAIRS, "kept_tokens": 10**9, "kept_slot_tokens": 10**9}),
-    "scan, segments again": (
-        "scan",
-        {**NO_PAIRS, "kept_tokens": 0, "kept_slot_tokens": 0, "segment_tokens": 256, "least_segment": 1},
-    ),
+    "scan, chunks kept": ("scan", KEPT),
+    "scan, segments again": ("scan", SEGMENTS),
 }
 STEPS = 20  # tokens decoded one by one
 LINEAR_GROWTH = 1.3  # memory per token of the longer sequence over that of the shorter, at most
@@ -45,45 +47,50 @@ LINEAR_GROWTH = 1.3  # memory per token of the longer sequence over that of the 
 
 def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
     """All checks; those that every other number hangs on come first."""
+    served = {kind: cases.serving(kind, sizes) for kind in KINDS}
     found = [
         Task("agreement", f"{name}, {kind}", partial(agreement, name, kind, device, sizes), 0.5)
         for kind in KINDS
-        for name in NAMES
-        if serves(name, kind, sizes)
+        for name in served[kind]
     ]
-    causal = [name for name in NAMES if serves(name, "causal", sizes)]
-    found += [Task("decoding", name, partial(decoding, name, device, sizes), 0.5) for name in causal]
-    found += [Task("synchronisation", name, partial(synchronisation, name, device, sizes), 0.5) for name in causal]
-    return found + [Task("memory", name, partial(memory, name, device, sizes), 1.0) for name in causal]
+    for section, check in {"decoding": decoding, "synchronisation": synchronisation, "memory": memory}.items():
+        found += [Task(section, name, partial(check, name, device, sizes), 0.5) for name in served["causal"]]
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ agreement
 def agreement(name: str, kind: str, device: torch.device, sizes: Sizes) -> list[Row]:
     """Outputs and gradients of every execution and precision."""
-    mechanism = make(name, sizes, device)
-    exact_mechanism = deepcopy(mechanism).double()
+    mechanism, found = cases.make(name, sizes, device), list[Row]()
+    exact_of = partial(_results, deepcopy(mechanism).double(), kind, "reference")
+    for dtype in FLOORS:
+        q, k, v = cases.inputs(sizes, kind, sizes.tokens, 2, dtype, device)
+        tensors = q, k, v, torch.randn_like(q)
+        exact = exact_of(*_doubles(*tensors))
+        changed = [errors(exact_of(*_doubles(*tensors, changed=True)), exact) for _ in range(CHANGES)]
+        ways = [way for way in WAYS if way != AUTOCAST or dtype != torch.float32]
+        runs = {way: partial(_results, mechanism, kind, way, *tensors) for way in ways}
+        found += _judged({"mechanism": name, "mask": kind}, runs, exact, changed, dtype)
+    return found
+
+
+def _judged(
+    labels: Row,
+    runs: Mapping[str, Callable[[], Results]],
+    exact: Results,
+    plain: list[dict[str, float]],
+    dtype: torch.dtype,
+) -> list[Row]:
+    """A row of each execution; the reference is the first, and its errors are among the plain ones of the others."""
     found: list[Row] = []
-    for dtype in DTYPES:
-        q, k, v = inputs(sizes, kind, sizes.tokens, 2, dtype, device)
-        grad = torch.randn_like(q)
-        exact_of = partial(_results, exact_mechanism, kind, "reference")
-        exact = exact_of(*_doubles(q, k, v, grad))
-        plain = _largest(errors(exact_of(*_doubles(q, k, v, grad, changed=True)), exact) for _ in range(CHANGES))
-        case: Row = {"mechanism": name, "mask": kind, "dtype": _short(dtype), "execution": "reference"}
+    for execution, run in runs.items():
+        row = {**labels, "dtype": str(dtype).removeprefix("torch."), "execution": execution}
         try:
-            reference = errors(_results(mechanism, kind, "reference", q, k, v, grad), exact)
-            found.append({**case, **verdict(reference, plain, dtype)})
-            plain = _largest((plain, reference))
+            got = errors(run(), exact)
+            found.append({**row, **verdict(got, {name: max(x[name] for x in plain) for name in got}, dtype)})
+            plain = [*plain, got] if execution == "reference" else plain
         except Exception as error:
-            found.append({**case, "ok": False, "failure": one_line(error)})
-        for way, (execution, bounds) in WAYS.items():
-            case["execution"] = way
-            try:
-                with dispatch.override(**bounds):
-                    got = errors(_results(mechanism, kind, execution, q, k, v, grad), exact)
-                found.append({**case, **verdict(got, plain, dtype)})
-            except Exception as error:
-                found.append({**case, "ok": False, "failure": one_line(error)})
+            found.append({**row, "ok": False, "failure": one_line(error)})
     return found
 
 
@@ -110,12 +117,6 @@ def errors(got: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, 
     }
 
 
-def _largest(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The largest error of each tensor."""
-    several = list(found)
-    return {name: max(errors[name] for errors in several) for name in several[0]}
-
-
 def _doubles(*tensors: Tensor, changed: bool = False) -> Iterator[Tensor]:
     """The same numbers in float64, or numbers up to one unit in the last place of the tensors beside them."""
     for x in tensors:
@@ -125,111 +126,84 @@ def _doubles(*tensors: Tensor, changed: bool = False) -> Iterator[Tensor]:
         yield double.requires_grad_()
 
 
-def _results(
-    mechanism: Mechanism, kind: str, execution: Any, q: Tensor, k: Tensor, v: Tensor, grad: Tensor
-) -> dict[str, Tensor]:
+def _results(mechanism: Mechanism, kind: str, way: str, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Results:
     """The output and all gradients by name."""
-    parameters = dict(mechanism.named_parameters())
-    out = mechanism(q, k, v, mask=KINDS[kind], execution=execution)
-    wanted = {"dq": q, "dk": k, "dv": v, **{PARAMETER + name: x for name, x in parameters.items()}}
-    grads = torch.autograd.grad(out, list(wanted.values()), grad, allow_unused=True)
-    pairs = zip(wanted, grads, strict=True)
-    return {"output": out.detach(), **{name: x for name, x in pairs if x is not None}}
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    wanted = {"dq": q, "dk": k, "dv": v, **{PARAMETER + name: x for name, x in mechanism.named_parameters()}}
+    execution, changes = WAYS[way]
+    with cases.bounds(changes):
+        with torch.autocast(q.device.type, q.dtype if way == AUTOCAST else None, enabled=way == AUTOCAST):
+            out = mechanism(q, k, v, mask=KINDS[kind], execution=execution)
+        grads = torch.autograd.grad(out, list(wanted.values()), grad, allow_unused=True)
+    return {"output": out.detach()} | {name: x for name, x in zip(wanted, grads, strict=True) if x is not None}
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding
 @torch.no_grad()
 def decoding(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
-    """Token by token, by `scan` and by the fused step, against all tokens at once."""
-    found: list[Row] = []
-    block = Block(name, sizes, device)
-    for dtype in DTYPES:
-        case = {"mechanism": name, "mask": "causal", "dtype": _short(dtype)}
-        try:
-            block = block.to(dtype)
-            x = torch.randn(3, STEPS, sizes.heads * sizes.dim, device=device, dtype=dtype)
-            exact_of = deepcopy(block).double()
-            exact, changed = (
-                {"output": exact_of(*_doubles(x, changed=changed), "reference")} for changed in (False, True)
-            )
-            plain = _largest(errors(got, exact) for got in (changed, {"output": block(x, "scan")}))
-        except Exception as error:
-            found.append({**case, "execution": "scan of all tokens", "ok": False, "failure": one_line(error)})
-            continue
-        for way, run in {"scan of one token": _by_scan, "fused step": _by_step}.items():
-            try:
-                out = run(block, x)
-                if out is not None:
-                    found.append({**case, "execution": way, **verdict(errors({"output": out}, exact), plain, dtype)})
-            except Exception as error:
-                found.append({**case, "execution": way, "ok": False, "failure": one_line(error)})
+    """All tokens at once, and token by token by `scan` and by the fused step, against all at once by the reference."""
+    block, found = Block(name, sizes, device), list[Row]()
+    for dtype in FLOORS:
+        block = block.to(dtype)
+        x = torch.randn(3, STEPS, sizes.heads * sizes.dim, device=device, dtype=dtype)
+        step, exact_of = block.step(), deepcopy(block).double()
+        runs: dict[str, Callable[[], Results]] = {
+            "reference": partial(_at_once, block, "reference", x),
+            "scan of all tokens": partial(_at_once, block, "scan", x),
+            "scan of one token": partial(_token_by_token, block, None, x),
+        }
+        if step is not None:
+            runs["fused step"] = partial(_token_by_token, block, step, x)
+        exact, changed = ({"output": exact_of(*_doubles(x, changed=changed), "reference")} for changed in (False, True))
+        found += _judged({"mechanism": name, "mask": "causal"}, runs, exact, [errors(changed, exact)], dtype)
     return found
 
 
-def _by_scan(block: Block, x: Tensor) -> Tensor:
+def _at_once(block: Block, execution: str, x: Tensor) -> Results:
+    return {"output": block(x, execution)}
+
+
+def _token_by_token(block: Block, step: Step | None, x: Tensor) -> Results:
+    """By the fused step, or where there is none by `scan`."""
     state, outputs = block.empty(x), []
     for t in range(x.shape[1]):
-        out, state = block.extend(x[:, t : t + 1], state, t)
+        if step is None:
+            out, state = block.extend(x[:, t : t + 1], state, t)
+        else:
+            out = step(x[:, t].contiguous(), state, t + 1).unsqueeze(1)
         outputs.append(out)
-    return torch.cat(outputs, 1)
-
-
-def _by_step(block: Block, x: Tensor) -> Tensor | None:
-    step, state = block.step(), block.empty(x)
-    if step is None:
-        return None
-    return torch.stack([step(x[:, t].contiguous(), state, t + 1) for t in range(x.shape[1])], 1)
+    return {"output": torch.cat(outputs, 1)}
 
 
 # ------------------------------------------------------------------------------------------------------ synchronisation
 def synchronisation(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
     """Whether a scan with its gradients, or a step, waits for the GPU."""
-    rows = []
-    for what, run in _to_watch(name, device, sizes).items():
-        case: Row = {"mechanism": name, "what": what}
-        if device.type != "cuda":
-            run()
-            rows.append({**case, "ok": None, "note": "only on a GPU"})
-            continue
-        try:
-            run()  # what torch does late, once
-            with _no_synchronisation():
-                run()
-            rows.append({**case, "ok": True})
-        except Exception as error:
-            rows.append({**case, "ok": False, "failure": one_line(error)})
-    return rows
-
-
-def _to_watch(name: str, device: torch.device, sizes: Sizes) -> dict[str, Any]:
     block = Block(name, sizes, device)
     x = torch.randn(2, sizes.tokens, sizes.heads * sizes.dim, device=device)
     grad = torch.randn_like(x)
+    step = torch.no_grad()(partial(_token_by_token, block, block.step(), x[:, :3]))  # its preparation may wait
 
     def scan() -> None:
-        with dispatch.override(**WAYS["scan, segments again"][1]):
+        with cases.bounds(SEGMENTS):
             block(x, "scan").backward(grad)
 
-    fused = block.step()  # what is prepared once may wait
-
-    @torch.no_grad()
-    def step() -> None:
-        state = block.empty(x)
-        for t in range(3):
-            if fused is None:
-                _, state = block.extend(x[:, t : t + 1], state, t)
-            else:
-                fused(x[:, t], state, t + 1)
-
-    return {"scan, forward and backward": scan, "three steps": step}
+    rows = []
+    for what, run in {"scan, forward and backward": scan, "three steps": step}.items():
+        row: Row = {"mechanism": name, "what": what}
+        try:
+            run()  # what torch does late, once
+            if device.type == "cuda":
+                with _no_synchronisation():
+                    run()
+            judged: Row = {"ok": True} if device.type == "cuda" else {"ok": None, "note": "only on a GPU"}
+            rows.append({**row, **judged})
+        except Exception as error:
+            rows.append({**row, "ok": False, "failure": one_line(error)})
+    return rows
 
 
 @contextmanager
 def _no_synchronisation() -> Iterator[None]:
+    """Waiting for the GPU is an error, in all threads."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -242,23 +216,21 @@ def _no_synchronisation() -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------------------- memory
 def memory(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
     """The peak of forward and backward over a short and a long causal sequence, bfloat16; on a CPU not judged."""
-    mechanism, peaks = make(name, sizes, device), []
-    for tokens in sizes.memory:
-        q, k, v = inputs(sizes, "causal", tokens, 1, torch.bfloat16, device)
+    mechanism, peaks = cases.make(name, sizes, device), []
+    for tokens in (sizes.memory[0], *sizes.memory):  # the first time for what stays, as the workspace of cuBLAS
+        q, k, v = cases.inputs(sizes, "causal", tokens, 1, torch.bfloat16, device)
+        mechanism.zero_grad(set_to_none=True)
         with measure.peak_growth(device) as growth:
-            mechanism(q, k, v, mask=CAUSAL, execution="auto" if name == "softmax" else "scan").backward(q.detach())
+            mechanism(q, k, v, mask=CAUSAL, execution="auto" if name == SOFTMAX else "scan").backward(q.detach())
         peaks.append(growth() or 0)
-    return [memory_row(name, sizes.memory, peaks, judged=device.type == "cuda")]
+    return [memory_row(name, sizes.memory, peaks[1:], judged=device.type == "cuda")]
 
 
 def memory_row(name: str, tokens: tuple[int, int], peaks: list[int], judged: bool) -> Row:
     """Two peaks and whether memory per token stays the same."""
     growth = peaks[1] / tokens[1] / (peaks[0] / tokens[0]) if peaks[0] else None
-    row: Row = {
-        "mechanism": name,
-        **{f"MiB at {n:,}": peak / measure.MIB for n, peak in zip(tokens, peaks, strict=True)},
-    }
-    row |= {"growth per token": growth, "allowed": LINEAR_GROWTH}
+    sizes = {f"MiB at {n:,}": peak / measure.MIB for n, peak in zip(tokens, peaks, strict=True)}
+    row: Row = {"mechanism": name, **sizes, "growth per token": growth, "allowed": LINEAR_GROWTH}
     if not judged or growth is None:
         return {**row, "ok": None, "note": "only on a GPU"}
     return {**row, "ok": growth <= LINEAR_GROWTH}

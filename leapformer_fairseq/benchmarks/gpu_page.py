@@ -5,63 +5,58 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .gpu_bounds import crossings
-from .gpu_cases import Row
+from .gpu_cases import SOFTMAX, Row
 from .gpu_times import SDPA
 
 CHECKS = ("agreement", "decoding", "synchronisation", "memory")
 TITLE = "A GPU: checks and times"
+# title, section, the value of every mechanism, that of the baseline
+TABLES = (
+    ("Forward and backward: times as fast as SDPA", "attention", "ratio", "ms", SDPA),
+    ("Forward: times as fast as SDPA", "attention", "forward_ratio", "forward_ms", SDPA),
+    ("A training step: times as fast as softmax", "training", "ratio", "ms", SOFTMAX),
+    ("A training step: peak MiB", "training", "peak_mib", "peak_mib", SOFTMAX),
+    ("A decoding step: times as fast as SDPA over a KV cache", "decoding step", "ratio", "ms", SDPA),
+    ("A decoding step: tokens per second", "decoding step", "tokens_per_second", "tokens_per_second", SDPA),
+)
 
 
 def page(content: dict[str, Any]) -> str:
     """The whole page; the layout is that of the other results."""
+    sections = {name: rows for name, rows in content.items() if isinstance(rows, list) and name != "left_out"}
+    left_out, bounds = content["left_out"], content["environment"].get("bounds", {})
+    other = sum(len(sections.get(name, [])) for name in CHECKS) - content["passed"] - content["failed"]
     parts = [f"# {TITLE}", "", content["method"].strip(), ""]
-    total = sum(len(content.get(section, [])) for section in CHECKS)
-    other = total - content["passed"] - content["failed"]
     parts += [
         f"{content['passed']} checks passed, {content['failed']} failed, {other} could not be made here; "
-        f"{content['seconds']:.0f} seconds; {len(content['left_out'])} cases left out.",
+        f"{content['seconds']:.0f} seconds; {len(left_out)} cases left out.",
         "",
     ]
-    for title, rows in summary(content):
+    for title, rows in (*summary(sections), *((f"All rows: {name}", rows) for name, rows in sections.items())):
         if rows:
             parts += [f"## {title}", "", table(rows), ""]
-    if content["left_out"]:
-        parts += ["## Left out, as the time was up", "", *(f"* {case}" for case in content["left_out"]), ""]
-    for section, rows in content.items():
-        if rows and isinstance(rows, list) and section != "left_out":
-            parts += [f"## All rows: {section}", "", table(rows), ""]
-    bounds = content["environment"].get("bounds", {})
+        if title == "What could not be measured" and left_out:
+            parts += ["## Left out, as the time was up", "", *(f"* {case}" for case in left_out), ""]
     parts += ["Bounds: `" + "|".join(f"{name}:{value}" for name, value in bounds.items()) + "`", ""]
     return "\n".join([*parts, f"Signature: `{content['signature']}`", ""])
 
 
-def summary(content: dict[str, Any]) -> list[tuple[str, list[Row]]]:
+def summary(sections: dict[str, list[Row]]) -> list[tuple[str, list[Row]]]:
     """Titles and rows of what matters first."""
-    checks = [(section, row) for section in CHECKS for row in content.get(section, [])]
-    failed = [{"check": section, **row} for section, row in checks if is_wrong(row)]
-    attention, training = content.get("attention", []), content.get("training", [])
-    steps, bounds = content.get("decoding step", []), content.get("bounds", [])
-    errors = [
-        {"section": section, **row}
-        for section, rows in content.items()
-        if isinstance(rows, list) and section not in (*CHECKS, "left_out")
-        for row in rows
-        if "failure" in row
-    ]
+    rows = [(name, row) for name, rows in sections.items() for row in rows]
+    checks = [(name, row) for name, row in rows if name in CHECKS]
+    bounds = sections.get("bounds", [])
     return [
-        ("Checks that failed", failed),
+        ("Checks that failed", [{"check": name, **row} for name, row in checks if is_wrong(row)]),
         ("Checks", _verdicts(checks)),
-        ("Largest errors, over what is allowed", _errors(content.get("agreement", []))),
-        ("Forward and backward: times as fast as SDPA", _pivot(attention, "ratio", "forward_backward_ms", SDPA)),
-        ("Forward: times as fast as SDPA", _pivot(attention, "ratio_forward", "forward_ms", SDPA)),
-        ("A training step: times as fast as softmax", _pivot(training, "ratio", "ms", "softmax")),
-        ("A training step: peak MiB", _pivot(training, "peak_mib", "peak_mib", "softmax")),
-        ("A decoding step: times as fast as SDPA over a KV cache", _pivot(_by_form(steps), "ratio", "us", SDPA)),
-        ("A decoding step: tokens per second", _pivot(_by_form(steps), "tokens_per_second", "tokens_per_second", SDPA)),
+        ("Largest errors, over what is allowed", _errors(sections.get("agreement", []))),
+        *((title, _pivot(sections.get(name, []), *columns)) for title, name, *columns in TABLES),
         ("Bounds: what was fastest", _fastest(bounds)),
         ("Bounds: where all pairs stop to win", crossings(bounds)),
-        ("What could not be measured", errors),
+        (
+            "What could not be measured",
+            [{"section": name, **row} for name, row in rows if name not in CHECKS and "failure" in row],
+        ),
     ]
 
 
@@ -83,64 +78,72 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.1e}" if 0 < abs(value) < 0.01 else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.2f}"
+        if 0 < abs(value) < 0.01:
+            return f"{value:.1e}"
+        return f"{value:.3f}" if 0 < abs(value) < 0.1 else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"
     return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _grouped(rows: Iterable[Row], *keys: str) -> list[tuple[Row, list[Row]]]:
+    """Rows with the same values of these keys, and those values."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return [(dict(zip(keys, values, strict=True)), group) for values, group in found.items()]
 
 
 def _verdicts(checks: Iterable[tuple[str, Row]]) -> list[Row]:
     """One line per kind of check and mechanism."""
-    found: dict[tuple[str, str], Row] = {}
-    for section, row in checks:
-        name = row.get("mechanism") or row.get("case", "")
-        line = found.setdefault((section, name), {"check": section, "mechanism": name, "passed": 0, "failed": 0})
-        line["passed"] += row.get("ok") is True
-        line["failed"] += is_wrong(row)
-    return [line for line in found.values() if line["passed"] or line["failed"]]
+    judged = [{"check": name, "mechanism": row.get("case"), **row} for name, row in checks]
+    judged = [row for row in judged if row.get("ok") is not None or is_wrong(row)]
+    return [
+        {**labels, "passed": sum(not is_wrong(row) for row in group), "failed": sum(map(is_wrong, group))}
+        for labels, group in _grouped(judged, "check", "mechanism")
+    ]
 
 
 def _errors(rows: Iterable[Row]) -> list[Row]:
     """The largest share of the allowed error by mechanism and mask, a column per precision."""
-    found: dict[tuple[str, str], Row] = {}
-    for row in rows:
-        if row.get("allowed"):
-            line = found.setdefault(
-                (row["mechanism"], row["mask"]), {"mechanism": row["mechanism"], "mask": row["mask"]}
-            )
-            line[row["dtype"]] = max(line.get(row["dtype"], 0.0), row["error"] / row["allowed"])
-    return list(found.values())
-
-
-def _by_form(rows: Iterable[Row]) -> list[Row]:
-    return [{**row, "case": f"{row['case']}, {row['form']}"} for row in rows if "form" in row]
+    lines = []
+    for labels, group in _grouped((row for row in rows if row.get("allowed")), "mechanism", "mask"):
+        shares = {x["dtype"]: [row["error"] / row["allowed"] for row in some] for x, some in _grouped(group, "dtype")}
+        lines.append({**labels, **{dtype: max(some) for dtype, some in shares.items()}})
+    return lines
 
 
 def _pivot(rows: Iterable[Row], value: str, unit: str, baseline: str) -> list[Row]:
     """One line per device and case: the baseline in its unit, and the value of every mechanism."""
-    lines: dict[tuple[str, str], Row] = {}
-    for row in rows:
-        if row.get(unit) is None or "mechanism" not in row:
-            continue
-        line = lines.setdefault((row["device"], row["case"]), {"device": row["device"], "case": row["case"]})
-        if row["mechanism"] == baseline:
-            line[baseline if value == unit else f"{baseline} {unit.rpartition('_')[2]}"] = row[unit]
-        else:
-            line[row["mechanism"]] = row.get(value)
-
-    def order(key: str) -> tuple[bool, bool]:
-        return key not in ("device", "case"), not key.startswith(baseline)
-
-    return [{key: line[key] for key in sorted(line, key=order)} for line in lines.values()]
+    base = baseline if value == unit else f"{baseline} {unit.rpartition('_')[2]}"
+    lines = []
+    for labels, group in _grouped((row for row in rows if row.get(unit) is not None), "device", "case"):
+        found = {row["mechanism"]: row for row in group}
+        line = {base: found[baseline][unit] if baseline in found else None}
+        lines.append({**labels, **line, **{name: row[value] for name, row in found.items() if name != baseline}})
+    return lines
 
 
 def _fastest(rows: Iterable[Row]) -> list[Row]:
     """One line per bound and case: the fastest value, and the times of all."""
-    found: dict[tuple[str, str, str], Row] = {}
-    for row in rows:
-        if "forward_backward_ms" not in row:
-            continue
-        labels = {name: row[name] for name in ("device", "bound", "case", "now")}
-        line = found.setdefault((row["device"], row["bound"], row["case"]), {**labels, "fastest": "", "all, ms": ""})
-        if row["fastest"]:
-            line["fastest"] = row["value"]
-        line["all, ms"] += f"{'; ' if line['all, ms'] else ''}{row['value']}: {row['forward_backward_ms']:.2f}"
-    return list(found.values())
+    return [
+        {
+            **labels,
+            "fastest": next(row["value"] for row in group if row["fastest"]),
+            "all, ms": "; ".join(f"{row['value']}: {row['ms']:.2f}" for row in group),
+        }
+        for labels, group in _grouped((row for row in rows if "ms" in row), "device", "bound", "case", "now")
+    ]
+
+
+def crossings(rows: Iterable[Row]) -> list[Row]:
+    """What `pairs` and `pairs_per_token` should be: the bound that the longest length at which all pairs win gives.
+
+    Causal, all pairs are taken of N tokens up to N^2 = pairs * features; bidirectional, up to N = 2 * pairs_per_token *
+    features.
+    """
+    found = []
+    crossed = [row for row in rows if row["bound"] in ("pairs", "pairs_per_token") and row.get("fastest")]
+    for labels, group in _grouped(crossed, "device", "bound", "mechanism", "features", "now"):
+        n = max((row["length"] for row in group if row["value"] == "all pairs"), default=0)
+        suggested = (n * n if labels["bound"] == "pairs" else n / 2) / labels.pop("features")
+        found.append({**labels, "all pairs win up to": n, "suggested": suggested})
+    return found

@@ -1,119 +1,186 @@
-"""The times of `gpu`: attention, a training step, and decoding."""
+"""The times of `gpu`: attention, a training step, decoding, and the bounds between implementations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import LinearMechanism
-from . import gpu_bounds, measure, peers
-from .gpu_calls import Call, both, medians, timed
-from .gpu_cases import KINDS, MAIN, OTHERS, Block, Row, Sizes, Task, inputs, make, one_line, serves
-from .measure import Place
+from ..attention.ops import dispatch
+from . import gpu_cases as cases
+from . import measure, peers
+from .gpu_cases import AGAIN, KEPT, KINDS, NO_PAIRS, SOFTMAX, Block, Row, Sizes, Task, one_line
+from .measure import Place, Seconds
 
 SDPA = "sdpa"
-KERNELS = ("leap", "relu")  # whose features are given to the kernels of flash-linear-attention
-TRAINED = ("softmax", "leap", "relu", "abc-mlp", "luna")
+WARM_UP, MIN_ROUNDS, MAX_ROUNDS = 2, 3, 31
+FLUSHED = 2**28  # bytes written before a call, some times the L2 cache of a GPU
+ALL_PAIRS: dict[str, Any] = {"pairs": 10**12, "pairs_per_token": 10**12}
+# Examples of linear features, of twice the width and of the head dimension's, and of a memory of slots.
+WIDE, NARROW, SLOTS = "leap", "relu", "abc-mlp"
+
+Call = Callable[[], Seconds]
+Attend = Callable[..., Tensor]
 
 
 def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
     """What is asked first comes first."""
     half, single = Place(device, torch.bfloat16), Place(device, torch.float32)
+    served = {kind: [name for name in cases.serving(kind, sizes) if name != SOFTMAX] for kind in KINDS}
+    causal = served["causal"]
 
-    def attend(place: Place, kind: str, length: int, names: tuple[str, ...], section: str = "attention") -> Task:
-        run = partial(attention, place, kind, length, names, sizes)
-        return Task(section, f"{place}: {kind} {length:,}", run, 3.0)
+    def attend(place: Place, kind: str, lengths: tuple[int, ...]) -> list[Task]:
+        runs = {f"{place}: {kind} {n:,}": partial(attention, place, kind, n, served[kind], sizes) for n in lengths}
+        return [Task("attention", case, run, 5.0) for case, run in runs.items()]
 
     first, later = sizes.lengths[:4], sizes.lengths[4:]
-    found = [attend(half, "causal", length, MAIN) for length in first]
-    found += [Task("training", f"{n:,} tokens", partial(training, half, n, sizes), 8.0) for n in sizes.train_lengths]
+    found = attend(half, "causal", first)
+    found += [Task("training", f"{n:,}", partial(training, half, n, causal, sizes), 15.0) for n in sizes.train_lengths]
     found += [
-        Task("decoding step", f"batch {n}, {context:,} tokens", partial(decoding, half, n, context, sizes), 5.0)
+        Task("decoding step", f"batch {n}, {context:,} tokens", partial(decoding, half, n, context, causal, sizes), 5.0)
         for n in sizes.batches
         for context in sizes.contexts
     ]
-    found += [attend(half, "bidirectional", length, MAIN) for length in first]
-    found += gpu_bounds.tasks(half, sizes)
-    found += [attend(single, "causal", length, MAIN) for length in first]
-    if device.type == "cuda":
-        found += [
-            Task("attention", f"{half}: fla {length:,}", partial(kernels, half, length, sizes), 15.0)
-            for length in first
-        ]
-    found += [attend(half, "wait-k", length, MAIN) for length in first[:2]]
-    found += [attend(half, "causal", length, MAIN) for length in later]
+    found += attend(half, "bidirectional", first) + _sweeps(half, sizes) + attend(single, "causal", first)
+    found += attend(half, "wait-k", first[:2])
     found.append(Task("fairseq", "a training step of whole language models", partial(with_fairseq, half, sizes), 30.0))
-    found += [attend(half, "causal", length, OTHERS) for length in first]
-    found += [attend(half, "bidirectional", length, MAIN) for length in later]
-    found += [attend(single, "causal", length, MAIN) for length in later]
-    return found + [attend(single, "bidirectional", length, MAIN) for length in sizes.lengths]
+    if device.type == "cuda":
+        found += [Task("attention", f"fla {n:,}", partial(kernels, half, n, causal, sizes), 15.0) for n in first]
+    for place in (half, single):
+        found += attend(place, "causal", later) + attend(place, "bidirectional", later)
+    return found + attend(single, "bidirectional", first)
+
+
+# --------------------------------------------------------------------------------------------------------------- timing
+def medians(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, Seconds], dict[str, str]]:
+    """The median of each part of each call, which take turns; and in one line what went wrong with the others."""
+    samples: dict[str, list[Seconds]] = {name: [] for name in calls}
+    failures: dict[str, str] = {}
+    start, rounds = 0.0, -WARM_UP
+    while rounds < MIN_ROUNDS or (rounds < MAX_ROUNDS and time.perf_counter() < start + seconds):
+        start = time.perf_counter() if rounds == 0 else start
+        for name in [name for name in calls if name not in failures]:
+            try:
+                sample = calls[name]()
+                samples[name] += [sample] if rounds >= 0 else []
+            except Exception as error:
+                failures[name] = one_line(error)
+        rounds += 1
+    found = {name: samples[name] for name in calls if name not in failures}
+    return {name: tuple(map(statistics.median, zip(*some, strict=True))) for name, some in found.items()}, failures
+
+
+def timed(device: torch.device, *parts: Callable[[], object]) -> Seconds:
+    """Seconds from the start to the end of each part, which run one after the other.
+
+    On a GPU by its own clock, with a cold cache; on a CPU those that the thread computed.
+    """
+    if device.type != "cuda":
+        ends = [measure.clock(device), *((part(), measure.clock(device))[1] for part in parts)]
+        return tuple(end - ends[0] for end in ends[1:])
+    _cache(device).zero_()
+    start, *events = (torch.cuda.Event(enable_timing=True) for _ in (None, *parts))
+    torch.cuda.synchronize(device)
+    start.record()
+    for part, event in zip(parts, events, strict=True):
+        part()
+        event.record()
+    torch.cuda.synchronize(device)
+    return tuple(start.elapsed_time(event) / 1e3 for event in events)
+
+
+@cache
+def _cache(device: torch.device) -> Tensor:
+    return torch.empty(FLUSHED, dtype=torch.uint8, device=device)
+
+
+def both(attend: Attend, inputs: tuple[Tensor, ...], parameters: list[nn.Parameter], grad: Tensor) -> Seconds:
+    """Seconds of the forward pass, and of forward and backward pass."""
+    for x in (*inputs, *parameters):
+        x.grad = None
+    outputs: list[Tensor] = []
+    return timed(grad.device, lambda: outputs.append(attend(*inputs)), lambda: outputs.pop().backward(grad))
+
+
+def compared(labels: Row, calls: Mapping[str, Call], seconds: float, base: str, *parts: str) -> list[Row]:
+    """A row of each call, with milliseconds of each part and how many times as fast as `base` that is."""
+    found, failures = medians(calls, seconds)
+    rows = []
+    for name, times in found.items():
+        row = {**labels, "mechanism": name}
+        for part, own, other in zip(parts, times, found.get(base, times), strict=True):
+            row |= {f"{part}ms": own * 1e3, f"{part}ratio": other / own if base in found else None}
+        rows.append(row)
+    return rows + _failed(labels, failures)
+
+
+def _failed(labels: Row, failures: Mapping[str, str]) -> list[Row]:
+    return [{**labels, "mechanism": name, "failure": failure} for name, failure in failures.items()]
+
+
+def _with_speed(rows: list[Row], tokens: int) -> list[Row]:
+    return [{**row, "tokens_per_second": tokens / row["ms"] * 1e3} if "ms" in row else row for row in rows]
+
+
+def _peak(call: Callable[[], object], device: torch.device) -> float | None:
+    """MiB by which memory grows in a call; on a CPU that says too little."""
+    if device.type != "cuda":
+        return None
+    with measure.peak_growth(device) as growth:
+        call()
+    return (growth() or 0) / measure.MIB
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
-def attention(place: Place, kind: str, length: int, names: Sequence[str], sizes: Sizes) -> list[Row]:
+def attention(place: Place, kind: str, length: int, names: list[str], sizes: Sizes) -> list[Row]:
     """Milliseconds of forward, and of forward and backward pass, of SDPA and of mechanisms."""
-    device, mask = place.device, KINDS[kind]
-    q, k, v = tensors = inputs(sizes, kind, length, max(1, sizes.batch_tokens // length), place.dtype, device)
-    ways: dict[str, Callable[..., Tensor]] = {}
+    mask, q_and_k = KINDS[kind], cases.lengths(kind, length)
+    seen: Row = {"is_causal": kind == "causal"}
     if kind == "wait-k" and mask is not None:
-        ways[SDPA] = partial(F.scaled_dot_product_attention, attn_mask=mask.mask(q.shape[2], k.shape[2], device))
-    else:
-        ways[SDPA] = partial(F.scaled_dot_product_attention, is_causal=kind == "causal")
-        if device.type == "cuda" and place.dtype != torch.float32:
-            ways["FlashAttention"] = partial(peers.flash, kind == "causal")
-    for name in names:
-        if serves(name, kind, sizes):
-            ways[name] = partial(make(name, sizes, device), mask=mask)
-    labels = {"device": str(place), "case": f"{kind} {length:,}", "batch": len(q)}
-    return _attention_rows(labels, ways, tensors, sizes.seconds)
+        seen = {"attn_mask": mask.mask(*q_and_k, place.device)}
+    ways: dict[str, Attend] = {SDPA: partial(F.scaled_dot_product_attention, **seen)}
+    if kind != "wait-k" and place.device.type == "cuda" and place.dtype != torch.float32:
+        ways["FlashAttention"] = partial(peers.flash, kind == "causal")
+    ways |= {name: cases.make(name, sizes, place.device) for name in names}
+    return _attention(place, kind, length, ways, sizes)
 
 
-def kernels(place: Place, length: int, sizes: Sizes) -> list[Row]:
+def kernels(place: Place, length: int, names: list[str], sizes: Sizes) -> list[Row]:
     """The same of our features with the kernels of flash-linear-attention, where it is installed."""
-    batch = max(1, sizes.batch_tokens // length)
-    labels: Row = {"device": str(place), "case": f"causal {length:,}", "batch": batch}
-    kernel = peers.linear_kernel()
+    kernel, failures = peers.linear_kernel(), dict[str, str]()
+    labels: Row = {"device": str(place), "case": f"causal {length:,}"}
     if kernel is None:
         return [{**labels, "mechanism": "fla", "note": "flash-linear-attention is not installed"}]
-    tensors = inputs(sizes, "causal", length, batch, place.dtype, place.device)
-    ways: dict[str, Callable[..., Tensor]] = {SDPA: partial(F.scaled_dot_product_attention, is_causal=True)}
-    failed: list[Row] = []
-    for name in KERNELS:
-        mechanism = make(name, sizes, place.device)
-        assert isinstance(mechanism, LinearMechanism)
-        way = partial(peers.by_kernel, kernel, mechanism)
-        try:
-            if (error := peers.difference(mechanism, way, place)) < peers.TOLERANCE:
-                ways[f"{name} (fla)"] = way
-            else:
-                failed.append({**labels, "mechanism": f"{name} (fla)", "failure": f"differs from ours by {error:.1e}"})
-        except Exception as error:
-            failed.append({**labels, "mechanism": f"{name} (fla)", "failure": one_line(error)})
-    return [row for row in _attention_rows(labels, ways, tensors, sizes.seconds) if row["mechanism"] != SDPA] + failed
+    ways: dict[str, Attend] = {SDPA: partial(F.scaled_dot_product_attention, is_causal=True)}
+    for name, mechanism in ((name, cases.make(name, sizes, place.device)) for name in names):
+        if isinstance(mechanism, LinearMechanism) and mechanism.capabilities.normalized:  # by the features it reads
+            way = ways[f"{name} (fla)"] = partial(peers.by_kernel, kernel, mechanism)
+            try:
+                if not (error := peers.difference(mechanism, way, place)) < peers.TOLERANCE:
+                    failures[f"{name} (fla)"] = f"differs from ours by {error:.1e}"
+            except Exception as error:
+                failures[f"{name} (fla)"] = one_line(error)
+    right = {name: way for name, way in ways.items() if name not in failures}
+    rows = _attention(place, "causal", length, right, sizes)
+    return [row for row in rows if row["mechanism"] != SDPA] + _failed(labels, failures)
 
 
-def _attention_rows(
-    labels: Row, ways: Mapping[str, Callable[..., Tensor]], tensors: tuple[Tensor, ...], seconds: float
-) -> list[Row]:
-    grad = torch.randn_like(tensors[0])
-    found, failures = medians({name: partial(both, way, tensors, grad) for name, way in ways.items()}, seconds)
-    base = found.get(SDPA)
-    rows = [
-        {
-            **labels,
-            "mechanism": name,
-            "forward_ms": forward * 1e3,
-            "forward_backward_ms": whole * 1e3,
-            "ratio_forward": base[0] / forward if base else None,
-            "ratio": base[1] / whole if base else None,
-        }
-        for name, (forward, whole) in found.items()
-    ]
-    return rows + [{**labels, "mechanism": name, "failure": failure} for name, failure in failures.items()]
+def _attention(place: Place, kind: str, length: int, ways: Mapping[str, Attend], sizes: Sizes) -> list[Row]:
+    tensors = cases.inputs(sizes, kind, length, None, place.dtype, place.device)
+    grad, calls = torch.randn_like(tensors[0]), dict[str, Call]()
+    for name, way in ways.items():
+        module = isinstance(way, nn.Module)
+        parameters = list(way.parameters()) if module else []
+        calls[name] = partial(both, partial(way, mask=KINDS[kind]) if module else way, tensors, parameters, grad)
+    labels: Row = {"device": str(place), "case": f"{kind} {length:,}", "batch": len(grad)}
+    return compared(labels, calls, sizes.seconds, SDPA, "forward_", "")
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -134,41 +201,25 @@ class Layer(nn.Module):
         return x
 
 
-def training(place: Place, length: int, sizes: Sizes) -> list[Row]:
+def training(place: Place, length: int, names: list[str], sizes: Sizes) -> list[Row]:
     """Forward and backward pass and AdamW of a stack of layers, under bfloat16 autocast."""
     device, batch = place.device, max(1, sizes.batch_tokens // length)
     x = torch.randn(batch, length, sizes.heads * sizes.dim, device=device)
-    labels = {"device": str(place), "case": f"{length:,} tokens", "batch": batch}
-    calls: dict[str, Call] = {}
-    failures: dict[str, str] = {}
-    peaks: dict[str, float | None] = {}
-    for name in TRAINED:
+    calls, peaks, failures = dict[str, Call](), dict[str, Row](), dict[str, str]()
+    for name in (SOFTMAX, *names):
         try:
             model = nn.Sequential(*(Layer(name, sizes, device) for _ in range(sizes.layers)))
             optimizer = torch.optim.AdamW(model.parameters(), fused=device.type == "cuda")
             step = partial(_train, model, optimizer, x)
             step()
-            with measure.peak_growth(device) as growth:
-                step()
-            peak = growth() if device.type == "cuda" else None
-            calls[name], peaks[name] = partial(timed, device, step), None if peak is None else peak / measure.MIB
+            peaks[name], calls[name] = {"peak_mib": _peak(step, device)}, partial(timed, device, step)
         except Exception as error:
             failures[name] = one_line(error)
-    found, more = medians(calls, 2 * sizes.seconds)
-    base = found.get("softmax")
-    rows = [
-        {
-            **labels,
-            "mechanism": name,
-            "ms": seconds * 1e3,
-            "tokens_per_second": batch * length / seconds,
-            "ratio": base[0] / seconds if base else None,
-            "peak_mib": peaks[name],
-        }
-        for name, (seconds,) in found.items()
-    ]
-    failed = {**failures, **more}
-    return rows + [{**labels, "mechanism": name, "failure": failure} for name, failure in failed.items()]
+    labels: Row = {"device": str(place), "case": f"{length:,} tokens", "batch": batch}
+    rows = compared(labels, calls, 2 * sizes.seconds, SOFTMAX, "")
+    return _with_speed([{**row, **peaks[row["mechanism"]]} for row in rows], x.shape[:2].numel()) + _failed(
+        labels, failures
+    )
 
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
@@ -180,64 +231,40 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Non
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding
-class CachedStep:
+def _cached(block: Block, x: Tensor, context: int) -> Callable[[], object]:
     """One more token over keys and values in memory that was allocated before, in as few operations as there are."""
+    projections = block.q, block.k, block.v
+    weight = torch.cat([layer.weight for layer in projections]).t().contiguous()
+    bias, out_weight = torch.cat([layer.bias for layer in projections]), block.out.weight.t().contiguous()
+    cache = torch.randn(2, len(x), block.heads, context + 1, x.shape[1] // block.heads, dtype=x.dtype, device=x.device)
 
-    def __init__(self, block: Block, batch: int, context: int) -> None:
-        weight = block.q.weight
-        self.heads = block.heads
-        self.weight = torch.cat([layer.weight for layer in (block.q, block.k, block.v)]).t().contiguous()
-        self.bias = torch.cat([layer.bias for layer in (block.q, block.k, block.v)])
-        self.out_weight, self.out_bias = block.out.weight.t().contiguous(), block.out.bias
-        shape = (2, batch, self.heads, context + 1, weight.shape[0] // self.heads)
-        self.cache = torch.randn(shape, dtype=weight.dtype, device=weight.device)
+    def step() -> Tensor:
+        projected = torch.addmm(bias, x, weight).view(len(x), 3, block.heads, 1, -1)
+        cache[:, :, :, -1:] = projected[:, 1:].transpose(0, 1)
+        out = F.scaled_dot_product_attention(projected[:, 0], cache[0], cache[1])
+        return torch.addmm(block.out.bias, out.flatten(1), out_weight)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        projected = torch.addmm(self.bias, x, self.weight).view(len(x), 3, self.heads, 1, -1)
-        self.cache[:, :, :, -1:] = projected[:, 1:].transpose(0, 1)
-        out = F.scaled_dot_product_attention(projected[:, 0], self.cache[0], self.cache[1])
-        return torch.addmm(self.out_bias, out.flatten(1), self.out_weight)
+    return step
 
 
 @torch.no_grad()
-def decoding(place: Place, batch: int, context: int, sizes: Sizes) -> list[Row]:
-    """Microseconds of a step of one attention block, its projections included, eager and as a CUDA graph."""
-    device = place.device
+def decoding(place: Place, batch: int, context: int, names: list[str], sizes: Sizes) -> list[Row]:
+    """Milliseconds of a step of one attention block, its projections included, eager and as a CUDA graph."""
+    device, rows, steps = place.device, list[Row](), dict[str, Callable[[], object]]()
     x = torch.randn(batch, sizes.heads * sizes.dim, device=device, dtype=place.dtype)
-    labels = {"device": str(place), "case": f"batch {batch}, {context:,} tokens", "batch": batch}
-    calls: dict[tuple[str, str], Call] = {}
-    failures: dict[tuple[str, str], str] = {}
-    cached = CachedStep(Block("softmax", sizes, device).to(place.dtype), batch, context)
-    steps: dict[str, Callable[[], object]] = {SDPA: partial(cached, x)}
-    for name in (*MAIN, *OTHERS):
-        if not serves(name, "causal", sizes):
-            continue
-        try:
-            steps[name] = _step(Block(name, sizes, device).to(place.dtype), x, context)
-        except Exception as error:
-            failures[name, "eager"] = one_line(error)
-    for name, step in steps.items():
-        calls[name, "eager"] = partial(timed, device, step)
-        if device.type != "cuda":
-            continue
-        try:
-            calls[name, "graph"] = partial(timed, device, _graph(step))
-        except Exception as error:
-            failures[name, "graph"] = one_line(error)
-    found, more = medians(calls, sizes.seconds)
-    rows = [
-        {
-            **labels,
-            "mechanism": name,
-            "form": form,
-            "us": seconds * 1e6,
-            "tokens_per_second": batch / seconds,
-            "ratio": found[SDPA, form][0] / seconds if (SDPA, form) in found else None,
-        }
-        for (name, form), (seconds,) in found.items()
-    ]
-    failed = {**failures, **more}
-    return rows + [{**labels, "mechanism": name, "form": form, "failure": x} for (name, form), x in failed.items()]
+    for form in ("eager", "graph") if device.type == "cuda" else ("eager",):
+        labels: Row = {"device": str(place), "case": f"batch {batch}, {context:,} tokens, {form}", "batch": batch}
+        calls, failures = dict[str, Call](), dict[str, str]()
+        for name in (SDPA, *names):
+            try:
+                if form == "eager":
+                    block = Block(SOFTMAX if name == SDPA else name, sizes, device).to(place.dtype)
+                    steps[name] = (_cached if name == SDPA else _step)(block, x, context)
+                calls[name] = partial(timed, device, steps[name] if form == "eager" else _graph(steps[name]))
+            except Exception as error:
+                failures[name] = one_line(error)
+        rows += _with_speed(compared(labels, calls, sizes.seconds / 2, SDPA, ""), batch) + _failed(labels, failures)
+    return rows
 
 
 def _step(block: Block, x: Tensor, context: int) -> Callable[[], object]:
@@ -263,6 +290,61 @@ def _graph(step: Callable[[], object]) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         step()
     return graph.replay
+
+
+# --------------------------------------------------------------------------------------------------------------- bounds
+def _sweeps(place: Place, sizes: Sizes) -> list[Task]:
+    """One case per bound, mechanism and length."""
+    lengths = sorted(sizes.lengths)
+    middle, long = lengths[len(lengths) // 2], lengths[-2]
+    chunks = {str(n): {**NO_PAIRS, "chunk": n} for n in (32, 64, 128, 256)}
+    keys = {str(n): {**NO_PAIRS, "chunk_keys": n} for n in (64, 128, 256, 512)}
+    operands = {str(x): {**NO_PAIRS, "half_operands": x} for x in (True, False)}
+    counts = (31_250, 62_500, 125_000, 250_000, 1_000_000)
+    segments = {f"{n:,}": {**AGAIN, "segment_tokens": n, "segment_slot_tokens": n} for n in counts}
+    again, pairs = {"kept": KEPT, "again": AGAIN}, {"all pairs": ALL_PAIRS, "states": NO_PAIRS}
+    plan: list[tuple[str, str, str, int, Mapping[str, dict[str, Any]]]] = [
+        *(("chunk", name, "causal", long, chunks) for name in (WIDE, SLOTS)),
+        ("chunk", NARROW, "causal", middle, chunks),
+        ("half_operands", WIDE, "causal", long, operands),
+        ("segment_tokens", WIDE, "causal", long, segments),
+        ("segment_slot_tokens", SLOTS, "causal", long, segments),
+        ("kept_tokens", WIDE, "causal", long, again),
+        ("kept_slot_tokens", SLOTS, "causal", long, again),
+        ("chunk_keys", WIDE, "wait-k", long, keys),
+    ]
+    for bound, kind in (("pairs", "causal"), ("pairs_per_token", "bidirectional")):
+        plan += [(bound, name, kind, n, pairs) for name in (WIDE, NARROW) for n in sizes.cross]
+    return [
+        Task("bounds", f"{bound}: {name}, {kind} {n:,}", partial(sweep, place, bound, name, kind, n, ways, sizes))
+        for bound, name, kind, n, ways in plan
+    ]
+
+
+def sweep(
+    place: Place, bound: str, name: str, kind: str, length: int, ways: Mapping[str, dict[str, Any]], sizes: Sizes
+) -> list[Row]:
+    """Forward and backward pass under different bounds, one of which may be that in force."""
+    tensors = cases.inputs(sizes, kind, length, None, place.dtype, place.device)
+    mechanism, grad = cases.make(name, sizes, place.device), torch.randn_like(tensors[0])
+    attend, parameters = partial(mechanism, mask=KINDS[kind]), list(mechanism.parameters())
+
+    def under(changes: dict[str, Any]) -> Seconds:
+        with cases.bounds(changes):
+            return both(attend, tensors, parameters, grad)
+
+    calls = {value: partial(under, changes) for value, changes in ways.items()}
+    labels: Row = {"device": str(place), "bound": bound, "case": f"{name}, {kind} {length:,}", "length": length}
+    labels["features"] = sizes.dim * getattr(mechanism, "features_per_dim", 1)
+    labels["now"] = str(getattr(dispatch.bounds(place.device), bound))
+    rows = compared(labels, calls, sizes.seconds / 2, "", "forward_", "")
+    best = min((row["ms"] for row in rows if "ms" in row), default=0.0)
+    for row in rows:
+        value, row["mechanism"] = row["mechanism"], name
+        row["value"] = value
+        if "ms" in row:
+            row |= {"fastest": row["ms"] == best, "peak_mib": _peak(calls[value], place.device)}
+    return rows
 
 
 # -------------------------------------------------------------------------------------------------------------- fairseq

@@ -25,9 +25,8 @@ with F features,
 
 * misses 2 F (D + 1): adding k [v, 1] to the state is element-wise there;
 * sees 2 C more, C being the model's width: the column of ones is a channel of zero weights;
-* of leap sees D^2 + 3 D more: the networks of queries and keys are one product, and each row passes both;
-* of rope sees 2 F more, in cross-attention, too: the normalizer, whose features differ, is read beside all sums; and
-  misses 2 F for every key of the source, which it adds up without a product.
+* of rope misses 2 F for every key of a source, in encoders and in cross-attention: its normalizer, whose features
+  differ, is summed without a product.
 
 Nothing is reported of a plan whose decoder, step by step, differs from its full forward pass in float64.
 """
@@ -243,7 +242,7 @@ def sentences(case: Case, names: list[str]) -> list[dict[str, Any]]:
 
 
 def has_no_formula(name: str) -> bool:
-    """Whether `flops` does not know a mechanism of this plan: the bounded memories of ABC and Luna."""
+    """Whether `flops` does not know a mechanism of this plan, as those with a bounded memory."""
     mechanisms = {find(mechanism) for mechanism in plan_of(name).values()} if name != FAIRSEQ else set()
     return not all(cls.name == "softmax" or issubclass(cls, LinearMechanism) for cls in mechanisms)
 

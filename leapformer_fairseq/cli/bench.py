@@ -20,7 +20,7 @@ HELP = "speed, memory and FLOPs of attention, decoding, training and whole model
 BENCHMARKS = {
     "attention": "every form of every attention mechanism against torch's scaled dot-product attention",
     "decode": "a decoding step of whole decoders against fairseq's, and of one block against a preallocated cache",
-    "bounded": "training with the bounded memories of ABC and Luna against softmax and against cumulative sums",
+    "bounded": "training with bounded memories against softmax and against cumulative sums",
     "streaming": "computation of a translation while speech arrives, encoded once or again at every arrival",
     "train": "a training step of a 16-layer language model against fairseq's",
     "model": "encoder, decoder and FLOPs of text to speech by attention plan against fairseq's model",

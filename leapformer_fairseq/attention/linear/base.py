@@ -171,13 +171,15 @@ def _scores(fq: Features, fk: Features, mask: Mask) -> tuple[Tensor, Tensor]:
 def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask, known: bool) -> tuple[Tensor, Tensor]:
     """Sums (B, H, T, E + 1), the normalizer in the last column, of queries that see a state and more keys each."""
     device, dtype = v.device, v.dtype
+    if mask is None:
+        kv = _added(kv, fk, v, known)
+        return _read(kv, fq, dtype, known), kv
 
     def run(q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(mask, ChunkMask):
             return linear.chunked_sums(q, k, accumulated(v), first, mask, dispatch.bounds(device).chunk_tokens)
         q, k, v = (dispatch.operand(x, dtype) for x in (q, k, v))
-        chunk = dispatch.chunk_of(device, 1 if mask is None else mask.ratio)
-        return linear.prefix_sums(q, k, v, first, mask, chunk, known)
+        return linear.prefix_sums(q, k, v, first, mask, dispatch.chunk_of(device, mask.ratio), known)
 
     if fq.norm is None or fk.norm is None:
         return run(fq.expanded(), fk.expanded(), linear.append_ones(v), kv)
@@ -199,13 +201,14 @@ def _read(kv: Tensor, fq: Features, like: torch.dtype, known: bool = False) -> T
 
 def _added(kv: Tensor, fk: Features, v: Tensor, known: bool = False) -> Tensor:
     """The state with mapped keys and their values added; in place where no gradient is wanted."""
-    like, v = v.dtype, accumulated(v)
-    k = dispatch.operand(fk.expanded(), like)
+    like, v, k = v.dtype, accumulated(v), fk.expanded()
+    if v.shape[2] == 1 and not torch.is_grad_enabled():  # without new tensors of the state's size
+        kv[..., :-1].addcmul_(k.mT, v)
+        kv[..., -1:].add_((k if fk.norm is None else fk.norm).mT)
+        return kv
+    k = dispatch.operand(k, like)
     if fk.norm is None:
-        v1 = linear.append_ones(v)
-        if v.shape[2] == 1 and not torch.is_grad_enabled():
-            return kv.addcmul_(accumulated(k).mT, v1)
-        new = linear.state_of(k, dispatch.operand(v1, like), known)
+        new = linear.state_of(k, dispatch.operand(linear.append_ones(v), like), known)
     else:
         new = torch.cat([linear.state_of(k, dispatch.operand(v, like), known), fk.norm.sum(-2).unsqueeze(-1)], -1)
     return kv + new if torch.is_grad_enabled() else kv.add_(new)

@@ -86,18 +86,18 @@ def gained_sums(
 
 
 def prefix_sums(
-    q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: PrefixMask | None, chunk: int, known: bool = False
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: PrefixMask, chunk: int, known: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Sums (.., T, M) over the state `first` and the keys that `mask` shows, all without one; the state after all.
+    """Sums (.., T, M) over the state `first` and the keys that `mask` shows; the state after all.
 
     First what every query sees, then `gained_sums`, then queries that gain nothing more. `known` as there.
     """
     queries, keys = q.shape[-2], k.shape[-2]
-    shared, growing = (keys, 0) if mask is None else (min(mask.shared, keys), mask.growing(queries, keys))
+    shared, growing = min(mask.shared, keys), mask.growing(queries, keys)
     (k_shared, k), (v_shared, v), (q, q_late) = _apart(k, shared), _apart(v, shared), _apart(q, growing)
     state = first + state_of(k_shared, v_shared, known) if shared else first
     sums = []
-    if mask is not None and growing:
+    if growing:
         gained, state = gained_sums(q, k, v, state, mask.ratio, chunk, known)
         sums.append(gained)
     if growing < queries or not sums:
