@@ -104,7 +104,7 @@ def test_passes_wait_for_nothing(name, block, mask, way, padded):
     mechanism, _ = built(name, block)
     queries, keys, query, key = sides(mechanism, block, mask, padded)
     leaves = qkv(queries, keys)
-    with Watch(counts=name == "softmax") as watch:
+    with Watch(counts=name not in CONSTANT) as watch:
         out = attend(mechanism, *leaves, query=query, key=key, mask=MASKS[mask], way=way, chunk=4)
         assert out.shape == (BATCH, HEADS, queries, DIM)
         out.backward(torch.empty_like(out))
@@ -121,7 +121,7 @@ def test_states_wait_for_nothing(name, block, mask):
         key = query = key.without_lengths()
     q, k, v = qkv(queries, keys)
     visible = MASKS[mask]
-    with Watch(counts=name == "softmax"):
+    with Watch(counts=name not in CONSTANT):
         state = mechanism.init_state(BATCH, DIM, k, key, visible)
         if mask == "wait-k":
             for start, stop in ((0, 4), (4, keys)):
@@ -165,7 +165,7 @@ def test_fused_steps_wait_for_nothing(name, options, block, shared):
     if whole.capabilities.unsupported_reason(block, mask) is not None:
         return
     mechanism, stock = built(name, block, **options)
-    with Watch(counts=name == "softmax"):
+    with Watch(counts=name not in CONSTANT):
         step = mechanism.step(stock._replace(k=None, v=None) if cross else stock)
         key = described(mechanism, COUNT, padded=False)
         _, k, v = qkv(COUNT, COUNT)

@@ -69,7 +69,17 @@ def checkpoint(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize(("old", "new"), [("softmax", "leap"), ("leap", "softmax"), ("leap", "leap"), ("relu", "elu")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("softmax", "leap"),
+        ("leap", "softmax"),
+        ("leap", "leap"),
+        ("relu", "elu"),
+        ("softmax", "entmax"),
+        ("entmax", "leap"),
+    ],
+)
 def test_an_encoder_starts_warm_from_any_mechanism(old, new, checkpoint):
     teacher = make_model("leapformer_s2t_tiny", old, seed=1, ctc_weight=0.3)
     student = make_model("leapformer_simulst_tiny", new, seed=2)
@@ -288,3 +298,14 @@ def test_slots_of_another_mechanism_do_not_matter(plan):
     new.load_state_dict(dict(old.state_dict()), strict=True)
     old.load_state_dict(dict(new.state_dict()), strict=True)
     assert plan == "abc-window" or not slots_of(old)
+
+
+def test_a_learned_alpha_starts_fresh_from_a_softmax_checkpoint():
+    """As in Sparsefinder: train with softmax, swap, fine-tune; all but the alphas is loaded."""
+    state = make_model("leapformer_s2t_tiny", "softmax", seed=1).state_dict()
+    model = make_model("leapformer_s2t_tiny", "entmax", entmax_alpha="learned", seed=2)
+    model.load_state_dict(state, strict=True)
+    alphas = {name: x for name, x in model.named_parameters() if name.endswith("alpha_logit")}
+    assert len(alphas) == 6 and all((x == 0).all() for x in alphas.values())
+    for name, value in state.items():
+        assert torch.equal(model.state_dict()[name], value), name

@@ -1,0 +1,3 @@
+"""Sparse attention: most weights are exactly zero. To add a mechanism, write its file and name it here."""
+
+from . import entmax  # noqa: F401  (each import registers its mechanisms)

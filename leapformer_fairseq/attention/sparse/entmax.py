@@ -1,0 +1,144 @@
+"""Entmax attention: a sparse alternative to softmax, whose weights are exactly zero for low scores.
+
+Shapes: B batch, H heads, T queries, S keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import LeapformerError
+from ..kv_cache import CachedMechanism, visible_keys
+from ..masks import Mask
+from ..ops.precision import accumulated, without_autocast
+from ..ops.segments import first_order
+from ..registry import Option, register
+from ..tokens import TokenInfo
+
+LEARNED = "learned"
+ALPHA = Option(
+    "entmax_alpha",
+    "1.5",
+    "entmax: how sparse the weights are, a number above 1 (towards 1: softmax; 1.5; 2: sparsemax), or learned per head",
+)
+BISECTIONS = 60  # halve an interval of width 1 down to the precision of float64
+
+
+@register("entmax", ALPHA)
+class Entmax(CachedMechanism):
+    """alpha-entmax attention: p_j = [(alpha - 1) z_j - tau]_+^(1 / (alpha - 1)) with z = q . k / sqrt(D).
+
+    tau makes the weights of a query sum to one; a query that sees no key gives 0. A learned alpha is 1 + sigmoid of a
+    parameter per head, 1.5 at first. (Peters et al., 2019, arXiv:1905.05702, eq. 10-12; Correia et al., 2019,
+    arXiv:1909.00015.)
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        given = str(self.chosen.entmax_alpha)
+        self.alpha_logit = nn.Parameter(torch.zeros(num_heads)) if given == LEARNED else None
+        self.fixed_alpha = 1.5 if given == LEARNED else _number(given)
+
+    @property
+    def alpha(self) -> Tensor | float:
+        """A number, or one per head, (H, 1, 1)."""
+        return self.fixed_alpha if self.alpha_logit is None else 1 + self.alpha_logit.sigmoid()[:, None, None]
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
+        with without_autocast(q.device):
+            scores, alpha = self._scores(accumulated(q), accumulated(k), visible), self.alpha
+            weights = _cleared(_Entmax.apply(scores, alpha), visible)
+            return (F.dropout(weights, dropout) @ accumulated(v)).to(v.dtype)
+
+    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+        visible = visible_keys(q, k, key.keep, mask)
+        return F.dropout(_cleared(entmax(self._scores(q, k, visible), self.alpha), visible), dropout)
+
+    def _scores(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
+        """z, (B, H, T, S), less the highest of each query, and hidden keys so far below that their weight is 0."""
+        scores = q @ k.mT * self.head_dim**-0.5
+        if visible is None:
+            return scores - scores.detach().amax(-1, keepdim=True)
+        seen = scores.detach().masked_fill(~visible, torch.finfo(scores.dtype).min)
+        return torch.where(visible, scores - seen.amax(-1, keepdim=True), -2 / (self.alpha - 1))
+
+
+def entmax(scores: Tensor, alpha: Tensor | float) -> Tensor:
+    """alpha-entmax of scores (.., S) over the last dimension, as it is defined; alpha is a number or broadcasts.
+
+    tau, within 1 of the highest (alpha - 1) z, is found by bisection; two steps of Newton's method then make it
+    a function of the scores and alpha with right first and second derivatives. Scores are best at most 0.
+    """
+    z, power = scores * (alpha - 1), 1 / (alpha - 1)
+
+    def weights(z: Tensor, tau: Tensor, power: Tensor | float) -> Tensor:
+        above = z > tau
+        return (z - tau).where(above, 1) ** power * above
+
+    with torch.no_grad():
+        tau = z.amax(-1, keepdim=True) - 1
+        for i in range(1, BISECTIONS + 1):
+            middle = tau + 0.5**i
+            tau = middle.where(weights(z, middle, power).sum(-1, keepdim=True) >= 1, tau)
+    for _ in range(2):
+        excess = weights(z, tau, power).sum(-1, keepdim=True) - 1
+        tau = tau + excess / (power * weights(z, tau, power - 1).sum(-1, keepdim=True))
+    return weights(z, tau, power)
+
+
+class _Entmax(torch.autograd.Function):
+    """`entmax` by the algorithms of the package of that name (exact for 1.5 and 2), which sort instead of iterating."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, alpha: Tensor | float) -> Tensor:
+        out = _by_package(scores, alpha)
+        out = entmax(scores, alpha) if out is None else out
+        ctx.save_for_backward(out, alpha if isinstance(alpha, Tensor) else None)
+        ctx.alpha = alpha if isinstance(alpha, float) else None
+        return out
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Peters et al., 2019, eq. 14; for alpha Correia et al., 2019, proposition 1."""
+        out, alpha = saved[0], ctx.alpha if saved[1] is None else saved[1]
+        slope = (out ** (2 - alpha)).where(out > 0, 0)
+        share = slope / slope.sum(-1, keepdim=True)
+        grad_scores = slope * (grad - (grad * share).sum(-1, keepdim=True))
+        if saved[1] is None:
+            return grad_scores, None
+        entropy = torch.special.xlogy(out, out)
+        by_alpha = (out - share) / (alpha - 1) ** 2 - (entropy - share * entropy.sum(-1, keepdim=True)) / (alpha - 1)
+        return grad_scores, (grad * by_alpha).sum_to_size(alpha.shape)
+
+
+def _by_package(scores: Tensor, alpha: Tensor | float) -> Tensor | None:
+    """alpha-entmax by the package; None where it is not installed, since the rest of `attention` needs torch alone."""
+    try:
+        import entmax as package  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+    exact = {1.5: package.entmax15, 2.0: package.sparsemax}
+    if isinstance(alpha, float) and alpha in exact:
+        return cast(Tensor, exact[alpha](scores))
+    alphas = torch.as_tensor(alpha, dtype=scores.dtype, device=scores.device)
+    return cast(Tensor, package.entmax_bisect(scores, alphas))
+
+
+def _cleared(weights: Tensor, visible: Tensor | None) -> Tensor:
+    """No weight for hidden keys, also of queries that see none."""
+    return weights if visible is None else weights * visible
+
+
+def _number(text: str) -> float:
+    try:
+        alpha = float(text)
+    except ValueError:
+        alpha = 0.0
+    if not 1 < alpha < float("inf"):
+        raise LeapformerError(f"{ALPHA.flag} {text}: give a number above 1 (1 itself is softmax), or {LEARNED}")
+    return alpha
