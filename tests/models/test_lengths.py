@@ -16,7 +16,7 @@ from leapformer_fairseq.criterions.with_length import LabelSmoothedCrossEntropyW
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
 
-from .test_nmt import generate, nmt, worst
+from .test_nmt import ROUNDED, generate, nmt, worst
 from .test_s2t import generated, worst_score_difference
 from .tiny import dictionary, make_model, make_tts, speech_batch, target_prefix, text_batch, tts_batch
 
@@ -34,7 +34,7 @@ def test_beam_search_over_text_equals_the_full_forward(language, overrun, monkey
     else:
         model.float()
     hypotheses = generate([model], batch)
-    bound = 2e-5 if language == "C" else 1e-6
+    bound = 2e-5 if language == "C" else ROUNDED
     assert worst([model], batch, hypotheses) < (bound if overrun == "saturate" else 100 * bound)
 
 
@@ -59,7 +59,7 @@ def test_an_oracle_sees_the_references_in_generation():
     (best,) = generate([model], batch, min_len=7, max_len_b=7)
     assert all(len(hypothesis["tokens"]) == 8 for hypothesis in best)
     del batch["prev_output_tokens"]
-    assert worst([model], batch, [best]) < 1e-6
+    assert worst([model], batch, [best]) < ROUNDED
     with pytest.raises(LeapformerError, match="oracle needs the targets"):
         generate([model], batch)
 

@@ -15,6 +15,7 @@ from leapformer_fairseq.modules import attentions
 from .tiny import PLANS, dictionary, make_model, target_prefix, text_batch
 
 WORDS = dictionary()
+ROUNDED = 2e-6  # fairseq sums scores in float32 whatever the model: a sum between 16 and 32 is off by up to 0.95e-6
 
 
 def nmt(plan="leap", arch="leapformer_nmt_tiny", **options):
@@ -87,7 +88,7 @@ def test_beam_search_scores_equal_those_of_a_full_forward(plan, language, monkey
         if shrank:
             break
     assert shrank, "no sentence was finished before another"
-    assert worst([model], batch, hypotheses) < (2e-5 if language == "C" else 1e-6)
+    assert worst([model], batch, hypotheses) < (2e-5 if language == "C" else ROUNDED)
 
 
 def test_the_comparison_can_fail(monkeypatch):
