@@ -9,6 +9,10 @@ from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 
 BLOCKS: tuple[str, ...] = ("encoder-self", "decoder-self", "decoder-cross")
 ENCODER_SELF, DECODER_SELF, DECODER_CROSS = BLOCKS
+NO_STATE = (
+    "an edge may change with later tokens, so there is no state to decode from; `leapformer sparsefinder evaluate` "
+    "reads the text again for every token"
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Context:
     source_in_parts: cross-attention gets the source in parts that are never encoded again.
     target_length:   the longest target that will be read, where the model knows.
     endless:         the state is carried over a text of any length.
+    incremental:     target tokens are written one after the other from a state.
     """
 
     length_known: bool = False
@@ -31,6 +36,7 @@ class Context:
     source_in_parts: bool = False
     target_length: int | None = None
     endless: bool = False
+    incremental: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class Capabilities:
     unsupported:     reasons, each with its remedy, by block that it cannot serve.
     prefixes:        queries may see prefixes of a source, as in wait-k.
     append:          keys may be appended to a state without changing what the earlier ones contributed.
+    incremental:     a token's output in a decoder does not depend on the tokens after it, so that it can be decoded.
+    missing:         what must be given before a model can use it, with the remedy; "" when nothing is missing.
     normalized:      the weights of a query sum to one, unless it matches no key at all.
     constant_state:  the size of the state does not depend on what was read.
     needs_length:    the output depends on the lengths of the whole sequences.
@@ -57,6 +65,8 @@ class Capabilities:
     unsupported: Mapping[str, str] = field(default_factory=dict)
     prefixes: bool = True
     append: bool = True
+    incremental: bool = True
+    missing: str = ""
     normalized: bool = True
     constant_state: bool = True
     needs_length: bool = False
@@ -102,6 +112,10 @@ class Capabilities:
         return None
 
     def _by_context(self, block: str, context: Context) -> str | None:
+        if self.missing:
+            return self.missing
+        if context.incremental and block != ENCODER_SELF and not self.incremental:
+            return NO_STATE
         if block != ENCODER_SELF and self.length_remedy and not context.length_known:
             return f"it needs the target's length, which is unknown while decoding; {self.length_remedy}"
         if context.endless and not self.constant_state:

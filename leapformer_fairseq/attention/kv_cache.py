@@ -55,18 +55,26 @@ class CachedMechanism(Mechanism):
 
     @abstractmethod
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
-        """Output (B, H, T, E); `visible`, broadcastable to (B, H, T, S), is True where a query may look."""
+        """Output (B, H, T, E) for keys as `_cached` returns them.
+
+        `visible`, broadcastable to (B, H, T, S), is True where a query may look.
+        """
+
+    def _cached(self, k: Tensor) -> Tensor:
+        """What is kept of keys (B, H, S, D): the keys, and what else should not be computed again at each step."""
+        return k
 
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
     ) -> KVCache:
         k, v = (like.new_zeros(batch, self.num_heads, 0, dim) for dim in (self.head_dim, value_dim))
+        k = self._cached(k)
         keep = torch.zeros(batch, 0, dtype=torch.bool, device=like.device)
         return KVCache(k, v, keep, torch.zeros(batch, dtype=torch.long))
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> KVCache:
         cache = state.of(KVCache)
-        cache.append(k, v, key.keep)
+        cache.append(self._cached(k), v, key.keep)
         return cache
 
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
@@ -91,7 +99,7 @@ class CachedMechanism(Mechanism):
         count, n, device = q.shape[2], cache.count, q.device
         keep = k.new_ones(len(k), count, dtype=torch.bool) if key.keep is None else key.keep
         keep = torch.cat([cache.keep[:, :n], keep], 1)
-        k, v = torch.cat([cache.k[:, :, :n], k], 2), torch.cat([cache.v[:, :, :n], v], 2)
+        k, v = torch.cat([cache.k[:, :, :n], self._cached(k)], 2), torch.cat([cache.v[:, :, :n], v], 2)
         # The last token of the cache comes just before the first chunk.
         distance = (torch.arange(count, device=device) // mask.tokens * mask.size).unsqueeze(1)
         distance = distance + torch.arange(n, 0, -1, device=device)
@@ -104,7 +112,8 @@ class CachedMechanism(Mechanism):
 
     def _in_segments(self, x: Inputs) -> Tensor:
         """All at once: there is no state to carry."""
-        return self._attended(x.q, x.k, x.v, visible_keys(x.q, x.k, x.key.keep, x.mask), self.dropping())
+        visible = visible_keys(x.q, x.k, x.key.keep, x.mask)
+        return self._attended(x.q, self._cached(x.k), x.v, visible, self.dropping())
 
     def _over(self, cache: KVCache, q: Tensor, mask: PrefixMask | None = None) -> Tensor:
         """Attention of queries (B, H, T, D) to what is in the cache."""

@@ -56,6 +56,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "ablate",
         "replace one attention block at a time in a training, rank what that costs, and recommend a plan",
     ),
+    "sparsefinder": (
+        "sparsefinder",
+        "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves",
+    ),
     "report": ("report", "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"),
     "table": ("table", "compare the scored runs of a text recipe: table, JSON and picture"),
 }

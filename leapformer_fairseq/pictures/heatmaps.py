@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .capture import Captured
+from ..modules.capture import Captured
 
 MOST_LABELS = 50  # labels of an axis; more are unreadable
 HIGHEST = 99.0  # percentile of the attention that gets the brightest colour: causal rows begin with weights near 1
@@ -86,8 +86,8 @@ def _draw(
     for axes, (name, matrix) in zip(grid.flat, panels, strict=False):
         image = axes.imshow(matrix, colours, aspect="auto", vmin=scale[0], vmax=scale[1])
         axes.set_title(name, fontsize=9)
-        _label(axes.xaxis, keys, matrix.shape[1], rotation=90)
-        _label(axes.yaxis, queries, matrix.shape[0])
+        label(axes.xaxis, keys, matrix.shape[1], rotation=90)
+        label(axes.yaxis, queries, matrix.shape[0])
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     more = float(np.nanmax([np.nanmax(matrix) for _, matrix in panels])) > scale[1]
@@ -106,7 +106,7 @@ def _fits(axis: Axis, count: int) -> bool:
     return axis.tokens is not None and count <= MOST_LABELS
 
 
-def _label(side: Any, axis: Axis, count: int, rotation: int = 0) -> None:
+def label(side: Any, axis: Axis, count: int, rotation: int = 0) -> None:
     """Name an axis, and its rows or columns where they are few."""
     side.set_label_text(axis.name, fontsize=8)
     side.set_tick_params(labelsize=7)

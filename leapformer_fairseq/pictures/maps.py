@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .capture import Choice, capture
+from ..modules.capture import Choice, capture
 from .heatmaps import draw_attention, draw_reweighting
 from .inputs import Example
 from .proportions import Proportions

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capture import Captured
+from ..modules.capture import Captured
 
 LOW, HIGH = 0.05, 0.95  # saturated below and above
 BINS = 50

@@ -37,6 +37,15 @@ OPTIONS = {
     **{name: SLOTS for name in BOUNDED},
     "abc-pool": {"abc_slots": 5, "abc_pool_size": 100},
     "abc-global": {"abc_slots": 5, "abc_global_every": 3},
+    "sparsefinder-distance": {"sparsefinder_threshold": 2.5},
+    "sparsefinder-kmeans": {"sparsefinder_centroids": 4, "sparsefinder_nearest": 2},
+    "sparsefinder-block1": {"sparsefinder_block_size": 3, "sparsefinder_blocks": 2},
+    "sparsefinder-block2": {"sparsefinder_block_size": 3, "sparsefinder_blocks": 2, "sparsefinder_centroids": 3},
+    "entmax-window": {"sparse_window": 5},
+    "entmax-longformer": {"longformer_globals": 2},
+    "entmax-bigbird": {"bigbird_random": 2},
+    "entmax-reformer": {"reformer_buckets": 4},
+    "entmax-routing": {"routing_centroids": 3},
 }
 SIDES = (None, "left", "right")
 HEADS, DIM, VALUE_DIM = 2, 8, 5
@@ -107,9 +116,10 @@ def reason(mechanism: Mechanism, mask: Mask) -> str | None:
     return mechanism.capabilities.unsupported_reason(None, mask)
 
 
-def serving(mask: Mask, names: Sequence[str] = NAMES) -> list[str]:
-    """The mechanisms that are defined for queries that see this much."""
-    return [name for name in names if reason(make(name), mask) is None]
+def serving(mask: Mask, names: Sequence[str] = NAMES, state: bool = False) -> list[str]:
+    """The mechanisms that are defined for queries that see this much, or of them those with a state."""
+    found = [name for name in names if reason(make(name), mask) is None]
+    return [name for name in found if MECHANISMS[name].capabilities.incremental] if state else found
 
 
 def pairs(names: Sequence[str], patterns: Iterable[Any]) -> list[Any]:

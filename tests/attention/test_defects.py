@@ -425,7 +425,7 @@ def test_no_output_comes_out_of_new_memory(name, mask, way):
     assert difference(got, expected) == 0
 
 
-@pytest.mark.parametrize("name", serving(CAUSAL))
+@pytest.mark.parametrize("name", serving(CAUSAL, state=True))
 @torch.no_grad()
 def test_no_state_comes_out_of_new_memory(name):
     mechanism, qkv, order = make(name), inputs(COUNT, COUNT), torch.tensor([1, 0])

@@ -210,7 +210,7 @@ def test_second_derivatives_of_the_reference_are_right(name, visible):
 
 @pytest.mark.parametrize("side", [None, "left"])
 @pytest.mark.parametrize("prompt", [0, 1, 9, 23])
-@pytest.mark.parametrize("name", serving(CAUSAL))
+@pytest.mark.parametrize("name", serving(CAUSAL, state=True))
 @pytest.mark.parametrize("few", [True, False], ids=["pairs", "chunks"])
 @torch.no_grad()
 def test_generation_equals_training(name, prompt, side, few):
@@ -225,7 +225,7 @@ def test_generation_equals_training(name, prompt, side, few):
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("name", serving(None))
+@pytest.mark.parametrize("name", serving(None, state=True))
 @torch.no_grad()
 def test_a_state_of_all_keys_equals_bidirectional(name, side):
     mechanism, qkv = make(name), inputs(7, 30)
@@ -255,7 +255,7 @@ def test_state_has_constant_size_and_is_float32(name):
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize("name", serving(CAUSAL))
+@pytest.mark.parametrize("name", serving(CAUSAL, state=True))
 @torch.no_grad()
 def test_states_reorder_fork_and_rebuild(name):
     """A beam search repeats and drops rows; what it goes on with must be as if it had been so from the start."""

@@ -65,6 +65,10 @@ def combinations():
                     yield pytest.param(name, block, mask, id=f"{name}-{block}-{mask}")
 
 
+def with_state():
+    return [x for x in combinations() if build(x.values[0], DIM, HEADS, block=x.values[1]).capabilities.incremental]
+
+
 def built(name, block, dtype=torch.float32, **options):
     """A mechanism and its block's projections."""
     mechanism = build(name, DIM, HEADS, block=block, **{**OPTIONS.get(name, {}), **options}).to(META, dtype)
@@ -111,7 +115,7 @@ def test_passes_wait_for_nothing(name, block, mask, way, padded):
     assert watch.operations > 3 and all(x.grad is not None and x.grad.is_meta for x in leaves)
 
 
-@pytest.mark.parametrize(("name", "block", "mask"), [x for x in combinations() if x.values[1] is not None])
+@pytest.mark.parametrize(("name", "block", "mask"), with_state())
 @torch.no_grad()
 def test_states_wait_for_nothing(name, block, mask):
     """A prompt, then token by token; or a source, and queries."""
@@ -162,7 +166,7 @@ def test_fused_steps_wait_for_nothing(name, options, block, shared):
     cross = block == "decoder-cross"
     mask = None if cross else CAUSAL
     whole = build(name, DIM, HEADS, block=block, **{**OPTIONS.get(name, {}), **options})
-    if whole.capabilities.unsupported_reason(block, mask) is not None:
+    if whole.capabilities.unsupported_reason(block, mask) is not None or not whole.capabilities.incremental:
         return
     mechanism, stock = built(name, block, **options)
     with Watch(counts=name not in CONSTANT):

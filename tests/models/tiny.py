@@ -16,7 +16,7 @@ from leapformer_fairseq.attention import MECHANISMS
 
 register()
 
-PLANS = sorted(MECHANISMS)
+PLANS = sorted(name for name, mechanism in MECHANISMS.items() if not mechanism.capabilities.missing)
 BLOCKS = {"encoder_self": "encoder-self", "decoder_self": "decoder-self", "decoder_cross": "decoder-cross"}
 SIZES = dict(
     encoder_layers=2,
@@ -54,6 +54,8 @@ def make_model(arch: str, plan: str = "leap", seed: int = 0, **options: Any) -> 
         args.luna_packed = "learned"  # that of the encoder holds the whole source
     for argument, block in BLOCKS.items():
         serves = plan not in MECHANISMS or block in MECHANISMS[plan].capabilities.blocks
+        if plan in MECHANISMS and block != "encoder-self":
+            serves = serves and MECHANISMS[plan].capabilities.incremental
         prefixes = (
             plan not in MECHANISMS or MECHANISMS[plan].capabilities.prefixes or not (waits and block == "decoder-cross")
         )

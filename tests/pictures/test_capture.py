@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
-from leapformer_fairseq.pictures.capture import capture, choose
+from leapformer_fairseq.modules.capture import capture, choose
 from leapformer_fairseq.pictures.heatmaps import Axis, draw_attention, draw_reweighting
 from leapformer_fairseq.pictures.proportions import Proportions, saturation
 

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.pictures.capture import capture, choose
+from leapformer_fairseq.modules.capture import capture, choose
 from leapformer_fairseq.pictures.inputs import Request, examples, load
 
 from ..models.tiny import dictionary

@@ -50,17 +50,40 @@ class Entmax(CachedMechanism):
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
         with without_autocast(q.device):
-            scores, alpha = self._scores(accumulated(q), accumulated(k), visible), self.alpha
-            weights = _cleared(_Entmax.apply(scores, alpha), visible)
-            return (F.dropout(weights, dropout) @ accumulated(v)).to(v.dtype)
+            return (F.dropout(self._mapped(q, k, visible), dropout) @ accumulated(v)).to(v.dtype)
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
-        visible = visible_keys(q, k, key.keep, mask)
-        return F.dropout(_cleared(entmax(self._scores(q, k, visible), self.alpha), visible), dropout)
+        visible = self._looked_at(q, self._cached(k), visible_keys(q, k, key.keep, mask))
+        scores = self._shifted(self._scores(q, k), visible)
+        return F.dropout(_cleared(entmax(scores, self.alpha), visible), dropout)
 
-    def _scores(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
-        """z, (B, H, T, S), less the highest of each query, and hidden keys so far below that their weight is 0."""
-        scores = q @ k.mT * self.head_dim**-0.5
+    def _looked_at(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor | None:
+        """What is left of `visible` for this mechanism, for keys as `_cached` returns them."""
+        return visible
+
+    @torch.no_grad()
+    def graph(
+        self, q: Tensor, k: Tensor, *, query: TokenInfo | None = None, key: TokenInfo | None = None, mask: Mask = None
+    ) -> Tensor:
+        """The edges of attention, (B, H, T, S): where a weight is above 0 (Treviso et al., 2022, section 2.3)."""
+        visible = visible_keys(q, k, None if key is None else key.keep, mask)
+        return self._mapped(q, self._cached(k), visible) > 0
+
+    def _mapped(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
+        """Weights (B, H, T, S) by the fast algorithms, in float32 or float64, for keys as `_cached` returns them."""
+        visible = self._looked_at(q, k, visible)
+        return self._of_scores(self._scores(accumulated(q), accumulated(k[..., : self.head_dim])), visible)
+
+    def _of_scores(self, scores: Tensor, visible: Tensor | None) -> Tensor:
+        """Weights of scores (B, H, T, S)."""
+        return _cleared(_Entmax.apply(self._shifted(scores, visible), self.alpha), visible)
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """z = q . k / sqrt(D), (.., T, S)."""
+        return q @ k.mT * self.head_dim**-0.5
+
+    def _shifted(self, scores: Tensor, visible: Tensor | None) -> Tensor:
+        """Scores less the highest of each query, and hidden keys so far below that their weight is 0."""
         if visible is None:
             return scores - scores.detach().amax(-1, keepdim=True)
         seen = scores.detach().masked_fill(~visible, torch.finfo(scores.dtype).min)

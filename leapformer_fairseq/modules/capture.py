@@ -17,8 +17,8 @@ from ..attention import LinearMechanism, Mask, Mechanism, TokenInfo
 from ..attention.linear.reweighting import CosReweighted, angle
 from ..attention.ops.precision import accumulated
 from ..errors import LeapformerError
-from ..modules import BLOCKS, MechanismAttention
-from ..modules.swap import layers_of
+from .attention import MechanismAttention
+from .swap import BLOCKS, layers_of
 
 Choice = dict[str, list[int]]  # block -> layers, from 0
 

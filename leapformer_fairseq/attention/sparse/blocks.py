@@ -1,0 +1,168 @@
+"""Sparsefinder in blocks: edges between blocks of tokens, so that only the scores of chosen blocks are computed.
+
+Shapes: B batch, H heads, T tokens, D head dimension, r projected dimensions, z tokens of a block, N blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import LeapformerError
+from ..capabilities import DECODER_CROSS, DECODER_SELF
+from ..mechanism import Inputs
+from ..ops.blocks import attend_chosen, chosen_blocks, in_blocks, of_tokens
+from ..ops.precision import accumulated, without_autocast
+from ..registry import Option
+from .fitted import Projected
+from .pattern import real_keys
+
+SIZE = Option("sparsefinder_block_size", 16, "sparsefinder-block1, -block2: tokens of a block")
+ATTENDED = Option("sparsefinder_blocks", 4, "sparsefinder-block1, -block2: blocks that are chosen for a block")
+WHOLE = "blocks are chosen among those of the whole text; take a pattern of tokens, as sparsefinder-distance"
+WINDOW = 3  # blocks
+
+
+class Blocked(Projected):
+    """A pattern over blocks of z tokens: a subclass writes `_choose`.
+
+    A block is represented by the projections of its tokens, one after the other. Beside the chosen blocks it sees its
+    neighbours and the first and the last one, which see all (Treviso et al., 2022, section 6.1, on the pattern of
+    BigBird). A block that is chosen twice counts once.
+    """
+
+    capabilities = replace(
+        Projected.capabilities,
+        incremental=False,
+        prefixes=False,
+        unsupported={DECODER_SELF: WHOLE, DECODER_CROSS: WHOLE},
+    )
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.size, self.attended = self.chosen.sparsefinder_block_size, self.chosen.sparsefinder_blocks
+        for option, value in ((SIZE, self.size), (ATTENDED, self.attended)):
+            if value < 1:
+                raise LeapformerError(f"{option.flag} {value}: give at least 1")
+
+    def parts(self) -> dict[str, str]:
+        return {buffer: f"block{self.size}.{name}" for buffer, name in super().parts().items()}
+
+    def _choose(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
+        """The chosen blocks, (B, H, N, M), for blocks (.., N or M, z * r); `real`, (B or 1, M), have keys."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def block_graph(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
+        """Which block sees which, (B, H, N, M), of projected queries (B, H, T, r) and keys (B, H, S, r).
+
+        `real`, (B or 1, S), come first among the keys, and in self-attention, T = S, among the queries.
+        """
+        of_keys = self._in_blocks(real).any(-1)
+        of_queries = self._in_blocks(_real_queries(q, real)).any(-1)
+        if q.shape[2] == k.shape[2]:
+            q = q.where(real[:, None, :, None], 0)
+        k = k.where(real[:, None, :, None], 0)
+        query, key = (torch.arange(x.shape[1], device=q.device) for x in (of_queries, of_keys))
+        near = (query.unsqueeze(1) - key).abs() <= WINDOW // 2
+        chosen = self._choose(in_blocks(q, self.size).flatten(3), in_blocks(k, self.size).flatten(3), of_keys)
+        whole = _ends(query, of_queries)[:, None, :, None] | _ends(key, of_keys)[:, None, None, :]
+        return (chosen | near | whole) & of_keys[:, None, None, :]
+
+    def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+        real = real_keys(seen)[:, 0, 0]
+        order = _real_first(real)
+        projected_q, projected_k = self.project_queries(q), _in_order(self._kept_projections(k), order)
+        at = (real.long().cumsum(1) - 1).clamp_min(0) // self.size
+        if q.shape[2] == k.shape[2]:
+            graph = self.block_graph(_in_order(projected_q, order), projected_k, real.gather(1, order))
+            return of_tokens(graph, at, at)
+        graph = self.block_graph(projected_q, projected_k, real.gather(1, order))
+        return of_tokens(graph, torch.arange(q.shape[2], device=q.device).unsqueeze(0) // self.size, at)
+
+    def _in_segments(self, x: Inputs) -> Tensor:
+        cut_across = self.chosen.sparse_window or self.chosen.sparse_global != "none"
+        if x.mask is not None or cut_across:
+            return super()._in_segments(x)
+        with without_autocast(x.q.device):
+            keep, itself = x.key.keep, x.q.shape[2] == x.k.shape[2]
+            if keep is None:
+                real = torch.ones(1, x.k.shape[2], dtype=torch.bool, device=x.k.device)
+                return self.attend(x.q, x.k, x.v, self.select(x.q, x.k, real), real)
+            order = _real_first(keep)
+            k, v, real = _in_order(x.k, order), _in_order(x.v, order), keep.gather(1, order)
+            q = _in_order(x.q, order) if itself else x.q
+            out = self.attend(q, k, v, self.select(q, k, real), real)
+            return _in_order(out, order.argsort(dim=1)) if itself else out
+
+    def select(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
+        """`block_graph` of queries and keys that are not projected."""
+        self.check_adopted()
+        with torch.no_grad():
+            return self.block_graph(self.project_queries(q), self.project_keys(k), real)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, graph: Tensor, real: Tensor, ends: bool = True) -> Tensor:
+        """Output (B, H, T, E) over a graph of blocks; with `ends` the first and the last real block see all.
+
+        Every other block sees at most those of `--sparsefinder-blocks`, the window and the ends.
+        """
+        count, tokens = graph.shape[3], q.shape[2]
+        most = min(count, self.attended + (WINDOW + 2 if ends else 0))
+        chosen, used = chosen_blocks(graph, most)
+        queries, keys, values = (in_blocks(x, self.size) for x in (q, k, v))
+        out = attend_chosen(queries, keys, values, self._in_blocks(real), chosen, used, self._weigh)
+        if ends and most < count:
+            out = self._with_ends(out, queries, k, v, real, _real_queries(q, real))
+        return out.flatten(2, 3)[:, :, :tokens].to(v.dtype)
+
+    def _with_ends(self, out: Tensor, q: Tensor, k: Tensor, v: Tensor, real: Tensor, real_queries: Tensor) -> Tensor:
+        """`out`, (B, H, N, z, E), with the first and the last real block of queries seeing all."""
+        last = (real_queries.sum(1, keepdim=True) - 1).clamp_min(0) // self.size
+        which = torch.cat([torch.zeros_like(last), last], 1).expand(len(q), -1)
+        once = torch.cat([torch.ones_like(last), (last > 0).long()], 1)[:, None, :, None, None]  # if they are one block
+        at = which[:, None, :, None, None]
+        rows = q.gather(2, at.expand(-1, q.shape[1], -1, *q.shape[3:]))
+        weights = self._of_scores(self._scores(accumulated(rows.flatten(2, 3)), accumulated(k)), real[:, None, None])
+        whole = (F.dropout(weights, self.dropping()) @ accumulated(v)).view(*rows.shape[:4], -1) * once
+        at = at.expand_as(whole)
+        return out.scatter(2, at, 0.0).scatter_add(2, at, whole.to(out.dtype))
+
+    def _weigh(self, q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
+        scores = self._scores(accumulated(q), accumulated(k))
+        visible = visible.expand(scores.shape)
+        weights = self._of_scores(scores.flatten(2, 3), visible.flatten(2, 3))
+        return F.dropout(weights, self.dropping()).view_as(scores)
+
+    def _in_blocks(self, real: Tensor) -> Tensor:
+        """(B or 1, T) as (B or 1, N, z)."""
+        return F.pad(real, (0, -real.shape[1] % self.size)).unflatten(1, (-1, self.size))
+
+
+def top(nearness: Tensor, count: int) -> Tensor:
+    """True at the `count` highest of the last dimension."""
+    places = nearness.topk(min(count, nearness.shape[-1]), -1).indices
+    return torch.zeros_like(nearness, dtype=torch.bool).scatter(-1, places, True)
+
+
+def _real_queries(q: Tensor, real: Tensor) -> Tensor:
+    """Which queries are real, (B or 1, T): those of the keys, or all in cross-attention."""
+    return real if q.shape[2] == real.shape[1] else real.new_ones(1, q.shape[2])
+
+
+def _ends(at: Tensor, real: Tensor) -> Tensor:
+    """The first and the last of the real blocks, (B or 1, N)."""
+    return (at == 0) | (at == real.sum(1, keepdim=True) - 1)
+
+
+def _real_first(keep: Tensor) -> Tensor:
+    """The order (B, T) in which padding comes last."""
+    return (~keep).byte().argsort(dim=1, stable=True)
+
+
+def _in_order(x: Tensor, order: Tensor) -> Tensor:
+    """Tokens `order`, (B or 1, T), of (B, H, S, D)."""
+    return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], -1, x.shape[3]))

@@ -1,0 +1,220 @@
+"""What is fitted to the queries and keys of one entmax teacher, and how a mechanism finds its own part of it.
+
+A file of `leapformer sparsefinder fit` holds an entry for each layer. A mechanism finds its entry by the fingerprint of
+its layer's query and key projections, so a file cannot serve another checkpoint, nor an entry another layer.
+
+Shapes: B batch, H heads, T tokens, D head dimension, r projected dimensions, c centroids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import LeapformerError
+from ..capabilities import Capabilities
+from ..ops.precision import accumulated
+from ..registry import Option
+from ..step import Projections
+from .pattern import Pattern
+
+FORMAT = 1
+FILE = Option(
+    "sparsefinder_file",
+    "",
+    "sparsefinder-*, entmax-reformer and entmax-routing: the file that `leapformer sparsefinder fit` made for the "
+    "checkpoint",
+)
+DIMENSIONS = Option("sparsefinder_dimensions", 4, "sparsefinder-*: dimensions to which queries and keys are projected")
+
+MISSING = (
+    "it predicts the graph of a trained entmax model; train that, and give the file that `leapformer sparsefinder fit` "
+    f"makes for it with {FILE.flag}"
+)
+
+Entry = Mapping[str, Tensor]
+
+
+class Fitted(Pattern):
+    """A sparsity pattern with parts that were fitted to a teacher: buffers named in `fitted`.
+
+    In a model they come from `--sparsefinder-file`, once the weights of the teacher's checkpoint are loaded; they are
+    not part of a checkpoint. In use as a library they are random until `adopt`.
+    """
+
+    capabilities = Capabilities(constant_state=False, append=False, missing=MISSING)
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.file: str = self.chosen.sparsefinder_file
+        self.adopted = not self.file
+        self._projections: Projections | None = None
+        self.register_load_state_dict_post_hook(_adopt_own_entry)
+
+    def missing(self) -> str:
+        return "" if self.chosen.sparsefinder_file else MISSING
+
+    def parts(self) -> dict[str, str]:
+        """Name of each fitted buffer, and its name in an entry."""
+        raise NotImplementedError
+
+    def receive(self, projections: Projections) -> None:
+        self._projections = projections
+
+    def adopt(self, entry: Entry) -> None:
+        """Take what was fitted to one layer. Raises LeapformerError for what was not fitted, or has another shape."""
+        for buffer, name in self.parts().items():
+            if name not in entry:
+                kind = name.rpartition(".")[0]
+                known = [other for other in entry if kind and other.startswith(kind + ".")]
+                raise LeapformerError(
+                    f"{self.name}: {name} was not fitted; choose from: {', '.join(known) or 'nothing of this kind'}, "
+                    "or fit it with `leapformer sparsefinder fit`"
+                )
+            own = getattr(self, buffer)
+            if entry[name].shape != own.shape:
+                raise LeapformerError(
+                    f"{self.name}: {name} was fitted with shape {tuple(entry[name].shape)}, this model needs "
+                    f"{tuple(own.shape)}; fit it again for this model and these options"
+                )
+            own.copy_(entry[name])
+        self.adopted = True
+
+    def adopt_from_file(self) -> None:
+        """Find the entry of this layer in the file. Raises LeapformerError, naming the file, when there is none."""
+        assert self._projections is not None, "only a block's mechanism has projections"
+        found = read_file(self.file)
+        entries: dict[str, Entry] = found["entries"]
+        wanted = fingerprint(self._projections)
+        if wanted not in entries:
+            raise LeapformerError(
+                f"{FILE.flag} {self.file} was fitted to {found['teacher']}, which has other weights in this layer; fit "
+                "it to this checkpoint with `leapformer sparsefinder extract` and `fit`"
+            )
+        self.adopt(entries[wanted])
+
+    def edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+        self.check_adopted()
+        return self._edges(q, k, seen)
+
+    def check_adopted(self) -> None:
+        """Raise LeapformerError while it is unknown whether the file was fitted to these weights."""
+        if not self.adopted:
+            raise LeapformerError(
+                f"{self.name}: the weights are not those that {FILE.flag} {self.file} was fitted to, none were loaded; "
+                "train an entmax model first (--finetune-from-model takes it from there)"
+            )
+
+    def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+        """`edges`, when everything was fitted."""
+        raise NotImplementedError
+
+
+class Projected(Fitted):
+    """A pattern that looks at queries and keys in few dimensions, q' = W_q q + b_q and k' = W_k k + b_k, per head.
+
+    (Treviso et al., 2022, section 4.1; one W and b for both there, and two in the released code.) The projected keys
+    are kept beside the keys.
+    """
+
+    q_weight: Tensor
+    q_bias: Tensor
+    k_weight: Tensor
+    k_bias: Tensor
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.dims: int = self.chosen.sparsefinder_dimensions
+        if self.dims < 1:
+            raise LeapformerError(f"{DIMENSIONS.flag} {self.dims}: give at least 1")
+        weight, bias = first_projection(num_heads, head_dim, self.dims)
+        for side in ("q", "k"):
+            self.register_buffer(f"{side}_weight", weight.clone(), persistent=False)
+            self.register_buffer(f"{side}_bias", bias.clone(), persistent=False)
+
+    def parts(self) -> dict[str, str]:
+        return {f"{side}_{part}": f"{side}.{part}" for side in ("q", "k") for part in ("weight", "bias")}
+
+    def project_queries(self, q: Tensor) -> Tensor:
+        """q', (B, H, T, r), in float32 or float64."""
+        return projected(q, self.q_weight, self.q_bias)
+
+    def project_keys(self, k: Tensor) -> Tensor:
+        """k', (B, H, T, r), in float32 or float64."""
+        return projected(k, self.k_weight, self.k_bias)
+
+    def _cached(self, k: Tensor) -> Tensor:
+        return torch.cat([k, self.project_keys(k).to(k.dtype)], -1)
+
+    def _kept_projections(self, k: Tensor) -> Tensor:
+        """k' of keys as `_cached` returns them."""
+        return accumulated(k[..., self.head_dim :])
+
+
+def projected(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """W x + b per head: x (B, H, T, D), weight (H, D, r), bias (H, r); (B, H, T, r) in float32 or float64."""
+    x = accumulated(x)
+    return x @ weight.to(x.dtype) + bias.to(x.dtype).unsqueeze(1)
+
+
+def first_projection(
+    heads: int, dim: int, dims: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Weight (H, D, r) and bias (H, r) before fitting, uniform in +-1 / sqrt(D), as of `nn.Linear`."""
+    generator = torch.Generator().manual_seed(1) if generator is None else generator
+    bound = dim**-0.5
+    weight, bias = (
+        (2 * torch.rand(*shape, generator=generator) - 1) * bound for shape in ((heads, dim, dims), (heads, dims))
+    )
+    return weight, bias
+
+
+def fingerprint(projections: Projections) -> str:
+    """SHA-256 of the query and key projections of a layer."""
+    found = hashlib.sha256()
+    for layer in (projections.q, projections.k):
+        assert layer is not None, "keys are projected in every block"
+        for parameter in (layer.weight, layer.bias):
+            if parameter is not None:
+                found.update(parameter.detach().float().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """What `leapformer sparsefinder fit` wrote: format, teacher, entries by fingerprint.
+
+    Raises LeapformerError for a file that is not there or is something else.
+    """
+    try:
+        return _read(path, Path(path).stat().st_mtime_ns)
+    except OSError:
+        raise LeapformerError(
+            f"{FILE.flag} {path}: there is no such file; check the path, or make it with `leapformer sparsefinder fit`"
+        ) from None
+
+
+@lru_cache(maxsize=4)  # all layers read the same file
+def _read(path: str, changed: int) -> dict[str, Any]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
+        found = None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise LeapformerError(
+            f"{FILE.flag} {path} is not a file of `leapformer sparsefinder fit` (format {FORMAT}); make it again"
+        )
+    return found
+
+
+def _adopt_own_entry(mechanism: nn.Module, _: Any) -> None:
+    """After a checkpoint was loaded into the block, whose projections come before its mechanism."""
+    assert isinstance(mechanism, Fitted)
+    if mechanism.file and mechanism._projections is not None:
+        mechanism.adopt_from_file()

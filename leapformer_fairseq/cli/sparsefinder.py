@@ -1,0 +1,353 @@
+"""`leapformer sparsefinder`: predict the sparse graph of an entmax teacher, and measure what that costs and saves."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LeapformerError
+from ..files import made_folder, write_json, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..sparsefinder.quality import Scored
+
+HELP = "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the steps as sub-commands."""
+    steps = parser.add_subparsers(metavar="STEP", required=True, dest="step")
+    for name, (add, help_text, _) in STEPS.items():
+        step = steps.add_parser(name, help=help_text, description=help_text)
+        add(step)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one step. Raises LeapformerError for what does not serve; finished work is kept."""
+    STEPS[args.step][2](args)
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------- extract
+def _extract_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_teacher(parser)
+    parser.add_argument("--block", required=True, metavar="BLOCK", help="encoder-self, decoder-self or decoder-cross")
+    parser.add_argument("--out", required=True, metavar="DIR", help="for the graphs; the same command resumes there")
+    parser.add_argument("--subset", default="train", metavar="NAME", help="of the data (default: train)")
+    parser.add_argument("--sentences", type=int, default=1000, metavar="N", help="how many (default: 1000)")
+    parser.add_argument(
+        "--min-length", type=int, default=21, metavar="N",
+        help="leave out sentences of fewer tokens, the mark of the end among them (default: 21)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the choice of sentences (default: 1)")
+
+
+def _extract(args: argparse.Namespace) -> None:
+    from ..sparsefinder.extraction import Request, extract
+
+    request = Request(args.data, args.block, args.subset, args.sentences, args.min_length, args.seed)
+    with _progress("extract", "sentence") as watch:
+        graphs = extract(args.path, request, args.out, lambda done, total: watch("", done, total))
+    print(f"{len(graphs)} sentences of {args.block} in {graphs.folder}")
+
+
+# ----------------------------------------------------------------------------------------------------------------- fit
+def _fit_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..sparsefinder.fitting import LOSSES, PROJECTIONS, Settings
+
+    defaults = Settings()
+    parser.add_argument("graphs", metavar="GRAPHS", help="a folder of `leapformer sparsefinder extract`")
+    parser.add_argument("--out", required=True, metavar="DIR", help="for seed1.pt, ...; finished ones are kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(default: 1 2 3)")
+    for name, help_text in (
+        ("dimensions", "dimensions r to which queries and keys are projected"),
+        ("margin", "margin of the loss"),
+        ("lr", "learning rate of Adam"),
+        ("l2", "weight decay"),
+        ("batch", "sentences of an update"),
+        ("epochs", "passes over the sentences"),
+        ("clip", "largest norm of the gradient"),
+        ("part", "share of the sentences to fit to; the rest is for evaluation"),
+        ("points", "queries and keys of a head that are clustered; 0: all"),
+    ):
+        default = getattr(defaults, name)
+        parser.add_argument(
+            f"--{name}", type=type(default), default=default, metavar="X", help=f"{help_text} (default: {default})"
+        )
+    parser.add_argument(
+        "--blocks", type=int, nargs="+", default=[], metavar="Z",
+        help="fit sparsefinder-block1 and -block2, too, for blocks of so many tokens",
+    )  # fmt: skip
+    parser.add_argument(
+        "--loss", choices=LOSSES, default=defaults.loss,
+        help="of each edge and one other key (triple, the paper), or of sums per query (query, the released code)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--projections", choices=PROJECTIONS, default=defaults.projections,
+        help="one for queries and keys (shared, the paper), or one each (separate, the released code)",
+    )  # fmt: skip
+
+
+def _fit(args: argparse.Namespace) -> None:
+    from dataclasses import fields
+
+    from ..sparsefinder.extraction import Graphs
+    from ..sparsefinder.fitting import Settings, fit, parameter_count
+
+    graphs = Graphs(args.graphs)
+    given = {field.name: getattr(args, field.name) for field in fields(Settings)}
+    settings = Settings(**{**given, "blocks": tuple(args.blocks)})
+    settings.check()
+    folder = made_folder(args.out)
+    for seed in args.seeds:
+        path = folder / f"seed{seed}.pt"
+        if path.is_file():
+            _check_fitted(path, graphs, settings)
+        else:
+            with _progress(f"fit, seed {seed}", "step") as watch:
+                fit(graphs, settings, seed, path, watch)
+    per_head, heads = parameter_count(graphs, settings), graphs.about["heads"]
+    print(
+        f"{len(args.seeds)} seeds in {folder}; {per_head} parameters a head, {per_head * heads:,} a layer of {heads} "
+        "heads"
+    )
+
+
+def _check_fitted(path: Path, graphs: Any, settings: Any) -> None:
+    """Refuse to take a finished file for the result of other settings."""
+    from dataclasses import asdict
+
+    from ..attention.sparse.fitted import read_file
+
+    found = read_file(str(path))
+    if found["settings"] != asdict(settings) or found["layers"] != graphs.about["fingerprints"]:
+        raise LeapformerError(f"{path} was fitted with other settings, or to other graphs; choose another --out")
+
+
+# ------------------------------------------------------------------------------------------------------------ evaluate
+def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_measured(parser)
+    parser.add_argument("--mechanism", required=True, metavar="NAME", help="a pattern, as sparsefinder-distance")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
+        help="its options, as in sparsefinder_threshold=1.5",
+    )  # fmt: skip
+    parser.add_argument("--window", type=int, default=0, metavar="W", help="an odd number, or 0 for none (default: 0)")
+    _add_quality(parser)
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from ..sparsefinder.extraction import Graphs
+    from ..sparsefinder.grids import Point
+    from ..sparsefinder.sweep import Sweep, evaluated, gold_sparsity, measure_point, model_options
+
+    graphs = Graphs(args.graphs)
+    point = Point(args.mechanism, _options(args.mechanism, args.options))
+    sweep = Sweep([point], [args.window], args.ends, args.fitted)
+    sentences = evaluated(graphs, args.fitted, args.sentences)
+    rows: list[dict[str, Any]] = []
+    for _, seed in sweep.units():
+        measures = measure_point(graphs, sentences, point, sweep, seed)
+        row: dict[str, Any] = {"mechanism": point.mechanism, "options": point.options, "window": args.window}
+        row |= {"seed": seed + 1, **{name: float(x.mean()) for name, x in measures._asdict().items()}}
+        row["layers"] = {name: x[0].tolist() for name, x in measures._asdict().items()}
+        test = _test(args, graphs)
+        if test is not None:
+            _add_score(row, test, model_options(point, args.window, sweep, seed))
+        rows.append(row)
+        print("  ".join(f"{name} {value:.4f}" for name, value in row.items() if isinstance(value, float)))
+    content = {"rows": rows, "gold_sparsity": gold_sparsity(graphs, sentences), "sentences": len(sentences)}
+    write_json(made_folder(args.out) / "evaluate.json", _signed(content, args), "--out")
+
+
+# -------------------------------------------------------------------------------------------------------------- pareto
+def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_measured(parser)
+    parser.add_argument(
+        "--grid", default="union", metavar="NAME",
+        help="section5 or c2 of the paper, union of both and of what was released, small (default: union)",
+    )  # fmt: skip
+    parser.add_argument("--mechanisms", nargs="+", metavar="NAME", help="(default: all patterns that serve the block)")
+    parser.add_argument(
+        "--windows", type=int, nargs="+", metavar="W", help="(default: those of the paper for the block)"
+    )
+    parser.add_argument(
+        "--quality-points", type=int, default=12, metavar="N",
+        help="with --data: score so many points of each pattern, along its front (default: 12)",
+    )  # fmt: skip
+    _add_quality(parser)
+
+
+def _pareto(args: argparse.Namespace) -> None:
+    from ..sparsefinder import report
+    from ..sparsefinder.extraction import Graphs
+    from ..sparsefinder.grids import patterns, points, windows_of
+    from ..sparsefinder.sweep import Sweep, evaluated, gold_sparsity
+    from ..sparsefinder.sweep import run as sweep_all
+
+    graphs = Graphs(args.graphs)
+    block = graphs.about["block"]
+    chosen = points(args.grid, args.mechanisms or patterns(), block)
+    windows = tuple(args.windows or (windows_of(block) if block != "decoder-cross" else (0,)))
+    sweep = Sweep(chosen, windows, args.ends, args.fitted)
+    folder = made_folder(args.out)
+    with _progress("recall", "point") as watch:
+        rows = sweep_all(graphs, sweep, folder, args.sentences, watch)
+    sentences = evaluated(graphs, args.fitted, args.sentences)
+    gold: dict[str, Any] = {"sparsity": gold_sparsity(graphs, sentences), "recall": 1.0}
+    scored = _score_fronts(args, graphs, sweep, rows, gold, folder)
+    table = report.recall_table(rows)
+    report.write_csv(rows, folder / "curves.csv")
+    text = [report.as_markdown(table)]
+    if scored:
+        report.write_csv(scored, folder / "quality.csv")
+        text.append(f"full entmax: {gold['name']} {gold['quality']:.3f}, {gold['seconds']:.1f} s")
+        text.append(report.quality_markdown(scored, gold["name"]))
+    write_text(folder / "curves.md", "\n\n".join(text) + "\n", "--out")
+    content = {"gold": gold, "recall_at_sparsity": table, "quality": scored, "sentences": len(sentences)}
+    write_json(folder / "curves.json", _signed(content, args), "--out")
+    _draw(rows, scored, gold, folder, block)
+    print("\n\n".join(text))
+
+
+def _score_fronts(
+    args: argparse.Namespace, graphs: Any, sweep: Any, rows: list[dict[str, Any]], gold: dict[str, Any], folder: Path
+) -> list[dict[str, Any]]:
+    """Perplexity or BLEU of points along each front of recall, kept one by one; full entmax goes into `gold`."""
+    from ..sparsefinder import report
+    from ..sparsefinder.grids import Point
+    from ..sparsefinder.sweep import kept, model_options
+
+    test = _test(args, graphs)
+    if test is None:
+        return []
+    wanted = []
+    for mechanism in dict.fromkeys(row["mechanism"] for row in rows):
+        first = report.by_seed(rows, mechanism)[1]  # the graphs of the first seed stand for the others
+        wanted += report.thinned(report.front(first, "recall"), args.quality_points)
+    gold |= kept(folder, "entmax", {"seed": 1, "window": 0}, lambda row: _add_score(row, test, {}))
+    scored = []
+    with _progress("quality", "point") as watch:
+        for i, row in enumerate(wanted):
+            point = Point(row["mechanism"], row["options"])
+            watch(f"{point.name} window={row['window']}", i, len(wanted))
+            options = model_options(point, row["window"], sweep, row["seed"] - 1)
+            scored.append(kept(folder, point.name, row, lambda row, options=options: _add_score(row, test, options)))
+    return scored
+
+
+def _add_score(row: dict[str, Any], test: Scored, options: dict[str, Any]) -> None:
+    from ..sparsefinder.quality import score
+
+    found = score(test, row.get("mechanism", "entmax"), options)
+    row |= {"name": found.name, "quality": found.value, "seconds": found.seconds, "incremental": found.incremental}
+
+
+def _draw(
+    rows: list[dict[str, Any]], scored: list[dict[str, Any]], gold: dict[str, Any], folder: Path, block: str
+) -> None:
+    from ..pictures.sparsity import draw_curves
+
+    draw_curves(rows, gold, folder / "recall.png", "recall", f"{block}: recall of the gold graph")
+    if scored:
+        name = gold["name"]
+        named = [{**row, name: row["quality"]} for row in scored]
+        draw_curves(named, {**gold, name: gold["quality"]}, folder / "quality.png", name, f"{block}: {name}")
+
+
+# -------------------------------------------------------------------------------------------------------------- shared
+def _add_teacher(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="DATA", help="the folder of binary data")
+    parser.add_argument(
+        "--path", required=True, metavar="CHECKPOINT", help="the teacher: a model with entmax attention"
+    )
+
+
+def _add_measured(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("graphs", metavar="GRAPHS", help="a folder of `leapformer sparsefinder extract`")
+    parser.add_argument(
+        "--fitted",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="the files of `leapformer sparsefinder fit`, one for each seed",
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="for the results; the same command resumes there")
+    parser.add_argument(
+        "--global", choices=("none", "first", "both"), default="first", dest="ends",
+        help="tokens with all edges, in every pattern (default: first)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sentences", type=int, metavar="N", help="measure at most N (default: all that were not fitted to)"
+    )
+
+
+def _add_quality(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", metavar="DATA", help="also score perplexity or BLEU on this folder of binary data")
+    parser.add_argument("--subset", default="test", metavar="NAME", help="of --data (default: test)")
+    parser.add_argument("--references", metavar="FILE", help="for BLEU: a detokenised line for each sentence")
+    parser.add_argument("--limit", type=int, metavar="N", help="score at most N sentences (default: all)")
+
+
+def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
+    from ..sparsefinder.quality import Scored
+
+    if args.data is None:
+        return None
+    about = graphs.about
+    return Scored(about["teacher"], args.data, about["block"], args.subset, args.references, limit=args.limit)
+
+
+def _options(mechanism: str, given: Sequence[str]) -> dict[str, Any]:
+    """Options by name, each of the type of its default."""
+    from ..attention import find
+
+    known = {option.name: option for option in find(mechanism).options}
+    found: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise LeapformerError(f"--set {text}: {mechanism} has no option {name!r}; its options: {', '.join(known)}")
+        try:
+            found[name] = type(known[name].default)(value)
+        except ValueError:
+            raise LeapformerError(f"--set {text}: give a number, as in {name}={known[name].default}") from None
+    return found
+
+
+def _signed(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    from ..signature import environment, signature
+
+    options = {name: value for name, value in vars(args).items() if name != "run"}
+    return {"signature": signature(), "environment": environment(), "options": options, **content}
+
+
+@contextmanager
+def _progress(title: str, unit: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar, and what moves it: what is being done, how much is done, and of how much."""
+    from tqdm import tqdm
+
+    with tqdm(desc=title, unit=unit, file=sys.stderr) as bar:
+
+        def watch(what: str, done: int, total: int) -> None:
+            bar.total = total
+            if what:
+                bar.set_description(f"{title}: {what}", refresh=False)
+            bar.n = done
+            bar.refresh()
+
+        yield watch
+
+
+STEPS = {
+    "extract": (_extract_arguments, "write a teacher's queries, keys and graphs to disk", _extract),
+    "fit": (_fit_arguments, "fit projections and centroids to them", _fit),
+    "evaluate": (_evaluate_arguments, "sparsity, recall and quality of one pattern", _evaluate),
+    "pareto": (_pareto_arguments, "all patterns of a grid: tables and curves", _pareto),
+}

@@ -1,0 +1,128 @@
+"""Pictures of predicted sparsity: curves over sparsity, graphs of one head, a panel for each layer and head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..sparsefinder.report import by_seed, front
+from .heatmaps import Axis, label
+
+Row = dict[str, Any]
+PANEL = (4.6, 3.6)  # inches
+MARKERS = "osD^vP*X"
+GRID = 101  # sparsities at which the fronts of seeds are compared
+
+
+def draw_curves(
+    rows: Sequence[Row], gold: Mapping[str, float], path: str | Path, measure: str = "recall", title: str = ""
+) -> None:
+    """The front of each mechanism, `measure` over sparsity, with the range over seeds (Treviso et al., figures 2, 4).
+
+    `gold` has the sparsity of the teacher's graph, and its `measure`: the oracle is that point. Perplexity is drawn
+    downwards.
+    """
+    figure, axes = _figure(1, 1, PANEL)
+    larger = measure not in ("perplexity",)
+    for i, mechanism in enumerate(dict.fromkeys(row["mechanism"] for row in rows)):
+        style = {"color": f"C{i % 10}", "linestyle": "--" if mechanism == "entmax-window" else "-"}
+        seeds = [front(of_seed, measure, larger) for of_seed in by_seed(rows, mechanism).values()]
+        if len(seeds) == 1:
+            xs, ys = ([row[name] for row in seeds[0]] for name in ("sparsity", measure))
+            axes.plot(xs, ys, label=mechanism, marker=MARKERS[i % len(MARKERS)], markersize=3, linewidth=1, **style)
+            continue
+        at = np.linspace(min(row["sparsity"] for one in seeds for row in one), 1, GRID)
+        curves = np.array([[_reached(one, x, measure, larger) for x in at] for one in seeds])
+        axes.plot(at, curves.mean(0), label=mechanism, linewidth=1, **style)
+        axes.fill_between(at, curves.min(0), curves.max(0), color=style["color"], alpha=0.2, linewidth=0)
+    axes.axvline(gold["sparsity"], color="0.4", linewidth=1, linestyle=":")
+    axes.plot([gold["sparsity"]], [gold[measure]], "k*", markersize=10, label="oracle (full entmax)")
+    axes.set(xlabel="sparsity", ylabel=measure if larger else f"{measure} (lower is better)", title=title)
+    if not larger:
+        axes.invert_yaxis()
+    axes.legend(fontsize=7)
+    _save(figure, path)
+
+
+def draw_graph(predicted: Tensor, weights: Tensor, gold: Tensor, tokens: Axis, path: str | Path, title: str) -> None:
+    """A head's predicted graph and its attention within it, (T, S), gold edges starred (figures 3, 5, 11 and 12)."""
+    figure, axes = _figure(1, 2, PANEL)
+    stars = gold.nonzero().numpy()
+    for panel, matrix, name in (
+        (axes[0], predicted.float(), "predicted graph"),
+        (axes[1], weights.float(), "attention"),
+    ):
+        panel.imshow(matrix.numpy(), "viridis", aspect="auto", vmin=0, vmax=max(float(matrix.max()), 1e-9))
+        panel.plot(stars[:, 1], stars[:, 0], "r*", markersize=3, markeredgewidth=0)
+        panel.set_title(name, fontsize=9)
+        label(panel.xaxis, tokens, matrix.shape[1], rotation=90)
+        label(panel.yaxis, tokens, matrix.shape[0])
+    figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+def draw_panels(points: Mapping[str, tuple[Tensor, Tensor]], path: str | Path, title: str) -> None:
+    """Recall over sparsity, a panel per layer and head (figures 8 to 10).
+
+    `points` has (P, L, H) sparsities and recalls of each mechanism at one window.
+    """
+    layers, heads = next(iter(points.values()))[0].shape[1:]
+    figure, grid = _figure(layers, heads, (1.9, 1.6), squeeze=False)
+    for i, (mechanism, (sparsity, recall)) in enumerate(points.items()):
+        for layer in range(layers):
+            for head in range(heads):
+                order = sparsity[:, layer, head].argsort()
+                grid[layer, head].plot(
+                    sparsity[order, layer, head],
+                    recall[order, layer, head],
+                    color=f"C{i % 10}",
+                    marker=MARKERS[i % len(MARKERS)],
+                    markersize=2,
+                    linewidth=0.8,
+                    label=mechanism,
+                )
+    for layer in range(layers):
+        for head in range(heads):
+            axes = grid[layer, head]
+            axes.set(xlim=(0, 1), ylim=(0, 1.02))
+            axes.set_title(f"layer {layer}, head {head}", fontsize=7)
+            axes.tick_params(labelsize=6)
+    lines, names = grid[0, 0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=5, fontsize=7)
+    figure.suptitle(f"{title}: recall over sparsity", fontsize=10)
+    _save(figure, path)
+
+
+def draw_tags(shares: Tensor, tags: Sequence[str], path: str | Path, title: str) -> None:
+    """How the tokens of each bucket are distributed over tags, (buckets, tags), as stacked bars (figure 6)."""
+    figure, axes = _figure(1, 1, (6.4, 3.6))
+    below = np.zeros(len(shares))
+    for i, tag in enumerate(tags):
+        part = shares[:, i].numpy()
+        axes.bar(range(len(shares)), part, bottom=below, label=tag, color=f"C{i % 10}", hatch="/" * (i // 10))
+        below += part
+    axes.set(xlabel="bucket", ylabel="share of its tokens", title=title)
+    axes.legend(fontsize=6, ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
+    _save(figure, path)
+
+
+def _reached(points: Sequence[Row], sparsity: float, measure: str, larger: bool) -> float:
+    found = [row[measure] for row in points if row["sparsity"] >= sparsity]
+    return (max if larger else min)(found, default=np.nan)
+
+
+def _figure(rows: int, columns: int, panel: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(columns * panel[0] + 0.4, rows * panel[1] + 0.6), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure).print_png(str(path))

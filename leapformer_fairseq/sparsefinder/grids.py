@@ -1,0 +1,79 @@
+"""The points of a sweep: each pattern with each value of its options in a grid.
+
+The paper has two grids that differ, in section 5 and in appendix C.2; each point carries where it comes from. The
+values stand with the patterns (`Pattern.grids`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..attention import MECHANISMS, find
+from ..attention.sparse.fitted import Fitted
+from ..attention.sparse.pattern import SEED, Pattern
+from ..errors import LeapformerError
+
+GRIDS = ("section5", "c2", "union", "small")
+# D.2 for masked language models; section 5 and C.2 for translation
+MLM_WINDOWS = (0, 1, 3, 7, 11, 25, 31, 41, 51, 75, 101, 125, 151, 175, 201, 251, 301, 351, 401, 451, 501, 512)
+MT_WINDOWS = (0, 1, 3, 5, 7, 9, 11, 15, 19, 23, 27)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A pattern with options, and the grids that it is a point of; windows and global tokens come on top."""
+
+    mechanism: str
+    options: dict[str, Any]
+    origins: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether something about it is random, or fitted."""
+        cls = find(self.mechanism)
+        return issubclass(cls, Fitted) or SEED in cls.options
+
+    @property
+    def name(self) -> str:
+        """For files and tables, as in `sparsefinder-distance threshold=1.0`."""
+        values = (f"{name.partition('_')[2]}={value}" for name, value in self.options.items())
+        return " ".join([self.mechanism, *values])
+
+
+def patterns() -> list[str]:
+    """All mechanisms that are sparsity patterns, by name."""
+    return sorted(name for name, cls in MECHANISMS.items() if issubclass(cls, Pattern) and cls.grids)
+
+
+def points(grid: str, mechanisms: Sequence[str], block: str) -> list[Point]:
+    """The points of a grid for the patterns that can serve the block. The union also has what was released."""
+    if grid not in GRIDS:
+        raise LeapformerError(f"--grid {grid}: choose from: {', '.join(GRIDS)}")
+    found: dict[tuple[str, str], Point] = {}
+    for name in mechanisms:
+        cls = find(name)
+        if not issubclass(cls, Pattern):
+            raise LeapformerError(f"--mechanisms {name} is no sparsity pattern; choose from: {', '.join(patterns())}")
+        if cls.capabilities.unsupported_reason(block) is not None:
+            continue
+        for origin, values in cls.grids.items():
+            if origin != grid and (grid != "union" or origin == "small"):
+                continue
+            for options in values:
+                key = name, repr(sorted(options.items()))
+                before = found[key].origins if key in found else ()
+                found[key] = Point(name, dict(options), (*before, origin))
+    return list(found.values())
+
+
+def values_of(option: str) -> list[int]:
+    """All values that an option has in any grid."""
+    grids = (options for name in patterns() for values in find(name).grids.values() for options in values)
+    return sorted({options[option] for options in grids if option in options})
+
+
+def windows_of(block: str) -> tuple[int, ...]:
+    """The windows of the paper for this block: masked language models have longer ones than translation."""
+    return MLM_WINDOWS if block == "encoder-self" else MT_WINDOWS

@@ -1,0 +1,70 @@
+"""How well a predicted graph agrees with the graph of full entmax (Treviso et al., 2022, section 5).
+
+Shapes: H heads, T queries, S keys, W windows; one sentence without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Measures(NamedTuple):
+    """Of each head, (.., H), or averaged.
+
+    sparsity:  1 - |predicted| / |pairs that may be seen|.
+    recall:    |predicted and gold| / |gold|.
+    precision: |predicted and gold| / |predicted|; 1 where nothing is predicted.
+    exact:     the share of queries with an edge whose gold edges are all predicted: their output is exact.
+    """
+
+    sparsity: Tensor
+    recall: Tensor
+    precision: Tensor
+    exact: Tensor
+
+
+def measure(predicted: Tensor, gold: Tensor, seen: Tensor) -> Measures:
+    """For graphs (H, T, S), where queries see `seen`, (T, S)."""
+    predicted = predicted & seen
+    hits, edges, golden = ((x).sum((1, 2)).double() for x in (predicted & gold, predicted, gold))
+    queries = gold.any(-1)
+    exact = (queries & ~(gold & ~predicted).any(-1)).sum(-1) / queries.sum(-1)
+    return _ratios(hits, edges, golden, seen.sum().double(), exact)
+
+
+def measure_windows(predicted: Tensor, gold: Tensor, seen: Tensor, windows: Sequence[int]) -> Measures:
+    """`measure`, (W, H), of the graph united with each window: |i - j| <= w / 2 of the self-attention's last T of S.
+
+    A window of 0 adds nothing. All windows come of one count of edges by their distance |i - j|.
+    """
+    heads, queries, keys = gold.shape
+    at = torch.arange(keys, device=gold.device)
+    away = (at[keys - queries :].unsqueeze(1) - at).abs()
+    predicted = predicted & seen
+
+    def by_distance(graph: Tensor) -> Tensor:
+        counts = torch.zeros(len(graph), keys, dtype=torch.float64, device=graph.device)
+        return counts.scatter_add_(1, away.flatten().expand(len(graph), -1), graph.flatten(1).double())
+
+    pairs, golden = by_distance(seen.unsqueeze(0)), by_distance(gold)
+    edges, hits = by_distance(predicted), by_distance(predicted & gold)
+    farthest_missed = torch.where(gold & ~predicted, away, -1).amax(-1)
+    with_edge = gold.any(-1)
+    found = []
+    for window in windows:
+        reach = window // 2 if window else -1
+        inside = at <= reach
+        exact = (with_edge & (farthest_missed <= reach)).sum(-1) / with_edge.sum(-1)
+        all_hits = torch.where(inside, golden, hits).sum(-1)
+        all_edges = torch.where(inside, pairs, edges).sum(-1)
+        found.append(_ratios(all_hits, all_edges, golden.sum(-1), pairs.sum(), exact))
+    return Measures(*(torch.stack(of_one) for of_one in zip(*found, strict=True)))
+
+
+def _ratios(hits: Tensor, edges: Tensor, golden: Tensor, pairs: Tensor, exact: Tensor) -> Measures:
+    precision = torch.where(edges > 0, hits / edges.clamp_min(1), 1.0)
+    return Measures(1 - edges / pairs, hits / golden, precision, exact.double())

@@ -1,0 +1,122 @@
+"""Perplexity or BLEU of a teacher whose full graph is replaced by a predicted one, in every layer and head of a block.
+
+A pattern whose edges change with later tokens cannot decode from a state: the whole prefix is read again for every
+token.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from ..attention.sparse.pattern import NONCAUSAL
+from ..data.lines import read_lines
+from ..errors import LeapformerError
+from ..loading import load_model
+from ..modules.capture import attentions_by_block
+from ..scoring.quality import bleu
+from .extraction import MODELS, PURPOSE
+
+
+class Quality(NamedTuple):
+    """A score and its name (perplexity or BLEU), the seconds of the model, and whether it decodes from a state."""
+
+    name: str
+    value: float
+    seconds: float
+    incremental: bool
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What is scored: `subset` of `data`; translations need `references`, a file of detokenised lines.
+
+    At most `limit` sentences (blocks of a masked language model) are read.
+    """
+
+    checkpoint: str
+    data: str
+    block: str
+    subset: str = "test"
+    references: str | None = None
+    batch: int = 8
+    beam: int = 5
+    limit: int | None = None
+
+
+def score(test: Scored, mechanism: str = "entmax", options: Mapping[str, Any] | None = None) -> Quality:
+    """The quality with `mechanism` and its `options` in all layers of the block.
+
+    Raises LeapformerError where translations have no references, or not one each.
+    """
+    plan = {test.block.replace("-", "_") + "_attention": mechanism, NONCAUSAL.name: True}
+    overrides = {"data": test.data, **plan, **(options or {})}
+    model, task = load_model(test.checkpoint, MODELS, PURPOSE, overrides)
+    attentions = attentions_by_block(model)
+    if test.block not in attentions:
+        raise LeapformerError(f"--block {test.block}: {test.checkpoint} has no such block")
+    incremental = all(layer.mechanism.capabilities.incremental for layer in attentions[test.block])
+    task.load_dataset(test.subset)
+    translates = hasattr(model, "encoder") and hasattr(model, "decoder")
+    with torch.no_grad():
+        if translates:
+            value, seconds = _bleu(test, model, task, incremental)
+            return Quality("BLEU", value, seconds, incremental)
+        value, seconds = _perplexity(test, model, task)
+    return Quality("perplexity", value, seconds, incremental)
+
+
+def _samples(test: Scored, task: Any) -> Iterator[dict[str, Any]]:
+    dataset = task.dataset(test.subset)
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(1)  # the same masked tokens each time
+    indices = dataset.ordered_indices()[: test.limit]
+    for start in range(0, len(indices), test.batch):
+        yield dataset.collater([dataset[i] for i in indices[start : start + test.batch]])
+
+
+def _perplexity(test: Scored, model: Any, task: Any) -> tuple[float, float]:
+    """Of masked subwords, or of all tokens of a language model."""
+    total, count, seconds = 0.0, 0, 0.0
+    padding = task.source_dictionary.pad()
+    for sample in _samples(test, task):
+        wanted = sample["target"] != padding
+        masked = {} if hasattr(model, "decoder") else {"masked_tokens": wanted}
+        begin = time.perf_counter()
+        logits = model(**sample["net_input"], **masked)[0]
+        seconds += time.perf_counter() - begin
+        logits = logits if masked else logits[wanted]
+        total += float(F.cross_entropy(logits.float(), sample["target"][wanted], reduction="sum"))
+        count += int(wanted.sum())
+    return math.exp(total / count), seconds
+
+
+def _bleu(test: Scored, model: Any, task: Any, incremental: bool) -> tuple[float, float]:
+    if test.references is None:
+        raise LeapformerError("--references is missing: give the file with a detokenised reference per line, for BLEU")
+    references = list(read_lines(Path(test.references)))
+    generator = task.build_generator([model], Namespace(beam=test.beam))
+    generator.model.has_incremental = incremental
+    found: dict[int, str] = {}
+    seconds = 0.0
+    for sample in _samples(test, task):
+        begin = time.perf_counter()
+        hypotheses = task.inference_step(generator, [model], sample)
+        seconds += time.perf_counter() - begin
+        for index, best in zip(sample["id"].tolist(), hypotheses, strict=True):
+            found[index] = task.target_dictionary.string(best[0]["tokens"], "sentencepiece")
+    if max(found) >= len(references) or (test.limit is None and len(found) != len(references)):
+        raise LeapformerError(
+            f"--references {test.references} has {len(references)} lines for {len(found)} sentences; give the "
+            f"references of {test.subset}"
+        )
+    order = sorted(found)
+    return bleu([found[i] for i in order], [references[i] for i in order]).value, seconds

@@ -1,0 +1,186 @@
+"""Sparsity and recall of every point of a grid, with every window, on the sentences that were not fitted to.
+
+Each point and seed is a file in OUT/points, so that an interrupted sweep goes on where it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..attention import build, find
+from ..attention.sparse.fitted import DIMENSIONS, FILE, Fitted, read_file
+from ..attention.sparse.pattern import SEED, WINDOW, Pattern
+from ..errors import LeapformerError
+from ..files import locked_folder, read_json, write_json
+from .extraction import Graphs, Sentence
+from .fitting import fitted_count
+from .grids import Point
+from .measures import Measures, measure_windows
+
+RECORD, POINTS, SCORES = "sweep.json", "points", "scores"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is measured: `points` with `windows`, global tokens `ends`, by the files of all seeds."""
+
+    points: Sequence[Point]
+    windows: Sequence[int]
+    ends: str
+    files: Sequence[str]
+
+    def units(self) -> list[tuple[Point, int]]:
+        """Each point with each seed, from 0; those without anything random once."""
+        return [(point, i) for point in self.points for i in range(max(1, len(self.files)) if point.seeded else 1)]
+
+
+def evaluated(graphs: Graphs, files: Sequence[str], limit: int | None) -> list[Sentence]:
+    """The sentences that none of the files was fitted to, at most `limit`.
+
+    Raises LeapformerError when there are none, and for a file of another teacher.
+    """
+    start = 0
+    for path in files:
+        fitted = read_file(path)
+        if fitted["layers"] != graphs.about["fingerprints"]:
+            raise LeapformerError(
+                f"{path} was fitted to {fitted['teacher']} ({fitted['block']}), {graphs.folder} is of "
+                f"{graphs.about['teacher']} ({graphs.about['block']}); fit it to these graphs"
+            )
+        if fitted["graphs"] == str(graphs.folder.resolve()):
+            start = max(start, fitted_count(len(graphs), fitted["settings"]["part"]))
+    if start >= len(graphs):
+        raise LeapformerError(
+            f"{graphs.folder}: all {len(graphs)} sentences were fitted to; give other graphs of this teacher, or fit "
+            "with --part 0.9"
+        )
+    stop = len(graphs) if limit is None else min(len(graphs), start + limit)
+    return list(graphs.sentences(start, stop))
+
+
+def run(
+    graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Callable[[str, int, int], None]
+) -> list[dict[str, Any]]:
+    """The rows of all points, seeds and windows; `watch` gets what is measured, how many are done, and of how many."""
+    sentences = evaluated(graphs, sweep.files, limit)
+    about = {
+        "graphs": str(graphs.folder.resolve()),
+        "sentences": [sentence.index for sentence in sentences],
+        "windows": list(sweep.windows),
+        "global": sweep.ends,
+        "files": [str(Path(path).resolve()) for path in sweep.files],
+    }
+    locked_folder(out, RECORD, about, "sweep", among_others=True)
+    (out / POINTS).mkdir(exist_ok=True)
+    units, found = sweep.units(), []
+    for i, (point, seed) in enumerate(units):
+        path = out / POINTS / f"{_file_name(point.name)}-seed{seed + 1}.json"
+        watch(point.name, i, len(units))
+        if not path.is_file():
+            measures = measure_point(graphs, sentences, point, sweep, seed)
+            write_json(path, {name: _rounded(x) for name, x in measures._asdict().items()})
+        held = read_json(path, Measures._fields)
+        found += _rows(point, seed, sweep.windows, Measures(*(torch.tensor(held[name]) for name in Measures._fields)))
+    watch("", len(units), len(units))
+    return found
+
+
+@torch.no_grad()
+def measure_point(graphs: Graphs, sentences: Sequence[Sentence], point: Point, sweep: Sweep, seed: int) -> Measures:
+    """Measures (W, L, H), averaged over sentences."""
+    layers = list(mechanisms(graphs, point, sweep.ends, sweep.files, seed))
+    total: list[torch.Tensor] | None = None
+    for sentence in sentences:
+        seen = graphs.seen(sentence)
+        per_layer = []
+        for layer, mechanism in enumerate(layers):
+            q, k = sentence.q[layer].unsqueeze(0), sentence.k[layer].unsqueeze(0)
+            predicted = mechanism.graph(q, k, mask=graphs.mask)[0]
+            per_layer.append(measure_windows(predicted, sentence.graph[layer], seen, sweep.windows))
+        one = [torch.stack(layers_of_one, 1) for layers_of_one in zip(*per_layer, strict=True)]
+        total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
+    assert total is not None
+    return Measures(*(x / len(sentences) for x in total))
+
+
+def mechanisms(graphs: Graphs, point: Point, ends: str, files: Sequence[str], seed: int) -> Iterator[Pattern]:
+    """The pattern of each layer, with what was fitted to it."""
+    about, options = graphs.about, pattern_options(point, ends, files, seed)
+    for key in about["fingerprints"]:
+        made = build(point.mechanism, about["head_dim"], about["heads"], block=about["block"], **options)
+        assert isinstance(made, Pattern)
+        if isinstance(made, Fitted):
+            made.adopt(_file(point, files, seed)["entries"][key])
+        yield made
+
+
+def pattern_options(point: Point, ends: str, files: Sequence[str], seed: int) -> dict[str, Any]:
+    """The options of a point for one seed."""
+    found, known = {"sparse_global": ends, **point.options}, find(point.mechanism).options
+    if SEED in known:
+        found[SEED.name] = seed + 1
+    if DIMENSIONS in known:
+        found[DIMENSIONS.name] = _file(point, files, seed)["settings"]["dimensions"]
+    return found
+
+
+def model_options(point: Point, window: int, sweep: Sweep, seed: int) -> dict[str, Any]:
+    """What a model is built with to have the pattern in its layers."""
+    found = {**pattern_options(point, sweep.ends, sweep.files, seed), WINDOW.name: window}
+    if issubclass(find(point.mechanism), Fitted):
+        found[FILE.name] = str(Path(sweep.files[seed]).resolve())
+    return found
+
+
+def gold_sparsity(graphs: Graphs, sentences: Sequence[Sentence]) -> float:
+    """Of the teacher's own graphs, averaged as the measures are."""
+    found = [1 - s.graph.sum((2, 3)) / graphs.seen(s).sum() for s in sentences]
+    return float(torch.stack([one.mean() for one in found]).mean())
+
+
+def kept(folder: Path, name: str, row: dict[str, Any], add: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The row with what `add` puts into it; it is kept in a file, and read from there the next time."""
+    (folder / SCORES).mkdir(exist_ok=True)
+    path = folder / SCORES / f"{_file_name(name)}-window{row['window']}-seed{row['seed']}.json"
+    if not path.is_file():
+        row = dict(row)
+        add(row)
+        write_json(path, row)
+    return read_json(path, ("quality",))
+
+
+def _file(point: Point, files: Sequence[str], seed: int) -> dict[str, Any]:
+    if not files:
+        raise LeapformerError(
+            f"{point.mechanism} has fitted parts; give the files of `leapformer sparsefinder fit` with --fitted"
+        )
+    return read_file(files[seed])
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=-]+", "_", name)
+
+
+def _rows(point: Point, seed: int, windows: Sequence[int], measures: Measures) -> Iterator[dict[str, Any]]:
+    means = [x.flatten(1).mean(1).tolist() for x in measures]
+    for i, window in enumerate(windows):
+        yield {
+            "mechanism": point.mechanism,
+            "options": point.options,
+            "origins": list(point.origins),
+            "seed": seed + 1,
+            "window": window,
+            **{name: means[j][i] for j, name in enumerate(Measures._fields)},
+        }
+
+
+def _rounded(x: torch.Tensor) -> list[Any]:
+    """As nested lists, to six digits."""
+    found: list[Any] = (x * 1e6).round().div(1e6).tolist()
+    return found

@@ -1,0 +1,293 @@
+"""`leapformer sparsefinder` from trained models to curves: through the command line, interrupted, and misused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from leapformer_fairseq.attention.sparse.fitted import read_file
+from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.sparsefinder import extraction
+from leapformer_fairseq.sparsefinder.extraction import Graphs
+from leapformer_fairseq.sparsefinder.quality import Scored, score
+
+from ..e2e.test_text import TRAINING, done, sentences
+from ..e2e.test_training import leapformer
+
+SIZES = "--dropout 0 --max-update 40"
+ROUTING = {"decoder_self_attention": "entmax-routing", "routing_centroids": 2}
+ALL_EDGES = {"sparsefinder_threshold": 1e6}
+
+
+def trained(root: Path, name: str, options: str) -> Path:
+    save = root / name
+    done(leapformer("train", *options.split(), *TRAINING.split(), *SIZES.split(), "--save-dir", str(save)))
+    return save / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """Binary data, and three small models: a translation and a masked language model with entmax, one with softmax."""
+    root = tmp_path_factory.mktemp("sparsefinder")
+    for split, (count, seed) in {"train": (120, 1), "valid": (20, 2), "test": (20, 3)}.items():
+        lines = sentences(count, seed)
+        (root / f"{split}.en").write_text("\n".join(lines) + "\n")
+        (root / f"{split}.de").write_text("\n".join(" ".join(reversed(line.split())) for line in lines) + "\n")
+    prefixes = [f"--{split}pref={root / split}" for split in ("train", "valid", "test")]
+    common = ["--workers", "1", "--joined-dictionary"]
+    done(leapformer("preprocess", "-s", "en", "-t", "de", *prefixes, "--destdir", str(root / "mt"), *common))
+    prefixes = [f"--{split}pref={root / split}.en" for split in ("train", "valid", "test")]
+    done(leapformer("preprocess", "--only-source", *prefixes, "--destdir", str(root / "mlm"), "--workers", "1"))
+    mt = f"{root}/mt --task translation --arch leapformer_nmt_tiny --encoder-self-attention softmax"
+    trained(root, "nmt", f"{mt} --decoder-self-attention entmax --decoder-cross-attention softmax")
+    trained(root, "softmax", f"{mt} --decoder-self-attention softmax --decoder-cross-attention softmax")
+    mlm = (
+        f"{root}/mlm --task masked_lm --criterion masked_lm --arch leapformer_mlm_tiny --encoder-self-attention entmax"
+    )
+    trained(root, "mlm_entmax", f"{mlm} --tokens-per-sample 24 --sample-break-mode none")
+    return root
+
+
+def extract(root, model="nmt", data="mt", block="decoder-self", out="graphs", sentences=40, length=4):
+    options = f"--block {block} --out {root}/{out} --sentences {sentences} --min-length {length}"
+    return f"sparsefinder extract {root}/{data} --path {root}/{model}/checkpoint_last.pt {options}".split()
+
+
+@pytest.fixture(scope="module")
+def graphs(root) -> Path:
+    assert main(extract(root)) == 0
+    return root / "graphs"
+
+
+@pytest.fixture(scope="module")
+def fitted(root, graphs) -> list[str]:
+    assert main(["sparsefinder", "fit", str(graphs), "--out", str(root / "fitted"), "--seeds", "1", "2"]) == 0
+    return [str(root / "fitted" / f"seed{seed}.pt") for seed in (1, 2)]
+
+
+# --------------------------------------------------------------------------------------------------------- extract
+def test_sentences_are_long_enough_and_causal(graphs):
+    found = Graphs(graphs)
+    whole = list(found.sentences())
+    assert len(whole) == 40 and [s.index for s in whole] == found.about["indexes"]
+    for sentence in whole:
+        assert len(sentence.tokens) >= 4 and sentence.q.shape[:2] == (2, 2)
+        assert not (sentence.graph & ~found.seen(sentence)).any() and sentence.graph.any(-1).all()
+    assert [s.index for s in found.sentences(15, 18)] == found.about["indexes"][15:18]
+
+
+def test_an_interrupted_extraction_goes_on_to_identical_files(root, graphs, monkeypatch):
+    calls, real = [], extraction.capture
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == 20:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(extraction, "capture", interrupted)
+    assert main(extract(root, out="again")) == 130
+    assert [path.name for path in sorted((root / "again").glob("*.pt"))] == ["part-0000.pt"]
+    with pytest.raises(LeapformerError, match="2 of 3 parts are missing; repeat"):
+        Graphs(root / "again")
+    assert main(extract(root, out="again")) == 0
+    assert len(calls) == 20 + 24  # what was kept is not read again
+    for one, other in zip(Graphs(graphs).sentences(), Graphs(root / "again").sentences(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True)) and one.index == other.index
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_is_finished(root, monkeypatch, capsys):
+    real, saved = torch.save, []
+
+    def full(content, path):
+        saved.append(path)
+        if len(saved) == 2:
+            raise OSError(28, "No space left on device")
+        real(content, path)
+
+    monkeypatch.setattr(torch, "save", full)
+    assert main(extract(root, out="full")) == 2
+    assert "part-0001.pt cannot be written" in (err := capsys.readouterr().err) and "make room" in err
+    assert [path.name for path in (root / "full").glob("*.p*t*")] == ["part-0000.pt"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model": "softmax"},
+            "layer 0, is softmax, whose graph has all edges; train with --decoder-self-attention entmax",
+        ),
+        ({"block": "encoder-self"}, "is softmax, whose graph has all edges"),
+        ({"block": "middle"}, "no such block; choose from: encoder-self, decoder-self, decoder-cross"),
+        ({"sentences": 500}, "train has 120 of at least 4 tokens; give --sentences 120"),
+        ({"length": 9, "sentences": 100}, "of at least 9 tokens; give --sentences"),
+        ({"out": "graphs", "sentences": 39}, "holds a set of graphs with another sentences (40, not 39)"),
+    ],
+)
+def test_bad_requests_are_one_line(root, graphs, change, message, capsys):
+    assert main(extract(root, **{"out": "bad" + "".join(map(str, change.values())), **change})) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("leapformer: error") == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- fit
+def test_a_fit_is_the_same_from_the_same_seed(root, graphs, fitted, capsys):
+    assert main(["sparsefinder", "fit", str(graphs), "--out", str(root / "fitted2"), "--seeds", "1"]) == 0
+    assert "132 parameters a head, 264 a layer of 2 heads" in capsys.readouterr().out
+    one, other, second = (read_file(path) for path in (fitted[0], str(root / "fitted2" / "seed1.pt"), fitted[1]))
+    for key, entry in one["entries"].items():
+        assert all(torch.equal(entry[name], other["entries"][key][name]) for name in entry)
+        assert not torch.equal(entry["q.weight"], second["entries"][key]["q.weight"])
+        assert torch.equal(entry["q.weight"], entry["k.weight"])  # shared
+
+
+def test_other_settings_in_the_same_folder_are_refused(root, graphs, fitted, capsys):
+    command = ["sparsefinder", "fit", str(graphs), "--out", str(root / "fitted"), "--seeds", "1", "--margin", "2"]
+    assert main(command) == 2
+    assert "was fitted with other settings" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------- curves
+def pareto(root, graphs, fitted, out, *more):
+    return [
+        "sparsefinder", "pareto", str(graphs), "--fitted", *fitted, "--out", str(root / out), "--grid", "small",
+        "--windows", "0", "3", *more,
+    ]  # fmt: skip
+
+
+def test_curves_tables_and_quality(root, graphs, fitted):
+    quality = ["--data", str(root / "mt"), "--references", str(root / "test.de"), "--quality-points", "2"]
+    assert main(pareto(root, graphs, fitted, "curves", *quality)) == 0
+    out = root / "curves"
+    rows = list(csv.DictReader((out / "curves.csv").open()))
+    mechanisms = {row["mechanism"] for row in rows}
+    assert mechanisms == {
+        "entmax-bigbird", "entmax-longformer", "entmax-reformer", "entmax-routing", "entmax-window",
+        "sparsefinder-distance", "sparsefinder-kmeans", "sparsefinder-quantize",
+    }  # fmt: skip
+    assert {row["seed"] for row in rows if row["mechanism"] == "sparsefinder-distance"} == {"1", "2"}
+    assert all(0 <= float(row[name]) <= 1 for row in rows for name in ("sparsity", "recall", "precision", "exact"))
+    found = json.loads((out / "curves.json").read_text())
+    assert found["gold"]["name"] == "BLEU" and 0 < found["gold"]["sparsity"] < 1
+    scored = {row["mechanism"]: row for row in found["quality"]}
+    assert scored["sparsefinder-distance"]["incremental"] and not scored["entmax-routing"]["incremental"]
+    text = (out / "curves.md").read_text()
+    assert "entmax-routing (non-causal)" in text and "full entmax: BLEU" in text
+    assert (out / "recall.png").stat().st_size > 5000 and (out / "quality.png").stat().st_size > 5000
+
+
+def test_an_interrupted_sweep_goes_on_to_identical_files(root, graphs, fitted, monkeypatch):
+    from leapformer_fairseq.sparsefinder import sweep
+
+    assert main(pareto(root, graphs, fitted, "whole")) == 0
+    real, calls = sweep.measure_point, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(sweep, "measure_point", interrupted)
+    assert main(pareto(root, graphs, fitted, "parts")) == 130
+    assert main(pareto(root, graphs, fitted, "parts")) == 0
+    names = ["curves.csv", "curves.md", *(f"points/{path.name}" for path in (root / "whole" / "points").iterdir())]
+    assert len(calls) == len(names) - 2 + 1
+    for name in names:
+        assert (root / "whole" / name).read_bytes() == (root / "parts" / name).read_bytes()
+
+
+def test_one_pattern(root, graphs, fitted, capsys):
+    command = [
+        "sparsefinder", "evaluate", str(graphs), "--fitted", fitted[0], "--out", str(root / "one"), "--window", "3",
+        "--mechanism", "sparsefinder-distance", "--set", "sparsefinder_threshold=1.5",
+    ]  # fmt: skip
+    assert main(command) == 0
+    assert "recall" in capsys.readouterr().out
+    (row,) = json.loads((root / "one" / "evaluate.json").read_text())["rows"]
+    assert len(row["layers"]["recall"]) == 2 and row["options"] == {"sparsefinder_threshold": 1.5}
+    for wrong, message in (("threshold=1", "has no option 'threshold'"), ("sparsefinder_threshold=x", "give a number")):
+        assert main([*command[:-1], wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_graphs_of_another_teacher_are_refused(root, fitted, capsys):
+    assert main(extract(root, "mlm_entmax", "mlm", "encoder-self", "masked", sentences=20, length=20)) == 0
+    assert main(pareto(root, root / "masked", fitted, "mixed")) == 2
+    assert "was fitted to" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------------- quality
+def test_all_edges_are_full_entmax_and_fewer_are_not(root, fitted):
+    test = Scored(
+        str(root / "nmt" / "checkpoint_last.pt"), str(root / "mt"), "decoder-self", references=str(root / "test.de")
+    )
+    full = score(test)
+    file = {"sparsefinder_file": fitted[0]}
+    assert score(test, "sparsefinder-distance", {**file, **ALL_EDGES}).value == full.value and full.incremental
+    whole = score(test, "sparsefinder-quantize", {**file, "sparsefinder_bins": 1})
+    assert whole.value == full.value and not whole.incremental  # read again for every token
+
+
+def test_perplexity_of_a_masked_language_model(root):
+    test = Scored(str(root / "mlm_entmax" / "checkpoint_last.pt"), str(root / "mlm"), "encoder-self")
+    full, again = score(test), score(test)
+    assert full.name == "perplexity" and full.value == again.value > 1
+    assert score(test, "entmax-window", {"sparse_window": 99}).value == pytest.approx(full.value, rel=1e-5)
+    assert score(test, "entmax-window", {"sparse_window": 1}).value != full.value
+
+
+def test_translations_need_a_reference_each(root, tmp_path):
+    test = Scored(str(root / "nmt" / "checkpoint_last.pt"), str(root / "mt"), "decoder-self")
+    with pytest.raises(LeapformerError, match="--references is missing"):
+        score(test)
+    short = tmp_path / "short.de"
+    short.write_text("one line\n")
+    with pytest.raises(LeapformerError, match="has 1 lines for 20 sentences"):
+        score(Scored(test.checkpoint, test.data, test.block, references=str(short)))
+
+
+# -------------------------------------------------------------------------------------------- in fairseq's commands
+def test_generation_with_a_fitted_pattern(root, fitted):
+    """The checkpoint of the teacher, the pattern by --model-overrides."""
+    common = f"generate {root}/mt --path {root}/nmt/checkpoint_last.pt --max-tokens 2000 --gen-subset test"
+    overrides = {
+        "decoder_self_attention": "sparsefinder-kmeans",
+        "sparsefinder_file": fitted[0],
+        "sparsefinder_centroids": 4,
+    }
+    out = done(leapformer(*common.split(), "--model-overrides", repr(overrides)))
+    assert out.count("\nH-") == 20
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"sparsefinder_file": ""}, "give the file that `leapformer sparsefinder fit` makes"),
+        ({"sparsefinder_file": "moved.pt"}, "moved.pt: there is no such file"),
+        (ROUTING, "take sparsefinder-distance or -kmeans, or for analysis only --sparse-noncausal"),
+        ({**ROUTING, "sparse_noncausal": True}, "cannot decode token by token"),
+        ({"decoder_self_attention": "sparsefinder-block1"}, "blocks are chosen among those of the whole text"),
+    ],
+)
+def test_what_generation_refuses_is_one_line(root, fitted, overrides, message, capsys):
+    plan = {"decoder_self_attention": "sparsefinder-distance", "sparsefinder_file": fitted[0], **overrides}
+    command = f"generate {root}/mt --path {root}/nmt/checkpoint_last.pt --max-tokens 2000 --gen-subset test"
+    assert main([*command.split(), "--model-overrides", repr(plan)]) == 2
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err
+
+
+def test_training_from_scratch_is_refused(root, fitted, capsys):
+    plan = "--decoder-self-attention sparsefinder-distance"
+    command = f"train {root}/mt --arch leapformer_nmt_tiny {plan} --save-dir {root}/no"
+    assert main([*command.split(), *TRAINING.split()]) == 2
+    assert "train that, and give the file" in capsys.readouterr().err
+    assert main([*command.split(), *TRAINING.split(), "--sparsefinder-file", fitted[0]]) == 2
+    assert "train an entmax model first" in capsys.readouterr().err
