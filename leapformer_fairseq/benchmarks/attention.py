@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from ..attention import CAUSAL, MECHANISMS, Mechanism, PrefixMask, TokenInfo, build
 from ..attention.ops import dispatch
+from ..attention.sparse.pattern import Pattern
 from . import measure, peers
 from .tables import Table
 
@@ -41,7 +42,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "abc-pool": {"abc_pool_size": 625},
     "abc-global": {"abc_global_every": 512},
 }
-MECHANISMS_MEASURED = tuple(sorted(set(MECHANISMS) - {"softmax"}))  # by default
+# by default: sparsity patterns are measured by `leapformer bench sparse`
+MECHANISMS_MEASURED = tuple(
+    sorted(name for name, cls in MECHANISMS.items() if name != "softmax" and not issubclass(cls, Pattern))
+)
 EXECUTIONS = ("auto", "reference", "scan")
 # the reference is left out above this many pairs of query and key per head
 REFERENCE_PAIRS = 2048 * 2048

@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from ..attention import CAUSAL, MECHANISMS, OPTIONS, TokenInfo, build
 from ..attention.ops import cpu
+from ..attention.sparse.pattern import Pattern
 from ..models.transformer import Decoder
 from ..modules import MechanismAttention, fill_attention_args, state_bytes
 from . import measure
@@ -52,7 +53,7 @@ MECHANISMS_MEASURED = tuple(
     sorted(
         name
         for name, mechanism in MECHANISMS.items()
-        if name != "softmax" and set(mechanism.capabilities.blocks) >= DECODER
+        if name != "softmax" and set(mechanism.capabilities.blocks) >= DECODER and not issubclass(mechanism, Pattern)
     )
 )
 TITLE = "Decoding: speed and state"

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from ..attention import CAUSAL, MECHANISMS, Mask, Mechanism, PrefixMask, Projections, State, Step, TokenInfo, build
 from ..attention.ops import dispatch
+from ..attention.sparse.pattern import Pattern
 
 Row = dict[str, Any]
 
 SOFTMAX = "softmax"
-NAMES = tuple(sorted(MECHANISMS))
+# an edge of a sparsity pattern is there or not by rounding; `leapformer bench sparse` has those
+NAMES = tuple(sorted(name for name, cls in MECHANISMS.items() if not issubclass(cls, Pattern)))
 KINDS: dict[str, Mask] = {"causal": CAUSAL, "bidirectional": None, "wait-k": PrefixMask(lagging=3, ratio=8)}
 # bounds that make the dispatch take one way
 NO_PAIRS: dict[str, Any] = {"pairs": 0, "pairs_per_token": 0}

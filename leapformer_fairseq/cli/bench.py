@@ -21,6 +21,7 @@ BENCHMARKS = {
     "attention": "every form of every attention mechanism against torch's scaled dot-product attention",
     "decode": "a decoding step of whole decoders against fairseq's, and of one block against a preallocated cache",
     "bounded": "training with bounded memories against softmax and against cumulative sums",
+    "sparse": "entmax over chosen blocks against entmax and softmax over all pairs",
     "streaming": "computation of a translation while speech arrives, encoded once or again at every arrival",
     "train": "a training step of a 16-layer language model against fairseq's",
     "model": "encoder, decoder and FLOPs of text to speech by attention plan against fairseq's model",

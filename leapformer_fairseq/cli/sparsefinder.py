@@ -252,7 +252,7 @@ def _add_score(row: dict[str, Any], test: Scored, options: dict[str, Any]) -> No
 def _draw(
     rows: list[dict[str, Any]], scored: list[dict[str, Any]], gold: dict[str, Any], folder: Path, block: str
 ) -> None:
-    from ..pictures.sparsity import draw_curves
+    from ..sparsefinder.pictures import draw_curves
 
     draw_curves(rows, gold, folder / "recall.png", "recall", f"{block}: recall of the gold graph")
     if scored:

@@ -6,5 +6,5 @@ grids.py       the values of options that a sweep goes over
 measures.py    sparsity, recall and precision of a predicted graph
 sweep.py       these for every point of a grid
 quality.py     perplexity or BLEU with a pattern in place of the full graph
-report.py      tables, fronts and pictures
+report.py      fronts and tables; pictures.py draws them
 """

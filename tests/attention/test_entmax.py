@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 import entmax as package
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from leapformer_fairseq.attention import CAUSAL, TokenInfo, build
+from leapformer_fairseq.attention.ops import entmax as ops
+from leapformer_fairseq.attention.ops.entmax import entmax_weights
 from leapformer_fairseq.attention.sparse.entmax import _Entmax, entmax
 from leapformer_fairseq.errors import LeapformerError
 
@@ -27,7 +29,11 @@ def by_package(x: torch.Tensor, alpha: float | torch.Tensor) -> torch.Tensor:
     return exact[alpha](x, -1) if alpha in ALPHAS and alpha in exact else package.entmax_bisect(x, alpha, n_iter=100)
 
 
-@pytest.mark.parametrize("mapping", [entmax, _Entmax.apply], ids=["definition", "fast"])
+def fast(x: torch.Tensor, alpha: float | torch.Tensor) -> torch.Tensor:
+    return _Entmax.apply(x - x.detach().amax(-1, keepdim=True), alpha)
+
+
+@pytest.mark.parametrize("mapping", [entmax, fast], ids=["definition", "fast"])
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("count", [1, 2, 9, 300])
 def test_values_and_gradients_are_those_of_the_package(mapping, alpha, count):
@@ -41,7 +47,7 @@ def test_values_and_gradients_are_those_of_the_package(mapping, alpha, count):
     torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("mapping", [entmax, _Entmax.apply], ids=["definition", "fast"])
+@pytest.mark.parametrize("mapping", [entmax, fast], ids=["definition", "fast"])
 def test_gradients_of_a_learned_alpha(mapping):
     x = scores()
     alpha = torch.linspace(1.1, 1.9, HEADS, dtype=torch.float64)[:, None, None].requires_grad_()
@@ -55,13 +61,29 @@ def test_gradients_of_a_learned_alpha(mapping):
     assert torch.autograd.gradcheck(mapping, (x, alpha), atol=1e-5)
 
 
-def test_without_the_package_the_definition_serves(monkeypatch):
-    x = scores()
-    expected = _Entmax.apply(x, 1.5)
-    monkeypatch.setitem(sys.modules, "entmax", None)
-    found = _Entmax.apply(x, 1.5)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    assert not torch.equal(found, expected), "another algorithm"
+@pytest.mark.parametrize("alpha", [1.02, 1.3, 1.5, 1.9, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(
+    count=st.sampled_from([1, 2, 3, 17, 400, 5000]),
+    shape=st.sampled_from([0.0, 0.05, 0.3, 1.0, 3.0, 20.0]),
+    scale=st.sampled_from([0.0, 1e-6, 0.01, 1.0, 3.0, 100.0]),
+    seed=st.integers(0, 1000),
+)
+def test_newton_reaches_the_definition_in_its_steps(alpha, dtype, count, shape, scale, seed):
+    """Scores that are spread evenly, crowd at the highest, or lie far apart."""
+    torch.manual_seed(seed)
+    x = (-scale * torch.rand(3, count, dtype=torch.float64) ** shape).to(dtype)
+    x = x - x.amax(-1, keepdim=True)
+    found, expected = entmax_weights(x, alpha), entmax(x.double(), alpha)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6 if dtype == torch.float32 else 1e-12)
+
+
+def test_too_few_steps_are_noticed(monkeypatch):
+    monkeypatch.setattr(ops, "STEPS", 3)
+    x = scores(300).detach()
+    x = x - x.amax(-1, keepdim=True)
+    assert (entmax_weights(x, 1.5) - entmax(x, 1.5)).abs().max() > 1e-6
 
 
 def test_towards_one_it_is_softmax():

@@ -10,13 +10,13 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
-from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, PrefixMask, TokenInfo, build
 from leapformer_fairseq.modules import MechanismAttention, fork_state
 
 from ..attention.cases import CONSTANT, NAMES, OPTIONS, pairs, serving
 
 T, B, C, H = 7, 3, 16, 2
-CAUSAL_PLANS = serving(CAUSAL)
+CAUSAL_PLANS = serving(CAUSAL, state=True)
 
 
 def adapter(name="softmax", mask=None, cross=False, **options):
@@ -85,7 +85,11 @@ def test_padded_steps_leave_no_trace(name):
     assert torch.isfinite(out).all()
 
 
-@pytest.mark.parametrize(("name", "visible"), pairs(NAMES, (None, PrefixMask(2, 3))))
+CROSS = [name for name in NAMES if "decoder-cross" in MECHANISMS[name].capabilities.blocks]
+CROSS = [name for name in CROSS if MECHANISMS[name].capabilities.incremental]
+
+
+@pytest.mark.parametrize(("name", "visible"), pairs(CROSS, (None, PrefixMask(2, 3))))
 def test_cross_attention_steps_equal_the_whole(name, visible):
     _, attention = adapter(name, visible, cross=True)
     source, target, mask = (

@@ -57,19 +57,22 @@ class Blocked(Projected):
         raise NotImplementedError
 
     @torch.no_grad()
-    def block_graph(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
+    def block_graph(self, q: Tensor, k: Tensor, real: Tensor, around: bool = True) -> Tensor:
         """Which block sees which, (B, H, N, M), of projected queries (B, H, T, r) and keys (B, H, S, r).
 
-        `real`, (B or 1, S), come first among the keys, and in self-attention, T = S, among the queries.
+        `real`, (B or 1, S), come first among the keys, and in self-attention, T = S, among the queries. Without
+        `around` there are only the chosen blocks, no neighbours and no ends.
         """
         of_keys = self._in_blocks(real).any(-1)
         of_queries = self._in_blocks(_real_queries(q, real)).any(-1)
         if q.shape[2] == k.shape[2]:
             q = q.where(real[:, None, :, None], 0)
         k = k.where(real[:, None, :, None], 0)
+        chosen = self._choose(in_blocks(q, self.size).flatten(3), in_blocks(k, self.size).flatten(3), of_keys)
+        if not around:
+            return chosen & of_keys[:, None, None, :]
         query, key = (torch.arange(x.shape[1], device=q.device) for x in (of_queries, of_keys))
         near = (query.unsqueeze(1) - key).abs() <= WINDOW // 2
-        chosen = self._choose(in_blocks(q, self.size).flatten(3), in_blocks(k, self.size).flatten(3), of_keys)
         whole = _ends(query, of_queries)[:, None, :, None] | _ends(key, of_keys)[:, None, None, :]
         return (chosen | near | whole) & of_keys[:, None, None, :]
 
@@ -99,11 +102,11 @@ class Blocked(Projected):
             out = self.attend(q, k, v, self.select(q, k, real), real)
             return _in_order(out, order.argsort(dim=1)) if itself else out
 
-    def select(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
+    def select(self, q: Tensor, k: Tensor, real: Tensor, around: bool = True) -> Tensor:
         """`block_graph` of queries and keys that are not projected."""
         self.check_adopted()
         with torch.no_grad():
-            return self.block_graph(self.project_queries(q), self.project_keys(k), real)
+            return self.block_graph(self.project_queries(q), self.project_keys(k), real, around)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, graph: Tensor, real: Tensor, ends: bool = True) -> Tensor:
         """Output (B, H, T, E) over a graph of blocks; with `ends` the first and the last real block see all.

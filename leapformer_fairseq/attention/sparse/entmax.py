@@ -5,7 +5,7 @@ Shapes: B batch, H heads, T queries, S keys.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...errors import LeapformerError
 from ..kv_cache import CachedMechanism, visible_keys
 from ..masks import Mask
+from ..ops.entmax import entmax_weights
 from ..ops.precision import accumulated, without_autocast
 from ..ops.segments import first_order
 from ..registry import Option, register
@@ -114,12 +115,12 @@ def entmax(scores: Tensor, alpha: Tensor | float) -> Tensor:
 
 
 class _Entmax(torch.autograd.Function):
-    """`entmax` by the algorithms of the package of that name (exact for 1.5 and 2), which sort instead of iterating."""
+    """`entmax` by Newton's method where that is safe, for alpha up to 2."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, alpha: Tensor | float) -> Tensor:
-        out = _by_package(scores, alpha)
-        out = entmax(scores, alpha) if out is None else out
+        safe = isinstance(alpha, Tensor) or alpha <= 2  # one that is learned is below 2
+        out = entmax_weights(scores, alpha) if safe else entmax(scores, alpha)
         ctx.save_for_backward(out, alpha if isinstance(alpha, Tensor) else None)
         ctx.alpha = alpha if isinstance(alpha, float) else None
         return out
@@ -137,19 +138,6 @@ class _Entmax(torch.autograd.Function):
         entropy = torch.special.xlogy(out, out)
         by_alpha = (out - share) / (alpha - 1) ** 2 - (entropy - share * entropy.sum(-1, keepdim=True)) / (alpha - 1)
         return grad_scores, (grad * by_alpha).sum_to_size(alpha.shape)
-
-
-def _by_package(scores: Tensor, alpha: Tensor | float) -> Tensor | None:
-    """alpha-entmax by the package; None where it is not installed, since the rest of `attention` needs torch alone."""
-    try:
-        import entmax as package  # type: ignore[import-untyped]
-    except ImportError:
-        return None
-    exact = {1.5: package.entmax15, 2.0: package.sparsemax}
-    if isinstance(alpha, float) and alpha in exact:
-        return cast(Tensor, exact[alpha](scores))
-    alphas = torch.as_tensor(alpha, dtype=scores.dtype, device=scores.device)
-    return cast(Tensor, package.entmax_bisect(scores, alphas))
 
 
 def _cleared(weights: Tensor, visible: Tensor | None) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..sparsefinder.report import by_seed, front
-from .heatmaps import Axis, label
+from ..pictures.heatmaps import Axis, label
+from .report import by_seed, front
 
 Row = dict[str, Any]
 PANEL = (4.6, 3.6)  # inches

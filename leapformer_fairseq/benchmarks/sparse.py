@@ -1,0 +1,161 @@
+"""Entmax over chosen blocks against entmax and softmax over all pairs: is the time really saved?
+
+Method: one sequence of 2,048 tokens, 4 heads of 64 dimensions, blocks of 32 tokens, bidirectional, forward pass without
+gradients, float32 unless the device says otherwise, one thread. On a CPU it is the CPU time of the thread, on a GPU
+wall time. All systems take turns in one process; reported is the median.
+
+"entmax, sorted" is 1.5-entmax over all pairs by the package of that name, which sorts every row; "entmax, top-k" the
+same with its partial sort (of 100 scores a row, more where that is not enough); "entmax" is ours, which does not sort;
+"softmax" is torch's scaled dot-product attention. "random blocks" attends to as many blocks as the case says, drawn
+before: it has nothing to select. Of sparsefinder-block1 and -block2 a case has as many chosen blocks, without window
+and global blocks; "in the pattern" has those, too, as the mechanisms do. Times of selection, which are in their ratios,
+are given apart. Projections and centroids are random: they cost the same as fitted ones.
+
+Nothing is reported of a mechanism whose gathered blocks differ from its masked matrix in float64, gradients included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from entmax import entmax15  # type: ignore[import-untyped]
+from torch import Tensor
+from tqdm import tqdm
+
+from ..attention import MECHANISMS, TokenInfo, build
+from ..attention.sparse.blocks import Blocked, top
+from . import measure
+from .tables import Table
+
+HEADS, HEAD_DIM, SIZE, CENTROIDS = 4, 64, 32, 8
+SORTED, TOP_K, ENTMAX, SOFTMAX, RANDOM = "entmax, sorted", "entmax, top-k", "entmax", "softmax", "random blocks"
+PATTERN = ", in the pattern"
+SECONDS = 40.0  # per case
+TITLE = "Sparse attention: speed"
+TABLES = (
+    Table("Times as fast as entmax over all pairs, sorted", "sorted", "ratio", "ms", SORTED),
+    Table("Times as fast as softmax over all pairs", "softmax", "ratio", "ms", SOFTMAX),
+)
+MECHANISMS_MEASURED = tuple(sorted(name for name, cls in MECHANISMS.items() if issubclass(cls, Blocked)))
+CASES: tuple[tuple[int, int], ...] = ((2048, 16), (2048, 4))  # tokens, blocks that a block attends to
+QUICK_CASES = ((256, 4),)
+# times as fast as entmax with 16 blocks of 64, and as softmax with 4, at least
+AIMS = {(2048, 16): {RANDOM: 7.0, "others": 5.0}}
+SOFTMAX_AIMS = {(2048, 4): {RANDOM: 2.0, "others": 1.5}}
+PARITY = 1e-10
+
+Call = Callable[[], measure.Seconds]
+
+
+def disagreement(name: str) -> str | None:
+    """By how much gathered blocks differ from the masked matrix; None if they do not, or for what has no blocks."""
+    if not issubclass(MECHANISMS[name], Blocked):
+        return "it has no blocks; choose from: " + ", ".join(MECHANISMS_MEASURED)
+    mechanism = make(name, 2, 16).double()
+    inputs = [torch.randn(2, HEADS, 130, HEAD_DIM, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    keep = torch.ones(2, 130, dtype=torch.bool)
+    keep[1, 100:] = False
+    outputs = [mechanism(*inputs, key=TokenInfo.whole(130, keep), execution=way) for way in ("auto", "reference")]
+    grad = torch.randn_like(outputs[0]) * keep[:, None, :, None]
+    found = [[out * keep[:, None, :, None], *torch.autograd.grad(out, inputs, grad)] for out in outputs]
+    worst = max(float((a - b).detach().abs().max()) for a, b in zip(*found, strict=True))
+    return None if worst < PARITY else f"its blocks differ from the masked matrix by {worst:.1e}"
+
+
+def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Rows of results against each baseline, `sorted` and `softmax`. The mechanisms must have passed `disagreement`."""
+    found: dict[str, list[dict[str, Any]]] = {"sorted": [], "softmax": []}
+    cases, seconds = (QUICK_CASES, SECONDS / 20) if quick else (CASES, SECONDS)
+    with measure.one_thread(), torch.no_grad(), tqdm(total=len(places) * len(cases), unit="case") as progress:
+        for place in places:
+            for tokens, attended in cases:
+                progress.set_description(f"{place}: {tokens:,} tokens, {attended} blocks")
+                torch.manual_seed(seed)
+                times = measure.medians(systems(names, tokens, attended, place), seconds)
+                for section, base, aims in (("sorted", SORTED, AIMS), ("softmax", SOFTMAX, SOFTMAX_AIMS)):
+                    wanted = aims.get((tokens, attended), {}) if place.has_aims else {}
+                    found[section] += rows(times, base, tokens, attended, wanted, place)
+                progress.update()
+    return found
+
+
+def systems(names: list[str], tokens: int, attended: int, place: measure.Place) -> dict[str, Call]:
+    """Everything that is measured: seconds of attention, and of selection."""
+    q, k, v = (torch.randn(1, HEADS, tokens, HEAD_DIM, device=place.device, dtype=place.dtype) for _ in range(3))
+    real = torch.ones(1, tokens, dtype=torch.bool, device=place.device)
+    blocks = -(-tokens // SIZE)
+    full = build("entmax", HEAD_DIM, HEADS)
+    plain = make(MECHANISMS_MEASURED[0], attended).to(place.device)
+    drawn = top(torch.rand(1, HEADS, blocks, blocks, device=place.device), attended)
+    found: dict[str, Call] = {
+        SOFTMAX: partial(_alone, partial(F.scaled_dot_product_attention, q, k, v), place),
+        SORTED: partial(_alone, partial(sorted_entmax, q, k, v), place),
+        TOP_K: partial(_alone, partial(sorted_entmax, q, k, v, highest=100), place),
+        ENTMAX: partial(_alone, partial(full, q, k, v), place),
+        RANDOM: partial(_alone, partial(plain.attend, q, k, v, drawn, real, ends=False), place),
+    }
+    for name in names:
+        mechanism = make(name, attended).to(place.device)
+        for label, around in ((name, False), (name + PATTERN, True)):
+            found[label] = partial(_selected, mechanism, (q, k, v), real, around, place)
+    return found
+
+
+def make(name: str, attended: int, size: int = SIZE) -> Blocked:
+    """A mechanism of the size that is measured here."""
+    options: dict[str, Any] = {"sparsefinder_block_size": size, "sparsefinder_blocks": attended}
+    return cast(Blocked, build(name, HEAD_DIM, HEADS, **options, sparsefinder_centroids=CENTROIDS))
+
+
+def sorted_entmax(q: Tensor, k: Tensor, v: Tensor, highest: int | None = None) -> Tensor:
+    """Entmax over all pairs by the package, which sorts the `highest` of a row, or all."""
+    weights = entmax15(q.float() @ k.float().mT * HEAD_DIM**-0.5, k=highest)
+    return cast(Tensor, weights.to(v.dtype) @ v)
+
+
+def rows(
+    times: dict[str, measure.Seconds],
+    base: str,
+    tokens: int,
+    attended: int,
+    aims: dict[str, float],
+    place: measure.Place,
+) -> list[dict[str, Any]]:
+    """Milliseconds beside those of the baseline, selection included."""
+    others = [name for name in times if name != base]
+    return [
+        {
+            "device": str(place),
+            "case": f"{attended} of {-(-tokens // SIZE)} blocks",
+            "mechanism": name,
+            "ms": sum(times[name]) * 1e3,
+            "selection_ms": times[name][1] * 1e3,
+            "ratio": sum(times[base]) / sum(times[name]),
+            "aim": _aim(name, aims),
+        }
+        for name in [base, *others]
+    ]
+
+
+def _aim(name: str, aims: dict[str, float]) -> float | None:
+    return aims.get("others" if name in MECHANISMS_MEASURED else name)
+
+
+def _alone(call: Callable[[], Tensor], place: measure.Place) -> measure.Seconds:
+    start = measure.clock(place.device)
+    call()
+    return measure.clock(place.device) - start, 0.0
+
+
+def _selected(
+    mechanism: Blocked, qkv: tuple[Tensor, Tensor, Tensor], real: Tensor, around: bool, place: measure.Place
+) -> measure.Seconds:
+    start = measure.clock(place.device)
+    graph = mechanism.select(qkv[0], qkv[1], real, around)
+    middle = measure.clock(place.device)
+    mechanism.attend(*qkv, graph, real, ends=around)
+    return measure.clock(place.device) - middle, middle - start

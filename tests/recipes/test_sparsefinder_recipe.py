@@ -1,0 +1,68 @@
+"""The recipe of Sparsefinder, from data to curves, with tiny models; repeated, it goes on from what is there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ..data.text_trees import multi30k_tree, wikitext_tree
+from .test_text_recipes import SCRIPTS, finished, recipe
+
+COMMON = ("--epochs", "1 1", "--grid", "small", "--seeds", "1")
+BATCHES = "--max-tokens 600 --update-freq 1 --warmup-updates 2"
+
+pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the installed package has no scripts beside it")
+
+
+def curves(out, name):
+    found = json.loads((out / "curves/curves.json").read_text(encoding="utf-8"))
+    assert found["gold"]["name"] == name and found["quality"] and found["recall_at_sparsity"]
+    for file in ("curves.md", "curves.csv", "recall.png", "quality.png"):
+        assert (out / "curves" / file).stat().st_size > 0
+    return found
+
+
+def test_translation(tmp_path):
+    out = tmp_path / "out"
+    options = (
+        "--root", multi30k_tree(tmp_path / "data"), "--out", out, "--task", "mt", *COMMON,
+        "--teacher-options", "--vocab-size 150", "--train-options", f"--arch leapformer_nmt_tiny {BATCHES}",
+        "--extract-options", "--sentences 16 --min-length 4", "--pareto-options", "--quality-points 1",
+    )  # fmt: skip
+    finished("sparsefinder/run.sh", *options)
+    curves(out, "BLEU")
+    before = (out / "curves/curves.csv").read_bytes()
+    assert "is finished, skipped" in finished("sparsefinder/run.sh", *options)
+    assert (out / "curves/curves.csv").read_bytes() == before
+
+
+def test_a_masked_language_model_without_a_training_text(tmp_path):
+    files = wikitext_tree(tmp_path / "data")
+    for path in files.glob("*train*"):
+        path.unlink()
+    out = tmp_path / "out"
+    finished(
+        "sparsefinder/run.sh", "--root", files, "--out", out, "--task", "mlm", "--train-on-valid", *COMMON,
+        "--teacher-options", "--vocab-size 120 --jobs 1",
+        "--train-options", "--arch leapformer_mlm_tiny --tokens-per-sample 16 --max-tokens 400 --warmup-updates 2",
+        "--extract-options", "--sentences 10 --min-length 8", "--pareto-options", "--quality-points 1 --windows 0 3",
+    )  # fmt: skip
+    found = curves(out, "perplexity")
+    assert {row["mechanism"] for row in found["quality"]} >= {"sparsefinder-distance", "entmax-window"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--out", "x"), "--task (none): choose mlm or mt"),
+        (("--out", "x", "--task", "speech"), "--task speech: choose mlm or mt"),
+        (("--task", "mt"), "no --out given"),
+        (("--out", "x", "--task", "mt"), "no --root given"),
+        (("--grids", "small"), "unknown option --grids"),
+        (("--out",), "--out needs a value"),
+    ],
+)
+def test_bad_options_are_one_line(options, message):
+    done = recipe("sparsefinder/run.sh", *options)
+    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
