@@ -30,7 +30,7 @@ setup(
         "torch>=2.6",  # the first that loads checkpoints with weights_only=True unless told otherwise
         "fairseq-fixed==0.12.3.1",  # imported as `fairseq`; the original 0.12.2 does not run on Python 3.11
         "simuleval==1.1.4",
-        "entmax>=1.3",
+        "entmax>=1.3",  # what `leapformer bench sparse` and the tests compare with
         "kaldi-native-fbank>=1.20",
         "matplotlib",
         "numpy>=1.26",
