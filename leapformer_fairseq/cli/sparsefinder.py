@@ -132,13 +132,7 @@ def _check_fitted(path: Path, graphs: Any, settings: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ evaluate
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_measured(parser)
-    parser.add_argument("--mechanism", required=True, metavar="NAME", help="a pattern, as sparsefinder-distance")
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
-        help="its options, as in sparsefinder_threshold=1.5",
-    )  # fmt: skip
-    parser.add_argument("--window", type=int, default=0, metavar="W", help="an odd number, or 0 for none (default: 0)")
+    _add_pattern(parser)
     _add_quality(parser)
 
 
@@ -213,6 +207,7 @@ def _pareto(args: argparse.Namespace) -> None:
     content = {"gold": gold, "recall_at_sparsity": table, "quality": scored, "sentences": len(sentences)}
     write_json(folder / "curves.json", _signed(content, args), "--out")
     _draw(rows, scored, gold, folder, block)
+    _draw_heads(sweep, folder, block)
     print("\n\n".join(text))
 
 
@@ -261,12 +256,79 @@ def _draw(
         draw_curves(named, {**gold, name: gold["quality"]}, folder / "quality.png", name, f"{block}: {name}")
 
 
+def _draw_heads(sweep: Any, folder: Path, block: str) -> None:
+    """A panel for each layer and head, at the window of the paper's figures where it was measured."""
+    from ..sparsefinder.pictures import draw_panels
+    from ..sparsefinder.sweep import by_head
+
+    wanted = 25 if block == "encoder-self" else 11
+    window = min(sweep.windows, key=lambda window: abs(window - wanted))
+    draw_panels(by_head(sweep, folder, window), folder / "heads.png", f"{block}, window {window}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- draw
+def _draw_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_pattern(parser)
+    parser.add_argument(
+        "--sentence", type=int, default=0, metavar="N",
+        help="which of those that were not fitted to, from 0 (default: 0)",
+    )  # fmt: skip
+    parser.add_argument("--layer", type=int, metavar="N", help="from 0 (default: all)")
+    parser.add_argument("--head", type=int, metavar="N", help="from 0 (default: all)")
+    parser.add_argument("--most", type=int, default=40, metavar="N", help="tokens, at most (default: 40)")
+
+
+def _draw_graphs(args: argparse.Namespace) -> None:
+    from ..pictures.heatmaps import Axis
+    from ..sparsefinder.extraction import Graphs
+    from ..sparsefinder.grids import Point
+    from ..sparsefinder.pictures import draw_graph
+    from ..sparsefinder.sweep import evaluated, mechanisms
+
+    graphs = Graphs(args.graphs)
+    sentences = evaluated(graphs, args.fitted, args.sentences)
+    for option, value, limit in (
+        ("--sentence", args.sentence, len(sentences)),
+        ("--layer", args.layer, len(graphs.about["fingerprints"])),
+        ("--head", args.head, graphs.about["heads"]),
+    ):
+        if value is not None and not 0 <= value < limit:
+            raise LeapformerError(f"{option} {value}: choose from 0 to {limit - 1}")
+    sentence, folder = sentences[args.sentence], made_folder(args.out)
+    options = {**_options(args.mechanism, args.options), "sparse_window": args.window}
+    point, drawn, most = Point(args.mechanism, options), 0, args.most
+    queries = Axis("token", sentence.words[:most])
+    axes = queries, Axis("source token") if graphs.about["block"] == "decoder-cross" else queries
+    for layer, mechanism in enumerate(mechanisms(graphs, point, args.ends, args.fitted, 0)):
+        if args.layer not in (None, layer):
+            continue
+        q, k = sentence.q[layer].unsqueeze(0), sentence.k[layer].unsqueeze(0)
+        parts = mechanism.graph(q, k, mask=graphs.mask), mechanism.weights(q, k, mask=graphs.mask)
+        predicted, weights, gold = (x[:, :most, :most] for x in (parts[0][0], parts[1][0], sentence.graph[layer]))
+        for head in range(graphs.about["heads"]) if args.head is None else (args.head,):
+            name = f"{graphs.about['block']}, layer {layer}, head {head}: {point.name}"
+            path = folder / f"layer{layer}-head{head}.png"
+            draw_graph(predicted[head], weights[head], gold[head], axes, path, name)
+            drawn += 1
+    print(f"{drawn} pictures in {folder}")
+
+
 # -------------------------------------------------------------------------------------------------------------- shared
 def _add_teacher(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="the folder of binary data")
     parser.add_argument(
         "--path", required=True, metavar="CHECKPOINT", help="the teacher: a model with entmax attention"
     )
+
+
+def _add_pattern(parser: argparse.ArgumentParser) -> None:
+    _add_measured(parser)
+    parser.add_argument("--mechanism", required=True, metavar="NAME", help="a pattern, as sparsefinder-distance")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
+        help="its options, as in sparsefinder_threshold=1.5",
+    )  # fmt: skip
+    parser.add_argument("--window", type=int, default=0, metavar="W", help="an odd number, or 0 for none (default: 0)")
 
 
 def _add_measured(parser: argparse.ArgumentParser) -> None:
@@ -349,5 +411,6 @@ STEPS = {
     "extract": (_extract_arguments, "write a teacher's queries, keys and graphs to disk", _extract),
     "fit": (_fit_arguments, "fit projections and centroids to them", _fit),
     "evaluate": (_evaluate_arguments, "sparsity, recall and quality of one pattern", _evaluate),
+    "draw": (_draw_arguments, "a predicted graph and its attention, head by head, with the gold edges", _draw_graphs),
     "pareto": (_pareto_arguments, "all patterns of a grid: tables and curves", _pareto),
 }

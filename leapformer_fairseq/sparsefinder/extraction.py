@@ -37,13 +37,13 @@ class Sentence(NamedTuple):
     """What the layers of a block were asked for one sentence, and the edges of their answers.
 
     index: its number in the data set.
-    tokens: (T,), what the queries are of.
+    words: the subwords that the queries are of, T of them.
     q, k:  (L, H, T, D) and (L, H, S, D).
     graph: (L, H, T, S), True where entmax gives a weight above 0.
     """
 
     index: int
-    tokens: Tensor
+    words: list[str]
     q: Tensor
     k: Tensor
     graph: Tensor
@@ -137,7 +137,7 @@ def extract(checkpoint: str, request: Request, out: str, watch: Callable[[int, i
             part = []
             for i, index in enumerate(wanted):
                 batch, tokens = batches.of(index)
-                part.append(_packed(index, tokens, capture(model, batch, chosen)))
+                part.append(_packed(index, batches.words(tokens), capture(model, batch, chosen)))
                 watch(start + i + 1, len(indexes))
             _write_part(path, part)
         watch(start + len(wanted), len(indexes))
@@ -165,6 +165,8 @@ class _Batches:
     def __init__(self, task: Any, request: Request) -> None:
         task.load_dataset(request.subset)
         self.dataset, self.request = task.dataset(request.subset), request
+        side = "source" if request.block.startswith("encoder") else "target"
+        self.dictionary = getattr(task, f"{side}_dictionary")
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(1)
 
@@ -173,6 +175,10 @@ class _Batches:
         batch = self.dataset.collater([self.dataset[index]])["net_input"]
         inside_decoder = self.request.block.startswith("decoder") and "prev_output_tokens" in batch
         return batch, batch["prev_output_tokens" if inside_decoder else "src_tokens"][0]
+
+    def words(self, tokens: Tensor) -> list[str]:
+        """The subwords of tokens that queries are of: those of the source in an encoder, else of the target."""
+        return [self.dictionary[int(token)] for token in tokens]
 
     def drawn(self) -> list[int]:
         """The first sentences, in a random order of all, that are long enough."""
@@ -189,14 +195,14 @@ class _Batches:
         )
 
 
-def _packed(index: int, tokens: Tensor, captured: list[Any]) -> dict[str, Any]:
+def _packed(index: int, words: list[str], captured: list[Any]) -> dict[str, Any]:
     """A sentence as it is stored: 8 pairs of the graph in a byte."""
     graph = torch.stack(
         [one.mechanism.graph(one.q, one.k, query=one.query, key=one.key, mask=one.mask)[0] for one in captured]
     )
     return {
         "index": index,
-        "tokens": tokens.to(torch.int32),
+        "words": words,
         "q": torch.stack([one.q[0] for one in captured]).float(),
         "k": torch.stack([one.k[0] for one in captured]).float(),
         "keys": graph.shape[-1],
@@ -231,7 +237,7 @@ def _read_part(path: Path) -> list[Sentence]:
     try:
         part = torch.load(path, weights_only=True)
         return [
-            Sentence(one["index"], one["tokens"], one["q"], one["k"], unpacked_bits(one["graph"], one["keys"]))
+            Sentence(one["index"], one["words"], one["q"], one["k"], unpacked_bits(one["graph"], one["keys"]))
             for one in part
         ]
     except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:

@@ -48,8 +48,13 @@ def draw_curves(
     _save(figure, path)
 
 
-def draw_graph(predicted: Tensor, weights: Tensor, gold: Tensor, tokens: Axis, path: str | Path, title: str) -> None:
-    """A head's predicted graph and its attention within it, (T, S), gold edges starred (figures 3, 5, 11 and 12)."""
+def draw_graph(
+    predicted: Tensor, weights: Tensor, gold: Tensor, axes_of: tuple[Axis, Axis], path: str | Path, title: str
+) -> None:
+    """A head's predicted graph and its attention within it, (T, S), gold edges starred (figures 3, 5, 11, 12).
+
+    `axes_of` are the queries and the keys.
+    """
     figure, axes = _figure(1, 2, PANEL)
     stars = gold.nonzero().numpy()
     for panel, matrix, name in (
@@ -59,8 +64,8 @@ def draw_graph(predicted: Tensor, weights: Tensor, gold: Tensor, tokens: Axis, p
         panel.imshow(matrix.numpy(), "viridis", aspect="auto", vmin=0, vmax=max(float(matrix.max()), 1e-9))
         panel.plot(stars[:, 1], stars[:, 0], "r*", markersize=3, markeredgewidth=0)
         panel.set_title(name, fontsize=9)
-        label(panel.xaxis, tokens, matrix.shape[1], rotation=90)
-        label(panel.yaxis, tokens, matrix.shape[0])
+        label(panel.xaxis, axes_of[1], matrix.shape[1], rotation=90)
+        label(panel.yaxis, axes_of[0], matrix.shape[0])
     figure.suptitle(title, fontsize=10)
     _save(figure, path)
 

@@ -80,7 +80,7 @@ def run(
     (out / POINTS).mkdir(exist_ok=True)
     units, found = sweep.units(), []
     for i, (point, seed) in enumerate(units):
-        path = out / POINTS / f"{_file_name(point.name)}-seed{seed + 1}.json"
+        path = _kept_at(out, point, seed)
         watch(point.name, i, len(units))
         if not path.is_file():
             measures = measure_point(graphs, sentences, point, sweep, seed)
@@ -89,6 +89,23 @@ def run(
         found += _rows(point, seed, sweep.windows, Measures(*(torch.tensor(held[name]) for name in Measures._fields)))
     watch("", len(units), len(units))
     return found
+
+
+def by_head(sweep: Sweep, out: Path, window: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Sparsities and recalls (P, L, H) of the P points of each mechanism at one window, of the first seed."""
+    at = list(sweep.windows).index(window)
+    found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for point in sweep.points:
+        held = read_json(_kept_at(out, point, 0), Measures._fields)
+        pair = torch.tensor(held["sparsity"])[at], torch.tensor(held["recall"])[at]
+        found.setdefault(point.mechanism, []).append(pair)
+    return {
+        name: (torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])) for name, pairs in found.items()
+    }
+
+
+def _kept_at(out: Path, point: Point, seed: int) -> Path:
+    return out / POINTS / f"{_file_name(point.name)}-seed{seed + 1}.json"
 
 
 @torch.no_grad()

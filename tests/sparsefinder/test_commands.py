@@ -76,7 +76,7 @@ def test_sentences_are_long_enough_and_causal(graphs):
     whole = list(found.sentences())
     assert len(whole) == 40 and [s.index for s in whole] == found.about["indexes"]
     for sentence in whole:
-        assert len(sentence.tokens) >= 4 and sentence.q.shape[:2] == (2, 2)
+        assert len(sentence.words) >= 4 == len(sentence.graph.shape) and sentence.q.shape[:2] == (2, 2)
         assert not (sentence.graph & ~found.seen(sentence)).any() and sentence.graph.any(-1).all()
     assert [s.index for s in found.sentences(15, 18)] == found.about["indexes"][15:18]
 
@@ -98,7 +98,7 @@ def test_an_interrupted_extraction_goes_on_to_identical_files(root, graphs, monk
     assert main(extract(root, out="again")) == 0
     assert len(calls) == 20 + 24  # what was kept is not read again
     for one, other in zip(Graphs(graphs).sentences(), Graphs(root / "again").sentences(), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True)) and one.index == other.index
+        assert one[:2] == other[:2] and all(torch.equal(a, b) for a, b in zip(one[2:], other[2:], strict=True))
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_is_finished(root, monkeypatch, capsys):
@@ -179,7 +179,8 @@ def test_curves_tables_and_quality(root, graphs, fitted):
     assert scored["sparsefinder-distance"]["incremental"] and not scored["entmax-routing"]["incremental"]
     text = (out / "curves.md").read_text()
     assert "entmax-routing (non-causal)" in text and "full entmax: BLEU" in text
-    assert (out / "recall.png").stat().st_size > 5000 and (out / "quality.png").stat().st_size > 5000
+    for picture in ("recall.png", "quality.png", "heads.png"):
+        assert (out / picture).stat().st_size > 5000
 
 
 def test_an_interrupted_sweep_goes_on_to_identical_files(root, graphs, fitted, monkeypatch):
@@ -215,6 +216,25 @@ def test_one_pattern(root, graphs, fitted, capsys):
     for wrong, message in (("threshold=1", "has no option 'threshold'"), ("sparsefinder_threshold=x", "give a number")):
         assert main([*command[:-1], wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_pictures_of_heads_have_stars_at_gold_edges(root, graphs, fitted, monkeypatch, capsys):
+    from leapformer_fairseq.sparsefinder import pictures
+
+    drawn = []
+    real = pictures.draw_graph
+    monkeypatch.setattr(pictures, "draw_graph", lambda *x: drawn.append(x) or real(*x))
+    command = f"sparsefinder draw {graphs} --fitted {fitted[0]} --out {root}/heads --mechanism sparsefinder-kmeans"
+    command = [*command.split(), "--set", "sparsefinder_centroids=4", "--window", "3", "--layer", "1"]
+    assert main(command) == 0
+    assert "2 pictures in" in capsys.readouterr().out
+    assert sorted(path.name for path in (root / "heads").glob("*.png")) == ["layer1-head0.png", "layer1-head1.png"]
+    sentence = list(Graphs(graphs).sentences())[36]
+    for head, (predicted, weights, gold, axes, *_) in enumerate(drawn):
+        assert torch.equal(gold, sentence.graph[1, head]) and list(axes[0].tokens) == sentence.words
+        assert not weights[~predicted].any() and predicted.diagonal().all()  # the window
+    assert main([*command[:-1], "2"]) == 2
+    assert "--layer 2: choose from 0 to 1" in capsys.readouterr().err
 
 
 def test_graphs_of_another_teacher_are_refused(root, fitted, capsys):

@@ -117,7 +117,9 @@ def known_graphs(folder, sentences=160, tokens=24, layers=1, heads=2, dim=16):
             q, k = torch.randn(shape, generator=draw), torch.randn(shape, generator=draw)
             graph = torch.cdist(q[..., :2], k[..., :2]) < 0.7
             bits = packed_bits(graph)
-            made.append({"index": index, "tokens": torch.arange(tokens), "q": q, "k": k, "keys": tokens, "graph": bits})
+            made.append(
+                {"index": index, "words": list(map(str, range(tokens))), "q": q, "k": k, "keys": tokens, "graph": bits}
+            )
         _write_part(folder / f"part-{part:04}.pt", made)
     about = {
         "teacher": "known",
