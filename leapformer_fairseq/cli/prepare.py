@@ -16,6 +16,7 @@ _ROOTS = {
     "covost2": "CoVoST 2 fr-en: holds validated.tsv, covost_v2.*.tsv, clips",
     "multi30k": "Multi30k: holds {train,val,test_2016_flickr}.LANGUAGE, all files here as they are or with .gz",
     "iwslt14": "IWSLT 2014: holds {train,valid,test}.LANGUAGE, or the release de-en.tgz",
+    "iwslt17": "IWSLT 2017: holds {train,valid,test}.LANGUAGE, or the release en-de.tgz or en-fr.tgz of WIT3",
     "iwslt14-documents": "IWSLT 2014 in windows of sentences of one talk: holds {train,valid,test}.LANGUAGE with an "
     "empty line between talks, or the release SOURCE-TARGET.tgz",
     "wmt14": "WMT 2014: holds {train,valid,test}.LANGUAGE, or the archives of the release",

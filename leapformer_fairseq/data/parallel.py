@@ -76,6 +76,7 @@ DATASETS = {
         ParallelText(
             "iwslt14-documents", ("es", "en"), 30_000, releases.iwslt14_documents, _NAMES, longest=175, window=4
         ),
+        ParallelText("iwslt17", ("en", "de", "fr"), 32_000, releases.iwslt17, _NAMES, longest=250),
         ParallelText("wmt14", ("en", "de"), 32_000, releases.wmt14, _NAMES, longest=250, ratio=1.5, coverage=0.9999),
     )
 }

@@ -6,7 +6,7 @@ Files that are there already are left as they are; archives are read as they wer
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,8 @@ IWSLT14_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "T
 IWSLT14_VALID = 23  # every 23rd sentence of the training text, as in fairseq's example
 IWSLT14_PAGE = "https://wit3.fbk.eu/2014-01"  # leads to an archive of all languages, which only a browser gets
 IWSLT14_TALKS = {"valid": ("TED.dev2010",), "test": ("TED.tst2010", "TED.tst2011", "TED.tst2012")}
+IWSLT17_PAGE = "https://wit3.fbk.eu/2017-01-c"
+IWSLT17_SETS = {"valid": ("tst2011", "tst2012", "tst2013", "tst2014"), "test": ("tst2015",)}
 WMT14_TRAIN = {
     "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en",
     "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz": "commoncrawl.de-en",
@@ -77,26 +79,54 @@ def iwslt14_documents(root: Path, languages: Sequence[str], download: bool) -> N
     Validated on dev2010 and tested on tst2010 to tst2012, as in Miculicich et al. (2018, D18-1325). The archive is not
     downloaded. Raises LeapformerError when a file is missing and the archive, too.
     """
+    sets = {split: [f"IWSLT14.{name}" for name in names] for split, names in IWSLT14_TALKS.items()}
+    page = f"{IWSLT14_PAGE} and take texts/{'/'.join(languages)}/{{archive}} out of 2014-01.tgz"
+    _provide_talks(root, languages, sets, _talks, _SEGMENT_OR_TALK, page)
+
+
+def iwslt17(root: Path, languages: Sequence[str], download: bool) -> None:
+    """TED talks, English with German or French (Cettolo et al., 2017); cased, untokenised.
+
+    Validated on tst2011 to tst2014 and tested on tst2015, as in Treviso et al. (2022, arXiv:2109.12188). The archive is
+    not downloaded. Raises LeapformerError when a file is missing and the archive, too.
+    """
+    sets = {split: [f"IWSLT17.TED.{name}" for name in names] for split, names in IWSLT17_SETS.items()}
+    _provide_talks(root, languages, sets, _without_tags, _SEGMENT, f"{IWSLT17_PAGE}, whose texts hold {{archive}}")
+
+
+def _provide_talks(
+    root: Path,
+    languages: Sequence[str],
+    sets: Mapping[str, Sequence[str]],
+    said: Callable[[Iterable[str]], Iterator[str]],
+    pattern: re.Pattern[str],
+    source: str,
+) -> None:
+    """Make the files that are missing from an archive of WIT3, which only a browser gets.
+
+    `sets` names the sets of each split that is no training text; `said` finds the sentences of training text, `pattern`
+    those of other sets; `source` says where the {archive} is.
+    """
     pair = "-".join(languages)
     archive = root / f"{pair}.tgz"
 
     def training(language: str) -> Iterator[str]:
-        return _talks(member_lines(archive, f"{pair}/train.tags.{pair}.{language}"))
+        return said(member_lines(archive, f"{pair}/train.tags.{pair}.{language}"))
 
     def evaluation(language: str, names: Iterable[str]) -> Iterator[str]:
-        members = (f"{pair}/IWSLT14.{name}.{pair}.{language}.xml" for name in names)
-        return chain.from_iterable(_segments(archive, member, _SEGMENT_OR_TALK) for member in members)
+        members = (f"{pair}/{name}.{pair}.{language}.xml" for name in names)
+        return chain.from_iterable(_segments(archive, member, pattern) for member in members)
 
     texts: Texts = {}
     for language in languages:
         texts[f"train.{language}"] = partial(training, language)
-        for split, names in IWSLT14_TALKS.items():
+        for split, names in sets.items():
             texts[f"{split}.{language}"] = partial(evaluation, language, names)
     missing = next((name for name in texts if find_text(root, [name]) is None), None)
     if missing and not archive.is_file():
         raise LeapformerError(
-            f"no file {root / missing}, and no {archive.name} next to it to extract it from; get 2014-01.tgz from "
-            f"{IWSLT14_PAGE} with a browser and take texts/{'/'.join(languages)}/{archive.name} out of it"
+            f"no file {root / missing}, and no {archive.name} next to it to extract it from; get it with a browser "
+            f"from {source.format(archive=archive.name)}"
         )
     _provide(root, texts, [archive.name], download=False)
 

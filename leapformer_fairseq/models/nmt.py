@@ -102,6 +102,14 @@ def leapformer_nmt_wmt14_tied(args: Namespace) -> None:
     leapformer_nmt_wmt14(args)
 
 
+@register_model_architecture("leapformer_nmt", "leapformer_nmt_iwslt17")
+def leapformer_nmt_iwslt17(args: Namespace) -> None:
+    """IWSLT17 of the Sparsefinder paper: 6 + 6 layers, 1,024 wide, feed-forward 4,096, 16 heads, embeddings shared."""
+    args.share_all_embeddings = getattr(args, "share_all_embeddings", True)
+    args.dropout = getattr(args, "dropout", 0.3)
+    _sizes(args, layers=6, width=1024, ffn=4096, heads=16)
+
+
 @register_model_architecture("leapformer_nmt", "leapformer_nmt_multi30k")
 def leapformer_nmt_multi30k(args: Namespace) -> None:
     """Multi30k: 3 + 3 layers, 256 wide, feed-forward 512, 4 heads, dropout 0.3, all embeddings shared."""

@@ -87,6 +87,26 @@ def test_talks_of_the_release(tmp_path):
             assert lines.split("\n\n") == ["\n" * (n == 0) + "\n".join(talk) for n, talk in enumerate(found)]
 
 
+def test_sets_of_iwslt17(tmp_path):
+    """Each year has a sentence of its own; dev2010 and tst2010 are neither validated nor tested on."""
+    files = {}
+    for language in ("en", "fr"):
+        files[f"en-fr/train.tags.en-fr.{language}"] = (
+            f"<url>http://talk</url>\n<title>A talk</title>\n train {language} \n"
+        )
+        for name in ("dev2010", *(f"tst{year}" for year in range(2010, 2016))):
+            files[f"en-fr/IWSLT17.TED.{name}.en-fr.{language}.xml"] = f'<seg id="1"> {name} {language} </seg>\n'
+    root = archive(tmp_path / "en-fr.tgz", files)
+    releases.iwslt17(root, ("en", "fr"), download=False)
+    assert read(root / "train.fr") == ["A talk", "train fr"]
+    assert read(root / "valid.en") == [f"tst{year} en" for year in (2011, 2012, 2013, 2014)]
+    assert read(root / "test.fr") == ["tst2015 fr"]
+    (root / "test.fr").unlink()
+    (root / "en-fr.tgz").unlink()
+    with pytest.raises(LeapformerError, match=r"test.fr, and no en-fr.tgz .*2017-01-c, whose texts hold en-fr.tgz"):
+        releases.iwslt17(root, ("en", "fr"), download=True)
+
+
 def test_where_to_get_what_is_missing(tmp_path, capsys):
     plain_tree(tmp_path / "data")
     (tmp_path / "data/test.en").unlink()

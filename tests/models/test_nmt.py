@@ -208,6 +208,7 @@ def test_a_stock_checkpoint_loads(plan):
         ("leapformer_nmt_wmt14", (False, False)),
         ("leapformer_nmt_wmt14_tied", (True, True)),
         ("leapformer_nmt_multi30k", (True, True)),
+        ("leapformer_nmt_iwslt17", (True, True)),
     ],
 )
 def test_presets_tie_embeddings(arch, tied):

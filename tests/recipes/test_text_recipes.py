@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fairseq import options as fairseq_options
 
-from leapformer_fairseq import PLUGIN_DIR
+from leapformer_fairseq import PLUGIN_DIR, register
 from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.data.wikitext import count_tokens
 from leapformer_fairseq.data.windows import SEPARATOR
@@ -28,10 +28,11 @@ from ..data.text_trees import (
     wmt14_archives,
 )
 
+register()  # the architectures that configurations name
 SCRIPTS = PLUGIN_DIR.parent / "scripts"
 CONFIGS = SCRIPTS.parent / "configs"
 DOCUMENTS = "iwslt14_esen_doc"
-TRANSLATION = ("multi30k", "iwslt14_deen", "wmt14_ende", DOCUMENTS)
+TRANSLATION = ("multi30k", "iwslt14_deen", "iwslt17", "wmt14_ende", DOCUMENTS)
 LANGUAGE = ("wikitext2", "wikitext103")
 SMALL_BATCHES = "--max-tokens 600 --update-freq 1 --warmup-updates 2"
 TINY_NMT = (
