@@ -54,4 +54,4 @@ def test_wrong_blocks_are_a_disagreement(name, monkeypatch):
 
 def test_what_has_no_blocks_is_not_measured(capsys):
     assert main(["bench", "sparse", "--quick", "--mechanisms", "softmax"]) == 1
-    assert "it has no blocks; choose from: sparsefinder-block1" in capsys.readouterr().err
+    assert "it has no blocks; choose from: entmax-bigbird-blocks, sparsefinder-block1" in capsys.readouterr().err

@@ -7,9 +7,9 @@ wall time. All systems take turns in one process; reported is the median.
 "entmax, sorted" is 1.5-entmax over all pairs by the package of that name, which sorts every row; "entmax, top-k" the
 same with its partial sort (of 100 scores a row, more where that is not enough); "entmax" is ours, which does not sort;
 "softmax" is torch's scaled dot-product attention. "random blocks" attends to as many blocks as the case says, drawn
-before: it has nothing to select. Of sparsefinder-block1 and -block2 a case has as many chosen blocks, without window
-and global blocks; "in the pattern" has those, too, as the mechanisms do. Times of selection, which are in their ratios,
-are given apart. Projections and centroids are random: they cost the same as fitted ones.
+before: it has nothing to select. Of the mechanisms a case has as many chosen blocks, without window and global blocks;
+"in the pattern" has those, too, as they do in a model. Times of selection, which are in their ratios, are given apart.
+Projections and centroids are random: they cost the same as fitted ones.
 
 Nothing is reported of a mechanism whose gathered blocks differ from its masked matrix in float64, gradients included.
 """
@@ -26,8 +26,10 @@ from entmax import entmax15  # type: ignore[import-untyped]
 from torch import Tensor
 from tqdm import tqdm
 
-from ..attention import MECHANISMS, TokenInfo, build
-from ..attention.sparse.blocks import Blocked, top
+from ..attention import MECHANISMS, TokenInfo, build, find
+from ..attention.sparse.blocks import ATTENDED, Blocked, ProjectedBlocks, top
+from ..attention.sparse.blocks import SIZE as SIZE_OPTION
+from ..attention.sparse.kmeans import CENTROIDS as CENTROIDS_OPTION
 from . import measure
 from .tables import Table
 
@@ -107,8 +109,10 @@ def systems(names: list[str], tokens: int, attended: int, place: measure.Place) 
 
 def make(name: str, attended: int, size: int = SIZE) -> Blocked:
     """A mechanism of the size that is measured here."""
-    options: dict[str, Any] = {"sparsefinder_block_size": size, "sparsefinder_blocks": attended}
-    return cast(Blocked, build(name, HEAD_DIM, HEADS, **options, sparsefinder_centroids=CENTROIDS))
+    wanted = {SIZE_OPTION.name: size, ATTENDED.name: attended, CENTROIDS_OPTION.name: CENTROIDS}
+    known = {option.name for option in find(name).options}
+    options: dict[str, Any] = {option: value for option, value in wanted.items() if option in known}
+    return cast(Blocked, build(name, HEAD_DIM, HEADS, **options))
 
 
 def sorted_entmax(q: Tensor, k: Tensor, v: Tensor, highest: int | None = None) -> Tensor:
@@ -142,7 +146,8 @@ def rows(
 
 
 def _aim(name: str, aims: dict[str, float]) -> float | None:
-    return aims.get("others" if name in MECHANISMS_MEASURED else name)
+    predicts = name in MECHANISMS and issubclass(MECHANISMS[name], ProjectedBlocks)
+    return aims.get("others" if predicts else name)
 
 
 def _alone(call: Callable[[], Tensor], place: measure.Place) -> measure.Seconds:

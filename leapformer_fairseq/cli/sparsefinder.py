@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
-from ..files import made_folder, write_json, write_text
+from ..files import locked_folder, made_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -266,6 +266,49 @@ def _draw_heads(sweep: Any, folder: Path, block: str) -> None:
     draw_panels(by_head(sweep, folder, window), folder / "heads.png", f"{block}, window {window}")
 
 
+# -------------------------------------------------------------------------------------------------------------- blocks
+def _blocks_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_teacher(parser)
+    parser.add_argument("--fitted", metavar="FILE", help="a file of `leapformer sparsefinder fit --blocks 2 4 8 16`")
+    parser.add_argument("--out", required=True, metavar="DIR", help="for the results; the same command resumes there")
+    parser.add_argument("--grid", default="union", metavar="NAME", help="union, the paper's, or small (default: union)")
+    parser.add_argument(
+        "--mechanisms", nargs="+", metavar="NAME",
+        default=["sparsefinder-block1", "sparsefinder-block2", "entmax-bigbird-blocks"],
+        help="(default: sparsefinder-block1 sparsefinder-block2 entmax-bigbird-blocks)",
+    )  # fmt: skip
+    parser.add_argument("--subset", default="test", metavar="NAME", help="of the data (default: test)")
+    parser.add_argument("--limit", type=int, default=500, metavar="N", help="score at most N samples (default: 500)")
+    parser.add_argument("--batch", type=int, default=8, metavar="N", help="samples of a batch (default: 8)")
+
+
+def _blocks(args: argparse.Namespace) -> None:
+    from ..sparsefinder import report
+    from ..sparsefinder.grids import block_points
+    from ..sparsefinder.pictures import draw_blocks
+    from ..sparsefinder.quality import Scored
+    from ..sparsefinder.sweep import Sweep, kept, model_options
+
+    points = block_points(args.grid, args.mechanisms)
+    sweep = Sweep(points, [0], "none", [args.fitted] if args.fitted else [])
+    about = {"path": str(Path(args.path).resolve()), "fitted": args.fitted, "limit": args.limit, "batch": args.batch}
+    folder = locked_folder(args.out, "blocks.options.json", about, "experiment with blocks")
+    test = Scored(args.path, args.data, "encoder-self", args.subset, batch=args.batch, limit=args.limit)
+    full = kept(folder, "entmax", {"seed": 1, "window": 0}, lambda row: _add_score(row, test, {}))
+    rows = []
+    with _progress("blocks", "point") as watch:
+        for i, point in enumerate(points):
+            watch(point.name, i, len(points))
+            options = model_options(point, 0, sweep, 0)
+            row = {"mechanism": point.mechanism, "options": point.options, "seed": 1, "window": 0}
+            row["attended"] = point.options["sparsefinder_blocks"]
+            rows.append(kept(folder, point.name, row, lambda row, options=options: _add_score(row, test, options)))
+    write_json(folder / "blocks.json", _signed({"full": full, "rows": rows}, args), "--out")
+    write_text(folder / "blocks.md", report.blocks_markdown(rows, full) + "\n", "--out")
+    draw_blocks(rows, full, full["name"], folder / "blocks.png")
+    print(report.blocks_markdown(rows, full))
+
+
 # ---------------------------------------------------------------------------------------------------------------- draw
 def _draw_arguments(parser: argparse.ArgumentParser) -> None:
     _add_pattern(parser)
@@ -412,5 +455,6 @@ STEPS = {
     "fit": (_fit_arguments, "fit projections and centroids to them", _fit),
     "evaluate": (_evaluate_arguments, "sparsity, recall and quality of one pattern", _evaluate),
     "draw": (_draw_arguments, "a predicted graph and its attention, head by head, with the gold edges", _draw_graphs),
+    "blocks": (_blocks_arguments, "seconds and perplexity of a masked language model over chosen blocks", _blocks),
     "pareto": (_pareto_arguments, "all patterns of a grid: tables and curves", _pareto),
 }

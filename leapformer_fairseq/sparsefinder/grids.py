@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..attention import MECHANISMS, find
+from ..attention import MECHANISMS, build, find
+from ..attention.sparse.blocks import ATTENDED, SIZE, Blocked
 from ..attention.sparse.fitted import Fitted
+from ..attention.sparse.kmeans import CENTROIDS
 from ..attention.sparse.pattern import SEED, Pattern
 from ..errors import LeapformerError
 
@@ -19,6 +21,13 @@ GRIDS = ("section5", "c2", "union", "small")
 # D.2 for masked language models; section 5 and C.2 for translation
 MLM_WINDOWS = (0, 1, 3, 7, 11, 25, 31, 41, 51, 75, 101, 125, 151, 175, 201, 251, 301, 351, 401, 451, 501, 512)
 MT_WINDOWS = (0, 1, 3, 5, 7, 9, 11, 15, 19, 23, 27)
+
+
+# section 6.1: blocks attended to, tokens of a block, centroids of version 2
+BLOCKS = {
+    "union": ((2, 3, 4, 8, 16, 22), (2, 4, 8, 16), (2, 4, 8, 12, 16, 20)),
+    "small": ((2, 4), (4, 16), (4,)),
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,28 @@ def points(grid: str, mechanisms: Sequence[str], block: str) -> list[Point]:
                 before = found[key].origins if key in found else ()
                 found[key] = Point(name, dict(options), (*before, origin))
     return list(found.values())
+
+
+def block_points(grid: str, mechanisms: Sequence[str]) -> list[Point]:
+    """The points of the experiment with blocks: "union" is the paper's grid."""
+    if grid not in BLOCKS:
+        raise LeapformerError(f"--grid {grid}: choose from: {', '.join(BLOCKS)}")
+    attended, sizes, centroids = BLOCKS[grid]
+    found = []
+    for name in mechanisms:
+        if not issubclass(find(name), Blocked):
+            known = ", ".join(sorted(name for name, cls in MECHANISMS.items() if issubclass(cls, Blocked)))
+            raise LeapformerError(f"--mechanisms {name} does not attend to blocks; choose from: {known}")
+        clusters: tuple[dict[str, Any], ...] = ({},)
+        if "centroids" in dict(build(name, 8, 1).named_buffers()):
+            clusters = tuple({CENTROIDS.name: count} for count in centroids)
+        found += [
+            Point(name, {SIZE.name: size, ATTENDED.name: count, **options})
+            for size in sizes
+            for count in attended
+            for options in clusters
+        ]
+    return found
 
 
 def values_of(option: str) -> list[int]:

@@ -102,6 +102,27 @@ def draw_panels(points: Mapping[str, tuple[Tensor, Tensor]], path: str | Path, t
     _save(figure, path)
 
 
+def draw_blocks(rows: Sequence[Row], full: Row, name: str, path: str | Path) -> None:
+    """Perplexity over seconds, averaged over sizes and centroids, a line along the blocks attended to (figure 7)."""
+    figure, axes = _figure(1, 1, PANEL)
+    for i, mechanism in enumerate(dict.fromkeys(row["mechanism"] for row in rows)):
+        own = [row for row in rows if row["mechanism"] == mechanism]
+        counts = sorted({row["attended"] for row in own})
+        means = []
+        for count in counts:
+            here = [row for row in own if row["attended"] == count]
+            means.append([sum(row[key] for row in here) / len(here) for key in ("seconds", "quality")])
+        axes.plot(*zip(*means, strict=True), label=mechanism, color=f"C{i}", marker=MARKERS[i], markersize=4)
+        for count, mean in zip(counts, means, strict=True):
+            axes.annotate(str(count), mean, fontsize=6)
+    axes.plot([full["seconds"]], [full["quality"]], "k*", markersize=10, label="full entmax")
+    axes.axhline(full["quality"], color="0.4", linewidth=1, linestyle=":")
+    axes.set(xlabel="seconds of the model", ylabel=f"{name} (lower is better)", title="blocks attended to")
+    axes.invert_yaxis()
+    axes.legend(fontsize=7)
+    _save(figure, path)
+
+
 def draw_tags(shares: Tensor, tags: Sequence[str], path: str | Path, title: str) -> None:
     """How the tokens of each bucket are distributed over tags, (buckets, tags), as stacked bars (figure 6)."""
     figure, axes = _figure(1, 1, (6.4, 3.6))

@@ -94,6 +94,16 @@ def quality_markdown(rows: Sequence[Row], name: str) -> str:
     return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
 
 
+def blocks_markdown(rows: Sequence[Row], full: Row) -> str:
+    """Seconds and quality of each pattern of blocks, and of full entmax."""
+    lines = [["entmax, all pairs", "", f"{full['quality']:.3f}", f"{full['seconds']:.2f}"]]
+    lines += [
+        [row["mechanism"], options_text(row["options"]), f"{row['quality']:.3f}", f"{row['seconds']:.2f}"]
+        for row in rows
+    ]
+    return tabulate(lines, ["mechanism", "options", full["name"], "seconds"], tablefmt="github", disable_numparse=True)
+
+
 def write_csv(rows: Sequence[Row], path: Path) -> None:
     """All rows with the columns of the measures, and of quality where some were scored."""
     scored = any("quality" in row for row in rows)

@@ -39,6 +39,7 @@ OPTIONS = {
     "abc-global": {"abc_slots": 5, "abc_global_every": 3},
     "sparsefinder-distance": {"sparsefinder_threshold": 2.5},
     "sparsefinder-kmeans": {"sparsefinder_centroids": 4, "sparsefinder_nearest": 2},
+    "entmax-bigbird-blocks": {"sparsefinder_block_size": 3, "sparsefinder_blocks": 2},
     "sparsefinder-block1": {"sparsefinder_block_size": 3, "sparsefinder_blocks": 2},
     "sparsefinder-block2": {"sparsefinder_block_size": 3, "sparsefinder_blocks": 2, "sparsefinder_centroids": 3},
     "entmax-window": {"sparse_window": 5},

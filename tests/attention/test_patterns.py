@@ -23,6 +23,7 @@ LATER_CHANGES = {
     "sparsefinder-block2",
     "entmax-longformer",
     "entmax-routing",
+    "entmax-bigbird-blocks",
 }
 MASKS = {"all": None, "causal": CAUSAL}
 SERVED = [
@@ -171,6 +172,15 @@ def released(mechanism, h, i, j, low, mask):
     return j // mechanism.size in sorted(range(len(k)), key=lambda b: scores[b], reverse=True)[: mechanism.attended]
 
 
+def bigbird_blocks(mechanism, h, i, j, x, mask):
+    size = mechanism.size
+    last = (len(x[1]) - 1) // size
+    if in_every_block_pattern(mechanism, i, j, last):
+        return True
+    drawn = sorted(range(last + 1), key=lambda b: int(hashed(1, *map(torch.tensor, (h, i // size, b)))))
+    return j // size in drawn[: mechanism.attended]
+
+
 def block2(mechanism, h, i, j, low, mask):
     q, k = blocks_of(mechanism, low)
     if in_every_block_pattern(mechanism, i, j, len(k) - 1):
@@ -189,6 +199,7 @@ RULES = {
     "sparsefinder-block1": block1,
     "sparsefinder-block2": block2,
     "entmax-window": window,
+    "entmax-bigbird-blocks": bigbird_blocks,
     "entmax-longformer": longformer,
     "entmax-bigbird": bigbird,
     "entmax-reformer": reformer,
@@ -310,7 +321,7 @@ def test_an_oracle_gives_full_entmax_and_its_gradients(dtype):
 
 
 @pytest.mark.parametrize("side", cases.SIDES)
-@pytest.mark.parametrize("name", ["sparsefinder-block1", "sparsefinder-block2"])
+@pytest.mark.parametrize("name", ["sparsefinder-block1", "sparsefinder-block2", "entmax-bigbird-blocks"])
 @pytest.mark.parametrize("count", [1, 2, 3, 40])
 def test_gathered_blocks_equal_the_masked_matrix(name, count, side):
     mechanism = cases.make(name)

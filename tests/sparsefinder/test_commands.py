@@ -263,6 +263,42 @@ def test_perplexity_of_a_masked_language_model(root):
     assert score(test, "entmax-window", {"sparse_window": 1}).value != full.value
 
 
+def test_the_experiment_with_blocks(root, capsys):
+    """Also from its files, without another pass; where every block is attended to it is full entmax."""
+    assert main(extract(root, "mlm_entmax", "mlm", "encoder-self", "block_graphs", sentences=20, length=20)) == 0
+    fit = f"sparsefinder fit {root}/block_graphs --out {root}/block_fitted --seeds 1 --blocks 4 16"
+    assert main(fit.split()) == 0
+    command = f"sparsefinder blocks {root}/mlm --path {root}/mlm_entmax/checkpoint_last.pt --out {root}/blocks"
+    command = [*command.split(), "--fitted", f"{root}/block_fitted/seed1.pt", "--grid", "small"]
+    assert main(command) == 0
+    found = json.loads((root / "blocks" / "blocks.json").read_text())
+    assert len(found["rows"]) == 3 * 2 * 2 and (root / "blocks" / "blocks.png").stat().st_size > 5000
+    for row in found["rows"]:
+        if row["options"]["sparsefinder_block_size"] == 16:  # a sample has two blocks
+            assert row["quality"] == pytest.approx(found["full"]["quality"], rel=1e-5)
+    capsys.readouterr()
+    assert main(command) == 0
+    assert json.loads((root / "blocks" / "blocks.json").read_text())["rows"] == found["rows"]
+    assert main([*command, "--mechanisms", "sparsefinder-distance"]) == 2
+    assert "does not attend to blocks; choose from: entmax-bigbird-blocks" in capsys.readouterr().err
+    assert main([*command, "--limit", "3"]) == 2
+    assert "another limit" in capsys.readouterr().err
+
+
+def test_a_language_model(root, capsys):
+    lm = f"{root}/mlm --task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 24"
+    trained(root, "lm", f"{lm} --decoder-self-attention entmax")
+    assert main(extract(root, "lm", "mlm", out="lm_graphs", sentences=10, length=20)) == 0
+    graphs = Graphs(root / "lm_graphs")
+    assert graphs.about["causal"] and len(next(graphs.sentences()).words) >= 20
+    command = f"sparsefinder evaluate {root}/lm_graphs --out {root}/lm_window --mechanism entmax-window --window 99"
+    assert main([*command.split(), "--data", str(root / "mlm"), "--global", "none"]) == 0
+    (row,) = json.loads((root / "lm_window" / "evaluate.json").read_text())["rows"]
+    assert row["recall"] == 1 and row["sparsity"] == 0
+    full = score(Scored(str(root / "lm" / "checkpoint_last.pt"), str(root / "mlm"), "decoder-self"))
+    assert row["quality"] == pytest.approx(full.value, rel=1e-5) and full.name == "perplexity"
+
+
 def test_translations_need_a_reference_each(root, tmp_path):
     test = Scored(str(root / "nmt" / "checkpoint_last.pt"), str(root / "mt"), "decoder-self")
     with pytest.raises(LeapformerError, match="--references is missing"):

@@ -2,6 +2,7 @@
 
 from . import (  # noqa: F401  (each import registers its mechanisms)
     bigbird,
+    bigbird_blocks,
     block1,
     block2,
     distance,

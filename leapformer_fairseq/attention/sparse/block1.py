@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..registry import Option, register
-from .blocks import ATTENDED, SIZE, Blocked, top
+from .blocks import ATTENDED, SIZE, ProjectedBlocks, top
 from .distance import squared_distances
 from .fitted import DIMENSIONS, FILE
 from .kmeans import CENTROIDS
@@ -24,7 +24,7 @@ NEAREST = 2  # centroids of a block in the released score
 
 
 @register("sparsefinder-block1", *COMMON, FILE, DIMENSIONS, SIZE, ATTENDED, CENTROIDS, SCORE)
-class Block1(Blocked):
+class Block1(ProjectedBlocks):
     """Entmax over the blocks of keys with the highest dot products (Treviso et al., 2022, section 6.1, version 1).
 
     Quadratic in the number of blocks. The released code scores by whether the two nearest centroids of both blocks
@@ -42,9 +42,9 @@ class Block1(Blocked):
     def parts(self) -> dict[str, str]:
         return {**super().parts(), **(centroid_part(self) if self.by_centroids else {})}
 
-    def _choose(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
+    def _choose_among(self, q: Tensor, k: Tensor, blocks: Tensor) -> Tensor:
         scores = self._by_centroids(q, k) if self.by_centroids else q @ k.mT
-        return top(scores.masked_fill(~real[:, None, None], -torch.inf), self.attended)
+        return top(scores.masked_fill(~blocks[:, None, None], -torch.inf), self.attended)
 
     def _by_centroids(self, q: Tensor, k: Tensor) -> Tensor:
         of_q, of_k = (squared_distances(x, self.centroids.to(x.dtype).unsqueeze(0)).sqrt() for x in (q, k))
@@ -53,12 +53,12 @@ class Block1(Blocked):
         return shared * (z.amax(-1, keepdim=True) + 1) - z  # in the order of shared + sigmoid(-z), which rounds
 
 
-def first_centroids(mechanism: Blocked, count: int) -> Tensor:
+def first_centroids(mechanism: ProjectedBlocks, count: int) -> Tensor:
     """Random ones, (H, c, z * r), until those that were fitted are adopted."""
     generator = torch.Generator().manual_seed(count)
     return torch.randn(mechanism.num_heads, count, mechanism.size * mechanism.dims, generator=generator)
 
 
-def centroid_part(mechanism: Blocked) -> dict[str, str]:
+def centroid_part(mechanism: ProjectedBlocks) -> dict[str, str]:
     """Where the fitted ones are."""
     return {"centroids": f"block{mechanism.size}.centroids.{mechanism.chosen.sparsefinder_centroids}"}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..registry import register
 from .block1 import centroid_part, first_centroids
-from .blocks import ATTENDED, SIZE, Blocked, top
+from .blocks import ATTENDED, SIZE, ProjectedBlocks, top
 from .distance import squared_distances
 from .fitted import DIMENSIONS, FILE
 from .kmeans import CENTROIDS
@@ -17,7 +17,7 @@ from .pattern import COMMON
 
 
 @register("sparsefinder-block2", *COMMON, FILE, DIMENSIONS, SIZE, ATTENDED, CENTROIDS)
-class Block2(Blocked):
+class Block2(ProjectedBlocks):
     """Entmax over the blocks that share a centroid (Treviso et al., 2022, section 6.1, version 2).
 
     Each centroid takes as many blocks of queries, and of keys, as are attended to. A block of queries attends to the
@@ -33,12 +33,12 @@ class Block2(Blocked):
     def parts(self) -> dict[str, str]:
         return {**super().parts(), **centroid_part(self)}
 
-    def _choose(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
-        all_queries = real if q.shape[2] == k.shape[2] else real.new_ones(1, q.shape[2])
-        queries, keys = self._taken(q, all_queries), self._taken(k, real)  # (B, H, c, N) and (.., M)
+    def _choose_among(self, q: Tensor, k: Tensor, blocks: Tensor) -> Tensor:
+        all_queries = blocks if q.shape[2] == k.shape[2] else blocks.new_ones(1, q.shape[2])
+        queries, keys = self._taken(q, all_queries), self._taken(k, blocks)  # (B, H, c, N) and (.., M)
         first = queries.byte().argmax(2)  # (B, H, N), the lowest number of those that took it
         chosen = keys.gather(2, first.unsqueeze(-1).expand(-1, -1, -1, keys.shape[3]))
-        lost = torch.zeros_like(real).index_fill(1, torch.zeros(1, dtype=torch.long, device=q.device), True)
+        lost = torch.zeros_like(blocks).index_fill(1, torch.zeros(1, dtype=torch.long, device=q.device), True)
         return torch.where(queries.any(2).unsqueeze(-1), chosen, lost[:, None, None])
 
     def _taken(self, x: Tensor, real: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import LeapformerError
-from ..capabilities import DECODER_CROSS, DECODER_SELF
+from ..capabilities import DECODER_CROSS, DECODER_SELF, Capabilities
 from ..mechanism import Inputs
 from ..ops.blocks import attend_chosen, chosen_blocks, in_blocks, of_tokens
 from ..ops.precision import accumulated, without_autocast
 from ..registry import Option
-from .fitted import Projected
-from .pattern import real_keys
+from .fitted import MISSING, Projected
+from .pattern import Pattern, real_keys
 
 SIZE = Option("sparsefinder_block_size", 16, "sparsefinder-block1, -block2: tokens of a block")
 ATTENDED = Option("sparsefinder_blocks", 4, "sparsefinder-block1, -block2: blocks that are chosen for a block")
@@ -27,16 +27,16 @@ WHOLE = "blocks are chosen among those of the whole text; take a pattern of toke
 WINDOW = 3  # blocks
 
 
-class Blocked(Projected):
+class Blocked(Pattern):
     """A pattern over blocks of z tokens: a subclass writes `_choose`.
 
-    A block is represented by the projections of its tokens, one after the other. Beside the chosen blocks it sees its
-    neighbours and the first and the last one, which see all (Treviso et al., 2022, section 6.1, on the pattern of
-    BigBird). A block that is chosen twice counts once.
+    Beside the chosen blocks a block sees its neighbours and the first and the last one, which see all (Treviso et al.,
+    2022, section 6.1, on the pattern of BigBird). A block that is chosen twice counts once.
     """
 
-    capabilities = replace(
-        Projected.capabilities,
+    capabilities = Capabilities(
+        constant_state=False,
+        append=False,
         incremental=False,
         prefixes=False,
         unsupported={DECODER_SELF: WHOLE, DECODER_CROSS: WHOLE},
@@ -49,26 +49,23 @@ class Blocked(Projected):
             if value < 1:
                 raise LeapformerError(f"{option.flag} {value}: give at least 1")
 
-    def parts(self) -> dict[str, str]:
-        return {buffer: f"block{self.size}.{name}" for buffer, name in super().parts().items()}
+    def _choose(self, q: Tensor, k: Tensor, real: Tensor, blocks: Tensor) -> Tensor:
+        """The chosen blocks, (B, H, N, M), for tokens (B, H, T or S, D), as `select` gets them.
 
-    def _choose(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
-        """The chosen blocks, (B, H, N, M), for blocks (.., N or M, z * r); `real`, (B or 1, M), have keys."""
+        `blocks`, (B or 1, M), have keys.
+        """
         raise NotImplementedError
 
     @torch.no_grad()
-    def block_graph(self, q: Tensor, k: Tensor, real: Tensor, around: bool = True) -> Tensor:
-        """Which block sees which, (B, H, N, M), of projected queries (B, H, T, r) and keys (B, H, S, r).
+    def select(self, q: Tensor, k: Tensor, real: Tensor, around: bool = True) -> Tensor:
+        """Which block sees which, (B, H, N, M), of queries (B, H, T, D) and keys (B, H, S, D).
 
         `real`, (B or 1, S), come first among the keys, and in self-attention, T = S, among the queries. Without
         `around` there are only the chosen blocks, no neighbours and no ends.
         """
         of_keys = self._in_blocks(real).any(-1)
         of_queries = self._in_blocks(_real_queries(q, real)).any(-1)
-        if q.shape[2] == k.shape[2]:
-            q = q.where(real[:, None, :, None], 0)
-        k = k.where(real[:, None, :, None], 0)
-        chosen = self._choose(in_blocks(q, self.size).flatten(3), in_blocks(k, self.size).flatten(3), of_keys)
+        chosen = self._choose(q, k, real, of_keys)
         if not around:
             return chosen & of_keys[:, None, None, :]
         query, key = (torch.arange(x.shape[1], device=q.device) for x in (of_queries, of_keys))
@@ -76,16 +73,14 @@ class Blocked(Projected):
         whole = _ends(query, of_queries)[:, None, :, None] | _ends(key, of_keys)[:, None, None, :]
         return (chosen | near | whole) & of_keys[:, None, None, :]
 
-    def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    def edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
         real = real_keys(seen)[:, 0, 0]
         order = _real_first(real)
-        projected_q, projected_k = self.project_queries(q), _in_order(self._kept_projections(k), order)
         at = (real.long().cumsum(1) - 1).clamp_min(0) // self.size
-        if q.shape[2] == k.shape[2]:
-            graph = self.block_graph(_in_order(projected_q, order), projected_k, real.gather(1, order))
-            return of_tokens(graph, at, at)
-        graph = self.block_graph(projected_q, projected_k, real.gather(1, order))
-        return of_tokens(graph, torch.arange(q.shape[2], device=q.device).unsqueeze(0) // self.size, at)
+        itself = q.shape[2] == k.shape[2]
+        graph = self.select(_in_order(q, order) if itself else q, _in_order(k, order), real.gather(1, order))
+        rows = at if itself else torch.arange(q.shape[2], device=q.device).unsqueeze(0) // self.size
+        return of_tokens(graph, rows, at)
 
     def _in_segments(self, x: Inputs) -> Tensor:
         cut_across = self.chosen.sparse_window or self.chosen.sparse_global != "none"
@@ -101,12 +96,6 @@ class Blocked(Projected):
             q = _in_order(x.q, order) if itself else x.q
             out = self.attend(q, k, v, self.select(q, k, real), real)
             return _in_order(out, order.argsort(dim=1)) if itself else out
-
-    def select(self, q: Tensor, k: Tensor, real: Tensor, around: bool = True) -> Tensor:
-        """`block_graph` of queries and keys that are not projected."""
-        self.check_adopted()
-        with torch.no_grad():
-            return self.block_graph(self.project_queries(q), self.project_keys(k), real, around)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, graph: Tensor, real: Tensor, ends: bool = True) -> Tensor:
         """Output (B, H, T, E) over a graph of blocks; with `ends` the first and the last real block see all.
@@ -143,6 +132,30 @@ class Blocked(Projected):
     def _in_blocks(self, real: Tensor) -> Tensor:
         """(B or 1, T) as (B or 1, N, z)."""
         return F.pad(real, (0, -real.shape[1] % self.size)).unflatten(1, (-1, self.size))
+
+
+class ProjectedBlocks(Blocked, Projected):
+    """Blocks that are chosen by what represents them: the projections of their tokens, one after the other."""
+
+    capabilities = replace(Blocked.capabilities, missing=MISSING)
+
+    def parts(self) -> dict[str, str]:
+        return {buffer: f"block{self.size}.{name}" for buffer, name in super().parts().items()}
+
+    def _cached(self, k: Tensor) -> Tensor:
+        return k  # nothing is decoded from a state
+
+    def _choose(self, q: Tensor, k: Tensor, real: Tensor, blocks: Tensor) -> Tensor:
+        self.check_adopted()
+        queries, keys = self.project_queries(q), self.project_keys(k).where(real[:, None, :, None], 0)
+        if q.shape[2] == k.shape[2]:
+            queries = queries.where(real[:, None, :, None], 0)
+        of_queries, of_keys = (in_blocks(x, self.size).flatten(3) for x in (queries, keys))
+        return self._choose_among(of_queries, of_keys, blocks)
+
+    def _choose_among(self, q: Tensor, k: Tensor, blocks: Tensor) -> Tensor:
+        """The chosen blocks, (B, H, N, M), for blocks (.., N or M, z * r); `blocks`, (B or 1, M), have keys."""
+        raise NotImplementedError
 
 
 def top(nearness: Tensor, count: int) -> Tensor:
