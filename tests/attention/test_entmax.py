@@ -104,6 +104,7 @@ def test_queries_that_see_nothing_give_zero(way, alpha, dtype):
     assert (out[1, :, :3] == 0).all() and (out[1, :, 3:] != 0).any()
     out.sum().backward()
     assert q.grad.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in mechanism.parameters())
     assert (mechanism.weights(q, k, key=TokenInfo.whole(6, torch.zeros(len(q), 6, dtype=torch.bool))) == 0).all()
 
 

@@ -131,7 +131,7 @@ class _Entmax(torch.autograd.Function):
         """Peters et al., 2019, eq. 14; for alpha Correia et al., 2019, proposition 1."""
         out, alpha = saved[0], ctx.alpha if saved[1] is None else saved[1]
         slope = (out ** (2 - alpha)).where(out > 0, 0)
-        share = slope / slope.sum(-1, keepdim=True)
+        share = slope / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)  # 0 where nothing is seen
         grad_scores = slope * (grad - (grad * share).sum(-1, keepdim=True))
         if saved[1] is None:
             return grad_scores, None
