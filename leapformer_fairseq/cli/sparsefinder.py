@@ -162,7 +162,8 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- pareto
 def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_measured(parser)
+    _add_graphs(parser)
+    _add_global(parser)
     parser.add_argument(
         "--grid", default="union", metavar="NAME",
         help="section5 or c2 of the paper, union of both and of what was released, small (default: union)",
@@ -201,7 +202,7 @@ def _pareto(args: argparse.Namespace) -> None:
     text = [report.as_markdown(table)]
     if scored:
         report.write_csv(scored, folder / "quality.csv")
-        text.append(f"full entmax: {gold['name']} {gold['quality']:.3f}, {gold['seconds']:.1f} s")
+        text.append(report.full_markdown(gold))
         text.append(report.quality_markdown(scored, gold["name"]))
     write_text(folder / "curves.md", "\n\n".join(text) + "\n", "--out")
     content = {"gold": gold, "recall_at_sparsity": table, "quality": scored, "sentences": len(sentences)}
@@ -240,8 +241,7 @@ def _score_fronts(
 def _add_score(row: dict[str, Any], test: Scored, options: dict[str, Any]) -> None:
     from ..sparsefinder.quality import score
 
-    found = score(test, row.get("mechanism", "entmax"), options)
-    row |= {"name": found.name, "quality": found.value, "seconds": found.seconds, "incremental": found.incremental}
+    row |= score(test, row.get("mechanism", "entmax"), options)._asdict()
 
 
 def _draw(
@@ -356,6 +356,48 @@ def _draw_graphs(args: argparse.Namespace) -> None:
     print(f"{drawn} pictures in {folder}")
 
 
+# ---------------------------------------------------------------------------------------------------------------- tags
+def _tags_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_graphs(parser)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--tags", metavar="FILE",
+        help="a word, a tab and its tag on each line, and an empty line after each sentence, for the lines of "
+        "text.txt, which the command writes to --out",
+    )  # fmt: skip
+    source.add_argument("--spacy", metavar="PIPELINE", help="tag with this installed pipeline, as en_core_web_sm")
+    parser.add_argument("--centroids", type=int, default=8, metavar="N", help="of each head, as fitted (default: 8)")
+    parser.add_argument("--most", type=int, default=12, metavar="N", help="tags; rarer ones are joined (default: 12)")
+    parser.add_argument(
+        "--vocabulary", metavar="DIR", help="where subwords are numbers: the folder with encoder.json and vocab.bpe"
+    )
+
+
+def _tags(args: argparse.Namespace) -> None:
+    from ..sparsefinder import tags
+    from ..sparsefinder.extraction import Graphs
+    from ..sparsefinder.pictures import draw_tags
+    from ..sparsefinder.sweep import evaluated
+
+    graphs, folder = Graphs(args.graphs), made_folder(args.out)
+    if len(args.fitted) != 1:
+        raise LeapformerError(f"--fitted: {len(args.fitted)} files; give one file of `leapformer sparsefinder fit`")
+    sentences = evaluated(graphs, args.fitted, args.sentences)
+    lines = tags.texts(sentences, args.vocabulary)
+    write_text(folder / "text.txt", "".join(line + "\n" for line in lines), "--out")
+    if not args.tags and not args.spacy:
+        print(f"{len(lines)} sentences in {folder / 'text.txt'}; tag them, and give the result as --tags")
+        return
+    words = tags.read_tags(args.tags) if args.tags else tags.tag_with_spacy(lines, args.spacy)
+    tagged = tags.tags_of_subwords(sentences, words, args.vocabulary)
+    buckets = tags.Buckets(graphs, args.fitted[0], args.centroids, tags.most_frequent(tagged, args.most))
+    with _progress("tags", "sentence") as watch:
+        for i, (sentence, own) in enumerate(zip(sentences, tagged, strict=True), 1):
+            buckets.add(sentence, own)
+            watch("", i, len(sentences))
+    print(tags.write_tags(buckets, folder, draw_tags))
+
+
 # -------------------------------------------------------------------------------------------------------------- shared
 def _add_teacher(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="the folder of binary data")
@@ -365,7 +407,8 @@ def _add_teacher(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_pattern(parser: argparse.ArgumentParser) -> None:
-    _add_measured(parser)
+    _add_graphs(parser)
+    _add_global(parser)
     parser.add_argument("--mechanism", required=True, metavar="NAME", help="a pattern, as sparsefinder-distance")
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
@@ -374,7 +417,7 @@ def _add_pattern(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=int, default=0, metavar="W", help="an odd number, or 0 for none (default: 0)")
 
 
-def _add_measured(parser: argparse.ArgumentParser) -> None:
+def _add_graphs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graphs", metavar="GRAPHS", help="a folder of `leapformer sparsefinder extract`")
     parser.add_argument(
         "--fitted",
@@ -385,12 +428,15 @@ def _add_measured(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="for the results; the same command resumes there")
     parser.add_argument(
+        "--sentences", type=int, metavar="N", help="measure at most N (default: all that were not fitted to)"
+    )
+
+
+def _add_global(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--global", choices=("none", "first", "both"), default="first", dest="ends",
         help="tokens with all edges, in every pattern (default: first)",
     )  # fmt: skip
-    parser.add_argument(
-        "--sentences", type=int, metavar="N", help="measure at most N (default: all that were not fitted to)"
-    )
 
 
 def _add_quality(parser: argparse.ArgumentParser) -> None:
@@ -406,7 +452,15 @@ def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
     if args.data is None:
         return None
     about = graphs.about
-    return Scored(about["teacher"], args.data, about["block"], args.subset, args.references, limit=args.limit)
+    return Scored(
+        about["teacher"],
+        args.data,
+        about["block"],
+        args.subset,
+        args.references,
+        limit=args.limit,
+        long=about["min_length"],
+    )
 
 
 def _options(mechanism: str, given: Sequence[str]) -> dict[str, Any]:
@@ -455,6 +509,7 @@ STEPS = {
     "fit": (_fit_arguments, "fit projections and centroids to them", _fit),
     "evaluate": (_evaluate_arguments, "sparsity, recall and quality of one pattern", _evaluate),
     "draw": (_draw_arguments, "a predicted graph and its attention, head by head, with the gold edges", _draw_graphs),
+    "tags": (_tags_arguments, "parts of speech in the buckets of sparsefinder-kmeans", _tags),
     "blocks": (_blocks_arguments, "seconds and perplexity of a masked language model over chosen blocks", _blocks),
     "pareto": (_pareto_arguments, "all patterns of a grid: tables and curves", _pareto),
 }

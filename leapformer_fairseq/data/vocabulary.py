@@ -55,6 +55,20 @@ def load_vocabulary(folder: str | Path) -> Cut:
         raise LeapformerError(f"the vocabulary {folder} cannot be read ({error}); make or download it again") from error
 
 
+def load_spelling(folder: str | Path) -> Callable[[str], bytes]:
+    """What spells a number of RoBERTa's dictionary as the bytes of its byte pair.
+
+    Raises LeapformerError when encoder.json or vocab.bpe is missing or damaged.
+    """
+    try:
+        from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+
+        encoder = get_encoder(*(str(Path(folder, name)) for name in _GPT2))
+    except (OSError, ValueError) as error:
+        raise LeapformerError(f"the vocabulary {folder} cannot be read ({error}); make or download it again") from error
+    return lambda number: bytes(encoder.byte_decoder[letter] for letter in encoder.decoder[int(number)])
+
+
 def encoded(lines: Iterable[str], cut: Cut) -> Iterator[str]:
     """Lines as `fairseq-preprocess` reads them, with blanks between the subwords."""
     return (" ".join(map(str, cut(line))) for line in lines)

@@ -6,5 +6,6 @@ grids.py       the values of options that a sweep goes over
 measures.py    sparsity, recall and precision of a predicted graph
 sweep.py       these for every point of a grid
 quality.py     perplexity or BLEU with a pattern in place of the full graph
+tags.py        parts of speech in the buckets of k-means
 report.py      fronts and tables; pictures.py draws them
 """

@@ -171,10 +171,16 @@ class _Batches:
             self.dataset.set_epoch(1)
 
     def of(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
-        """The arguments of the model's `forward`, and the tokens of the block's queries."""
-        batch = self.dataset.collater([self.dataset[index]])["net_input"]
-        inside_decoder = self.request.block.startswith("decoder") and "prev_output_tokens" in batch
-        return batch, batch["prev_output_tokens" if inside_decoder else "src_tokens"][0]
+        """The arguments of the model's `forward`, and the tokens of the block's queries, unmasked."""
+        sample = self.dataset.collater([self.dataset[index]])
+        batch = sample["net_input"]
+        translation = "prev_output_tokens" in batch
+        if self.request.block.startswith("decoder"):
+            return batch, batch["prev_output_tokens" if translation else "src_tokens"][0]
+        tokens = batch["src_tokens"]
+        if not translation:  # a masked language model's targets are the tokens that were masked, and padding elsewhere
+            tokens = torch.where(sample["target"] == self.dictionary.pad(), tokens, sample["target"])
+        return batch, tokens[0]
 
     def words(self, tokens: Tensor) -> list[str]:
         """The subwords of tokens that queries are of: those of the source in an encoder, else of the target."""

@@ -27,19 +27,25 @@ from .extraction import MODELS, PURPOSE
 
 
 class Quality(NamedTuple):
-    """A score and its name (perplexity or BLEU), the seconds of the model, and whether it decodes from a state."""
+    """A score and its name (perplexity or BLEU), the seconds of the model, and whether it decodes from a state.
+
+    long: the score of long sentences, and long_count how many there are; None and 0 where they are not apart.
+    """
 
     name: str
-    value: float
+    quality: float
     seconds: float
     incremental: bool
+    long: float | None = None
+    long_count: int = 0
 
 
 @dataclass(frozen=True)
 class Scored:
     """What is scored: `subset` of `data`; translations need `references`, a file of detokenised lines.
 
-    At most `limit` sentences (blocks of a masked language model) are read.
+    The first `limit` sentences (blocks of a masked language model) are read. Translations with references of at least
+    `long` tokens, the mark of the end among them, are scored apart, too.
     """
 
     checkpoint: str
@@ -50,6 +56,7 @@ class Scored:
     batch: int = 8
     beam: int = 5
     limit: int | None = None
+    long: int | None = None
 
 
 def score(test: Scored, mechanism: str = "entmax", options: Mapping[str, Any] | None = None) -> Quality:
@@ -68,8 +75,7 @@ def score(test: Scored, mechanism: str = "entmax", options: Mapping[str, Any] | 
     translates = hasattr(model, "encoder") and hasattr(model, "decoder")
     with torch.no_grad():
         if translates:
-            value, seconds = _bleu(test, model, task, incremental)
-            return Quality("BLEU", value, seconds, incremental)
+            return _bleu(test, model, task, incremental)
         value, seconds = _perplexity(test, model, task)
     return Quality("perplexity", value, seconds, incremental)
 
@@ -78,7 +84,8 @@ def _samples(test: Scored, task: Any) -> Iterator[dict[str, Any]]:
     dataset = task.dataset(test.subset)
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(1)  # the same masked tokens each time
-    indices = dataset.ordered_indices()[: test.limit]
+    limit = len(dataset) if test.limit is None else test.limit
+    indices = [i for i in dataset.ordered_indices() if i < limit]
     for start in range(0, len(indices), test.batch):
         yield dataset.collater([dataset[i] for i in indices[start : start + test.batch]])
 
@@ -99,24 +106,32 @@ def _perplexity(test: Scored, model: Any, task: Any) -> tuple[float, float]:
     return math.exp(total / count), seconds
 
 
-def _bleu(test: Scored, model: Any, task: Any, incremental: bool) -> tuple[float, float]:
+def _bleu(test: Scored, model: Any, task: Any, incremental: bool) -> Quality:
     if test.references is None:
         raise LeapformerError("--references is missing: give the file with a detokenised reference per line, for BLEU")
     references = list(read_lines(Path(test.references)))
     generator = task.build_generator([model], Namespace(beam=test.beam))
     generator.model.has_incremental = incremental
     found: dict[int, str] = {}
+    lengths: dict[int, int] = {}
     seconds = 0.0
     for sample in _samples(test, task):
         begin = time.perf_counter()
         hypotheses = task.inference_step(generator, [model], sample)
         seconds += time.perf_counter() - begin
-        for index, best in zip(sample["id"].tolist(), hypotheses, strict=True):
+        ids = sample["id"].tolist()
+        lengths |= zip(ids, sample["target"].ne(task.target_dictionary.pad()).sum(1).tolist(), strict=True)
+        for index, best in zip(ids, hypotheses, strict=True):
             found[index] = task.target_dictionary.string(best[0]["tokens"], "sentencepiece")
     if max(found) >= len(references) or (test.limit is None and len(found) != len(references)):
         raise LeapformerError(
             f"--references {test.references} has {len(references)} lines for {len(found)} sentences; give the "
             f"references of {test.subset}"
         )
+
+    def of(chosen: list[int]) -> float:
+        return bleu([found[i] for i in chosen], [references[i] for i in chosen]).value
+
     order = sorted(found)
-    return bleu([found[i] for i in order], [references[i] for i in order]).value, seconds
+    long = [] if test.long is None else [i for i in order if lengths[i] >= test.long]
+    return Quality("BLEU", of(order), seconds, incremental, of(long) if long else None, len(long))

@@ -75,8 +75,16 @@ def as_markdown(table: Sequence[Row]) -> str:
     return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
 
 
+def full_markdown(gold: Row) -> str:
+    """What full entmax scores, in a line."""
+    long = f" ({gold['long']:.3f} of the {gold['long_count']} long sentences)" if gold["long_count"] else ""
+    sparsity = f"a sparsity of {gold['sparsity']:.3f}"
+    return f"full entmax: {gold['name']} {gold['quality']:.3f}{long}, {sparsity}, {gold['seconds']:.1f} s"
+
+
 def quality_markdown(rows: Sequence[Row], name: str) -> str:
     """The scored points, by mechanism and sparsity."""
+    long = any(row["long_count"] for row in rows)
     lines = [
         [
             row["mechanism"] + ("" if row["incremental"] else " (non-causal)"),
@@ -86,11 +94,22 @@ def quality_markdown(rows: Sequence[Row], name: str) -> str:
             f"{row['sparsity']:.3f}",
             f"{row['recall']:.3f}",
             f"{row['quality']:.3f}",
+            *([f"{row['long']:.3f}"] if long else []),
             f"{row['seconds']:.1f}",
         ]
         for row in sorted(rows, key=lambda row: (row["mechanism"], row["sparsity"]))
     ]
-    headers = ["mechanism", "options", "window", "seed", "sparsity", "recall", name, "seconds"]
+    headers = [
+        "mechanism",
+        "options",
+        "window",
+        "seed",
+        "sparsity",
+        "recall",
+        name,
+        *(["long sentences"] if long else []),
+        "seconds",
+    ]
     return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
 
 
@@ -107,7 +126,7 @@ def blocks_markdown(rows: Sequence[Row], full: Row) -> str:
 def write_csv(rows: Sequence[Row], path: Path) -> None:
     """All rows with the columns of the measures, and of quality where some were scored."""
     scored = any("quality" in row for row in rows)
-    columns = [*COLUMNS, *(("quality", "seconds", "incremental") if scored else ())]
+    columns = [*COLUMNS, *(("quality", "long", "long_count", "seconds", "incremental") if scored else ())]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n", restval="")
     writer.writeheader()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from leapformer_fairseq.attention.sparse.fitted import read_file
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.sparsefinder import extraction
+from leapformer_fairseq.sparsefinder import extraction, quality
 from leapformer_fairseq.sparsefinder.extraction import Graphs
 from leapformer_fairseq.sparsefinder.quality import Scored, score
 
@@ -237,8 +238,51 @@ def test_pictures_of_heads_have_stars_at_gold_edges(root, graphs, fitted, monkey
     assert "--layer 2: choose from 0 to 1" in capsys.readouterr().err
 
 
+def tags_command(root, graphs, fitted, *more):
+    return f"sparsefinder tags {graphs} --fitted {fitted[0]} --out {root}/tags --centroids 4".split() + list(more)
+
+
+def test_tags_of_buckets(root, graphs, fitted, capsys):
+    """Each tagged token is in a bucket of each head as a query and as a key; the mark of the beginning is not."""
+    assert main(tags_command(root, graphs, fitted)) == 0
+    assert "4 sentences in" in capsys.readouterr().out
+    lines = (root / "tags" / "text.txt").read_text().splitlines()
+    words = [word for line in lines for word in line.split()]
+    tagged = "\n\n".join("\n".join(f"{word}\t{word[0]}" for word in line.split()) for line in lines)
+    (root / "tags.tsv").write_text(tagged + "\n")
+    assert main(tags_command(root, graphs, fitted, "--tags", str(root / "tags.tsv"), "--most", "2")) == 0
+    rows = list(csv.DictReader((root / "tags" / "tags.csv").open()))
+    assert len(rows) == 2 * 2 * 4 and set(rows[0]) >= {"layer", "head", "bucket", "other"}
+    common = next(name for name in rows[0] if name not in ("layer", "head", "bucket", "other"))
+    for layer, head in ((0, 0), (1, 1)):
+        own = [row for row in rows if (row["layer"], row["head"]) == (str(layer), str(head))]
+        assert sum(int(row[common]) for row in own) == 2 * sum(word[0] == common for word in words)
+    assert (root / "tags" / "tags-layer1-head0.png").stat().st_size > 5000
+    assert "buckets in use" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("word tag\n", "line 1: 'word tag' is no word, tab and tag"),
+        ("word\ttag\n", "there are tags for 1 sentences, and 4 sentences"),
+        ("a\tX\n\n" * 4, "the tags of sentence 1 are of other words than line 1 of text.txt"),
+    ],
+)
+def test_tags_of_other_text_are_one_line(root, graphs, fitted, text, message, tmp_path, capsys):
+    (tmp_path / "tags.tsv").write_text(text)
+    assert main(tags_command(root, graphs, fitted, "--tags", str(tmp_path / "tags.tsv"))) == 2
+    assert message in (err := capsys.readouterr().err) and err.count("leapformer: error") == 1
+
+
+def test_a_pipeline_that_is_not_installed_is_one_line(root, graphs, fitted, capsys):
+    assert main(tags_command(root, graphs, fitted, "--spacy", "en_missing")) == 2
+    assert "install spacy and this pipeline, or give the tags as --tags" in capsys.readouterr().err
+
+
 def test_graphs_of_another_teacher_are_refused(root, fitted, capsys):
     assert main(extract(root, "mlm_entmax", "mlm", "encoder-self", "masked", sentences=20, length=20)) == 0
+    assert all("<mask>" not in sentence.words for sentence in Graphs(root / "masked").sentences())  # the text itself
     assert main(pareto(root, root / "masked", fitted, "mixed")) == 2
     assert "was fitted to" in capsys.readouterr().err
 
@@ -250,17 +294,32 @@ def test_all_edges_are_full_entmax_and_fewer_are_not(root, fitted):
     )
     full = score(test)
     file = {"sparsefinder_file": fitted[0]}
-    assert score(test, "sparsefinder-distance", {**file, **ALL_EDGES}).value == full.value and full.incremental
+    assert score(test, "sparsefinder-distance", {**file, **ALL_EDGES}).quality == full.quality and full.incremental
     whole = score(test, "sparsefinder-quantize", {**file, "sparsefinder_bins": 1})
-    assert whole.value == full.value and not whole.incremental  # read again for every token
+    assert whole.quality == full.quality and not whole.incremental  # read again for every token
+
+
+def test_long_sentences_are_scored_apart(root, monkeypatch):
+    def scored(long, limit=None):
+        references, data = str(root / "test.de"), str(root / "mt")
+        checkpoint = str(root / "nmt" / "checkpoint_last.pt")
+        return score(Scored(checkpoint, data, "decoder-self", references=references, limit=limit, long=long))
+
+    monkeypatch.setattr(quality, "bleu", lambda _, references: SimpleNamespace(value=references))
+    references = (root / "test.de").read_text().splitlines()
+    long = [line for line in references if len(line.split()) + 1 >= 6]
+    some, none = scored(6), scored(99)
+    assert 0 < len(long) < 20 and some.long == long and some.long_count == len(long) and some.quality == references
+    assert none.long is None and none.long_count == 0
+    assert scored(6, limit=7).long == [line for line in references[:7] if line in long]  # of the first seven
 
 
 def test_perplexity_of_a_masked_language_model(root):
     test = Scored(str(root / "mlm_entmax" / "checkpoint_last.pt"), str(root / "mlm"), "encoder-self")
     full, again = score(test), score(test)
-    assert full.name == "perplexity" and full.value == again.value > 1
-    assert score(test, "entmax-window", {"sparse_window": 99}).value == pytest.approx(full.value, rel=1e-5)
-    assert score(test, "entmax-window", {"sparse_window": 1}).value != full.value
+    assert full.name == "perplexity" and full.quality == again.quality > 1
+    assert score(test, "entmax-window", {"sparse_window": 99}).quality == pytest.approx(full.quality, rel=1e-5)
+    assert score(test, "entmax-window", {"sparse_window": 1}).quality != full.quality
 
 
 def test_the_experiment_with_blocks(root, capsys):
@@ -296,7 +355,7 @@ def test_a_language_model(root, capsys):
     (row,) = json.loads((root / "lm_window" / "evaluate.json").read_text())["rows"]
     assert row["recall"] == 1 and row["sparsity"] == 0
     full = score(Scored(str(root / "lm" / "checkpoint_last.pt"), str(root / "mlm"), "decoder-self"))
-    assert row["quality"] == pytest.approx(full.value, rel=1e-5) and full.name == "perplexity"
+    assert row["quality"] == pytest.approx(full.quality, rel=1e-5) and full.name == "perplexity"
 
 
 def test_translations_need_a_reference_each(root, tmp_path):
