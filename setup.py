@@ -34,6 +34,7 @@ setup(
         "kaldi-native-fbank>=1.20",
         "matplotlib",
         "numpy>=1.26",
+        "pillow",
         "sacrebleu>=2.3",
         "scikit-learn",
         "scipy",

@@ -1,18 +1,38 @@
-"""`leapformer corpus`: build the small English-German speech translation corpus, or one for text to speech."""
+"""`leapformer corpus`: a corpus made here: speech translation, text to speech, or a task of Long Range Arena."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..data.corpus import build, tts
 from ..data.corpus.folder import SPEECH_TRANSLATION, Corpus
 from ..data.corpus.plan import SEED, SPLITS
+from ..data.lra import listops, pathfinder
 from ..errors import LeapformerError
 
-HELP = "synthesise a small corpus: English-German speech translation, or text to speech"
-SIZES = {SPEECH_TRANSLATION: build.SIZES, tts.NAME: tts.SIZES}
-ONLY_FOR = {"vocab_size": SPEECH_TRANSLATION, "snr_db": SPEECH_TRANSLATION}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HELP = "make a small corpus: English-German speech translation, text to speech, ListOps, Pathfinder"
+SIZES: dict[str, Mapping[str, int]] = {
+    SPEECH_TRANSLATION: build.SIZES,
+    tts.NAME: tts.SIZES,
+    listops.NAME: listops.SIZES,
+    pathfinder.NAME: {},
+}
+TREES, PICTURES = ("min_length", "max_length", "max_depth", "max_arguments"), ("contour", "contrast")
+ONLY_FOR = {
+    "vocab_size": (SPEECH_TRANSLATION,),
+    "snr_db": (SPEECH_TRANSLATION,),
+    "overwrite": (SPEECH_TRANSLATION, tts.NAME),
+    **dict.fromkeys(SPLITS, (SPEECH_TRANSLATION, tts.NAME, listops.NAME)),
+    **dict.fromkeys(TREES, (listops.NAME,)),
+    **dict.fromkeys((*PICTURES, "images", "workers"), (pathfinder.NAME,)),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,30 +41,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task", choices=SIZES, default=SPEECH_TRANSLATION,
         help="st: speech translation, several voices in noise; tts: text to speech, one voice, phonemes and when each "
-        "of them is said (%(default)s)",
+        "of them is said; listops and pathfinder: these tasks of Long Range Arena, in the layout of its release "
+        "(%(default)s)",
     )  # fmt: skip
     for split in SPLITS:
-        defaults = ", ".join(f"{task}: {sizes[split]}" for task, sizes in SIZES.items())
-        parser.add_argument(f"--{split}", type=int, help=f"{split} utterances ({defaults})")
-    parser.add_argument("--seed", type=int, default=SEED, help="of sentences, voices and noise (%(default)s)")
+        defaults = ", ".join(f"{task}: {sizes[split]}" for task, sizes in SIZES.items() if sizes)
+        parser.add_argument(f"--{split}", type=int, help=f"{split} utterances or trees ({defaults})")
+    parser.add_argument("--seed", type=int, default=SEED, help="of everything that is drawn (%(default)s)")
     parser.add_argument("--vocab-size", type=int, help=f"subwords per language (st: {build.VOCAB_SIZE})")
     parser.add_argument(
         "--snr-db", type=float, nargs=2, metavar=("LOW", "HIGH"),
         help=f"range of the speech to noise ratio in dB (st: {build.SNR_DB[0]:g} {build.SNR_DB[1]:g})",
     )  # fmt: skip
-    parser.add_argument("--overwrite", action="store_true", help="replace another corpus in --out")
+    parser.add_argument(
+        "--overwrite", action="store_true", default=None, help="replace another corpus in --out (st, tts)"
+    )
+    trees, pictures = listops.Trees(), pathfinder.Sizes()
+    for name, what in (
+        ("min_length", "tokens, or fewer, are too short for a tree"),
+        ("max_length", "tokens, or more, are too long"),
+        ("max_depth", "levels, the last of digits only"),
+        ("max_arguments", "arguments of an operation at most"),
+    ):
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, metavar="N", help=f"{what} (listops: {getattr(trees, name)})")
+    parser.add_argument("--images", type=int, metavar="N", help=f"pictures (pathfinder: {pathfinder.IMAGES})")
+    parser.add_argument(
+        "--contour", type=int, metavar="N",
+        help=f"lines of a target: 6 is easy, 9 intermediate, 14 hard (pathfinder: {pictures.contour})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--contrast", metavar="NAME",
+        help="published: targets are at 3/4 of the brightness of distractors; equal: they are not told apart by it "
+        f"(pathfinder: {pictures.contrast})",
+    )  # fmt: skip
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (pathfinder: 1)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, or reuse, and print how large each split is. Raises LeapformerError for another task's option."""
+    """Build, or reuse, and print how large it is. Raises LeapformerError for another task's option."""
     given = {name: getattr(args, name) for name in ONLY_FOR if getattr(args, name) is not None}
     for name in given:
-        if ONLY_FOR[name] != args.task:
-            flag = f"--{name.replace('_', '-')}"
-            raise LeapformerError(f"{flag} is for --task {ONLY_FOR[name]}; leave it out with --task {args.task}")
-    sizes = {split: SIZES[args.task][split] if (size := getattr(args, split)) is None else size for split in SPLITS}
+        if args.task not in ONLY_FOR[name]:
+            flag, tasks = f"--{name.replace('_', '-')}", " or ".join(ONLY_FOR[name])
+            raise LeapformerError(f"{flag} is for --task {tasks}; leave it out with --task {args.task}")
+    if args.task == pathfinder.NAME:
+        sizes = pathfinder.Sizes(**{name: given.pop(name) for name in PICTURES if name in given})
+        with _progress("picture") as watch:
+            _print_summary(pathfinder.build(args.out, sizes, seed=args.seed, watch=watch, **given), args.out)
+        return 0
+    counts = {split: given.pop(split, size) for split, size in SIZES[args.task].items()}
+    if args.task == listops.NAME:
+        with _progress("tree") as watch:
+            _print_summary(listops.build(args.out, counts, args.seed, listops.Trees(**given), watch), args.out)
+        return 0
     make = {SPEECH_TRANSLATION: build.build, tts.NAME: tts.build}[args.task]
-    print_table(make(args.out, sizes, args.seed, overwrite=args.overwrite, **given))
+    print_table(make(args.out, counts, args.seed, **given))
     return 0
 
 
@@ -55,3 +107,24 @@ def print_table(corpus: Corpus) -> None:
         hours = size.seconds / 3600
         print(f"{split:8}{size.utterances:>12}{hours:>8.2f}{size.words:>9}{size.word_types:>12}{mean:>14.2f}")
     print(f"corpus in {corpus.folder}\nchecksum {corpus.checksum}")
+
+
+def _print_summary(summary: Mapping[str, Any], out: Path) -> None:
+    for name, value in summary.items():
+        text = ", ".join(f"{split} {count}" for split, count in value.items()) if isinstance(value, dict) else value
+        print(f"{name.replace('_', ' ')}: {text}")
+    print(f"corpus in {out}")
+
+
+@contextmanager
+def _progress(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar, and what moves it: how much is done, of how much."""
+    from tqdm import tqdm
+
+    with tqdm(unit=unit, mininterval=1.0) as bar:
+
+        def watch(done: int, wanted: int) -> None:
+            bar.total = wanted
+            bar.update(done - bar.n)
+
+        yield watch

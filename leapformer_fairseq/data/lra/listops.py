@@ -1,0 +1,172 @@
+"""ListOps at the length of Long Range Arena: nested operations on digits, and the digit that they come to.
+
+Nangia and Bowman, 2018 (arXiv:1804.06028); lengths and probabilities are those of Tay et al., 2021 (arXiv:2011.04006),
+data/listops.py of their repository. `[MAX 4 3 ]` is written as `( ( ( [MAX 4 ) 3 ) ] )` in their files, with
+parentheses that make every node binary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from ...errors import LeapformerError
+from ...files import replacing
+from .. import prepared
+
+NAME = "listops"
+FILES = {"train": "basic_train.tsv", "dev": "basic_val.tsv", "test": "basic_test.tsv"}
+SIZES: Mapping[str, int] = {"train": 96_000, "dev": 2_000, "test": 2_000}
+HEADER = "Source\tTarget"
+END = "]"
+OPERATOR = 0.25  # the probability that a node above the deepest level is an operation
+TRIES = 100_000  # trees in a row that are none of the wanted ones
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Which trees: more than `min_length` and fewer than `max_length` tokens, parentheses not counted.
+
+    An operation has 2 to `max_arguments` arguments; the root is at depth 1, and below `max_depth` are digits only.
+    """
+
+    min_length: int = 500
+    max_length: int = 2000
+    max_depth: int = 10
+    max_arguments: int = 10
+
+    def check(self) -> None:
+        """Raise LeapformerError for values that no tree can have."""
+        for name, least in (("min_length", 0), ("max_depth", 2), ("max_arguments", 2)):
+            if getattr(self, name) < least:
+                raise LeapformerError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least {least}")
+        if self.max_length < self.min_length + 2:
+            raise LeapformerError(
+                f"--max-length {self.max_length}: lengths lie between {self.min_length} and this, exclusive; give at "
+                f"least {self.min_length + 2}"
+            )
+
+
+class Tree(NamedTuple):
+    """A tree in the writing of the files, its value, and how many tokens it has, parentheses not counted."""
+
+    source: str
+    target: int
+    length: int
+
+
+def median(values: Sequence[int]) -> int:
+    """The median, rounded down where it is the mean of two."""
+    ordered, middle = sorted(values), len(values) // 2
+    return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) // 2
+
+
+OPERATIONS: tuple[tuple[str, Callable[[Sequence[int]], int]], ...] = (
+    ("[MIN", min),
+    ("[MAX", max),
+    ("[MED", median),
+    ("[SM", lambda values: sum(values) % 10),
+)
+
+
+def build(
+    out: str | Path,
+    sizes: Mapping[str, int] = SIZES,
+    seed: int = 1,
+    trees: Trees = Trees(),
+    watch: Callable[[int, int], None] = lambda done, wanted: None,
+) -> prepared.Summary:
+    """Write `FILES` in the folder `out`, no tree twice, or find them there; returns sizes, sha256, and the share kept.
+
+    The same bytes come out of the same options. `watch` gets the trees done and wanted. Raises LeapformerError for
+    options that hardly any tree meets, and an `out` with other files.
+    """
+    trees.check()
+    for split, size in sizes.items():
+        if size < 1:
+            raise LeapformerError(f"--{split} {size}: give at least 1")
+    options = {"corpus": NAME, **sizes, "seed": seed, **asdict(trees)}
+    out = Path(out)
+    if (summary := prepared.begin(out, options)) is not None:
+        return summary
+    wanted, tried, digest, done = sum(sizes.values()), [0], hashlib.sha256(), 0
+    found = distinct(Random(seed), trees, tried)
+    for split, name in FILES.items():
+        with replacing(out / name) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(HEADER + "\n")
+            for tree in islice(found, sizes[split]):
+                line = f"{tree.source}\t{tree.target}\n"
+                file.write(line)
+                digest.update(line.encode())
+                done += 1
+                if not done % 100:
+                    watch(done, wanted)
+    watch(wanted, wanted)
+    summary = {"splits": dict(sizes), "checksum": digest.hexdigest(), "share_kept": round(wanted / tried[0], 5)}
+    prepared.finish(out, options, summary)
+    return summary
+
+
+def distinct(random: Random, trees: Trees, tried: list[int] | None = None) -> Iterator[Tree]:
+    """Trees of the wanted lengths without end, each once; `tried[0]` counts all that were made."""
+    seen: set[bytes] = set()
+    tried = [0] if tried is None else tried
+    rejected = 0
+    while True:
+        tree = grow(random, trees)
+        tried[0] += 1
+        key = hashlib.blake2b(tree.source.encode(), digest_size=16).digest() if tree else b""
+        if tree is None or key in seen:
+            rejected += 1
+            if rejected == TRIES:
+                raise LeapformerError(
+                    f"of the last {TRIES:,} trees none is new, with more than {trees.min_length} and fewer than "
+                    f"{trees.max_length} tokens; ask for fewer, or other lengths"
+                )
+            continue
+        seen.add(key)
+        rejected = 0
+        yield tree
+
+
+def grow(random: Random, trees: Trees) -> Tree | None:
+    """A tree, or None where it has not the wanted length. It stops growing at the longest."""
+    draw, out, deepest, longest = random.random, list[str](), trees.max_depth, trees.max_length
+    spread = trees.max_arguments - 1
+    length = 0
+
+    def node(depth: int) -> int:
+        nonlocal length
+        if depth >= deepest or draw() > OPERATOR:
+            length += 1
+            digit = int(draw() * 10)
+            out.append(f"{digit}")
+            return digit
+        count = 2 + int(draw() * spread)
+        name, value = OPERATIONS[int(draw() * len(OPERATIONS))]
+        length += 2 + count  # its arguments are at least digits
+        if length >= longest:
+            raise _TooLongError
+        length -= count
+        out.append("( " * (count + 1) + name)
+        arguments = []
+        for _ in range(count):
+            arguments.append(node(depth + 1))
+            out.append(")")
+        out.append(END + " )")
+        return value(arguments)
+
+    try:
+        target = node(1)
+    except _TooLongError:
+        return None
+    return Tree(" ".join(out), target, length) if trees.min_length < length < longest else None
+
+
+class _TooLongError(Exception):
+    pass

@@ -1,0 +1,376 @@
+"""Pathfinder: two discs in a picture of dashed curves. Do they lie on the ends of one curve?
+
+Linsley et al., 2018 (arXiv:1805.08315), with the sizes of Tay et al., 2021 (arXiv:2011.04006): Linsley's pathfinder
+repository, and its parameters in Long Range Arena. A curve (snake) is a chain of short lines (paddles).
+
+The release is a folder for each difficulty, with imgs/BATCH/sample_N.png and metadata/BATCH.npy, a text file with a
+line for each picture: folder, file, N, label, continuity, paddles of a target, ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from ...errors import LeapformerError
+from ...files import write_text
+from .. import prepared
+
+NAME = "pathfinder"
+FOLDERS = {6: "curv_baseline", 9: "curv_contour_length_9", 14: "curv_contour_length_14"}
+IMAGES = 200_000
+BATCH = 1_000  # pictures of a folder
+CONTRASTS = ("published", "equal")
+
+Point = tuple[float, float]  # row and column
+Pixels = NDArray[np.float32]
+Taken = NDArray[np.bool_]
+Window = tuple[slice, slice]
+
+MIDDLE = 6  # pixels around the tail of a paddle that hold all of it
+VISIBLE = 0.25  # of the brightness of a paddle: where it takes a pixel
+MARKER = 0.5  # brightness of the discs, times that of a distractor
+TINY = 1e-9  # a total probability that is none
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the pictures are made of, in pixels of the picture; defaults are Long Range Arena's.
+
+    contour:    paddles of each of the two target curves: 6 is easy, 9 intermediate, 14 hard (the task of LRA).
+    contrast:   "published": paddles of targets at 3/4 of the brightness of distractors, which tells them apart; or
+                "equal".
+    distractor_paddles: those of all distractors together; each has contour // 3.
+    """
+
+    contour: int = 14
+    contrast: str = "published"
+    side: int = 32
+    antialias: int = 2
+    padding: int = 1
+    length: float = 2
+    thickness: float = 0.5
+    margin: int = 1
+    marker_radius: float = 1.5
+    seed_distance: float = 7
+    continuity: float = 1
+    distractor_paddles: int = 20
+    paddle_retries: int = 2
+    distractor_retries: int = 4
+
+    def check(self) -> None:
+        """Raise LeapformerError for what is not offered."""
+        if self.contour not in FOLDERS:
+            raise LeapformerError(f"--contour {self.contour}: choose from: {', '.join(map(str, FOLDERS))}")
+        if self.contrast not in CONTRASTS:
+            raise LeapformerError(f"--contrast {self.contrast}: choose from: {', '.join(CONTRASTS)}")
+
+    @property
+    def step(self) -> float:
+        """From the tail of a paddle to that of the next."""
+        return self.length + 2 * self.margin
+
+
+class Paddle(NamedTuple):
+    """A line from its tail, in a direction in radians."""
+
+    tail: Point
+    angle: float
+
+    def at(self, distance: float) -> Point:
+        """The point at a distance from the tail, along the line."""
+        return self.tail[0] + distance * math.sin(self.angle), self.tail[1] + distance * math.cos(self.angle)
+
+
+class Picture(NamedTuple):
+    """A picture with values from 0 to 255, its label, the two targets, all distractors, and the places of the discs."""
+
+    pixels: NDArray[np.uint8]
+    label: int
+    targets: tuple[Sequence[Paddle], Sequence[Paddle]]
+    distractors: Sequence[Sequence[Paddle]]
+    markers: tuple[Point, Point]
+
+
+class _NoRoomError(Exception):
+    pass
+
+
+class _Stamp(NamedTuple):
+    """A paddle that was drawn once, for all places: its pixels, those it takes, and those next to them, too.
+
+    The tail is in the pixel at (MIDDLE, MIDDLE).
+    """
+
+    pixels: Pixels
+    own: Taken
+    around: Taken
+
+
+class _Canvas:
+    """What was drawn, and how many times each pixel is taken: by paddles, the pixels next to them, and the border."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        side = sizes.side + 2 * MIDDLE  # so that no stamp leaves it
+        self.pixels: Pixels = np.zeros((side, side), dtype=np.float32)
+        self.taken = np.ones((side, side), dtype=np.uint8)
+        inside = slice(MIDDLE + sizes.padding, -MIDDLE - sizes.padding)
+        self.taken[inside, inside] = 0
+
+    def add(self, paddle: Paddle, contrast: float) -> tuple[Window, Taken]:
+        """Draw a paddle; returns what it takes. Raises _NoRoomError, and draws nothing, where another has it."""
+        window, stamp = self._stamp(paddle)
+        if (self.taken[window][stamp.own] > 0).any():
+            raise _NoRoomError
+        np.maximum(self.pixels[window], contrast * stamp.pixels, out=self.pixels[window])
+        self.taken[window] += stamp.around
+        return window, stamp.around
+
+    def is_free(self, row: float, column: float) -> bool:
+        side = self.sizes.side
+        i, j = round(row), round(column)
+        return 0 <= i < side and 0 <= j < side and not self.taken[i + MIDDLE, j + MIDDLE]
+
+    def _stamp(self, paddle: Paddle) -> tuple[Window, _Stamp]:
+        scale = self.sizes.antialias
+        tail, tip = (
+            [round((x + 0.5) * scale - 0.5) for x in end] for end in (paddle.tail, paddle.at(self.sizes.length))
+        )
+        row, column = (x // scale for x in tail)
+        if not (0 <= row < self.sizes.side and 0 <= column < self.sizes.side):
+            raise _NoRoomError
+        window = slice(row, row + 2 * MIDDLE + 1), slice(column, column + 2 * MIDDLE + 1)
+        inside = tail[0] % scale, tail[1] % scale
+        return window, _drawn(self.sizes, *inside, tip[0] - tail[0], tip[1] - tail[1])
+
+
+@lru_cache(maxsize=10_000)
+def _drawn(sizes: Sizes, row: int, column: int, rows: int, columns: int) -> _Stamp:
+    """A line of `rows` and `columns` at `antialias` times the size from a place within the middle pixel, reduced."""
+    scale, side = sizes.antialias, 2 * MIDDLE + 1
+    image = Image.new("L", (side * scale, side * scale))
+    top, left = MIDDLE * scale + row, MIDDLE * scale + column
+    ends = [(left, top), (left + columns, top + rows)]
+    ImageDraw.Draw(image).line(ends, fill=255, width=max(1, round(sizes.thickness * scale)))
+    small = np.asarray(image.resize((side, side), Image.Resampling.LANCZOS), dtype=np.float32)
+    pixels = small / small.max()
+    own = pixels > VISIBLE
+    return _Stamp(pixels, own, dilated(own, sizes.margin))
+
+
+def dilated(x: Taken, by: int) -> Taken:
+    """Pixels within `by` of one that is set, up, down, left, right and across."""
+    padded, (rows, columns) = np.pad(x, by), x.shape
+    shifts = range(2 * by + 1)
+    found: Taken = np.any([padded[i : i + rows, j : j + columns] for i in shifts for j in shifts], axis=0)
+    return found
+
+
+class _Snake:
+    """A curve that grows."""
+
+    def __init__(self, canvas: _Canvas, contrast: float, first: Paddle) -> None:
+        self.canvas, self.contrast = canvas, contrast
+        self.paddles = [first]
+        self.last = canvas.add(first, contrast)
+
+    def grow(self, random: Random) -> None:
+        """Add a paddle: a turn has a probability of cos^2, where the pixel that it points to is free.
+
+        It may touch the paddle before it. Raises _NoRoomError.
+        """
+        canvas, (window, taken) = self.canvas, self.last
+        canvas.taken[window] -= taken
+        self.last = self._next(random)
+        canvas.taken[window] += taken
+
+    def _next(self, random: Random) -> tuple[Window, Taken]:
+        sizes, before = self.canvas.sizes, self.paddles[-1]
+        tail = before.at(sizes.step)
+        angles, weights = [], []
+        for row, column, angle in _circle(sizes.length + sizes.margin):
+            if self.canvas.is_free(tail[0] + row, tail[1] + column):
+                turn = abs((angle - before.angle + math.pi) % (2 * math.pi) - math.pi)
+                angles.append(angle)
+                weights.append(max(0.0, math.cos(min(sizes.continuity * turn, math.pi / 2))) ** 2)
+        if sum(weights) < TINY:
+            raise _NoRoomError
+        for _ in range(1 + sizes.paddle_retries):
+            paddle = Paddle(tail, random.choices(angles, weights)[0])
+            try:
+                taken = self.canvas.add(paddle, self.contrast)
+            except _NoRoomError:
+                continue
+            self.paddles.append(paddle)
+            return taken
+        raise _NoRoomError
+
+
+def draw(random: Random, sizes: Sizes, label: int) -> Picture:
+    """A picture. It is started over until there is room for the targets; distractors may be fewer."""
+    while True:
+        try:
+            return _draw(random, sizes, label)
+        except _NoRoomError:
+            continue
+
+
+def _draw(random: Random, sizes: Sizes, label: int) -> Picture:
+    canvas = _Canvas(sizes)
+    bright = 0.75 if sizes.contrast == "published" else 1.0
+    first = _Snake(canvas, bright, _first(random, canvas, int(2 * sizes.seed_distance)))
+    tail = Paddle(first.paddles[0].tail, random.random() * 2 * math.pi).at(sizes.seed_distance)
+    second = _Snake(canvas, bright, Paddle(tail, _any_angle(random)))
+    for _ in range(sizes.contour - 1):
+        first.grow(random)
+        second.grow(random)
+    distractors = list(_distractors(random, canvas))
+    chosen = (first, second) if random.random() < 0.5 else (second, first)
+    ends = chosen[0].paddles[0].tail, chosen[1 - label].paddles[-1].at(sizes.length)
+    pixels = canvas.pixels[MIDDLE:-MIDDLE, MIDDLE:-MIDDLE]
+    for end in ends:
+        np.maximum(pixels, MARKER * disc(end, sizes), out=pixels)
+    return Picture(_stretched(pixels), label, (first.paddles, second.paddles), distractors, ends)
+
+
+def _any_angle(random: Random) -> float:
+    """In whole degrees."""
+    return math.radians(int(random.random() * 360))
+
+
+def _first(random: Random, canvas: _Canvas, border: int) -> Paddle:
+    """The first paddle of a curve, its tail on a free pixel so far from the border."""
+    side = canvas.sizes.side
+    inside = slice(MIDDLE + border, MIDDLE + side - border)
+    rows, columns = np.nonzero(canvas.taken[inside, inside] == 0)
+    if not len(rows):
+        raise _NoRoomError
+    i = int(random.random() * len(rows))
+    return Paddle((float(rows[i] + border), float(columns[i] + border)), _any_angle(random))
+
+
+@lru_cache
+def _circle(radius: float) -> list[tuple[float, float, float]]:
+    """Rows, columns and directions of the pixels of a circle around 0."""
+    reach = range(-math.ceil(radius) - 1, math.ceil(radius) + 2)
+    return [(i, j, math.atan2(i, j)) for i in reach for j in reach if abs(math.hypot(i, j) - radius) < 0.5]
+
+
+def _distractors(random: Random, canvas: _Canvas) -> Iterator[Sequence[Paddle]]:
+    sizes = canvas.sizes
+    count = sizes.contour // 3
+    for _ in range(sizes.distractor_paddles // count):
+        for _ in range(1 + sizes.distractor_retries):
+            before = canvas.pixels.copy(), canvas.taken.copy()
+            try:
+                snake = _Snake(canvas, 1.0, _first(random, canvas, sizes.padding))
+                while len(snake.paddles) < count:
+                    snake.grow(random)
+            except _NoRoomError:
+                canvas.pixels, canvas.taken = before
+                continue
+            yield snake.paddles
+            break
+
+
+def disc(middle: Point, sizes: Sizes) -> Pixels:
+    """A disc with a soft edge of a pixel; values from 0 to 1."""
+    rows, columns = np.mgrid[: sizes.side, : sizes.side]
+    inside = sizes.marker_radius + 0.5 - np.hypot(rows - middle[0], columns - middle[1])
+    return np.clip(inside, 0, 1).astype(np.float32)
+
+
+def _stretched(pixels: Pixels) -> NDArray[np.uint8]:
+    """From 0 to 255, whatever the brightest is."""
+    return np.round(pixels * (255 / float(pixels.max()))).astype(np.uint8)
+
+
+def build(
+    out: str | Path,
+    sizes: Sizes = Sizes(),
+    images: int = IMAGES,
+    seed: int = 1,
+    workers: int = 1,
+    watch: Callable[[int, int], None] = lambda done, wanted: None,
+) -> prepared.Summary:
+    """Write the release's layout for one difficulty into the folder `out`, or find it there; returns size and sha256.
+
+    Labels are balanced in each batch. The same pixels come out of the same options, however many processes work. An
+    interrupted build goes on with the next batch. `watch` gets the pictures done and wanted. Raises LeapformerError for
+    options that are not offered, and an `out` with other files.
+    """
+    sizes.check()
+    if images < 2:
+        raise LeapformerError(f"--images {images}: give at least 2, one of each label")
+    options = {"corpus": NAME, "images": images, "seed": seed, **asdict(sizes)}
+    out = Path(out)
+    if (summary := prepared.begin(out, options)) is not None:
+        return summary
+    folder = out / FOLDERS[sizes.contour]
+    counts = [min(BATCH, images - start) for start in range(0, images, BATCH)]
+    missing = [batch for batch in range(len(counts)) if not metadata_of(folder, batch).is_file()]
+    done = images - sum(counts[batch] for batch in missing)
+    for count in _in_processes(partial(_make_batch, folder, sizes, seed), missing, counts, workers):
+        done += count
+        watch(done, images)
+    digest = hashlib.sha256()
+    for batch, count in enumerate(counts):
+        for number in range(count):
+            with Image.open(picture_of(folder, batch, number)) as image:
+                digest.update(image.tobytes())
+        digest.update(metadata_of(folder, batch).read_bytes())
+    summary = {"images": images, "folder": folder.name, "checksum": digest.hexdigest()}
+    prepared.finish(out, options, summary)
+    return summary
+
+
+def picture_of(folder: Path, batch: int, number: int) -> Path:
+    """The file of a picture in a folder of the release."""
+    return folder / "imgs" / str(batch) / f"sample_{number}.png"
+
+
+def metadata_of(folder: Path, batch: int) -> Path:
+    """The text file with the labels of a batch, whose name says otherwise."""
+    return folder / "metadata" / f"{batch}.npy"
+
+
+def _make_batch(folder: Path, sizes: Sizes, seed: int, batch: int, count: int) -> int:
+    """The pictures of a batch, then its metadata, which is the mark that they are all there."""
+    random = Random(f"{seed}/{batch}")
+    labels = [i % 2 for i in range(count)]
+    random.shuffle(labels)
+    picture_of(folder, batch, 0).parent.mkdir(parents=True, exist_ok=True)
+    metadata_of(folder, batch).parent.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for number, label in enumerate(labels):
+        path = picture_of(folder, batch, number)
+        Image.fromarray(draw(random, sizes, label).pixels).save(path)
+        about = f"{sizes.continuity} {sizes.contour} {sizes.length} {sizes.thickness} {sizes.contrast}"
+        lines.append(f"imgs/{batch} {path.name} {number} {label} {about}\n")
+    write_text(metadata_of(folder, batch), "".join(lines), "--out")
+    return count
+
+
+def _in_processes(
+    make: Callable[[int, int], int], batches: Sequence[int], counts: Sequence[int], workers: int
+) -> Iterator[int]:
+    """What `make` returns for each batch and its count, as they are done."""
+    chosen = [counts[batch] for batch in batches]
+    if workers <= 1:
+        yield from map(make, batches, chosen)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        yield from pool.map(make, batches, chosen)

@@ -1,0 +1,147 @@
+"""Pathfinder: labels by following the lines, discs where they belong, the same pixels for a seed, work that resumes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.data.lra import pathfinder
+from leapformer_fairseq.data.lra.pathfinder import Sizes, dilated, draw, metadata_of, picture_of
+from leapformer_fairseq.errors import LeapformerError
+
+EASY = Sizes(contour=6)
+
+
+def connected(lines, start, end, sizes) -> bool:
+    """Whether a chain of lines leads from a point to another: each begins `step` from the tail of one before it.
+
+    It knows nothing of curves: all lines of a picture are in one heap.
+    """
+    near = 1e-6
+    reached = {i for i, one in enumerate(lines) if math.dist(one.tail, start) < near}
+    while True:
+        tips = [lines[i].at(sizes.step) for i in reached]
+        more = {i for i, one in enumerate(lines) if any(math.dist(one.tail, tip) < near for tip in tips)}
+        if more <= reached:
+            return any(math.dist(lines[i].at(sizes.length), end) < near for i in reached)
+        reached |= more
+
+
+@pytest.mark.parametrize("contour", [6, 9, 14])
+@pytest.mark.parametrize("label", [0, 1])
+def test_labels_by_following_the_lines(contour, label):
+    sizes = Sizes(contour=contour)
+    for seed in range(4):
+        picture = draw(Random(seed), sizes, label)
+        heap = [*picture.targets[0], *picture.targets[1], *(line for snake in picture.distractors for line in snake)]
+        Random(seed).shuffle(heap)
+        assert connected(heap, *picture.markers, sizes) == bool(label) == bool(picture.label)
+        assert [len(target) for target in picture.targets] == [contour, contour]
+        assert len(picture.distractors) <= 20 // (contour // 3)
+        assert {len(snake) for snake in picture.distractors} <= {contour // 3}
+
+
+def test_discs_are_where_the_markers_are():
+    for seed in range(5):
+        picture = draw(Random(seed), EASY, seed % 2)
+        for row, column in picture.markers:
+            assert picture.pixels[round(row), round(column)] >= 255 * pathfinder.MARKER * 0.75 - 1
+        assert picture.pixels.shape == (32, 32) and picture.pixels.dtype == np.uint8 and picture.pixels.max() == 255
+
+
+def test_turns_are_less_than_a_right_angle_and_lines_do_not_touch():
+    picture = draw(Random(11), EASY, 1)
+    canvas = pathfinder._Canvas(EASY)
+    for snake in (*picture.targets, *picture.distractors):
+        for one, other in zip(snake, snake[1:], strict=False):
+            assert math.dist(one.at(EASY.step), other.tail) < 1e-6
+            turn = abs((other.angle - one.angle + math.pi) % (2 * math.pi) - math.pi)
+            assert turn < math.pi / 2
+    heap = [line for snake in (*picture.targets, *picture.distractors) for line in snake]
+    taken = np.zeros_like(canvas.taken)
+    for line in heap:
+        window, stamp = canvas._stamp(line)
+        assert not (taken[window] & stamp.own).any()
+        taken[window] |= stamp.own
+
+
+def test_brightness_of_targets():
+    """Published, they are darker than distractors; equal, a picture has lines of one brightness."""
+    published, equal = (draw(Random(2), Sizes(contour=6, contrast=name), 1) for name in ("published", "equal"))
+    for picture, expected in ((published, 0.75), (equal, 1.0)):
+        row, column = picture.targets[0][2].at(1.0)
+        around = picture.pixels[round(row) - 1 : round(row) + 2, round(column) - 1 : round(column) + 2].max()
+        assert around == pytest.approx(255 * expected, abs=8)
+
+
+def test_dilated():
+    x = np.zeros((5, 5), dtype=bool)
+    x[0, 1] = True
+    assert dilated(x, 1).sum() == 6 and dilated(x, 1)[1, 2] and not dilated(x, 1)[2].any()
+
+
+def test_the_layout_of_the_release(tmp_path):
+    summary = pathfinder.build(tmp_path / "a", EASY, 12, seed=3)
+    folder = tmp_path / "a" / "curv_baseline"
+    lines = [line.split() for line in metadata_of(folder, 0).read_text().splitlines()]
+    assert [line[:3] for line in lines] == [["imgs/0", f"sample_{i}.png", str(i)] for i in range(12)]
+    assert sum(int(line[3]) for line in lines) == 6  # balanced
+    for name in (line[1] for line in lines):
+        with Image.open(folder / "imgs" / "0" / name) as image:
+            assert image.mode == "L" and image.size == (32, 32)
+    assert pathfinder.build(tmp_path / "a", EASY, 12, seed=3) == summary
+    assert pathfinder.build(tmp_path / "c", EASY, 12, seed=4)["checksum"] != summary["checksum"]
+    with pytest.raises(LeapformerError, match="was prepared with contour 6, not 9"):
+        pathfinder.build(tmp_path / "a", Sizes(contour=9), 12, seed=3)
+
+
+def test_the_same_pixels_in_any_process_and_after_an_interruption(tmp_path, monkeypatch):
+    monkeypatch.setattr(pathfinder, "BATCH", 5)
+    whole = pathfinder.build(tmp_path / "whole", EASY, 17)
+    real, drawn = pathfinder.draw, []
+
+    def interrupted(*args):
+        drawn.append(1)
+        if len(drawn) == 8:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(pathfinder, "draw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pathfinder.build(tmp_path / "parts", EASY, 17)
+    assert pathfinder.build(tmp_path / "parts", EASY, 17) == whole
+    assert len(drawn) == 8 + 12  # the first batch was kept
+    monkeypatch.setattr(pathfinder, "draw", real)
+    assert pathfinder.build(tmp_path / "workers", EASY, 17, workers=2) == whole
+    files = sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*.*"))
+    assert len(files) == 17 + 4 + 1
+    for path in files:
+        assert (tmp_path / "whole" / path).read_bytes() == (tmp_path / "workers" / path).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--contour 7", "--contour 7: choose from: 6, 9, 14"),
+        ("--contrast bright", "--contrast bright: choose from: published, equal"),
+        ("--images 1", "--images 1: give at least 2, one of each label"),
+        ("--train 5", "--train is for --task st or tts or listops; leave it out with --task pathfinder"),
+    ],
+)
+def test_bad_options_are_one_line(options, message, tmp_path, capsys):
+    assert main(f"corpus --task pathfinder --out {tmp_path}/out {options}".split()) == 2
+    assert message in (err := capsys.readouterr().err) and err.count("leapformer: error") == 1
+
+
+def test_the_command(tmp_path, capsys):
+    command = f"corpus --task pathfinder --out {tmp_path}/out --images 4 --contour 6 --contrast equal".split()
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "images: 4" in out and "folder: curv_baseline" in out
+    assert picture_of(Path(tmp_path, "out", "curv_baseline"), 0, 3).is_file()
