@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..audio import SAMPLE_RATE
 from ..data import covost2, documents, glue, ljspeech, mustc, parallel, speech, wikitext
+from ..data.lra import prepare as lra
 
 HELP = "prepare a data set: speech translation, translation, language modelling, classification, text to speech"
 SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2)}
@@ -25,7 +26,14 @@ _ROOTS = {
     "mlm": "text for masked language models: holds {train,valid,test}.txt or wiki.{train,valid,test}.tokens, a "
     "sentence a line, an empty line between documents",
     "glue": "a task of GLUE: holds TASK/*.tsv, where TASK is MNLI, QNLI, QQP or SST-2",
+    "lra": "a task of Long Range Arena: holds the files of its release",
     "ljspeech": "LJSpeech: holds metadata.csv and wavs, or LJSpeech-1.1 with both",
+}
+
+
+_TASKS = {
+    glue.NAME: ", ".join(glue.TASKS),
+    lra.NAME: "; ".join(f"{name}: {task.holds}" for name, task in lra.TASKS.items()),
 }
 
 
@@ -37,13 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         **dict.fromkeys(wikitext.SIZES, _add_wikitext),
         documents.NAME: _add_documents,
         glue.NAME: _add_glue,
+        lra.NAME: _add_lra,
         ljspeech.NAME: _add_ljspeech,
     }
     actions = parser.add_subparsers(metavar="DATASET", required=True)
     for name, root in _ROOTS.items():
         action = actions.add_parser(name, help=root, description=f"prepare {root}")
-        if name == glue.NAME:
-            action.add_argument("task", metavar="TASK", help=", ".join(glue.TASKS))
+        if name in _TASKS:
+            action.add_argument("task", metavar="TASK", help=_TASKS[name])
         optional = "?" if name in wikitext.SIZES else None
         action.add_argument("root", metavar="ROOT", nargs=optional, help=root.partition(": ")[2])
         action.add_argument("--out", required=True, metavar="DIR", help="where to write; the same command resumes")
@@ -120,6 +129,14 @@ def _add_glue(parser: argparse.ArgumentParser, name: str) -> None:
     parser.set_defaults(prepare=_glue)
 
 
+def _add_lra(parser: argparse.ArgumentParser, name: str) -> None:
+    known = "; ".join(f"{quirk} ({', '.join(about.tasks)}): {about.what}" for quirk, about in lra.QUIRKS.items())
+    parser.add_argument(
+        "--quirks", metavar="NAMES", default="", help=f"flaws of the published data, with commas: {known}"
+    )
+    parser.set_defaults(prepare=_lra)
+
+
 def _add_ljspeech(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument(
         "--textgrids", metavar="DIR",
@@ -183,3 +200,10 @@ def _documents(args: argparse.Namespace) -> list[str]:
 def _glue(args: argparse.Namespace) -> list[str]:
     summary = glue.prepare(args.task, args.root, args.out, args.vocabulary, args.download)
     return [f"{split}: {found['examples']} examples; left out: {found['left_out']}" for split, found in summary.items()]
+
+
+def _lra(args: argparse.Namespace) -> list[str]:
+    summary = lra.prepare(args.task, args.root, args.out, [name for name in args.quirks.split(",") if name])
+    left_out = ", ".join(f"{count} {reason}" for reason, count in summary["left_out"].items() if count)
+    lines = [f"{split}: {summary[split]['examples']} examples" for split in lra.SPLITS]
+    return [*lines, f"left out: {left_out or 'none'}"]

@@ -15,9 +15,13 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
+
 from ...errors import LeapformerError
 from ...files import replacing
 from .. import prepared
+from ..arrays import Example
+from ..lines import read_lines
 
 NAME = "listops"
 FILES = {"train": "basic_train.tsv", "dev": "basic_val.tsv", "test": "basic_test.tsv"}
@@ -170,3 +174,29 @@ def grow(random: Random, trees: Trees) -> Tree | None:
 
 class _TooLongError(Exception):
     pass
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+SYMBOLS = (*map(str, range(10)), *(name for name, _ in OPERATIONS), END)  # numbers from 1; 0 is padding
+NUMBERS = {symbol: number for number, symbol in enumerate(SYMBOLS, 1)}
+
+
+def read(path: Path, brackets: bool = True, longest: int = 2000) -> Iterator[Example]:
+    """The trees of a file of the release, the first `longest` tokens of each.
+
+    Parentheses are left out, as in Tay et al.'s repaired reader. Without `brackets` the ends of operations are, too, as
+    in the data of the papers, whose reader kept letters and digits only. Raises LeapformerError for other tokens.
+    """
+    for number, line in enumerate(read_lines(path), 1):
+        if number == 1 and line == HEADER:
+            continue
+        source, tab, target = line.partition("\t")
+        try:
+            tokens = [NUMBERS[token] for token in source.split() if token not in "()" and (brackets or token != END)]
+            if not tokens or not tab or target not in SYMBOLS[:10]:
+                raise KeyError(target)
+        except KeyError as error:
+            raise LeapformerError(
+                f"{path}, line {number}: {error.args[0]!r} is no token or value of ListOps; download it again"
+            ) from error
+        yield Example((np.array(tokens[:longest], dtype=np.uint8),), int(target))

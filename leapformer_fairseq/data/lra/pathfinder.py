@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -27,6 +27,8 @@ from PIL import Image, ImageDraw
 from ...errors import LeapformerError
 from ...files import write_text
 from .. import prepared
+from ..arrays import Example
+from ..lines import read_lines
 
 NAME = "pathfinder"
 FOLDERS = {6: "curv_baseline", 9: "curv_contour_length_9", 14: "curv_contour_length_14"}
@@ -374,3 +376,45 @@ def _in_processes(
         return
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         yield from pool.map(make, batches, chosen)
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+def listed(folder: Path) -> tuple[list[tuple[Path, int]], int]:
+    """The pictures of a folder of the release with their labels, in order, and how many are left out: empty files.
+
+    Raises LeapformerError where metadata or pictures are missing, or a line is of another form.
+    """
+    found, empty = [], 0
+    batches = sorted((folder / "metadata").glob("*.npy"), key=lambda path: (len(path.name), path.name))
+    if not batches:
+        raise LeapformerError(f"{folder / 'metadata'} holds no .npy files; check the path, or download it again")
+    for path in batches:
+        for number, line in enumerate(read_lines(path), 1):
+            fields = line.split()
+            if not fields:
+                continue
+            if len(fields) < 4 or fields[3] not in ("0", "1"):
+                raise LeapformerError(f"{path}, line {number}: {line!r} has no label 0 or 1 in its fourth field")
+            picture = folder / fields[0] / fields[1]
+            try:
+                size = picture.stat().st_size
+            except OSError as error:
+                raise LeapformerError(f"{picture}, of {path}, is missing; download the folder again") from error
+            if size:
+                found.append((picture, int(fields[3])))
+            else:
+                empty += 1
+    return found, empty
+
+
+def read(pictures: Iterable[tuple[Path, int]], side: int = 32) -> Iterator[Example]:
+    """Brightness 0 to 255 of the pixels, line by line. Raises LeapformerError for a damaged picture or another size."""
+    for path, label in pictures:
+        try:
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("L"))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise LeapformerError(f"{path} is damaged ({error}); download it again") from error
+        if pixels.shape != (side, side):
+            raise LeapformerError(f"{path} is {pixels.shape[1]} x {pixels.shape[0]}, not {side} x {side}")
+        yield Example((pixels.reshape(-1),), label)

@@ -1,0 +1,165 @@
+"""Labelled sequences of numbers on disk, memory-mapped: what `--task leapformer_classification` reads.
+
+A folder holds data.json and, for each split (train, valid, test):
+
+    SPLIT/input0.npy          numbers of all sequences concatenated, or an array (N, L), a sequence a line
+    SPLIT/input0.offsets.npy  N + 1 places where sequences begin; absent beside an array (N, L)
+    SPLIT/input1.npy ...      the second sequences, where there are two
+    SPLIT/labels.npy          N classes, from 0
+
+0 is padding, at the end of a sequence; other numbers are below `vocabulary`. data.json has `vocabulary`, `classes` and
+`inputs`. Whoever has arrays of their own writes these files with numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LeapformerError
+from ..files import read_json, replacing, write_json
+
+ABOUT, LABELS = "data.json", "labels.npy"
+REMEDY = "prepare it with `leapformer prepare lra`, or write it as leapformer_fairseq/data/arrays.py says"
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class About:
+    """What holds for all splits: numbers are below `vocabulary`, classes below `classes`; `inputs` sequences each."""
+
+    vocabulary: int
+    classes: int
+    inputs: int = 1
+
+
+class Example(NamedTuple):
+    """One or two sequences and their class."""
+
+    sequences: tuple[Numbers, ...]
+    label: int
+
+
+class Split(Sequence[Example]):
+    """The examples of a split. Raises LeapformerError for files that are missing or do not fit each other."""
+
+    def __init__(self, folder: str | Path, split: str) -> None:
+        self.about = read_about(folder)
+        self.folder = Path(folder) / split
+        self.labels = _load(self.folder / LABELS)
+        self._inputs = [self._input(i) for i in range(self.about.inputs)]
+        if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < self.about.classes:
+            raise LeapformerError(
+                f"{self.folder / LABELS}: classes from {self.labels.min()} to {self.labels.max()}; {ABOUT} says that "
+                f"there are {self.about.classes}, from 0"
+            )
+
+    def _input(self, i: int) -> tuple[Numbers, Numbers]:
+        """Numbers in one line, and where each sequence begins and ends in it (N, 2)."""
+        path = self.folder / f"input{i}.npy"
+        numbers = _load(path)
+        if numbers.dtype.kind not in "iu" or numbers.ndim not in (1, 2):
+            raise LeapformerError(f"{path}: {numbers.ndim} dimensions of {numbers.dtype}; {REMEDY}")
+        if numbers.ndim == 2:
+            starts = np.arange(len(numbers), dtype=np.int64) * numbers.shape[1]
+            spans = np.stack([starts, starts + (numbers.shape[1] - (numbers[:, ::-1] != 0).argmax(1))], 1)
+            spans[~numbers.any(1), 1] = spans[~numbers.any(1), 0]
+            numbers = numbers.reshape(-1)
+        else:
+            offsets = _load(path.with_suffix(".offsets.npy"))
+            spans = np.stack([offsets[:-1], offsets[1:]], 1)
+        if len(spans) != len(self.labels) or (
+            len(spans) and (spans[-1, 1] > len(numbers) or (spans[:, 1] < spans[:, 0]).any())
+        ):
+            raise LeapformerError(
+                f"{path}: {len(spans)} sequences in {len(numbers)} numbers beside {len(self.labels)} labels; {REMEDY}"
+            )
+        return numbers, spans
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> Example:  # type: ignore[override]
+        return Example(tuple(numbers[slice(*spans[i])] for numbers, spans in self._inputs), int(self.labels[i]))
+
+    def lengths(self) -> Numbers:
+        """Of each example the longest sequence, (N,)."""
+        found: Numbers = np.stack([spans[:, 1] - spans[:, 0] for _, spans in self._inputs]).max(0)
+        return found
+
+
+def read_about(folder: str | Path) -> About:
+    """What data.json says. Raises LeapformerError where it is missing or damaged."""
+    found = read_json(Path(folder) / ABOUT, ("vocabulary", "classes", "inputs"), REMEDY)
+    return About(*(found[name] for name in ("vocabulary", "classes", "inputs")))
+
+
+def write_about(folder: Path, about: About) -> None:
+    write_json(folder / ABOUT, asdict(about), "--out")
+
+
+def write_split(folder: Path, split: str, examples: Iterable[Example], about: About) -> dict[str, Any]:
+    """Write a split; returns the number of its examples and their sha256.
+
+    Raises LeapformerError for numbers and classes that `about` does not allow.
+    """
+    out = folder / split
+    out.mkdir(parents=True, exist_ok=True)
+    dtype = np.uint8 if about.vocabulary <= 256 else np.uint16 if about.vocabulary <= 65_536 else np.int32
+    names = [f"input{i}" for i in range(about.inputs)]
+    offsets, labels, digest = [[0] for _ in names], list[int](), hashlib.sha256()
+    with ExitStack() as stack:
+        files = [stack.enter_context((out / f".{name}.partial").open("w+b")) for name in names]
+        for example in examples:
+            if not 0 <= example.label < about.classes or len(example.sequences) != about.inputs:
+                raise LeapformerError(
+                    f"{split}, example {len(labels)}: class {example.label} and {len(example.sequences)} sequences; "
+                    f"there are classes below {about.classes} and {about.inputs} sequences"
+                )
+            for i, sequence in enumerate(example.sequences):
+                if len(sequence) and not 0 <= int(sequence.min()) <= int(sequence.max()) < about.vocabulary:
+                    raise LeapformerError(
+                        f"{split}, example {len(labels)}: numbers from {sequence.min()} to {sequence.max()}; they lie "
+                        f"between 0 and {about.vocabulary - 1}"
+                    )
+                raw = np.ascontiguousarray(sequence, dtype=dtype).tobytes()
+                files[i].write(raw)
+                digest.update(raw)
+                offsets[i].append(offsets[i][-1] + len(sequence))
+            labels.append(example.label)
+        for i, name in enumerate(names):
+            files[i].seek(0)
+            _save_raw(out / f"{name}.npy", iter(lambda file=files[i]: file.read(1 << 24), b""), dtype, offsets[i][-1])
+            _save(out / f"{name}.offsets.npy", np.array(offsets[i], dtype=np.int64))
+            (out / f".{name}.partial").unlink()
+    digest.update(np.array(labels, dtype=np.int64).tobytes())
+    _save(out / LABELS, np.array(labels, dtype=np.int64))
+    return {"examples": len(labels), "checksum": digest.hexdigest()}
+
+
+def _load(path: Path) -> Numbers:
+    try:
+        found: Numbers = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise LeapformerError(f"{path} cannot be read ({' '.join(str(error).split())}); {REMEDY}") from error
+    return found
+
+
+def _save(path: Path, array: Numbers) -> None:
+    _save_raw(path, iter([array.tobytes()]), array.dtype, len(array))
+
+
+def _save_raw(path: Path, parts: Iterator[bytes], dtype: Any, count: int) -> None:
+    """The bytes of `count` numbers as a .npy file."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(part)

@@ -1,0 +1,84 @@
+"""CIFAR-10 in grey: the task Image. Both of its releases are read, records of bytes and Python's pickles."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import LeapformerError
+from ..arrays import Example, Numbers
+
+SIDE = 32
+RECORD = 1 + 3 * SIDE * SIDE
+WEIGHTS = (0.2989, 0.5870, 0.1140)  # of red, green and blue in TensorFlow's rgb_to_grayscale
+_TRAIN = [f"data_batch_{i}" for i in range(1, 6)]
+_TEST = ["test_batch"]
+
+
+def read(root: Path, train: bool) -> Iterator[Example]:
+    """The pictures of the training or test set in file order. Raises LeapformerError for missing or damaged files."""
+    names = _TRAIN if train else _TEST
+    for folder, suffix, load in (("cifar-10-batches-bin", ".bin", _records), ("cifar-10-batches-py", "", _pickled)):
+        for place in (root / folder, root):
+            if (place / f"{names[0]}{suffix}").is_file():
+                for name in names:
+                    for colours, label in zip(*load(place / f"{name}{suffix}"), strict=True):
+                        yield Example((grey(colours),), int(label))
+                return
+    raise LeapformerError(
+        f"{root} holds neither cifar-10-batches-bin/{names[0]}.bin nor cifar-10-batches-py/{names[0]}; check the path"
+    )
+
+
+def grey(colours: Numbers) -> Numbers:
+    """Brightness 0 to 255 of a picture (3, 1024), as TensorFlow converts it: scaled to 1, weighted, scaled back."""
+    scaled = colours.astype(np.float32) * np.float32(1 / 255)
+    mixed = sum(np.float32(weight) * channel for weight, channel in zip(WEIGHTS, scaled, strict=True))
+    found: Numbers = np.clip(mixed * np.float32(255.5), 0, 255).astype(np.uint8)
+    return found
+
+
+def _records(path: Path) -> tuple[Numbers, Numbers]:
+    raw = np.fromfile(path, dtype=np.uint8)
+    if not len(raw) or len(raw) % RECORD:
+        raise LeapformerError(f"{path}: {len(raw)} bytes are no records of {RECORD}; download it again")
+    records = raw.reshape(-1, RECORD)
+    return _checked(path, records[:, 1:].reshape(-1, 3, SIDE * SIDE), records[:, 0])
+
+
+def _pickled(path: Path) -> tuple[Numbers, Numbers]:
+    try:
+        with path.open("rb") as file:
+            content = _Restricted(io.BytesIO(file.read()), encoding="bytes").load()
+        pixels, labels = np.asarray(content[b"data"], dtype=np.uint8), np.asarray(content[b"labels"], dtype=np.int64)
+        return _checked(path, pixels.reshape(-1, 3, SIDE * SIDE), labels)
+    except (OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LeapformerError(f"{path} is no batch of CIFAR-10 ({error}); download it again") from error
+
+
+def _checked(path: Path, pixels: Numbers, labels: Numbers) -> tuple[Numbers, Numbers]:
+    if len(labels) != len(pixels) or labels.min() < 0 or labels.max() > 9:
+        raise LeapformerError(f"{path}: labels from {labels.min()} to {labels.max()}; CIFAR-10 has 0 to 9")
+    return pixels, labels
+
+
+class _Restricted(pickle.Unpickler):
+    """Loads arrays and plain values; a pickle that names anything else is refused, and runs nothing."""
+
+    ALLOWED = {
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)

@@ -1,0 +1,173 @@
+"""From the published files of Long Range Arena to arrays (`data/arrays.py`), task by task.
+
+Flaws of the published preparation that change its data are `QUIRKS`: each is off unless it is asked for by name, so
+that its effect can be measured alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from ...errors import LeapformerError
+from ...files import read_json, write_json
+from .. import prepared
+from ..arrays import About, Example, write_about, write_split
+from . import images, listops, pathfinder, text
+
+NAME = "lra"
+SPLITS = ("train", "valid", "test")
+FINISHED = "finished.json"  # in the folder of a split
+SEED = 1  # of splits that the release leaves to chance
+BRACKETS, BLACK, DEV = "brackets-dropped", "black-is-padding", "dev-is-test"
+
+
+class Quirk(NamedTuple):
+    """A flaw of the published data, and the tasks that have it."""
+
+    tasks: tuple[str, ...]
+    what: str
+
+
+QUIRKS = {
+    BRACKETS: Quirk(("listops",), "the ends of operations are left out"),
+    BLACK: Quirk(("pathfinder", "image"), "black pixels are 0, which is padding"),
+    DEV: Quirk(("text",), "the test set is also the development set"),
+}
+
+
+Splits = Mapping[str, Iterable[Example]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The examples of each split, in order, and how many were left out for which reason."""
+
+    splits: Splits
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: how many classes, numbers and sequences it has, and the files of its release.
+
+    Of the numbers 0 is padding, and the last marks the beginning of a sequence. The table of the papers has the same
+    size, but for pictures with black as padding, where the mark is also white.
+    """
+
+    classes: int
+    vocabulary: int
+    inputs: int
+    holds: str
+    read: Callable[[Path, frozenset[str]], Found]
+    published_vocabulary: int | None = None
+
+    def about(self, quirks: Sequence[str]) -> About:
+        published = self.published_vocabulary if BLACK in quirks else None
+        return About(published or self.vocabulary, self.classes, self.inputs)
+
+
+def find(root: Path, *places: str) -> Path:
+    """The first of some files or folders below the root that is there. Raises LeapformerError with the first's name."""
+    for place in places:
+        if (root / place).exists():
+            return root / place
+    raise LeapformerError(f"{root / places[0]} is missing; check the path, or download it again")
+
+
+def _listops(root: Path, quirks: frozenset[str]) -> Found:
+    splits = dict(zip(SPLITS, listops.FILES.values(), strict=True))
+    folders = ("", "listops-1000/", "lra_release/listops-1000/")
+    paths = {split: find(root, *(folder + name for folder in folders)) for split, name in splits.items()}
+    return Found({split: listops.read(path, brackets=BRACKETS not in quirks) for split, path in paths.items()})
+
+
+def _text(root: Path, quirks: frozenset[str]) -> Found:
+    train, test = (text.reviews(find(root, split, f"aclImdb/{split}")) for split in ("train", "test"))
+    if DEV in quirks:
+        return Found(dict(zip(SPLITS, map(text.read_reviews, (train, test, test)), strict=True)))
+    Random(SEED).shuffle(train)
+    held = len(train) // 10
+    parts = (train[held:], train[:held], test)
+    return Found(dict(zip(SPLITS, map(text.read_reviews, parts), strict=True)))
+
+
+def _retrieval(root: Path, quirks: frozenset[str]) -> Found:
+    names = zip(SPLITS, ("train", "eval", "test"), strict=True)
+    folders = ("", "tsv_data/", "lra_release/tsv_data/")
+    paths = {split: find(root, *(f"{folder}new_aan_pairs.{name}.tsv" for folder in folders)) for split, name in names}
+    return Found({split: text.read_pairs(path) for split, path in paths.items()})
+
+
+def _pathfinder(root: Path, quirks: frozenset[str]) -> Found:
+    names = reversed(pathfinder.FOLDERS.values())  # the hardest first, which is the task of Long Range Arena
+    places = [f"{place}{name}" for name in names for place in ("pathfinder32/", "", "lra_release/pathfinder32/")]
+    pictures, empty = pathfinder.listed(root if (root / "metadata").is_dir() else find(root, *places))
+    Random(SEED).shuffle(pictures)
+    first, second = len(pictures) * 8 // 10, len(pictures) * 9 // 10
+    parts = (pictures[:first], pictures[first:second], pictures[second:])
+    splits = {split: _pixels(pathfinder.read(part), quirks) for split, part in zip(SPLITS, parts, strict=True)}
+    return Found(splits, {"empty pictures": empty})
+
+
+def _image(root: Path, quirks: frozenset[str]) -> Found:
+    count = sum(1 for _ in images.read(root, train=True))
+    train = count * 9 // 10
+    parts = (
+        islice(images.read(root, train=True), train),
+        islice(images.read(root, train=True), train, None),
+        images.read(root, train=False),
+    )
+    return Found({split: _pixels(part, quirks) for split, part in zip(SPLITS, parts, strict=True)})
+
+
+def _pixels(examples: Iterable[Example], quirks: frozenset[str]) -> Iterator[Example]:
+    """Brightness as numbers: from 1, so that 0 is padding only, or as it is."""
+    shift = 0 if BLACK in quirks else 1
+    for example in examples:
+        yield Example(tuple(x.astype("uint16") + shift for x in example.sequences), example.label)
+
+
+TASKS = {
+    "listops": Task(10, 32, 1, "basic_{train,val,test}.tsv", _listops),
+    "text": Task(2, 512, 1, "aclImdb/{train,test}/{pos,neg}/*.txt", _text),
+    "retrieval": Task(2, 512, 2, "new_aan_pairs.{train,eval,test}.tsv", _retrieval),
+    "pathfinder": Task(2, 512, 1, "pathfinder32/curv_contour_length_14/{imgs,metadata}", _pathfinder),
+    "image": Task(10, 258, 1, "cifar-10-batches-bin or cifar-10-batches-py", _image, published_vocabulary=256),
+}
+
+
+def prepare(name: str, root: str | Path, out: str | Path, quirks: Sequence[str] = ()) -> prepared.Summary:
+    """Write the arrays of a task, or find them in `out`; returns examples and sha256 by split.
+
+    A split that was finished is kept. Raises LeapformerError for an unknown task, missing or damaged files, quirks that
+    the task does not have, and an `out` with other data.
+    """
+    if name not in TASKS:
+        raise LeapformerError(f"unknown task {name!r} of Long Range Arena; choose from: {', '.join(TASKS)}")
+    for quirk in quirks:
+        if quirk not in QUIRKS or name not in QUIRKS[quirk].tasks:
+            own = [known for known, about in QUIRKS.items() if name in about.tasks]
+            raise LeapformerError(f"--quirks {quirk}: the data of {name} has {', '.join(own) or 'none'}")
+    task, root, out = TASKS[name], Path(root).absolute(), Path(out).absolute()
+    options = {"dataset": NAME, "task": name, "quirks": sorted(quirks)}
+    if (out / prepared.STATE).is_file() and (summary := prepared.begin(out, options)) is not None:
+        return summary
+    if not root.is_dir():
+        raise LeapformerError(f"{NAME} root {root} is not a folder; check the path")
+    found = task.read(root, frozenset(quirks))
+    prepared.begin(out, options)
+    about = task.about(quirks)
+    write_about(out, about)
+    summary: prepared.Summary = {"left_out": dict(found.left_out)}
+    for split in SPLITS:
+        finished = out / split / FINISHED
+        if not finished.is_file():
+            write_json(finished, write_split(out, split, found.splits[split], about))
+        summary[split] = read_json(finished)
+    prepared.finish(out, options, summary)
+    return summary

@@ -1,0 +1,53 @@
+"""Reviews (IMDb) and pairs of papers (AAN) as bytes: the tasks Text and Retrieval.
+
+0 is padding, a byte is its value + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import LeapformerError
+from ..arrays import Example, Numbers
+from ..lines import read_lines
+
+LONGEST = 4000  # bytes
+SIDES = ("neg", "pos")
+
+
+def as_bytes(text: str, longest: int = LONGEST) -> Numbers:
+    """The first `longest` bytes of the text in UTF-8."""
+    return np.frombuffer(text.encode()[:longest], dtype=np.uint8).astype(np.uint16) + 1
+
+
+def reviews(folder: Path) -> list[tuple[Path, int]]:
+    """The files of aclImdb/train or aclImdb/test with their labels. Raises LeapformerError where there are none."""
+    found = [(path, label) for label, side in enumerate(SIDES) for path in sorted((folder / side).glob("*.txt"))]
+    for label, side in enumerate(SIDES):
+        if all(other != label for _, other in found):
+            raise LeapformerError(f"{folder / side} holds no .txt files; check the path, or download it again")
+    return found
+
+
+def read_reviews(files: list[tuple[Path, int]]) -> Iterator[Example]:
+    """Reviews with 0 for negative and 1 for positive."""
+    for path, label in files:
+        try:
+            yield Example((as_bytes(path.read_text(encoding="utf-8")),), label)
+        except (OSError, UnicodeDecodeError) as error:
+            raise LeapformerError(f"{path} cannot be read ({error}); download it again") from error
+
+
+def read_pairs(path: Path) -> Iterator[Example]:
+    """Pairs of new_aan_pairs.*.tsv: label, two identifiers, two texts; 1 where one cites the other."""
+    for number, line in enumerate(read_lines(path), 1):
+        fields = line.split("\t")
+        if len(fields) != 5 or fields[0] not in ("0", "1", "0.0", "1.0"):
+            raise LeapformerError(
+                f"{path}, line {number}: {len(fields)} fields that begin with {fields[0][:20]!r}; wanted are a label, "
+                "0 or 1, two identifiers and two texts; download it again"
+            )
+        yield Example((as_bytes(fields[3]), as_bytes(fields[4])), int(float(fields[0])))
