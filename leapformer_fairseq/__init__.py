@@ -15,7 +15,7 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 PLUGIN_DIR = Path(__file__).absolute().parent  # what fairseq wants as --user-dir
-_REGISTERING = ("models", "criterions")  # sub-packages whose modules register themselves when imported
+_REGISTERING = ("models", "criterions", "tasks")  # sub-packages whose modules register themselves when imported
 
 
 def register() -> None:

@@ -20,6 +20,7 @@ BASE = {
     "fairseq_errors",
     "files",
     "loading",
+    "progress",
     "signature",
     "synthesis",
 }
@@ -28,7 +29,8 @@ LAYERS = [
     {"lengths"},
     {"modules"},
     {"models"},
-    {"tasks", "criterions", "data", "pictures", "scoring"},
+    {"criterions", "data", "pictures", "scoring"},
+    {"tasks"},
     {"ablation", "agents", "sparsefinder"},
     {"benchmarks"},
     {"cli"},

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.corpus import build, tts
 from ..data.corpus.folder import SPEECH_TRANSLATION, Corpus
 from ..data.corpus.plan import SEED, SPLITS
 from ..data.lra import listops, pathfinder
 from ..errors import LeapformerError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ..progress import progress
 
 HELP = "make a small corpus: English-German speech translation, text to speech, ListOps, Pathfinder"
 SIZES: dict[str, Mapping[str, int]] = {
@@ -87,12 +84,12 @@ def run(args: argparse.Namespace) -> int:
             raise LeapformerError(f"{flag} is for --task {tasks}; leave it out with --task {args.task}")
     if args.task == pathfinder.NAME:
         sizes = pathfinder.Sizes(**{name: given.pop(name) for name in PICTURES if name in given})
-        with _progress("picture") as watch:
+        with progress("corpus", "picture") as watch:
             _print_summary(pathfinder.build(args.out, sizes, seed=args.seed, watch=watch, **given), args.out)
         return 0
     counts = {split: given.pop(split, size) for split, size in SIZES[args.task].items()}
     if args.task == listops.NAME:
-        with _progress("tree") as watch:
+        with progress("corpus", "tree") as watch:
             _print_summary(listops.build(args.out, counts, args.seed, listops.Trees(**given), watch), args.out)
         return 0
     make = {SPEECH_TRANSLATION: build.build, tts.NAME: tts.build}[args.task]
@@ -114,17 +111,3 @@ def _print_summary(summary: Mapping[str, Any], out: Path) -> None:
         text = ", ".join(f"{split} {count}" for split, count in value.items()) if isinstance(value, dict) else value
         print(f"{name.replace('_', ' ')}: {text}")
     print(f"corpus in {out}")
-
-
-@contextmanager
-def _progress(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar, and what moves it: how much is done, of how much."""
-    from tqdm import tqdm
-
-    with tqdm(unit=unit, mininterval=1.0) as bar:
-
-        def watch(done: int, wanted: int) -> None:
-            bar.total = wanted
-            bar.update(done - bar.n)
-
-        yield watch

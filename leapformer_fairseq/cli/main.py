@@ -17,7 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "versions, devices, and what was patched in fairseq"),
     "user-dir": ("user_dir", "the path to give to fairseq's --user-dir"),
     "list": ("list", "attention mechanisms with their options and blocks, and our model architectures"),
-    "corpus": ("corpus", "synthesise a small corpus: English-German speech translation, or text to speech"),
+    "corpus": ("corpus", "make a small corpus: English-German speech translation, text to speech, ListOps, Pathfinder"),
     "prepare": (
         "prepare",
         "prepare a data set: speech translation, translation, language modelling, classification, text to speech",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
 from ..files import locked_folder, made_folder, write_json, write_text
+from ..progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..sparsefinder.quality import Scored
 
 HELP = "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves"
@@ -52,8 +49,8 @@ def _extract(args: argparse.Namespace) -> None:
     from ..sparsefinder.extraction import Request, extract
 
     request = Request(args.data, args.block, args.subset, args.sentences, args.min_length, args.seed)
-    with _progress("extract", "sentence") as watch:
-        graphs = extract(args.path, request, args.out, lambda done, total: watch("", done, total))
+    with progress("extract", "sentence") as watch:
+        graphs = extract(args.path, request, args.out, watch)
     print(f"{len(graphs)} sentences of {args.block} in {graphs.folder}")
 
 
@@ -110,7 +107,7 @@ def _fit(args: argparse.Namespace) -> None:
         if path.is_file():
             _check_fitted(path, graphs, settings)
         else:
-            with _progress(f"fit, seed {seed}", "step") as watch:
+            with progress(f"fit, seed {seed}", "step") as watch:
                 fit(graphs, settings, seed, path, watch)
     per_head, heads = parameter_count(graphs, settings), graphs.about["heads"]
     print(
@@ -192,7 +189,7 @@ def _pareto(args: argparse.Namespace) -> None:
     windows = tuple(args.windows or (windows_of(block) if block != "decoder-cross" else (0,)))
     sweep = Sweep(chosen, windows, args.ends, args.fitted)
     folder = made_folder(args.out)
-    with _progress("recall", "point") as watch:
+    with progress("recall", "point") as watch:
         rows = sweep_all(graphs, sweep, folder, args.sentences, watch)
     sentences = evaluated(graphs, args.fitted, args.sentences)
     gold: dict[str, Any] = {"sparsity": gold_sparsity(graphs, sentences), "recall": 1.0}
@@ -229,10 +226,10 @@ def _score_fronts(
         wanted += report.thinned(report.front(first, "recall"), args.quality_points)
     gold |= kept(folder, "entmax", {"seed": 1, "window": 0}, lambda row: _add_score(row, test, {}))
     scored = []
-    with _progress("quality", "point") as watch:
+    with progress("quality", "point") as watch:
         for i, row in enumerate(wanted):
             point = Point(row["mechanism"], row["options"])
-            watch(f"{point.name} window={row['window']}", i, len(wanted))
+            watch(i, len(wanted), f"{point.name} window={row['window']}")
             options = model_options(point, row["window"], sweep, row["seed"] - 1)
             scored.append(kept(folder, point.name, row, lambda row, options=options: _add_score(row, test, options)))
     return scored
@@ -296,9 +293,9 @@ def _blocks(args: argparse.Namespace) -> None:
     test = Scored(args.path, args.data, "encoder-self", args.subset, batch=args.batch, limit=args.limit)
     full = kept(folder, "entmax", {"seed": 1, "window": 0}, lambda row: _add_score(row, test, {}))
     rows = []
-    with _progress("blocks", "point") as watch:
+    with progress("blocks", "point") as watch:
         for i, point in enumerate(points):
-            watch(point.name, i, len(points))
+            watch(i, len(points), point.name)
             options = model_options(point, 0, sweep, 0)
             row = {"mechanism": point.mechanism, "options": point.options, "seed": 1, "window": 0}
             row["attended"] = point.options["sparsefinder_blocks"]
@@ -391,10 +388,10 @@ def _tags(args: argparse.Namespace) -> None:
     words = tags.read_tags(args.tags) if args.tags else tags.tag_with_spacy(lines, args.spacy)
     tagged = tags.tags_of_subwords(sentences, words, args.vocabulary)
     buckets = tags.Buckets(graphs, args.fitted[0], args.centroids, tags.most_frequent(tagged, args.most))
-    with _progress("tags", "sentence") as watch:
+    with progress("tags", "sentence") as watch:
         for i, (sentence, own) in enumerate(zip(sentences, tagged, strict=True), 1):
             buckets.add(sentence, own)
-            watch("", i, len(sentences))
+            watch(i, len(sentences))
     print(tags.write_tags(buckets, folder, draw_tags))
 
 
@@ -485,23 +482,6 @@ def _signed(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]
 
     options = {name: value for name, value in vars(args).items() if name != "run"}
     return {"signature": signature(), "environment": environment(), "options": options, **content}
-
-
-@contextmanager
-def _progress(title: str, unit: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar, and what moves it: what is being done, how much is done, and of how much."""
-    from tqdm import tqdm
-
-    with tqdm(desc=title, unit=unit, file=sys.stderr) as bar:
-
-        def watch(what: str, done: int, total: int) -> None:
-            bar.total = total
-            if what:
-                bar.set_description(f"{title}: {what}", refresh=False)
-            bar.n = done
-            bar.refresh()
-
-        yield watch
 
 
 STEPS = {

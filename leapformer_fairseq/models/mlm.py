@@ -190,7 +190,13 @@ def leapformer_mlm(args: Namespace) -> None:
 
 @register_model_architecture("leapformer_mlm", "leapformer_mlm_small")
 def leapformer_mlm_small(args: Namespace) -> None:
-    """For two CPU cores: 4 layers, 256 wide, 4 heads."""
+    """For two CPU cores: 4 layers, 256 wide, 4 heads.
+
+    Positions are sinusoidal, and embeddings scaled to their size: to find its neighbours by learned positions alone, a
+    token needs more text than a CPU reads in an hour.
+    """
+    args.encoder_learned_pos = getattr(args, "encoder_learned_pos", False)
+    args.no_scale_embedding = getattr(args, "no_scale_embedding", False)
     _sizes(args, layers=4, width=256, heads=4)
 
 

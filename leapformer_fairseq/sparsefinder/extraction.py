@@ -9,7 +9,7 @@ Shapes: L layers, H heads, T queries, S keys, D head dimension.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from ..files import locked_folder, read_json, replacing
 from ..loading import load_model
 from ..modules.attention import MechanismAttention
 from ..modules.capture import attentions_by_block, capture
+from ..progress import Watch
 
 RECORD = "graphs.json"
 PART = 16  # sentences
@@ -103,7 +104,7 @@ class Graphs:
         return torch.ones(queries, keys, dtype=torch.bool) if mask is None else mask.mask(queries, keys)
 
 
-def extract(checkpoint: str, request: Request, out: str, watch: Callable[[int, int], None]) -> Graphs:
+def extract(checkpoint: str, request: Request, out: str, watch: Watch) -> Graphs:
     """Fill the folder `out`; `watch` gets the sentences done and wanted.
 
     Raises LeapformerError for a teacher without entmax in the block, too few sentences, and a folder of something else.

@@ -5,7 +5,7 @@ Shapes: L layers, H heads, T queries, S keys, D head dimension, r projected dime
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from ..attention.ops.blocks import in_blocks
 from ..attention.sparse.fitted import FORMAT, first_projection, projected
 from ..errors import LeapformerError
 from ..files import replacing
+from ..progress import Watch
 from .extraction import Graphs, Sentence
 from .grids import values_of
 
@@ -68,7 +69,7 @@ def fitted_count(sentences: int, part: float) -> int:
     return max(1, round(sentences * part))
 
 
-def fit(graphs: Graphs, settings: Settings, seed: int, path: Path, watch: Callable[[str, int, int], None]) -> None:
+def fit(graphs: Graphs, settings: Settings, seed: int, path: Path, watch: Watch) -> None:
     """Write the file for `--sparsefinder-file`. `watch` gets what is done, how much of it, and of how much."""
     settings.check()
     generator = torch.Generator().manual_seed(seed)
@@ -157,7 +158,7 @@ def _train(
     settings: Settings,
     count: int,
     generator: torch.Generator,
-    watch: Callable[[str, int, int], None],
+    watch: Watch,
 ) -> None:
     """Minimise the loss over the first `count` sentences."""
     optimizer = torch.optim.Adam(projections.parameters, lr=settings.lr, weight_decay=settings.l2)
@@ -169,7 +170,7 @@ def _train(
                 loss = projections.loss(sentence, graphs.seen(sentence), generator) / len(batch)
                 loss.backward()
                 done += 1
-                watch(f"{projections.prefix}projections", done, total)
+                watch(done, total, f"{projections.prefix}projections")
             torch.nn.utils.clip_grad_norm_(projections.parameters, settings.clip)
             optimizer.step()
 
@@ -248,7 +249,7 @@ def _add_centroids(
     points: int,
     seed: int,
     generator: torch.Generator,
-    watch: Callable[[str, int, int], None],
+    watch: Watch,
 ) -> None:
     """Those of projected queries and keys, of tokens or blocks; for tokens also of directions, for entmax-routing."""
     share = 0 if points == 0 else max(1, points // (2 * count))
@@ -272,7 +273,7 @@ def _add_centroids(
                 found = torch.stack([kmeans(head, number, seed) for head in layer])
                 entry[f"{kind}.{number}"] = F.normalize(found, dim=-1) if kind == "routing" else found
                 done += 1
-                watch(kind, done, total)
+                watch(done, total, kind)
 
 
 def kmeans(points: Tensor, count: int, seed: int) -> Tensor:

@@ -18,6 +18,7 @@ from ..attention.sparse.fitted import DIMENSIONS, FILE, Fitted, read_file
 from ..attention.sparse.pattern import SEED, WINDOW, Pattern
 from ..errors import LeapformerError
 from ..files import locked_folder, read_json, write_json
+from ..progress import Watch
 from .extraction import Graphs, Sentence
 from .fitting import fitted_count
 from .grids import Point
@@ -64,9 +65,7 @@ def evaluated(graphs: Graphs, files: Sequence[str], limit: int | None) -> list[S
     return list(graphs.sentences(start, stop))
 
 
-def run(
-    graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Callable[[str, int, int], None]
-) -> list[dict[str, Any]]:
+def run(graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Watch) -> list[dict[str, Any]]:
     """The rows of all points, seeds and windows; `watch` gets what is measured, how many are done, and of how many."""
     sentences = evaluated(graphs, sweep.files, limit)
     about = {
@@ -81,13 +80,13 @@ def run(
     units, found = sweep.units(), []
     for i, (point, seed) in enumerate(units):
         path = _kept_at(out, point, seed)
-        watch(point.name, i, len(units))
+        watch(i, len(units), point.name)
         if not path.is_file():
             measures = measure_point(graphs, sentences, point, sweep, seed)
             write_json(path, {name: _rounded(x) for name, x in measures._asdict().items()})
         held = read_json(path, Measures._fields)
         found += _rows(point, seed, sweep.windows, Measures(*(torch.tensor(held[name]) for name in Measures._fields)))
-    watch("", len(units), len(units))
+    watch(len(units), len(units))
     return found
 
 

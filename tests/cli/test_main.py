@@ -216,14 +216,14 @@ class TestFairseqCommands:
         assert cli.main(["train", "--help"]) == 0
         out = capsys.readouterr().out
         assert "--probe-flag" in out
-        assert "--encoder-ffn-embed-dim" not in out
+        assert "--decoder-ffn-embed-dim" not in out
 
     @pytest.mark.usefixtures("probe_model")
     def test_help_with_arch_shows_all_its_flags(self, capsys):
         assert cli.main(["train", "--arch", "leapformer_probe", "--help"]) == 0
         out = capsys.readouterr().out
         assert "--probe-flag" in out
-        assert "--encoder-ffn-embed-dim" in out
+        assert "--decoder-ffn-embed-dim" in out
 
 
 def test_libraries_stay_quiet_whatever_fairseq_imports():

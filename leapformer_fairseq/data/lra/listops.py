@@ -19,6 +19,7 @@ import numpy as np
 
 from ...errors import LeapformerError
 from ...files import replacing
+from ...progress import Watch, unwatched
 from .. import prepared
 from ..arrays import Example
 from ..lines import read_lines
@@ -83,7 +84,7 @@ def build(
     sizes: Mapping[str, int] = SIZES,
     seed: int = 1,
     trees: Trees = Trees(),
-    watch: Callable[[int, int], None] = lambda done, wanted: None,
+    watch: Watch = unwatched,
 ) -> prepared.Summary:
     """Write `FILES` in the folder `out`, no tree twice, or find them there; returns sizes, sha256, and the share kept.
 

@@ -26,6 +26,7 @@ from PIL import Image, ImageDraw
 
 from ...errors import LeapformerError
 from ...files import write_text
+from ...progress import Watch, unwatched
 from .. import prepared
 from ..arrays import Example
 from ..lines import read_lines
@@ -306,7 +307,7 @@ def build(
     images: int = IMAGES,
     seed: int = 1,
     workers: int = 1,
-    watch: Callable[[int, int], None] = lambda done, wanted: None,
+    watch: Watch = unwatched,
 ) -> prepared.Summary:
     """Write the release's layout for one difficulty into the folder `out`, or find it there; returns size and sha256.
 

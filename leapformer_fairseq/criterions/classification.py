@@ -1,0 +1,42 @@
+"""Cross-entropy of classes, with accuracy to a thousandth of a per cent."""
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.logging import metrics
+from torch import Tensor, nn
+
+
+@register_criterion("leapformer_classification")
+class ClassificationCriterion(FairseqCriterion):
+    """For `--task leapformer_classification`; `--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric`."""
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """The summed loss, the number of examples, and what is logged."""
+        logits = model(**sample["net_input"])
+        target = sample["target"]
+        loss = F.cross_entropy(logits.float(), target, reduction="sum" if reduce else "none")
+        log = {
+            "loss": loss.detach().sum(),
+            "correct": (logits.argmax(-1) == target).sum(),
+            "ntokens": sample["ntokens"],
+            "nsentences": len(target),
+            "sample_size": len(target),
+        }
+        return loss, len(target), log
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        loss, correct, count = (
+            sum(log[name] for log in logging_outputs) for name in ("loss", "correct", "sample_size")
+        )
+        metrics.log_scalar("loss", loss / count / math.log(2), count, round=3)
+        metrics.log_scalar("accuracy", 100.0 * float(correct) / count, count, round=3)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True

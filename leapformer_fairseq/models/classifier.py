@@ -1,0 +1,186 @@
+"""Classifiers of one or two sequences with any attention plan in the encoder, as in Long Range Arena.
+
+Tay et al., 2021 (arXiv:2011.04006); sizes of LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046, appendix A.10),
+whose models are Skyformer's (Chen et al., 2021, arXiv:2111.00035).
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules import FairseqDropout
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from torch import Tensor, nn
+
+from ..errors import LeapformerError
+from ..modules import PassContext, add_attention_args, fill_attention_args, fill_options, swap_attention
+from .task import adapt
+
+POOLINGS = ("cls", "mean", "packed")
+POSITIONS = ("learned", "none")
+STD = 0.02  # of embeddings at the start
+PAD = 0
+
+
+class Encoder(nn.Module):
+    """Numbers (B, T) to vectors (B, T, C): embeddings, layers, and a final norm where layers begin with one."""
+
+    context: PassContext
+
+    def __init__(self, args: Namespace, vocabulary: int) -> None:
+        super().__init__()
+        width = args.encoder_embed_dim
+        self.embed_tokens = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.embed_tokens.weight, std=STD)
+        self.embed_positions = nn.Embedding(args.max_positions, width) if args.positions == "learned" else None
+        if self.embed_positions is not None:
+            nn.init.normal_(self.embed_positions.weight, std=STD)
+        self.dropout_module = FairseqDropout(args.dropout, module_name=type(self).__name__)
+        config = TransformerConfig.from_namespace(args)
+        self.layers = nn.ModuleList(TransformerEncoderLayerBase(config) for _ in range(args.encoder_layers))
+        self.layer_norm = nn.LayerNorm(width) if args.encoder_normalize_before else None
+        self.context = swap_attention(self, "encoder", args)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        padding = tokens.eq(PAD)
+        x = self.embed_tokens(tokens)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions.weight[: tokens.shape[1]]
+        x = self.dropout_module(x).transpose(0, 1)
+        mask = padding if padding.any() else None
+        for layer in self.layers:
+            x = layer(x, mask)
+        x = x.transpose(0, 1)
+        return x if self.layer_norm is None else self.layer_norm(x)
+
+
+@register_model("leapformer_classifier")
+class LeapformerClassifier(BaseFairseqModel):
+    """Scores of classes, for `--task leapformer_classification` and criterion of the same name."""
+
+    def __init__(self, args: Namespace, encoder: Encoder, classes: int, inputs: int, mark: int) -> None:
+        super().__init__()
+        self.args, self.encoder, self.inputs, self.mark = args, encoder, inputs, mark
+        width = args.encoder_embed_dim * (4 if inputs == 2 else 1)
+        self.classifier = nn.Sequential(
+            nn.Linear(width, args.classifier_width), nn.ReLU(), nn.Linear(args.classifier_width, classes)
+        )
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        number: dict[str, Any] = {"type": int, "metavar": "N"}
+        rate: dict[str, Any] = {"type": float, "metavar": "P"}
+        parser.add_argument("--encoder-layers", **number, help="(default: 2)")
+        parser.add_argument("--encoder-embed-dim", **number, help="width of the encoder (default: 64)")
+        parser.add_argument("--encoder-attention-heads", **number, help="(default: 2)")
+        parser.add_argument("--encoder-ffn-embed-dim", **number, help="width of the feed-forward layers (default: 128)")
+        parser.add_argument("--encoder-normalize-before", action="store_true", help="layers begin with their norms")
+        parser.add_argument("--classifier-width", **number, help="of the hidden layer of the classifier (default: 128)")
+        parser.add_argument("--activation-fn", help="of feed-forward layers: gelu, relu, ... (default: gelu)")
+        parser.add_argument("--dropout", **rate, help="(default: 0.1)")
+        parser.add_argument("--attention-dropout", **rate, help="(default: 0.1)")
+        parser.add_argument("--activation-dropout", **rate, help="after the activation (default: 0)")
+        parser.add_argument(
+            "--max-positions", **number,
+            help="the longest sequence, with the mark before it; what is longer is cut (default: 4096)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--positions", choices=POSITIONS, help="learned embeddings of positions, or none (default: learned)"
+        )
+        parser.add_argument(
+            "--pooling", choices=POOLINGS,
+            help="what is classified: the vector of a mark before the sequence (cls), the mean over its tokens, or "
+            "over the carry of the last layer that has one (packed; Luna) (default: cls)",
+        )  # fmt: skip
+        add_attention_args(parser, ("encoder",))
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any) -> LeapformerClassifier:
+        leapformer_classifier(args)
+        about = getattr(task, "about", None)
+        if about is None:
+            raise LeapformerError("--arch leapformer_classifier needs --task leapformer_classification")
+        if about.inputs not in (1, 2):
+            raise LeapformerError(f"{about.inputs} sequences an example: the classifier compares one or two")
+        adapt(task, args)
+        encoder = Encoder(args, about.vocabulary)
+        if args.pooling == "packed" and encoder.context.facts.carrier is None:
+            raise LeapformerError(
+                f"--pooling packed: no layer of {args.encoder_self_attention!r} has a carry; give luna, or --pooling "
+                "cls or mean"
+            )
+        return cls(args, encoder, about.classes, about.inputs, about.vocabulary - 1)
+
+    def forward(self, tokens: list[Tensor]) -> Tensor:
+        """Scores (B, classes) of one or two batches of sequences (B, T)."""
+        if len(tokens) != self.inputs:
+            raise LeapformerError(f"{len(tokens)} sequences an example, the model was built for {self.inputs}")
+        pooled = [self.pooled(one) for one in tokens]
+        if self.inputs == 2:
+            a, b = pooled
+            pooled = [a, b, a * b, a - b]
+        return self.classifier(torch.cat(pooled, -1))
+
+    def pooled(self, tokens: Tensor) -> Tensor:
+        """One vector a sequence, (B, C)."""
+        if self.args.pooling == "cls":
+            tokens = torch.cat([tokens.new_full((len(tokens), 1), self.mark), tokens], 1)
+        tokens = tokens[:, : self.args.max_positions]
+        self.encoder.context.carry = None
+        x = self.encoder(tokens)
+        if self.args.pooling == "cls":
+            return x[:, 0]
+        keep = tokens.ne(PAD)
+        if self.args.pooling == "packed":
+            values, kept = self.encoder.context.hand_over(len(tokens))
+            x = nn.functional.layer_norm(values, values.shape[-1:]).to(x.dtype)  # as a layer that reads it does
+            keep = x.new_ones(x.shape[:2], dtype=torch.bool) if kept is None else kept
+        keep = keep.unsqueeze(-1)
+        return x.masked_fill(~keep, 0).sum(1) / keep.sum(1).clamp(min=1)
+
+    def max_positions(self) -> int:
+        return self.args.max_positions
+
+
+def _lra(positions: int) -> Callable[[Namespace], None]:
+    def preset(args: Namespace) -> None:
+        """Of appendix A.10 of the LeaPformer paper: 2 layers, 64 wide, 2 heads, feed-forward 128, norms first."""
+        fill_options(args, {"max_positions": positions})
+        leapformer_classifier(args)
+
+    return preset
+
+
+@register_model_architecture("leapformer_classifier", "leapformer_classifier")
+def leapformer_classifier(args: Namespace) -> None:
+    """For sequences of up to 4,096: the sizes of `leapformer_classifier_lra_text`."""
+    fill_options(
+        args,
+        {
+            "encoder_layers": 2,
+            "encoder_embed_dim": 64,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_embed_dim": 128,
+            "encoder_normalize_before": True,
+            "classifier_width": 128,
+            "activation_fn": "gelu",
+            "dropout": 0.1,
+            "attention_dropout": 0.1,
+            "activation_dropout": 0.0,
+            "max_positions": 4096,
+            "positions": "learned",
+            "pooling": "cls",
+        },
+    )
+    fill_attention_args(args)
+
+
+# A.10 of the LeaPformer paper; tables of positions are as long as in its code.
+LRA_POSITIONS = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 1024, "image": 1024}
+for _task, _positions in LRA_POSITIONS.items():
+    register_model_architecture("leapformer_classifier", f"leapformer_classifier_lra_{_task}")(_lra(_positions))

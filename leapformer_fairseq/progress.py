@@ -1,0 +1,34 @@
+"""How long work says how far it is: a callback of the library, which commands show as a bar."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Watch(Protocol):
+    """Called now and then: so much is done, of so much, and this is what is being done."""
+
+    def __call__(self, done: int, total: int, what: str = "") -> None: ...
+
+
+def unwatched(done: int, total: int, what: str = "") -> None:
+    """Nobody looks."""
+
+
+@contextmanager
+def progress(title: str, unit: str) -> Iterator[Watch]:
+    """A bar on standard error, drawn once a second at most."""
+    from tqdm import tqdm
+
+    with tqdm(desc=title, unit=unit, file=sys.stderr, mininterval=1.0) as bar:
+
+        def watch(done: int, total: int, what: str = "") -> None:
+            bar.total = total
+            if what:
+                bar.set_description(f"{title}: {what}", refresh=False)
+            bar.update(done - bar.n)
+
+        yield watch

@@ -1,0 +1,5 @@
+"""Registered fairseq tasks; fairseq's `--user-dir` imports this package and every file in it."""
+
+from .. import register
+
+register()

@@ -1,0 +1,129 @@
+"""Classes of sequences of tokens, bytes or pixels, one or two at a time: `--task leapformer_classification`."""
+
+# No `from __future__ import annotations`: fairseq reads the types of the configuration's fields.
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II
+from torch import Tensor
+
+from ..data.arrays import About, Split, read_about
+from ..errors import LeapformerError
+
+PAD = 0
+
+
+class ClassificationDataset(FairseqDataset):
+    """The examples of a split as batches: sequences (B, T), padded at the end, and classes (B,).
+
+    At most the first `longest` numbers of a sequence are read; T is `padded_length`, or the length of the longest
+    sequence where that is 0. With `shuffle` the order is another one in each epoch; without, short sequences are first.
+    """
+
+    def __init__(
+        self, split: Split, longest: int, padded_length: int = 0, shuffle: bool = False, seed: int = 1
+    ) -> None:
+        if 0 < padded_length < longest:
+            raise LeapformerError(
+                f"--padded-length {padded_length}: give at least --longest {longest}, or leave it out"
+            )
+        self.split, self.longest, self.padded_length = split, longest, padded_length
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 1
+        self.sizes = np.minimum(split.lengths(), longest)
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        example = self.split[i]
+        sequences = [torch.from_numpy(x[: self.longest].astype(np.int64)) for x in example.sequences]
+        return {"id": i, "sequences": sequences, "label": example.label}
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch for the model and the criterion; empty without samples."""
+        if not samples:
+            return {}
+        columns = zip(*(sample["sequences"] for sample in samples), strict=True)
+        tokens = [self._padded(list(column)) for column in columns]
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": sum(int(x.ne(PAD).sum()) for x in tokens),
+            "net_input": {"tokens": tokens},
+            "target": torch.tensor([sample["label"] for sample in samples]),
+        }
+
+    def _padded(self, sequences: list[Tensor]) -> Tensor:
+        width = self.padded_length or max(1, *(len(sequence) for sequence in sequences))
+        found = torch.full((len(sequences), width), PAD)
+        for row, sequence in zip(found, sequences, strict=True):
+            row[: len(sequence)] = sequence
+        return found
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def ordered_indices(self) -> np.ndarray:
+        if self.shuffle:
+            return np.random.default_rng((self.seed, self.epoch)).permutation(len(self))
+        return np.argsort(self.sizes, kind="stable")
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        return not self.shuffle
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@dataclass
+class ClassificationConfig(FairseqDataclass):
+    data: str = field(default="", metadata={"help": "the folder, as `leapformer prepare lra` makes it"})
+    longest: int = field(default=4096, metadata={"help": "numbers of a sequence that are read"})
+    padded_length: int = field(
+        default=0, metadata={"help": "pad every batch to this length; 0: to its longest sequence"}
+    )
+    seed: int = II("common.seed")
+
+
+@register_task("leapformer_classification", dataclass=ClassificationConfig)
+class ClassificationTask(FairseqTask):
+    """Reads arrays (`data/arrays.py`). Raises LeapformerError for a folder that holds none."""
+
+    cfg: ClassificationConfig
+
+    def __init__(self, cfg: ClassificationConfig, about: About) -> None:
+        super().__init__(cfg)
+        self.about = about
+
+    @classmethod
+    def setup_task(cls, cfg: ClassificationConfig, **kwargs: Any) -> "ClassificationTask":
+        if not cfg.data:
+            raise LeapformerError("no data: give the folder that `leapformer prepare lra` makes")
+        if cfg.longest < 1:
+            raise LeapformerError(f"--longest {cfg.longest}: give at least 1")
+        return cls(cfg, read_about(cfg.data))
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
+        self.datasets[split] = ClassificationDataset(
+            Split(self.cfg.data, split), self.cfg.longest, self.cfg.padded_length, split == "train", self.cfg.seed
+        )
+
+    def max_positions(self) -> int:
+        return self.cfg.longest
+
+    @property
+    def source_dictionary(self) -> None:
+        return None
+
+    @property
+    def target_dictionary(self) -> None:
+        return None

@@ -1,0 +1,136 @@
+"""The classifier: sizes of the papers, padding, pooling, two sequences, and what is refused."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+
+from leapformer_fairseq.attention import MECHANISMS
+from leapformer_fairseq.data.arrays import About
+from leapformer_fairseq.data.lra.prepare import TASKS
+from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.models.classifier import LRA_POSITIONS, LeapformerClassifier
+
+SERVING = sorted(
+    name
+    for name, mechanism in MECHANISMS.items()
+    if "encoder-self" in mechanism.capabilities.blocks and not mechanism.capabilities.missing
+)
+ABOUT = About(12, 3)
+
+
+def build(plan="softmax", arch="leapformer_classifier", about=ABOUT, **options):
+    torch.manual_seed(0)
+    args = Namespace(encoder_self_attention=plan, **options)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    return LeapformerClassifier.build_model(args, SimpleNamespace(about=about)).eval()
+
+
+def batch(*lengths, width=None):
+    torch.manual_seed(1)
+    found = torch.zeros(len(lengths), width or max(lengths), dtype=torch.long)
+    for row, length in zip(found, lengths, strict=True):
+        row[:length] = torch.randint(1, 11, (length,))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("task", "total", "without_embeddings"),
+    [
+        ("listops", 209_802, 76_682),
+        ("text", 370_562, 75_650),
+        ("retrieval", 395_138, 100_226),
+        ("pathfinder", 173_954, 75_650),
+        ("image", 158_602, 76_682),
+    ],
+)
+def test_parameters_of_the_leapformer_paper(task, total, without_embeddings):
+    """And 4,356 more of the proportion networks with 32 hidden units, 132 with one."""
+    about = TASKS[task].about(["black-is-padding"])
+
+    def count(plan, **options):
+        model = build(plan, f"leapformer_classifier_lra_{task}", about, **options)
+        sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+        return sum(sizes.values()), sum(size for name, size in sizes.items() if "embed" not in name)
+
+    assert count("softmax") == (total, without_embeddings)
+    assert count("leap", leap_factor=1)[0] - total == 4356
+    assert count("leap", leap_factor=32)[0] - total == 132
+    assert set(LRA_POSITIONS) == set(TASKS)
+
+
+@pytest.mark.parametrize("plan", SERVING)
+def test_an_example_does_not_depend_on_its_batch(plan):
+    """Nor on padding, with either pooling and odd lengths."""
+    for pooling in ("cls", "mean", *(["packed"] if plan == "luna" else [])):
+        model = build(plan, pooling=pooling, max_positions=64)
+        tokens = batch(13, 7, 1)
+        together = model([tokens])
+        wider = model([batch(13, 7, 1, width=31)])
+        alone = torch.cat([model([tokens[i : i + 1, :length]]) for i, length in enumerate((13, 7, 1))])
+        assert torch.allclose(together, alone, atol=2e-5) and torch.allclose(together, wider, atol=2e-5)
+
+
+@pytest.mark.parametrize("plan", ["softmax", "leap", "luna"])
+def test_every_token_counts(plan):
+    """And 0 is nothing else than padding: a number in its place changes the scores."""
+    for pooling in ("cls", "mean", *(["packed"] if plan == "luna" else [])):
+        model = build(plan, pooling=pooling, max_positions=64)
+        tokens = batch(9, 5)
+        scores = model([tokens])
+        for place in ((0, 0), (0, 8), (1, 4), (1, 5)):
+            other = tokens.clone()
+            other[place] = tokens[place] % 10 + 1
+            changed = (model([other]) - scores).abs().amax(1) > 0
+            assert changed.tolist() == [place[0] == 0, place[0] == 1]
+
+
+def test_the_mark_and_what_it_pushes_out():
+    """With the papers' table of 1,024 positions the mark costs the last pixel; a longer table keeps it."""
+    tokens = batch(8)
+    other = tokens.clone()
+    other[0, -1] = tokens[0, -1] % 10 + 1
+    short, long = (build(max_positions=size) for size in (8, 9))
+    assert torch.equal(short([tokens]), short([other]))
+    assert not torch.equal(long([tokens]), long([other]))
+    assert short.mark == 11
+
+
+def test_two_sequences():
+    """[a, b, a b, a - b] of one encoder."""
+    model = build(about=About(12, 2, 2))
+    a, b = batch(5, 3), batch(4, 6)
+    seen = []
+    model.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    assert model([a, b]).shape == (2, 2)
+    one, other = model.pooled(a), model.pooled(b)
+    assert torch.allclose(seen[0], torch.cat([one, other, one * other, one - other], 1))
+    with pytest.raises(LeapformerError, match="1 sequences an example, the model was built for 2"):
+        model([a])
+
+
+def test_positions():
+    """Without embeddings of positions the mean of softmax's encoder does not know any order, with them it does."""
+    tokens = batch(9)
+    turned = tokens.flip(1)
+    for positions, same in (("none", True), ("learned", False)):
+        model = build(pooling="mean", positions=positions)
+        assert torch.allclose(model([tokens]), model([turned]), atol=1e-6) == same
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooling": "packed"}, "--pooling packed: no layer of 'softmax' has a carry; give luna"),
+        ({"about": About(12, 3, 3)}, "3 sequences an example: the classifier compares one or two"),
+        ({"about": None}, "needs --task leapformer_classification"),
+        ({"plan": "sparsefinder-distance"}, "cannot be used"),
+    ],
+)
+def test_what_is_refused(options, message):
+    with pytest.raises(LeapformerError, match=message):
+        build(**options)
