@@ -1,6 +1,7 @@
 # Translation of Multi30k, the small model of configs/multi30k/small.sh, entmax in decoder self-attention: softmax first,
 # then entmax from there, as the paper does. Epochs are for one core of a CPU, 50 and 25 minutes.
 block=decoder-self teacher=multi30k
+stages=""
 softmax=softmax softmax_epochs=10
 entmax=softmax/entmax/softmax entmax_epochs=5
 train_options=""

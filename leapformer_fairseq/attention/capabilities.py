@@ -53,7 +53,8 @@ class Capabilities:
     needs_length:    the output depends on the lengths of the whole sequences.
     length_remedy:   what to do in decoder blocks about a target's length that nobody knows; "" where one is set.
     needs_inputs:    keys come with `TokenInfo.inputs`, the block's input before the projections.
-    keys_are_values: one projection makes both keys and values.
+    unused_projections: those of the block that it does not need; without q_proj queries are the keys, without k_proj
+                     keys are the values.
     max_target:      the longest target that it can serve in a decoder, if there is a limit.
     max_source:      the longest source that it can read in an encoder or in cross-attention, if there is a limit.
     limit_options:   the flags that set these limits.
@@ -72,13 +73,18 @@ class Capabilities:
     needs_length: bool = False
     length_remedy: str = ""
     needs_inputs: bool = False
-    keys_are_values: bool = False
+    unused_projections: tuple[str, ...] = ()
     max_target: int | None = None
     max_source: int | None = None
     limit_options: str = ""
     carry_width: int | None = None
     carry_is_given: bool = False
     carry_remedy: str = ""
+
+    @property
+    def keys_are_values(self) -> bool:
+        """One projection makes both keys and values."""
+        return "k_proj" in self.unused_projections
 
     @property
     def blocks(self) -> tuple[str, ...]:

@@ -335,7 +335,7 @@ def sweep(
 
     calls = {value: partial(under, changes) for value, changes in ways.items()}
     labels: Row = {"device": str(place), "bound": bound, "case": f"{name}, {kind} {length:,}", "length": length}
-    labels["features"] = sizes.dim * getattr(mechanism, "features_per_dim", 1)
+    labels["features"] = getattr(mechanism, "features", sizes.dim)
     labels["now"] = str(getattr(dispatch.bounds(place.device), bound))
     rows = compared(labels, calls, sizes.seconds / 2, "", "forward_", "")
     best = min((row["ms"] for row in rows if "ms" in row), default=0.0)

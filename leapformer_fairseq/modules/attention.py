@@ -44,6 +44,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.mechanism, self._mask = mechanism, mask
         self.context = PassContext(StackFacts()) if context is None else context
         self.hands_on = mechanism.capabilities.carry_width is not None and context is not None
+        for name in mechanism.capabilities.unused_projections:
+            getattr(self, name).requires_grad_(False)
         mechanism.receive(self._projections())
         remember_slots(mechanism)
         self.compose_weights, self.weights_in_training = True, False
@@ -94,7 +96,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         if not self.self_attention:
             query_info = TokenInfo.whole(len(query), device=query.device).of_length(self.context.told("lengths"))
         where = {"query": query_info, "key": key_info, "mask": self.mask}
-        q, (k, v) = self._q(query), self._kv(key)
+        k, v = self._kv(key)
+        q = k if "q_proj" in self.mechanism.capabilities.unused_projections else self._q(query)
         if self.watcher is not None:
             self.watcher(q, k, **where)
         weights = self.mechanism.weights(q, k, **where) if wanted else None

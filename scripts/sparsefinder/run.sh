@@ -20,6 +20,8 @@ centroids for each head, measures all patterns, and draws the curves. Run it aga
   --grid NAME             section5 or c2 of the paper, union, small (default: union)
   --seeds LIST            of the projections, in quotes (default: "1 2 3")
   --epochs LIST           of softmax and of entmax, in quotes (default: the configuration's)
+  --stages LIST           of softmax before these, TOKENS:EPOCHS each, on pieces of so many tokens; in quotes, "" for
+                          none (default: the configuration's)
   --teacher-options TEXT  more options for scripts/mlm/run.sh or scripts/multi30k/run.sh, e.g. "--vocab-size 4000"
   --train-options TEXT    more options for both trainings
   --extract-options TEXT  more options for `leapformer sparsefinder extract`, e.g. "--sentences 100"
@@ -29,13 +31,13 @@ centroids for each head, measures all patterns, and draws the curves. Run it aga
 HELP
 }
 
-root='' out='' task='' on_valid='' grid=union seeds="1 2 3" epochs=''
+root='' out='' task='' on_valid='' grid=union seeds="1 2 3" epochs='' given_stages=()
 more_teacher='' more_train='' more_extract='' more_fit='' more_pareto=''
 while (($#)); do
     case $1 in
         --help | -h) usage && exit ;;
         --train-on-valid) on_valid=1 && shift && continue ;;
-        --root | --out | --task | --grid | --seeds | --epochs | --*-options) (($# > 1)) || fail "$1 needs a value; see --help" ;;
+        --root | --out | --task | --grid | --seeds | --epochs | --stages | --*-options) (($# > 1)) || fail "$1 needs a value; see --help" ;;
         *) fail "unknown option $1; see --help" ;;
     esac
     case $1 in
@@ -45,6 +47,7 @@ while (($#)); do
         --grid) grid=$2 ;;
         --seeds) seeds=$2 ;;
         --epochs) epochs=$2 ;;
+        --stages) given_stages=(given "$2") ;;
         --teacher-options) more_teacher=$2 ;;
         --train-options) more_train=$2 ;;
         --extract-options) more_extract=$2 ;;
@@ -61,6 +64,10 @@ need_dir --root "$root"
 [[ ! $epochs ]] || read -r softmax_epochs entmax_epochs <<<"$epochs"
 [[ $softmax_epochs =~ ^[1-9][0-9]*$ && ${entmax_epochs:-} =~ ^[1-9][0-9]*$ ]] ||
     fail "--epochs $epochs: give two numbers, of softmax and of entmax"
+((${#given_stages[@]} == 0)) || stages=${given_stages[1]}
+for stage in $stages; do
+    [[ $stage =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "--stages $stages: give TOKENS:EPOCHS for each, as in \"32:7 64:1\""
+done
 activate
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -92,23 +99,23 @@ if [[ $on_valid ]]; then
     root=$out/text
 fi
 
-# teach ATTENTION EPOCHS OPTIONS: train in OUT/teacher with the recipe of the data set.
+# teach FOLDER ATTENTION EPOCHS OPTIONS: train in OUT/FOLDER with the recipe of the data set; `best` is what comes out.
 teach() {
-    bash "$ROOT/scripts/$teacher/run.sh" --root "$root" --out "$out/teacher" --attention "$1" --epochs "$2" \
-        --train-options "$train_options $3 $more_train" $more_teacher
-}
-
-# checkpoint_of ATTENTION: the best one of its training.
-checkpoint_of() {
-    echo "$out/teacher/$(file_name "$1")-seed1/model/checkpoint_best.pt"
+    bash "$ROOT/scripts/$teacher/run.sh" --root "$root" --out "$out/$1" --attention "$2" --epochs "$3" \
+        --train-options "$train_options $more_train $4" $more_teacher
+    best=$out/$1/$(file_name "$2")-seed1/model/checkpoint_best.pt
 }
 
 say "teacher: $softmax, then $entmax"
-teach "$softmax" "$softmax_epochs" ""
-teach "$entmax" "$entmax_epochs" "--finetune-from-model $(checkpoint_of "$softmax") $entmax_options"
+best='' from="--warmup-updates 50 --finetune-from-model"
+for stage in $stages; do
+    teach "stage-${stage%:*}" "$softmax" "${stage#*:}" "--tokens-per-sample ${stage%:*} ${best:+$from $best}"
+done
+teach teacher "$softmax" "$softmax_epochs" "${best:+$from $best}"
+teach teacher "$entmax" "$entmax_epochs" "--finetune-from-model $best $entmax_options"
 
 data=$out/teacher/data
-checkpoint=$(checkpoint_of "$entmax")
+checkpoint=$best
 say "graphs of $block"
 leapformer sparsefinder extract "$data/binary" --path "$checkpoint" --block "$block" --out "$out/graphs" \
     $extract_options $more_extract

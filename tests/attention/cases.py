@@ -47,6 +47,16 @@ OPTIONS = {
     "entmax-bigbird": {"bigbird_random": 2},
     "entmax-reformer": {"reformer_buckets": 4},
     "entmax-routing": {"routing_centroids": 3},
+    "bigbird": {"bigbird_block_size": 3, "bigbird_random_blocks": 2},
+    "local": {"local_block_size": 5},
+    "longformer": {"longformer_window": 6},
+    "performer": {"performer_features": 12},
+    "reformer": {"lsh_buckets": 4, "lsh_chunk": 5},
+    "s4d": {"s4d_state": 6},
+    "sinkhorn": {"sinkhorn_block_size": 5, "sinkhorn_max_length": 160},
+    "skyformer": {"skyformer_landmarks": 20},
+    "sparse-transformer": {"sparse_transformer_block_size": 6, "sparse_transformer_summary": 2},
+    "synthesizer": {"synthesizer_rank": 3, "synthesizer_max_length": 160},
 }
 SIDES = (None, "left", "right")
 HEADS, DIM, VALUE_DIM = 2, 8, 5
@@ -165,8 +175,12 @@ def run(mechanism: Mechanism, qkv: tuple[Tensor, ...], grad: Tensor | None = Non
     if grad is None:
         return [out.detach()]
     out.backward(grad.to(out.dtype))
-    parameters = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in mechanism.parameters()]
-    return [out.detach(), q.grad, k.grad, v.grad, *parameters]
+    return [out.detach(), *gradients((q, k, v, *mechanism.parameters()))]
+
+
+def gradients(leaves: Iterable[Tensor]) -> list[Tensor]:
+    """Zeros for what an output does not depend on."""
+    return [torch.zeros_like(x) if x.grad is None else x.grad.clone() for x in leaves]
 
 
 def difference(got: list[Tensor], expected: list[Tensor]) -> float:

@@ -17,6 +17,7 @@ OPTIONS = {
     "abc-linformer": {"abc_max_length": 8192},
     "abc-pool": {"abc_pool_size": 256},
     "abc-global": {"abc_global_every": 64},
+    "performer": {"performer_features": 2 * DIM},
 }
 
 

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, PrefixMask, Projections, TokenInfo, build
+from leapformer_fairseq.attention.ops.random import hashed
 from leapformer_fairseq.attention.sparse.blocks import Blocked
 from leapformer_fairseq.attention.sparse.fitted import FORMAT, Fitted, Projected, fingerprint
-from leapformer_fairseq.attention.sparse.pattern import Pattern, hashed
+from leapformer_fairseq.attention.sparse.pattern import Pattern
 from leapformer_fairseq.errors import LeapformerError
 
 from . import cases

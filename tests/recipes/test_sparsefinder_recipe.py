@@ -44,6 +44,7 @@ def test_a_masked_language_model_without_a_training_text(tmp_path):
     out = tmp_path / "out"
     finished(
         "sparsefinder/run.sh", "--root", files, "--out", out, "--task", "mlm", "--train-on-valid", *COMMON,
+        "--stages", "8:1",
         "--teacher-options", "--vocab-size 120 --jobs 1",
         "--train-options", "--arch leapformer_mlm_tiny --tokens-per-sample 16 --max-tokens 400 --warmup-updates 2",
         "--extract-options", "--sentences 10 --min-length 8", "--pareto-options", "--quality-points 1 --windows 0 3",
@@ -59,6 +60,7 @@ def test_a_masked_language_model_without_a_training_text(tmp_path):
         (("--out", "x", "--task", "speech"), "--task speech: choose mlm or mt"),
         (("--task", "mt"), "no --out given"),
         (("--out", "x", "--task", "mt"), "no --root given"),
+        (("--out", "x", "--task", "mlm", "--root", ".", "--stages", "32"), "--stages 32: give TOKENS:EPOCHS"),
         (("--grids", "small"), "unknown option --grids"),
         (("--out",), "--out needs a value"),
     ],

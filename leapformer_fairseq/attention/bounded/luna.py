@@ -152,7 +152,8 @@ class Luna(BoundedMechanism):
             "untied": {"value": v},
             "standard": {"query": q, "value": v, "unpack_key": k, "unpack_value": v},
         }[self.projections]
-        self.capabilities = replace(self.capabilities, keys_are_values=self.projections == "tied")
+        unused = ("k_proj",) if self.projections == "tied" else ()
+        self.capabilities = replace(self.capabilities, unused_projections=unused)
 
     # -------------------------------------------------------------------------------------------- the packed sequence
     def first_carry(self, batch: int) -> Carry:

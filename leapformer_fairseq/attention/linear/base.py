@@ -72,6 +72,7 @@ class LinearMechanism(Mechanism):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
+        self.features = head_dim * self.features_per_dim
         self.normalizer_floor = float(getattr(self.chosen, NORMALIZER_FLOOR.name, NORMALIZER_FLOOR.default))
 
     @abstractmethod
@@ -89,8 +90,7 @@ class LinearMechanism(Mechanism):
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
     ) -> LinearState:
-        width = self.head_dim * self.features_per_dim
-        return LinearState(accumulated(like).new_zeros(batch, self.num_heads, width, value_dim + 1))
+        return LinearState(accumulated(like).new_zeros(batch, self.num_heads, self.features, value_dim + 1))
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
         with without_autocast(k.device):
@@ -144,7 +144,7 @@ class LinearMechanism(Mechanism):
         return LinearStep(self, projections)
 
     def _few_pairs(self, x: Inputs) -> bool:
-        return dispatch.few_pairs(x.q, x.k, x.mask, self.head_dim * self.features_per_dim)
+        return dispatch.few_pairs(x.q, x.k, x.mask, self.features)
 
     def _keys(self, k: Tensor, tokens: TokenInfo) -> Features:
         """Mapped keys with padding at zero: the features are masked, since phi(0) is not 0 for every map."""

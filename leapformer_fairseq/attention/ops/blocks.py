@@ -51,3 +51,13 @@ def of_tokens(graph: Tensor, query_block: Tensor, key_block: Tensor) -> Tensor:
     batch, heads, _, columns = graph.shape
     graph = graph.gather(2, query_block[:, None, :, None].expand(batch, heads, -1, columns))
     return graph.gather(3, key_block[:, None, None, :].expand(batch, heads, graph.shape[2], -1))
+
+
+def real_first(keep: Tensor) -> Tensor:
+    """The order (B, T) in which padding comes last."""
+    return (~keep).byte().argsort(dim=1, stable=True)
+
+
+def in_order(x: Tensor, order: Tensor) -> Tensor:
+    """Tokens `order`, (B or 1, T), of (B, H, S, D)."""
+    return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], -1, x.shape[3]))

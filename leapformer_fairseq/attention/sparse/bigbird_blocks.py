@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops.random import hashed
 from ..registry import register
 from .blocks import ATTENDED, SIZE, Blocked, top
-from .pattern import COMMON, SEED, hashed
+from .pattern import COMMON, SEED
 
 
 @register("entmax-bigbird-blocks", *COMMON, SEED, SIZE, ATTENDED)

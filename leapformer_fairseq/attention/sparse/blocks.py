@@ -15,7 +15,7 @@ from torch import Tensor
 from ...errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, Capabilities
 from ..mechanism import Inputs
-from ..ops.blocks import attend_chosen, chosen_blocks, in_blocks, of_tokens
+from ..ops.blocks import attend_chosen, chosen_blocks, in_blocks, in_order, of_tokens, real_first
 from ..ops.precision import accumulated, without_autocast
 from ..registry import Option
 from .fitted import MISSING, Projected
@@ -75,10 +75,10 @@ class Blocked(Pattern):
 
     def edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
         real = real_keys(seen)[:, 0, 0]
-        order = _real_first(real)
+        order = real_first(real)
         at = (real.long().cumsum(1) - 1).clamp_min(0) // self.size
         itself = q.shape[2] == k.shape[2]
-        graph = self.select(_in_order(q, order) if itself else q, _in_order(k, order), real.gather(1, order))
+        graph = self.select(in_order(q, order) if itself else q, in_order(k, order), real.gather(1, order))
         rows = at if itself else torch.arange(q.shape[2], device=q.device).unsqueeze(0) // self.size
         return of_tokens(graph, rows, at)
 
@@ -91,11 +91,11 @@ class Blocked(Pattern):
             if keep is None:
                 real = torch.ones(1, x.k.shape[2], dtype=torch.bool, device=x.k.device)
                 return self.attend(x.q, x.k, x.v, self.select(x.q, x.k, real), real)
-            order = _real_first(keep)
-            k, v, real = _in_order(x.k, order), _in_order(x.v, order), keep.gather(1, order)
-            q = _in_order(x.q, order) if itself else x.q
+            order = real_first(keep)
+            k, v, real = in_order(x.k, order), in_order(x.v, order), keep.gather(1, order)
+            q = in_order(x.q, order) if itself else x.q
             out = self.attend(q, k, v, self.select(q, k, real), real)
-            return _in_order(out, order.argsort(dim=1)) if itself else out
+            return in_order(out, order.argsort(dim=1)) if itself else out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, graph: Tensor, real: Tensor, ends: bool = True) -> Tensor:
         """Output (B, H, T, E) over a graph of blocks; with `ends` the first and the last real block see all.
@@ -172,13 +172,3 @@ def _real_queries(q: Tensor, real: Tensor) -> Tensor:
 def _ends(at: Tensor, real: Tensor) -> Tensor:
     """The first and the last of the real blocks, (B or 1, N)."""
     return (at == 0) | (at == real.sum(1, keepdim=True) - 1)
-
-
-def _real_first(keep: Tensor) -> Tensor:
-    """The order (B, T) in which padding comes last."""
-    return (~keep).byte().argsort(dim=1, stable=True)
-
-
-def _in_order(x: Tensor, order: Tensor) -> Tensor:
-    """Tokens `order`, (B or 1, T), of (B, H, S, D)."""
-    return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], -1, x.shape[3]))

@@ -1,0 +1,87 @@
+"""Mechanisms of encoder self-attention that need the whole sequence, the baselines of Long Range Arena among them.
+
+Shapes: B batch, H heads, T tokens, D head dimension, E value dimension.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import LeapformerError
+from ..capabilities import DECODER_CROSS, DECODER_SELF, Capabilities
+from ..masks import Mask
+from ..mechanism import Inputs, Mechanism, State
+from ..ops.blocks import in_order, real_first
+from ..ops.precision import accumulated, without_autocast
+from ..tokens import TokenInfo
+
+WHOLE = "it reads the whole sequence at once, so that nothing can be decoded with it; take another mechanism there"
+
+
+class Bidirectional(Mechanism):
+    """Attention without a state: a subclass writes `_weights`, and `_attended` for more speed than that.
+
+    Both are given tokens in order, padding last, so that a sequence gives the same in any batch. Queries are the first
+    of the tokens, or all.
+    """
+
+    capabilities = Capabilities(
+        append=False,
+        prefixes=False,
+        incremental=False,
+        constant_state=False,
+        unsupported={DECODER_SELF: WHOLE, DECODER_CROSS: WHOLE},
+    )
+
+    @abstractmethod
+    def _ordered_weights(self, q: Tensor, k: Tensor, lengths: Tensor, dropout: float) -> Tensor:
+        """What every token contributes to every other, (B, H, T, T), in sequences of `lengths`, (B or 1,)."""
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        """Output (B, H, T, E)."""
+        return self._ordered_weights(q, k, lengths, self.dropping()) @ v
+
+    def init_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> State:
+        raise LeapformerError(f"{self.name} attention cannot decode token by token: {WHOLE}")
+
+    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+        queries, (q, lengths) = q.shape[2], self._self_attention(q, k, key)
+        if key.keep is None:
+            return self._ordered_weights(q, k, lengths, dropout)[:, :, :queries]
+        order = real_first(key.keep)
+        found = self._ordered_weights(in_order(q, order), in_order(k, order), lengths, dropout)
+        back = order.argsort(dim=1)
+        return in_order(in_order(found, back).mT, back).mT[:, :, :queries]
+
+    def _in_segments(self, x: Inputs) -> Tensor:
+        with without_autocast(x.q.device):
+            k, v = accumulated(x.k), accumulated(x.v)
+            q, lengths = self._self_attention(accumulated(x.q), k, x.key)
+            if x.key.keep is None:
+                out = self._attended(q, k, v, lengths)
+            else:
+                order = real_first(x.key.keep)
+                q, k, v = (in_order(part, order) for part in (q, k, v))
+                out = in_order(self._attended(q, k, v, lengths), order.argsort(dim=1))
+            return out[:, :, : x.q.shape[2]].to(x.v.dtype)
+
+    def _self_attention(self, q: Tensor, k: Tensor, key: TokenInfo) -> tuple[Tensor, Tensor]:
+        """A query for every key, and the real tokens of each sequence, (B or 1,)."""
+        queries, keys = q.shape[2], k.shape[2]
+        if queries > keys:
+            raise LeapformerError(
+                f"{self.name} is self-attention and got {queries} queries for {keys} keys; give as many of both"
+            )
+        lengths = torch.full((1,), keys, device=k.device) if key.keep is None else key.keep.sum(1)
+        return (q if queries == keys else F.pad(q, (0, 0, 0, keys - queries))), lengths
+
+
+def real(lengths: Tensor, count: int) -> Tensor:
+    """True at the real ones of `count` tokens, (B or 1, T)."""
+    return torch.arange(count, device=lengths.device) < lengths.unsqueeze(1)

@@ -1,0 +1,52 @@
+"""Synthesizer: weights that are learned for positions and look at no token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import LeapformerError
+from ..registry import Option, register
+from .base import Bidirectional, real
+from .chosen import checked
+
+RANK = Option("synthesizer_rank", 32, "synthesizer: width of the two factors of its logits")
+LENGTH = Option("synthesizer_max_length", 1024, "synthesizer: longest sequence, rows of its factors")
+
+
+@register("synthesizer", RANK, LENGTH)
+class Synthesizer(Bidirectional):
+    """Factorised random Synthesizer: softmax(R_1 R_2^T) v, with R_1 and R_2 (N, k) learned for each head.
+
+    Tay et al., 2020, arXiv:2005.00743, section 3.1.3.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.longest = checked(LENGTH, self.chosen.synthesizer_max_length)
+        self.capabilities = replace(
+            self.capabilities,
+            unused_projections=("q_proj", "k_proj"),
+            max_source=self.longest,
+            limit_options=LENGTH.flag,
+        )
+        rank = checked(RANK, self.chosen.synthesizer_rank)
+        self.row_factor, self.column_factor = (
+            nn.Parameter(torch.randn(num_heads, self.longest, rank) * rank**-0.25) for _ in range(2)
+        )
+
+    def _ordered_weights(self, q: Tensor, k: Tensor, lengths: Tensor, dropout: float) -> Tensor:
+        count = k.shape[2]
+        if count > self.longest:
+            raise LeapformerError(
+                f"synthesizer can read {self.longest} tokens and got {count}; cut the text, or train with a larger "
+                f"{LENGTH.flag}"
+            )
+        logits = self.row_factor[:, :count].to(q.dtype) @ self.column_factor[:, :count].to(q.dtype).mT
+        hidden = ~real(lengths, count)[:, None, None]
+        weights = logits.masked_fill(hidden & ~hidden.all(-1, keepdim=True), torch.finfo(q.dtype).min)
+        return F.dropout(weights.softmax(-1).expand(len(q), -1, -1, -1), dropout)
