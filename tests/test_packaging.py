@@ -23,6 +23,7 @@ BASE = {
     "progress",
     "signature",
     "synthesis",
+    "trainings",
 }
 LAYERS = [
     {"attention"},

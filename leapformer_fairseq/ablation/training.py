@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,12 +16,11 @@ from .. import register
 from ..errors import LeapformerError
 from ..modules import BLOCKS, MechanismAttention, expand_plan
 from ..modules.swap import layers_of
+from ..trainings import LAST, PROGRAM
 from .search import Plan, layers_text
 
-PROGRAM = (sys.executable, "-m", f"{__package__.partition('.')[0]}.cli.main", "train")
 PLAN_FLAGS = {block.name: f"--{block.name}-attention" for block in BLOCKS}
 SET_BY_RUNS = ("--save-dir", "--log-format", *PLAN_FLAGS.values())
-LAST = "checkpoint_last.pt"
 LOG_INTERVAL = ("--log-interval", "10")  # unless the command has its own: short trainings must tell their speed, too
 _COMPARED = "runs are compared by the validation loss of checkpoint_best.pt, less is better"
 _RESUMED = "an interrupted run resumes from its checkpoint_last.pt (to start from a model, --finetune-from-model)"
@@ -88,7 +86,7 @@ class Training:
         own = [*plan_flags(plan), "--log-format", "json", "--save-dir", str(folder)]
         if not _gives(self.arguments, LOG_INTERVAL[0]):
             own += LOG_INTERVAL
-        return [*PROGRAM, *self.arguments, *own]
+        return [*PROGRAM, "train", *self.arguments, *own]
 
     def _build(self, plans: dict[str, str]) -> Any:
         args = copy.deepcopy(self.args)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..ablation.study import Run, Study
 
 HELP = "replace one attention block at a time in a training, rank what that costs, and recommend a plan"
+STUDY = "ablation"
 USAGE = "leapformer ablate --out DIR [OPTIONS] -- train DATA --arch leapformer_... --max-epoch N ..."
 
 
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ablate(args: argparse.Namespace) -> int:
-    from ..ablation import report, running
+    from .. import trainings
+    from ..ablation import report
     from ..ablation.study import FAILED, Settings, plan_study
     from ..ablation.training import read_training
 
@@ -75,12 +77,12 @@ def _ablate(args: argparse.Namespace) -> int:
         speed_weight=args.speed_weight,
     )
     training = read_training(args.command)
-    running.check_folder(Path(args.out), training.identity)
+    trainings.check_folder(Path(args.out), training.identity, STUDY)
     study = plan_study(Path(args.out), training, settings)
     if args.dry_run:
         _show(study)
         return 0
-    with running.locked(made_folder(args.out), training.identity):
+    with trainings.locked(made_folder(args.out), training.identity, STUDY):
         try:
             _train(study)
         except KeyboardInterrupt:

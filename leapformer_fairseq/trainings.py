@@ -1,0 +1,246 @@
+"""Trainings in processes of their own: one or several at a time, watched, interrupted together, resumed.
+
+A folder belongs to one study and one process; the output of all attempts of a training is in one log.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+from .checkpoints import load_checkpoint
+from .errors import LeapformerError
+from .files import replacing, write_text
+
+PROGRAM = (sys.executable, "-m", f"{__package__}.cli.main")
+OPTIONS, LOCK = "options", ".lock"
+LAST = "checkpoint_last.pt"
+POLL_S = 1.0
+PATIENCE_S = 60.0  # for an interrupted training to exit
+Watch = Callable[[dict[str, Any]], None]  # gets the JSON objects of fairseq's log
+# The last line of a traceback, and argparse's error about options.
+_REASON = re.compile(r"[\w.]*(Error|Exception)\b|leapformer[\w -]*: error: ")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A command, the log that its output is added to, and who watches that."""
+
+    command: Sequence[str]
+    log: Path
+    watch: Watch = lambda entry: None
+
+
+#: yields processes one after the other, and is sent the exit status of each
+Work = Generator[Process, int, None]
+
+
+# -------------------------------------------------------------------------------------------------------------- folders
+def check_folder(out: Path, record: str, study: str) -> None:
+    """Make sure that `out` is new, empty, or holds this `study` of this `record`, such as a training command.
+
+    Raises LeapformerError when it holds another one, or something else.
+    """
+    if (out / OPTIONS).is_file():
+        other = (out / OPTIONS).read_text(encoding="utf-8").strip()
+        if other != record:
+            raise LeapformerError(
+                f"--out {out} holds the {study} of another training command ({other}); choose another folder or "
+                "delete it"
+            )
+    elif out.is_dir() and any(out.iterdir()):
+        raise LeapformerError(f"--out {out} is not empty and holds no {study}; choose another folder")
+
+
+@contextmanager
+def locked(out: Path, record: str, study: str) -> Iterator[None]:
+    """The folder `out`, made if need be, for this study and this process alone.
+
+    Raises LeapformerError as `check_folder` does, and while another process works in it.
+    """
+    check_folder(out, record, study)
+    if not (out / OPTIONS).is_file():
+        write_text(out / OPTIONS, record + "\n")
+    with (out / LOCK).open("w") as lock:
+        os.set_inheritable(lock.fileno(), True)  # trainings hold it, too, should this process be killed
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LeapformerError(
+                f"--out {out}: another process, or a training that it started, is running here; wait for it or end it"
+            ) from error
+        yield
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+def run(process: Process) -> int:
+    """Run one process and return its exit status; see `run_all`."""
+    found = []
+
+    def work() -> Work:
+        found.append((yield process))
+
+    run_all([work()])
+    return found[0]
+
+
+def run_all(works: Iterable[Work], at_once: int = 1) -> None:
+    """Carry out works, so many `at_once`.
+
+    When this process is interrupted its processes are, too, and have ended when KeyboardInterrupt comes out of here.
+    What a work raises ends all.
+    """
+    waiting, active = iter(works), list[_Active]()
+    with _interruptible():
+        try:
+            while True:
+                while len(active) < at_once and (work := next(waiting, None)) is not None:
+                    _begin(work, None, active)
+                if not active:
+                    return
+                with suppress(subprocess.TimeoutExpired):
+                    active[0].process.wait(POLL_S)
+                for one in list(active):
+                    status = one.look()
+                    if status is not None:
+                        active.remove(one)
+                        one.close()
+                        _begin(one.work, status, active)
+        except BaseException:
+            for one in active:
+                one.stop()
+            raise
+
+
+class _Active:
+    """A process that runs for a work."""
+
+    def __init__(self, work: Work, about: Process) -> None:
+        about.log.parent.mkdir(parents=True, exist_ok=True)
+        self.work, self.watch = work, about.watch
+        self.output = about.log.open("ab")
+        self.reader: TextIO = about.log.open(encoding="utf-8", errors="replace")
+        self.reader.seek(0, os.SEEK_END)
+        self.process = subprocess.Popen(
+            about.command,
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in a terminal reaches a whole group; one interrupt is enough
+            close_fds=False,  # the lock
+        )
+
+    def look(self) -> int | None:
+        """Show the watcher what is new in the log; the exit status once there is one."""
+        status = self.process.poll()
+        for entry in read_log(iter(self.reader.readline, "")):
+            self.watch(entry)
+        return status
+
+    def close(self) -> None:
+        self.output.close()
+        self.reader.close()
+
+    def stop(self) -> None:
+        """As Ctrl-C does; what does not listen, or not before a second Ctrl-C, is killed with all it has started."""
+        self.process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            self.process.wait(PATIENCE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.close()
+
+
+def _begin(work: Work, status: int | None, active: list[_Active]) -> None:
+    """Start the next process of a work, if it has one."""
+    with suppress(StopIteration):
+        process = next(work) if status is None else work.send(status)
+        active.append(_Active(work, process))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal do what Ctrl-C does, also in the background, where a shell ignores Ctrl-C."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) == signal.SIG_DFL)  # not with nohup
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ----------------------------------------------------------------------------------------------------------------- logs
+def read_log(lines: Iterable[str], name: str = "") -> Iterator[dict[str, Any]]:
+    """The JSON objects in the lines of fairseq's log, of the logger `name` only if one is given."""
+    for line in lines:
+        before, brace, rest = line.partition("{")
+        if brace and name in before:
+            with suppress(json.JSONDecodeError):
+                entry = json.loads(brace + rest)
+                if isinstance(entry, dict):
+                    yield entry
+
+
+def speed(log: Path, unit: str) -> float | None:
+    """The median training speed in a log, in words ("wps") or updates ("ups") a second; None when it has none."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        speeds = [float(entry[unit]) for entry in read_log(lines, "train_inner") if unit in entry]
+    measured = [one for one in speeds if one > 0]  # the first of a process may be 0
+    return median(measured) if measured else None
+
+
+def failure(log: Path, start: int, status: int) -> LeapformerError:
+    """What the last attempt died of: the last line in the log from byte `start` on that names an error."""
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    named = [line for line in lines if _REASON.match(line)] or lines[-1:]
+    how = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
+    reason = named[-1].removeprefix("leapformer: error: ")[:300] if named else "no output"
+    return LeapformerError(f"{reason} ({how}; see {log})")
+
+
+def size_of(log: Path) -> int:
+    """Bytes, 0 without a log: where the next attempt begins."""
+    return log.stat().st_size if log.is_file() else 0
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+def mend_last(folder: Path) -> None:
+    """Put the newest whole checkpoint in the place of a last one whose copying was interrupted.
+
+    fairseq writes one file and copies it to the other names, and goes on from the last one only.
+    """
+    last = folder / LAST
+    if not last.is_file() or _is_whole(last):
+        return
+    others = sorted(folder.glob("checkpoint*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
+    whole = next((path for path in others if path != last and _is_whole(path)), None)
+    if whole is None:
+        last.unlink()
+        return
+    with replacing(last) as partial:
+        shutil.copy(whole, partial)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        load_checkpoint(checkpoint)
+    except LeapformerError:
+        return False
+    return True
