@@ -48,9 +48,9 @@ class Example(NamedTuple):
 
 
 class Split(Sequence[Example]):
-    """The examples of a split. Raises LeapformerError for files that are missing or do not fit each other."""
+    """The examples of a split, or the `first` of them. Raises LeapformerError for files that do not fit each other."""
 
-    def __init__(self, folder: str | Path, split: str) -> None:
+    def __init__(self, folder: str | Path, split: str, first: int = 0) -> None:
         self.about = read_about(folder)
         self.folder = Path(folder) / split
         self.labels = _load(self.folder / LABELS)
@@ -60,6 +60,9 @@ class Split(Sequence[Example]):
                 f"{self.folder / LABELS}: classes from {self.labels.min()} to {self.labels.max()}; {ABOUT} says that "
                 f"there are {self.about.classes}, from 0"
             )
+        if first:
+            self.labels = self.labels[:first]
+            self._inputs = [(numbers, spans[:first]) for numbers, spans in self._inputs]
 
     def _input(self, i: int) -> tuple[Numbers, Numbers]:
         """Numbers in one line, and where each sequence begins and ends in it (N, 2)."""

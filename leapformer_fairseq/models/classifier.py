@@ -1,11 +1,13 @@
 """Classifiers of one or two sequences with any attention plan in the encoder, as in Long Range Arena.
 
-Tay et al., 2021 (arXiv:2011.04006); sizes of LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046, appendix A.10),
-whose models are Skyformer's (Chen et al., 2021, arXiv:2111.00035).
+Tay et al., 2021 (arXiv:2011.04006), whose sizes Luna took (Ma et al., 2021, arXiv:2106.01540, section 4.1); sizes of
+LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046, appendix A.10), whose models are Skyformer's (Chen et al., 2021,
+arXiv:2111.00035).
 """
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +16,17 @@ import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
+from ..attention import sinusoids
 from ..errors import LeapformerError
 from ..modules import PassContext, add_attention_args, fill_attention_args, fill_options, swap_attention
 from .task import adapt
 
-POOLINGS = ("cls", "mean", "packed")
-POSITIONS = ("learned", "none")
+POOLINGS = ("cls", "mean", "packed", "padded-mean")
+POSITIONS = ("learned", "sinusoidal", "none")
 STD = 0.02  # of embeddings at the start
 PAD = 0
 
@@ -40,17 +44,22 @@ class Encoder(nn.Module):
         self.embed_positions = nn.Embedding(args.max_positions, width) if args.positions == "learned" else None
         if self.embed_positions is not None:
             nn.init.normal_(self.embed_positions.weight, std=STD)
+        self.sinusoidal = args.positions == "sinusoidal"
         self.dropout_module = FairseqDropout(args.dropout, module_name=type(self).__name__)
         config = TransformerConfig.from_namespace(args)
         self.layers = nn.ModuleList(TransformerEncoderLayerBase(config) for _ in range(args.encoder_layers))
         self.layer_norm = nn.LayerNorm(width) if args.encoder_normalize_before else None
         self.context = swap_attention(self, "encoder", args)
+        if args.checkpoint_activations:
+            self.layers = nn.ModuleList(checkpoint_wrapper(layer) for layer in self.layers)
 
     def forward(self, tokens: Tensor) -> Tensor:
         padding = tokens.eq(PAD)
         x = self.embed_tokens(tokens)
         if self.embed_positions is not None:
             x = x + self.embed_positions.weight[: tokens.shape[1]]
+        if self.sinusoidal:
+            x = x + sinusoids(torch.arange(1, tokens.shape[1] + 1, device=x.device), x.shape[2]).to(x.dtype)
         x = self.dropout_module(x).transpose(0, 1)
         mask = padding if padding.any() else None
         for layer in self.layers:
@@ -90,13 +99,20 @@ class LeapformerClassifier(BaseFairseqModel):
             help="the longest sequence, with the mark before it; what is longer is cut (default: 4096)",
         )  # fmt: skip
         parser.add_argument(
-            "--positions", choices=POSITIONS, help="learned embeddings of positions, or none (default: learned)"
+            "--positions", choices=POSITIONS, help="embeddings of positions, or none (default: learned)"
         )
         parser.add_argument(
             "--pooling", choices=POOLINGS,
-            help="what is classified: the vector of a mark before the sequence (cls), the mean over its tokens, or "
-            "over the carry of the last layer that has one (packed; Luna) (default: cls)",
+            help="what is classified: the vector of a mark before the sequence (cls), the mean over its tokens, over "
+            "the carry of the last layer that has one (packed; Luna), or over tokens and padding, which counts as "
+            "zeros (padded-mean) (default: cls)",
         )  # fmt: skip
+        parser.add_argument(
+            "--checkpoint-activations", action="store_true", help="run layers again in the backward pass: less memory"
+        )
+        parser.add_argument(
+            "--freeze", metavar="REGEX", help="parameters whose name it is found in are not trained (default: none)"
+        )
         add_attention_args(parser, ("encoder",))
 
     @classmethod
@@ -114,7 +130,10 @@ class LeapformerClassifier(BaseFairseqModel):
                 f"--pooling packed: no layer of {args.encoder_self_attention!r} has a carry; give luna, or --pooling "
                 "cls or mean"
             )
-        return cls(args, encoder, about.classes, about.inputs, about.vocabulary - 1)
+        model = cls(args, encoder, about.classes, about.inputs, about.vocabulary - 1)
+        if args.freeze:
+            _freeze(model, args.freeze)
+        return model
 
     def forward(self, tokens: list[Tensor]) -> Tensor:
         """Scores (B, classes) of one or two batches of sequences (B, T)."""
@@ -136,6 +155,8 @@ class LeapformerClassifier(BaseFairseqModel):
         if self.args.pooling == "cls":
             return x[:, 0]
         keep = tokens.ne(PAD)
+        if self.args.pooling == "padded-mean":
+            return x.masked_fill(~keep.unsqueeze(-1), 0).mean(1)
         if self.args.pooling == "packed":
             values, kept = self.encoder.context.hand_over(len(tokens))
             x = nn.functional.layer_norm(values, values.shape[-1:]).to(x.dtype)  # as a layer that reads it does
@@ -147,13 +168,15 @@ class LeapformerClassifier(BaseFairseqModel):
         return self.args.max_positions
 
 
-def _lra(positions: int) -> Callable[[Namespace], None]:
-    def preset(args: Namespace) -> None:
-        """Of appendix A.10 of the LeaPformer paper: 2 layers, 64 wide, 2 heads, feed-forward 128, norms first."""
-        fill_options(args, {"max_positions": positions})
-        leapformer_classifier(args)
-
-    return preset
+def _freeze(model: nn.Module, pattern: str) -> None:
+    try:
+        found = [p for name, p in model.named_parameters() if re.search(pattern, name)]
+    except re.error as error:
+        raise LeapformerError(f"--freeze {pattern}: no regular expression ({error})") from error
+    if not found:
+        raise LeapformerError(f"--freeze {pattern}: no parameter of the model has such a name")
+    for parameter in found:
+        parameter.requires_grad_(False)
 
 
 @register_model_architecture("leapformer_classifier", "leapformer_classifier")
@@ -175,12 +198,47 @@ def leapformer_classifier(args: Namespace) -> None:
             "max_positions": 4096,
             "positions": "learned",
             "pooling": "cls",
+            "checkpoint_activations": False,
+            "freeze": None,
         },
     )
     fill_attention_args(args)
 
 
-# A.10 of the LeaPformer paper; tables of positions are as long as in its code.
+def _sizes(layers: int, width: int, heads: int, ffn: int, longest: int, **more: Any) -> dict[str, Any]:
+    return {
+        "encoder_layers": layers,
+        "encoder_embed_dim": width,
+        "encoder_attention_heads": heads,
+        "encoder_ffn_embed_dim": ffn,
+        "classifier_width": ffn,
+        "max_positions": longest,
+        **more,
+    }
+
+
+# A.10 of the LeaPformer paper: 2 layers, 64 wide, 2 heads, feed-forward 128; tables of positions are as long as in its
+# code, where the mark of a picture takes the place of its last pixel.
 LRA_POSITIONS = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 1024, "image": 1024}
-for _task, _positions in LRA_POSITIONS.items():
-    register_model_architecture("leapformer_classifier", f"leapformer_classifier_lra_{_task}")(_lra(_positions))
+PRESETS = {f"lra_{task}": _sizes(2, 64, 2, 128, longest) for task, longest in LRA_POSITIONS.items()}
+# Those of Tay et al., which Luna took (section 4.1). Image: an embedding of 128 before attention of 64 cannot be
+# expressed; 64, as in Luna's repository. Pathfinder: an embedding of 32 before attention of 16; 32 here.
+PRESETS |= {
+    "luna_listops": _sizes(4, 512, 8, 1024, 2001, positions="sinusoidal"),
+    "luna_text": _sizes(4, 256, 4, 1024, 4001, positions="sinusoidal"),
+    "luna_retrieval": _sizes(4, 128, 4, 512, 4001, positions="sinusoidal"),
+    "luna_image": _sizes(1, 64, 8, 128, 1025, dropout=0.3, attention_dropout=0.2),
+    "luna_pathfinder": _sizes(4, 32, 4, 32, 1025, positions="sinusoidal", pooling="mean", dropout=0.2),
+}
+
+
+def _preset(sizes: dict[str, Any]) -> Callable[[Namespace], None]:
+    def preset(args: Namespace) -> None:
+        fill_options(args, sizes)
+        leapformer_classifier(args)
+
+    return preset
+
+
+for _name, _values in PRESETS.items():
+    register_model_architecture("leapformer_classifier", f"leapformer_classifier_{_name}")(_preset(_values))

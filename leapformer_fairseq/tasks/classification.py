@@ -91,6 +91,9 @@ class ClassificationConfig(FairseqDataclass):
     padded_length: int = field(
         default=0, metadata={"help": "pad every batch to this length; 0: to its longest sequence"}
     )
+    valid_examples: int = field(
+        default=0, metadata={"help": "validate on the first examples of a split only; 0: on all"}
+    )
     seed: int = II("common.seed")
 
 
@@ -110,11 +113,15 @@ class ClassificationTask(FairseqTask):
             raise LeapformerError("no data: give the folder that `leapformer prepare lra` makes")
         if cfg.longest < 1:
             raise LeapformerError(f"--longest {cfg.longest}: give at least 1")
+        if cfg.valid_examples < 0:
+            raise LeapformerError(f"--valid-examples {cfg.valid_examples}: give at least 1, or 0 for all")
         return cls(cfg, read_about(cfg.data))
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
+        trains = split == "train"
+        examples = Split(self.cfg.data, split, 0 if trains else self.cfg.valid_examples)
         self.datasets[split] = ClassificationDataset(
-            Split(self.cfg.data, split), self.cfg.longest, self.cfg.padded_length, split == "train", self.cfg.seed
+            examples, self.cfg.longest, self.cfg.padded_length, trains, self.cfg.seed
         )
 
     def max_positions(self) -> int:

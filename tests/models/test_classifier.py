@@ -134,3 +134,61 @@ def test_positions():
 def test_what_is_refused(options, message):
     with pytest.raises(LeapformerError, match=message):
         build(**options)
+
+
+class TestFlaws:
+    """What the released code of the papers does, by options."""
+
+    def test_a_mean_over_padding(self):
+        model = build(pooling="padded-mean")
+        short, padded = batch(5), batch(5, width=10)
+        assert torch.allclose(model.pooled(short), 2 * model.pooled(padded), atol=1e-6)
+        proper = build(pooling="mean")
+        assert torch.allclose(proper.pooled(short), proper.pooled(padded), atol=1e-6)
+
+    def test_a_projection_that_is_not_trained(self):
+        options = {"abc_slots": "4", "abc_max_length": 40}
+        model = build("abc-linformer", freeze="control_table", **options)
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        assert frozen and all(name.endswith("control_table") for name in frozen)
+        assert all(p.requires_grad for p in build("abc-linformer", **options).parameters())
+
+    @pytest.mark.parametrize(
+        ("pattern", "message"), [("nothing", "no parameter of the model has"), ("(", "no regular expression")]
+    )
+    def test_a_bad_pattern(self, pattern, message):
+        with pytest.raises(LeapformerError, match=message):
+            build(freeze=pattern)
+
+    def test_layers_that_run_again_give_the_same(self):
+        plain, again = build().train(), build(checkpoint_activations=True).train()
+        again.load_state_dict(plain.state_dict())
+        grads = []
+        for model in (plain, again):
+            torch.manual_seed(3)  # dropout
+            model([batch(7, 4)]).square().sum().backward()
+            grads.append({name: p.grad for name, p in model.named_parameters()})
+        assert all(torch.allclose(grads[1][name], grad) for name, grad in grads[0].items())
+
+    def test_a_carry_cannot_run_again(self):
+        with pytest.raises(LeapformerError, match="leave --checkpoint-activations out"):
+            build("luna", checkpoint_activations=True)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_models_of_luna(task):
+    """Tay et al.'s sizes; a sequence of the task with the mark before it has room."""
+    about = TASKS[task].about([])
+    model = build("luna", f"leapformer_classifier_luna_{task}", about)
+    longest = {"listops": 2000, "text": 4000, "retrieval": 4000}.get(task, 1024)
+    assert model.max_positions() == longest + 1
+    assert len(model.encoder.layers) == (1 if task == "image" else 4)
+
+
+def test_sinusoidal_positions_are_told_apart_and_have_no_parameters():
+    model = build(positions="sinusoidal")
+    none = build(positions="none")
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in none.parameters())
+    one, other = torch.tensor([[3, 4, 5]]), torch.tensor([[5, 4, 3]])
+    assert not torch.allclose(model.pooled(one), model.pooled(other), atol=1e-4)
+    assert torch.allclose(none.pooled(one), none.pooled(other), atol=1e-5)
