@@ -24,7 +24,7 @@ setup(
     author="The leapformer_fairseq authors",
     license="MIT",
     packages=find_packages(include=["leapformer_fairseq", "leapformer_fairseq.*"]),
-    package_data={"leapformer_fairseq": ["py.typed", "attention/ops/cpu/*.c"]},
+    package_data={"leapformer_fairseq": ["py.typed", "attention/ops/cpu/*.c", "lra/*.json", "lra/protocols/*.yaml"]},
     python_requires=">=3.11",
     install_requires=[
         "torch>=2.6",  # the first that loads checkpoints with weights_only=True unless told otherwise
@@ -35,6 +35,7 @@ setup(
         "matplotlib",
         "numpy>=1.26",
         "pillow",
+        "pyyaml",
         "sacrebleu>=2.3",
         "scikit-learn",
         "scipy",

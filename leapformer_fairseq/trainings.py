@@ -13,9 +13,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
@@ -29,6 +30,7 @@ OPTIONS, LOCK = "options", ".lock"
 LAST = "checkpoint_last.pt"
 POLL_S = 1.0
 PATIENCE_S = 60.0  # for an interrupted training to exit
+GRACE_S = 2.0  # for what an interrupted training started to give its lock back
 Watch = Callable[[dict[str, Any]], None]  # gets the JSON objects of fairseq's log
 # The last line of a traceback, and argparse's error about options.
 _REASON = re.compile(r"[\w.]*(Error|Exception)\b|leapformer[\w -]*: error: ")
@@ -36,11 +38,12 @@ _REASON = re.compile(r"[\w.]*(Error|Exception)\b|leapformer[\w -]*: error: ")
 
 @dataclass(frozen=True)
 class Process:
-    """A command, the log that its output is added to, and who watches that."""
+    """A command, the log that its output is added to, who watches that, and variables of its environment."""
 
     command: Sequence[str]
     log: Path
     watch: Watch = lambda entry: None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 #: yields processes one after the other, and is sent the exit status of each
@@ -75,13 +78,24 @@ def locked(out: Path, record: str, study: str) -> Iterator[None]:
         write_text(out / OPTIONS, record + "\n")
     with (out / LOCK).open("w") as lock:
         os.set_inheritable(lock.fileno(), True)  # trainings hold it, too, should this process be killed
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LeapformerError(
-                f"--out {out}: another process, or a training that it started, is running here; wait for it or end it"
-            ) from error
+        waited = 0.0
+        while not _took(lock):
+            if waited >= GRACE_S:
+                raise LeapformerError(
+                    f"--out {out}: another process, or a training that it started, is running here; wait for it or end "
+                    "it"
+                )
+            time.sleep(0.1)
+            waited += 0.1
         yield
+
+
+def _took(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 # ------------------------------------------------------------------------------------------------------------ processes
@@ -140,6 +154,7 @@ class _Active:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in a terminal reaches a whole group; one interrupt is enough
             close_fds=False,  # the lock
+            env={**os.environ, **about.environment},
         )
 
     def look(self) -> int | None:

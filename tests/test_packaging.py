@@ -32,7 +32,7 @@ LAYERS = [
     {"models"},
     {"criterions", "data", "pictures", "scoring"},
     {"tasks"},
-    {"ablation", "agents", "sparsefinder"},
+    {"ablation", "agents", "lra", "sparsefinder"},
     {"benchmarks"},
     {"cli"},
 ]  # lowest first

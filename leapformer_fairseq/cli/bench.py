@@ -24,6 +24,7 @@ BENCHMARKS = {
     "sparse": "entmax over chosen blocks against entmax and softmax over all pairs",
     "streaming": "computation of a translation while speech arrives, encoded once or again at every arrival",
     "train": "a training step of a 16-layer language model against fairseq's",
+    "lra": "training the models of Long Range Arena: speed and memory by length, and with the tasks' own batches",
     "model": "encoder, decoder and FLOPs of text to speech by attention plan against fairseq's model",
 }
 DTYPES = ("float32", "bfloat16", "float16")

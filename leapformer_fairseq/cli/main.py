@@ -56,6 +56,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "ablate",
         "replace one attention block at a time in a training, rank what that costs, and recommend a plan",
     ),
+    "lra": (
+        "lra",
+        "Long Range Arena: data, a grid of trainings, tables beside the papers', composite scores, parameters",
+    ),
     "sparsefinder": (
         "sparsefinder",
         "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves",

@@ -1,0 +1,246 @@
+"""Training speed and memory on Long Range Arena: by length at equal batch, and with the tasks' own batches.
+
+Method: a training step (forward pass, loss, backward pass, Adam) of the Text model of the LeaPformer paper (appendix
+A.10: 2 layers, 64 wide, 2 heads), random bytes without padding, float32 unless the device says otherwise, one thread.
+On a CPU it is the CPU time of the thread, on a GPU wall time. All systems take turns in one process; reported is the
+median. "softmax" is torch's scaled dot-product attention, "softmax, materialised" makes all weights, as the code of the
+papers does. By length (Luna's Table 2; Ma et al., 2021): batches of 4. Tasks (LeaPformer's Table 2): their own batches
+at full length, 1k Pathfinder, 2k ListOps, 4k Text.
+
+Memory is the peak above the model and the batch of one training step in a fresh process; ratio = memory of a row /
+memory of materialised softmax. No row runs layers again in the backward pass.
+
+Nothing is reported of a mechanism whose training form differs from its reference in float64, gradients included.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from ..attention import build
+from ..data.lra import prepare
+from ..errors import LeapformerError
+from ..lra import protocols
+from ..lra.protocols import BASELINE, Row
+from ..modules import MechanismAttention
+from . import measure
+from .tables import Table
+
+MATERIALISED, COSFORMER, LEAP, SMALL = "softmax, materialised", "cosformer", "leap", "leap-1"
+BATCH, SECONDS = 4, 60.0  # per case
+LENGTHS, QUICK_LENGTHS = (1024, 2048, 3072, 4096), (128, 256)
+TASKS = {"1k": "pathfinder", "2k": "listops", "4k": "text"}
+TITLE = "Long Range Arena: speed and memory of training"
+TABLES = (
+    Table("Training: times as fast as softmax", "softmax", "ratio", "ms", BASELINE),
+    Table("Training: times as fast as cosFormer", "cosformer", "ratio", "ms", COSFORMER),
+    Table(
+        "Peak memory of a training step: times that of materialised softmax",
+        "memory",
+        "ratio",
+        "peak_mib",
+        MATERIALISED,
+    ),
+    Table("Training with the tasks' own batches: times as fast as softmax", "tasks", "ratio", "ms", BASELINE),
+)
+AIMS = dict(zip(LENGTHS, (1.3, 2.0, 3.0, 4.0), strict=True))  # leap over softmax
+COSFORMER_AIMS = {LEAP: 0.85, SMALL: 0.92}  # the paper has 0.90 and 0.98
+MEMORY_AIM = 0.25  # leap at 4,096 tokens
+PARITY = 1e-9
+
+
+def _rows() -> dict[str, Row]:
+    """The rows of the LeaPformer paper but for variants of the same speed, and those that only Luna has."""
+    left_out = ("linformer-2", "cosformer-total", "cosformer-body", "leap-2")
+    found = {name: row for name, row in protocols.load("leapformer").rows.items() if name not in left_out}
+    luna = protocols.load("luna").rows
+    return found | {name: row for name, row in luna.items() if name not in found and not name.endswith("packed")}
+
+
+ROWS = _rows()
+MECHANISMS_MEASURED = (BASELINE, MATERIALISED, *(name for name in ROWS if name != BASELINE))
+
+
+class System(NamedTuple):
+    """A model in training."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+def plan_of(name: str) -> None:
+    """Raise LeapformerError for an unknown row."""
+    if name not in MECHANISMS_MEASURED:
+        raise LeapformerError(f"--mechanisms {name}: choose from {', '.join(MECHANISMS_MEASURED)}")
+
+
+def disagreement(name: str) -> str | None:
+    """By how much the training form of a row's mechanism differs from its reference; None if it does not."""
+    options, (plan, chosen) = {}, _mechanism(name)
+    mechanism = build(plan, 16, 2, block="encoder-self", input_dim=32, **chosen).double().eval()
+    inputs = [torch.randn(2, 2, 150, 16, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    grad, found = torch.randn(2, 2, 150, 16, dtype=torch.float64), []
+    for execution in ("auto", "reference"):
+        out = mechanism(*inputs, execution=execution, **options)
+        grads = torch.autograd.grad(out, inputs, grad, allow_unused=True)
+        found.append([out, *(x for x in grads if x is not None)])
+    worst = max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in zip(*found, strict=True))
+    return None if worst < PARITY else f"its training form differs from its reference by {worst:.1e}"
+
+
+def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Rows of results: `softmax`, `cosformer`, `memory` and `tasks`."""
+    found: dict[str, list[dict[str, Any]]] = {"softmax": [], "cosformer": [], "memory": [], "tasks": []}
+    lengths, seconds = (QUICK_LENGTHS, SECONDS / 20) if quick else (LENGTHS, SECONDS)
+    tasks = {} if quick else TASKS
+    with measure.one_thread(), tqdm(total=len(places) * (2 * len(lengths) + len(tasks)), unit="case") as progress:
+        for place in places:
+            for length in lengths:
+                progress.set_description(f"{place}: {length:,} tokens")
+                torch.manual_seed(seed)
+                times = _times(names, "text", BATCH, length, place, seconds)
+                found["softmax"] += _compared(times, BASELINE, f"{length:,} tokens", length, place)
+                found["cosformer"] += _compared(times, COSFORMER, f"{length:,} tokens", length, place)
+                progress.update()
+                found["memory"] += _memory(names, length, place)
+                progress.update()
+            for label, task in tasks.items():
+                progress.set_description(f"{place}: {task}")
+                settings = protocols.load("leapformer").tasks[task]
+                length = {"pathfinder": 1024, "listops": 2000, "text": 4000}[task]
+                plain = [name for name in names if name != MATERIALISED]  # it would not fit
+                times = _times(plain, task, settings["batch-size"], length, place, seconds)
+                found["tasks"] += _compared(times, BASELINE, f"{label} ({task})", length, place)
+                progress.update()
+    return found
+
+
+def _times(
+    names: list[str], task: str, batch: int, length: int, place: measure.Place, seconds: float
+) -> dict[str, float]:
+    tokens, target = inputs(task, batch, length, place)
+    calls: dict[str, Callable[[], measure.Seconds]] = {
+        name: partial(_timed, system(name, task, place), tokens, target) for name in names
+    }
+    return {name: found for name, (found,) in measure.medians(calls, seconds).items()}
+
+
+def _compared(times: dict[str, float], base: str, case: str, length: int, place: measure.Place) -> list[dict[str, Any]]:
+    """Milliseconds of every row beside the base; nothing without it."""
+    names = [base, *(name for name in times if name != base)] if base in times else []
+    return [
+        {
+            "device": str(place),
+            "case": case,
+            "length": length,
+            "mechanism": name,
+            "ms": times[name] * 1e3,
+            "ratio": times[base] / times[name],
+            "aim": _aim(name, base, length) if place.has_aims and "(" not in case else None,
+        }
+        for name in names
+    ]
+
+
+def _aim(name: str, base: str, length: int) -> float | None:
+    if base == COSFORMER:
+        return COSFORMER_AIMS.get(name)
+    return AIMS.get(length) if name == LEAP else None
+
+
+def _memory(names: list[str], length: int, place: measure.Place) -> list[dict[str, Any]]:
+    """Peak MiB of a step; nothing where it is not known, or materialised softmax is not measured."""
+    found = {name: measure.in_fresh_process(peak_of_a_step, name, length, str(place)) for name in names}
+    base = found.get(MATERIALISED)
+    return [
+        {
+            "device": str(place),
+            "case": f"{length:,} tokens",
+            "length": length,
+            "mechanism": name,
+            "peak_mib": peak / measure.MIB,
+            "ratio": peak / base,
+            "aim": MEMORY_AIM if name == LEAP and length == LENGTHS[-1] and place.has_aims else None,
+        }
+        for name, peak in found.items()
+        if base and peak is not None
+    ]
+
+
+def peak_of_a_step(name: str, length: int, place_name: str) -> int | None:
+    """Bytes; for a separate process."""
+    torch.set_num_threads(1)
+    logging.disable(logging.INFO)  # of fairseq, when it is imported
+    place = measure.Place.parse(place_name)
+    measured, peak = system(name, "text", place), None
+    for size in (64, length):  # the first loads what torch loads late
+        tokens, target = inputs("text", BATCH, size, place)
+        with measure.peak_growth(place.device) as growth:
+            train(measured, tokens, target)
+        peak = growth()
+    return peak
+
+
+def system(name: str, task: str, place: measure.Place) -> System:
+    """The model of a row in a task."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    from .. import register
+
+    register()
+    row, arch = _row(name), f"leapformer_classifier_lra_{task}"
+    options = {**row.train, **row.tasks.get(task, {})}
+    args = SimpleNamespace(**{option.replace("-", "_"): value for option, value in options.items()})
+    ARCH_CONFIG_REGISTRY[arch](args)
+    about = prepare.TASKS[task].about([prepare.BLACK] if task == "pathfinder" else [])
+    model = ARCH_MODEL_REGISTRY[arch].build_model(args, SimpleNamespace(about=about))
+    model = model.to(place.device, place.dtype).train()
+    if name == MATERIALISED:
+        for module in model.modules():
+            if isinstance(module, MechanismAttention):
+                module.mechanism.forward = partial(module.mechanism.forward, execution="reference")
+    return System(model, torch.optim.Adam(model.parameters(), 1e-4))
+
+
+def inputs(task: str, batch: int, length: int, place: measure.Place) -> tuple[Tensor, Tensor]:
+    """Random sequences without padding, and classes."""
+    about = prepare.TASKS[task]
+    tokens = torch.randint(1, 250 if about.vocabulary > 250 else about.vocabulary - 1, (batch, length))
+    return tokens.to(place.device), torch.randint(0, about.classes, (batch,), device=place.device)
+
+
+def train(measured: System, tokens: Tensor, target: Tensor) -> None:
+    """One training step."""
+    measured.optimizer.zero_grad()
+    F.cross_entropy(measured.model([tokens]).float(), target).backward()
+    measured.optimizer.step()
+
+
+def _timed(measured: System, tokens: Tensor, target: Tensor) -> measure.Seconds:
+    start = measure.clock(tokens.device)
+    train(measured, tokens, target)
+    return (measure.clock(tokens.device) - start,)
+
+
+def _row(name: str) -> Row:
+    return ROWS[BASELINE if name == MATERIALISED else name]
+
+
+def _mechanism(name: str) -> tuple[str, dict[str, Any]]:
+    """The mechanism of a row and its options, small enough for a test."""
+    from ..attention import find
+
+    options = {option.replace("-", "_"): value for option, value in _row(name).train.items()}
+    plan = options.pop("encoder_self_attention")
+    known = {option.name for option in find(plan).options}
+    small = {"leap_factor": 4, "abc_slots": "8", "luna_length": 8}
+    return plan, {key: small.get(key, value) for key, value in options.items() if key in known}

@@ -1,0 +1,273 @@
+"""`leapformer lra`: Long Range Arena by the protocols of the papers and a corrected one, from data to tables."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LeapformerError
+from ..files import made_folder, write_json, write_text
+from ..lra import protocols
+
+if TYPE_CHECKING:
+    from ..lra.grid import Cell, Grid
+    from ..lra.protocols import Protocol
+
+HELP = "Long Range Arena: data, a grid of trainings, tables beside the papers', composite scores, parameters"
+NONE = "none"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add one sub-command per step."""
+    actions = parser.add_subparsers(metavar="STEP", required=True)
+    for name, (add, text, step) in STEPS.items():
+        action = actions.add_parser(name, help=text, description=text)
+        add(action)
+        action.set_defaults(step=step)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises LeapformerError for wrong options and data; the status is 1 where a training failed."""
+    return int(args.step(args) or 0)
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+def _add_protocol(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--protocol", required=True, metavar="NAME", help=f"{', '.join(protocols.NAMES)}, or a YAML file like theirs"
+    )
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all of the protocol")
+    known = "; ".join(f"{name}: {quirk.what}" for name, quirk in protocols.QUIRKS.items())
+    parser.add_argument(
+        "--quirks", metavar="NAMES",
+        help="published flaws, with commas, or none (default: the protocol's); those of the data are in `leapformer "
+        f"prepare lra --help`; {known}",
+    )  # fmt: skip
+
+
+def _add_rows(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--attention", nargs="+", metavar="ROW", help="rows of the protocol (default: all)")
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", required=True, metavar="DIR", help="a folder of arrays for each task")
+
+
+def _protocol(args: argparse.Namespace) -> tuple[Protocol, tuple[str, ...]]:
+    """The protocol and the quirks that are asked for."""
+    protocol = protocols.load(args.protocol)
+    if args.quirks is None:
+        return protocol, protocol.quirks
+    quirks = () if args.quirks == NONE else tuple(name for name in args.quirks.split(",") if name)
+    protocols.check_quirks(quirks)
+    return protocol, quirks
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def _add_prepare(parser: argparse.ArgumentParser) -> None:
+    _add_protocol(parser)
+    _add_data(parser)
+    parser.add_argument(
+        "--root", metavar="DIR", help="the published files: DIR/TASK, or DIR itself where there is no such folder"
+    )
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    from ..lra.grid import make_data
+    from .main import main
+
+    protocol, quirks = _protocol(args)
+    data = made_folder(args.data)
+    for task in args.tasks or protocol.tasks:
+        protocols.check_names("tasks", [task], protocol.tasks, protocol)
+        root = None if args.root is None else Path(args.root)
+        root = root / task if root is not None and (root / task).is_dir() else root
+        for command in make_data(protocol, task, root, data, quirks, data / "corpora"):
+            print(shlex.join(["leapformer", *command]), flush=True)
+            status = main(command)
+            if status:
+                return status
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------------ run
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    _add_protocol(parser)
+    _add_rows(parser)
+    _add_data(parser)
+    parser.add_argument("--out", required=True, metavar="DIR", help="trainings and results; the same command resumes")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: the protocol's")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="trainings at once, one thread each (default: 1)"
+    )
+    parser.add_argument(
+        "--train-options", default="", metavar="TEXT", help='more options for all trainings, e.g. "--max-update 100"'
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, train nothing")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from .. import trainings
+    from ..lra.grid import STUDY, Grid
+
+    protocol, quirks = _protocol(args)
+    if args.jobs < 1:
+        raise LeapformerError(f"--jobs {args.jobs}: give at least 1")
+    grid = Grid(protocol, Path(args.data), Path(args.out), quirks, tuple(shlex.split(args.train_options)))
+    tasks = args.tasks or list(protocol.tasks)
+    cells = grid.cells(tasks, args.attention or list(protocol.rows), args.seeds or protocol.seeds)
+    to_do = [cell for cell in cells if grid.result(cell) is None]
+    if args.dry_run:
+        for cell in to_do:
+            print(f"# {cell.name}\n{shlex.join(grid.command(cell))}\n{shlex.join(grid.test_command(cell))}\n")
+        return 0
+    for task in tasks:
+        grid.check_data(task)
+    trainings.check_folder(grid.out, grid.record, STUDY)
+    with trainings.locked(made_folder(grid.out), grid.record, STUDY):
+        grid.keep_protocol()
+        return _train(grid, to_do, len(cells), args.jobs)
+
+
+def _train(grid: Grid, to_do: Sequence[Cell], total: int, jobs: int) -> int:
+    from .. import trainings
+    from ..progress import progress
+
+    failed, done, last = dict[str, str](), total - len(to_do), dict[str, str]()
+    with progress("lra", "run") as watch:
+
+        def show() -> None:
+            watch(done, total, ", ".join(f"{name} {value}" for name, value in last.items()))
+
+        def seen(cell: Cell, accuracy: str) -> None:
+            last[cell.name] = accuracy
+            show()
+
+        def ended(cell: Cell, reason: str) -> None:
+            nonlocal done
+            last.pop(cell.name, None)
+            done += not reason
+            if reason:
+                failed[cell.name] = reason
+            show()
+
+        show()
+        try:
+            trainings.run_all((grid.work(cell, seen, ended) for cell in to_do), jobs)
+        except KeyboardInterrupt:
+            print("leapformer: interrupted; finished runs are kept, the same command resumes", file=sys.stderr)
+            return 130
+    for name, reason in failed.items():
+        print(f"leapformer: error: {name}: {reason}", file=sys.stderr)
+    return int(bool(failed))
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", nargs="+", metavar="DIR", help="the --out of `leapformer lra run`, one or several")
+
+
+def _add_table(parser: argparse.ArgumentParser) -> None:
+    _add_results(parser)
+    parser.add_argument("--out", metavar="DIR", help="also write table.md, results.csv and results.json here")
+    parser.add_argument("--without-published", action="store_true", help="leave the papers' tables out")
+
+
+def _table(args: argparse.Namespace) -> None:
+    from ..lra import tables
+
+    results, protocol, found = _collected(args)
+    text = tables.accuracy_table(found, protocol, not args.without_published)
+    print(text)
+    if args.out:
+        folder = made_folder(args.out)
+        write_text(folder / "table.md", f"# {protocol.title}\n\n{text}", "--out")
+        write_json(folder / "results.json", {"protocol": protocol.name, "rows": tables.as_rows(found), "runs": results})
+        _write_csv(folder / "results.csv", results)
+
+
+def _collected(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Protocol, Any]:
+    from ..lra import tables
+    from ..lra.grid import collect
+
+    results, protocol = collect([Path(folder) for folder in args.results])
+    return results, protocol, tables.cells(results)
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    import csv
+    import io
+
+    names = [name for name in rows[0] if name not in ("quirks", "signature", "cores")]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue(), "--out")
+
+
+def _add_rcp(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", nargs="*", metavar="DIR", help="the --out of `leapformer lra run`, one or several")
+    parser.add_argument("--bench", metavar="FILE", help="lra.json of `leapformer bench lra`, for throughput and memory")
+    parser.add_argument("--published", action="store_true", help="from the tables that the paper prints instead")
+    parser.add_argument(
+        "--std", default="paper", metavar="X",
+        help="paper (1.482567), table (of the rows at hand: a row more changes all scores), or a number "
+        "(default: paper)",
+    )  # fmt: skip
+    parser.add_argument("--out", metavar="DIR", help="also write rcp.md, rcp.json and rcp.png here")
+
+
+def _rcp(args: argparse.Namespace) -> None:
+    from ..lra import composite
+
+    if args.published == bool(args.results):
+        raise LeapformerError("give folders of results, or --published for the paper's tables")
+    if args.results and not args.bench:
+        raise LeapformerError("--bench: give the lra.json of `leapformer bench lra`; scores need a throughput")
+    if args.published:
+        table = composite.published(args.std)
+    else:
+        _, protocol, found = _collected(args)
+        table = composite.measured(found, protocol, Path(args.bench), args.std)
+    print(table.text())
+    if args.out:
+        folder = made_folder(args.out)
+        write_text(folder / "rcp.md", table.text(), "--out")
+        write_json(folder / "rcp.json", table.content(), "--out")
+        table.draw(folder / "rcp.png")
+
+
+def _add_params(parser: argparse.ArgumentParser) -> None:
+    _add_protocol(parser)
+    _add_rows(parser)
+    parser.add_argument("--out", metavar="DIR", help="also write params.md and params.json here")
+
+
+def _params(args: argparse.Namespace) -> None:
+    from ..lra import params
+
+    protocol, quirks = _protocol(args)
+    rows, tasks = args.attention or list(protocol.rows), args.tasks or list(protocol.tasks)
+    for kind, names, known in (("tasks", tasks, protocol.tasks), ("attention", rows, protocol.rows)):
+        protocols.check_names(kind, names, known, protocol)
+    found = params.counts(protocol, tasks, rows, quirks)
+    text = params.table(found, protocol)
+    print(text)
+    if args.out:
+        folder = made_folder(args.out)
+        write_text(folder / "params.md", text, "--out")
+        write_json(folder / "params.json", params.content(found), "--out")
+
+
+STEPS = {
+    "prepare": (_add_prepare, "make the data of a protocol's tasks, generated or from the published files", _prepare),
+    "run": (_add_run, "train and test a grid of tasks, rows and seeds; resumable", _run),
+    "table": (_add_table, "accuracies over seeds, beside those that the papers print", _table),
+    "rcp": (_add_rcp, "accuracy weighed against throughput: the paper's composite and points per doubling", _rcp),
+    "params": (_add_params, "parameters of every row: all, without embeddings, of the mechanism", _params),
+}

@@ -1,0 +1,1 @@
+"""Long Range Arena: protocols of the papers and a corrected one, grids of trainings, tables and scores."""

@@ -1,0 +1,127 @@
+"""Composite scores as a table and a picture: accuracy against throughput, of our runs or of the papers' tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from ..errors import LeapformerError
+from ..files import read_json
+from ..pictures.lra import draw_tradeoff
+from . import tables
+from .protocols import BASELINE, Protocol
+from .rcp import Measured, Score, scores
+
+LENGTH = "4k"  # where the paper compares throughput
+
+
+@dataclass(frozen=True)
+class Composite:
+    """Rows with what was measured, their scores, and where both are from."""
+
+    source: str
+    std: str
+    titles: Mapping[str, str]
+    rows: Mapping[str, Measured]
+    scores: Mapping[str, Score]
+    printed: Mapping[str, float]
+
+    def text(self) -> str:
+        """Markdown, best first."""
+        baseline = self.rows[BASELINE]
+        order = sorted(self.scores, key=lambda name: -(self.scores[name].rcp or float("-inf")))
+        lines = [[self.titles[BASELINE], f"{baseline.accuracy:.2f}", "1.00", "1.00" if baseline.memory else "–"]]
+        for name in order:
+            row, score = self.rows[name], self.scores[name]
+            line = [self.titles[name], f"{row.accuracy:.2f}", f"{row.speed / baseline.speed:.2f}"]
+            line.append(f"{row.memory / baseline.memory:.2f}" if row.memory and baseline.memory else "–")
+            line += [_written(score.rcp), _written(score.rcpmem), _written(score.points_per_doubling)]
+            lines.append([*line, _written(self.printed.get(name))])
+        headers = ["", "average accuracy", "throughput / softmax", "memory / softmax", "RCP", "RCPmem"]
+        headers += ["points lost per doubling", "RCP as printed"]
+        if not self.printed:
+            headers, lines = headers[:-1], [line[:7] for line in lines]
+        table = tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+        return (
+            f"{self.source}. Standard deviation: {self.std}; every score but points per doubling depends on it.\n\n"
+            f"{table}\n\n–: undefined. The composite has no value for a row that is better than softmax by a standard "
+            "deviation or more, points per doubling none for a row that is not faster.\n"
+        )
+
+    def content(self) -> dict[str, Any]:
+        """The same for a machine."""
+        rows = {
+            name: {**asdict(row), **(asdict(self.scores[name]) if name in self.scores else {})}
+            for name, row in self.rows.items()
+        }
+        return {"source": self.source, "std": self.std, "rows": rows}
+
+    def draw(self, path: Path) -> None:
+        """Figure 1 of both papers."""
+        baseline = self.rows[BASELINE]
+        points = [
+            (
+                self.titles[name],
+                row.speed / baseline.speed,
+                row.accuracy,
+                row.memory / baseline.memory if row.memory and baseline.memory else None,
+            )
+            for name, row in self.rows.items()
+        ]
+        draw_tradeoff(points, self.source, path)
+
+
+def published(std: str) -> Composite:
+    """Of the LeaPformer paper's tables 1 and 2; memory is printed in labels of a figure only."""
+    about = tables.papers()["leapformer"]
+    rows = {
+        name: Measured(row["average"], row["speed"][LENGTH]) for name, row in about["rows"].items() if "speed" in row
+    }
+    return Composite(
+        f"From what {about['source']}, print",
+        std,
+        {name: about["rows"][name]["title"] for name in rows},
+        rows,
+        scores(rows, std),
+        {name: about["rows"][name]["rcp"] for name in rows if "rcp" in about["rows"][name]},
+    )
+
+
+def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol, bench: Path, std: str) -> Composite:
+    """Of our runs, averages over the tasks that all rows have, and a benchmark."""
+    shared = [task for task in protocol.tasks if all(task in row for row in table.values())]
+    if not shared:
+        raise LeapformerError("no task that all rows have a result in; run more, or leave rows out")
+    length, speeds, memory = read_bench(bench)
+    rows = {}
+    for name, row in table.items():
+        if name not in speeds:
+            raise LeapformerError(f"--bench {bench}: no row {name} in it; measure it with `leapformer bench lra`")
+        average = tables.averages(row, shared)
+        assert average is not None
+        rows[name] = Measured(average, speeds[name], memory.get(name))
+    titles = {name: protocol.rows[name].title if name in protocol.rows else name for name in rows}
+    source = f"Protocol {protocol.name}, tasks {', '.join(shared)}; throughput and memory at {length:,} tokens"
+    return Composite(source, std, titles, rows, scores(rows, std), {})
+
+
+def read_bench(path: Path) -> tuple[int, dict[str, float], dict[str, float]]:
+    """The longest length in a report of `leapformer bench lra`, and there steps a second and MiB of each row."""
+    found = read_json(path, ("softmax", "memory"), "give the lra.json of `leapformer bench lra`")
+    if not found["softmax"]:
+        raise LeapformerError(f"{path} has no row of softmax; measure it with `leapformer bench lra`")
+    length, device = max(row["length"] for row in found["softmax"]), found["softmax"][0]["device"]
+
+    def at(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
+        here = [row for row in rows if row["length"] == length and row["device"] == device]
+        return {row["mechanism"]: row[name] for row in here}
+
+    return length, {name: 1e3 / ms for name, ms in at(found["softmax"], "ms").items()}, at(found["memory"], "peak_mib")
+
+
+def _written(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

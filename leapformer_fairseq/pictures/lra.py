@@ -1,0 +1,38 @@
+"""Figure 1 of the LeaPformer and Luna papers: accuracy against throughput, a circle for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .results import PANEL
+
+Point = tuple[str, float, float, float | None]  # title, throughput and accuracy, memory (both relative to softmax)
+LARGEST = 600.0  # the area of the circle of softmax's memory, in square points
+
+
+def draw_tradeoff(points: Sequence[Point], title: str, path: Path) -> None:
+    """Write a PNG. The area of a circle is the memory; without memory all circles are small and equal."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(tradeoff_figure(points, title)).print_png(str(path))
+
+
+def tradeoff_figure(points: Sequence[Point], title: str) -> Any:
+    """The figure of `draw_tradeoff`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2 * PANEL[0], 1.5 * PANEL[1]), layout="constrained")
+    axes = figure.subplots()
+    for i, (name, speed, accuracy, memory) in enumerate(points):
+        area = 40.0 if memory is None else LARGEST * memory
+        axes.scatter([speed], [accuracy], s=area, color=f"C{i % 10}", alpha=0.6)
+        axes.annotate(name, (speed, accuracy), textcoords="offset points", xytext=(6, 4), fontsize=7)
+    axes.set_xscale("log")
+    axes.set_xlabel("training throughput / softmax")
+    axes.set_ylabel("average accuracy (%)")
+    known = any(memory is not None for *_, memory in points)
+    axes.set_title(title + ("; area: peak memory" if known else ""), fontsize=8, wrap=True)
+    axes.margins(0.15)
+    return figure

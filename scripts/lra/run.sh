@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Long Range Arena from data to tables, scores and pictures. See --help.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+usage() {
+    cat <<'HELP'
+usage: bash scripts/lra/run.sh --out DIR (--reduced | --protocol NAME --root DIR) [OPTIONS]
+
+Prepares the data, trains and tests every task, row and seed of a protocol, and writes the table of accuracies beside
+the papers', the parameters of the rows, and with --bench composite scores and figure 1. Run it again to resume.
+
+  --out DIR             data, trainings and results
+  --reduced             shorter ListOps and easier Pathfinder, generated: about ten minutes of one core a training
+  --protocol NAME       leapformer, luna, corrected, or a YAML file like theirs (leapformer_fairseq/lra/protocols)
+  --root DIR            the published files, DIR/TASK or DIR itself (docs/lra.md says which); not for --reduced
+  --tasks LIST          in quotes (default: all of the protocol)
+  --attention LIST      rows of the protocol, in quotes (default: all)
+  --seeds LIST          in quotes (default: the protocol's)
+  --quirks NAMES        published flaws, with commas, or none (default: the protocol's)
+  --jobs N              trainings at once, one thread each (default: the number of cores)
+  --bench               also measure speed and memory (quiet machine, after all trainings), and score
+  --train-options TEXT  more options for all trainings, e.g. "--max-update 100"
+  --help                this text
+HELP
+}
+
+out='' root='' protocol='' tasks='' attention='' seeds='' quirks='' jobs=$(nproc) bench='' train_options=''
+while (($#)); do
+    case $1 in
+        --help | -h) usage && exit ;;
+        --reduced) protocol=reduced && shift && continue ;;
+        --bench) bench=1 && shift && continue ;;
+        --out | --root | --protocol | --tasks | --attention | --seeds | --quirks | --jobs | --train-options)
+            (($# > 1)) || fail "$1 needs a value; see --help"
+            name=${1#--}
+            printf -v "${name//-/_}" '%s' "$2"
+            shift 2
+            ;;
+        *) fail "unknown option $1; see --help" ;;
+    esac
+done
+[[ $out ]] || fail "no --out given; see --help"
+[[ $protocol ]] || fail "no --protocol and no --reduced given; see --help"
+[[ ! $root ]] || need_dir --root "$root"
+activate
+
+common=(--protocol "$protocol" ${tasks:+--tasks $tasks} ${quirks:+--quirks "$quirks"})
+rows=(${attention:+--attention $attention})
+say "data of protocol $protocol in $out/data"
+leapformer lra prepare "${common[@]}" --data "$out/data" ${root:+--root "$root"}
+say "trainings in $out/runs, $jobs at once"
+leapformer lra run "${common[@]}" "${rows[@]}" --data "$out/data" --out "$out/runs" ${seeds:+--seeds $seeds} \
+    --jobs "$jobs" --train-options "$train_options"
+say "accuracies"
+leapformer lra table "$out/runs" --out "$out/results"
+leapformer lra params "${common[@]}" "${rows[@]}" --out "$out/results" >/dev/null
+if [[ $bench ]]; then
+    say "speed and memory"
+    [[ -f $out/results/lra.json ]] || leapformer bench lra --out "$out/results"
+    leapformer lra rcp "$out/runs" --bench "$out/results/lra.json" --out "$out/results"
+fi
+say "done: $out/results"

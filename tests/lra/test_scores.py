@@ -1,0 +1,114 @@
+"""RCP and the tables: what the papers print, by hand-made tables, chance, and what is undefined."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+import pytest
+
+from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.lra import composite, tables
+from leapformer_fairseq.lra.protocols import load
+from leapformer_fairseq.lra.rcp import Measured, score, scores, standard_deviation
+
+
+def test_the_ten_values_of_the_paper():
+    found = composite.published("paper")
+    assert len(found.printed) == 10
+    for name, printed in found.printed.items():
+        assert abs(found.scores[name].rcp - printed) < 0.005, name
+
+
+def test_the_standard_deviation_of_the_paper_is_that_of_its_eleven_averages():
+    rows = composite.published("paper").rows
+    assert len(rows) == 11
+    assert abs(standard_deviation(rows, "table") - standard_deviation(rows, "paper")) < 1e-6
+
+
+def test_averages_that_are_printed_wrong():
+    control = tables.papers()["leapformer"]["rows"]["cosformer-1.05"]
+    assert round(fmean(control["accuracy"]), 2) == 57.25 and control["average"] == 57.65
+    luna = tables.papers()["luna"]
+    row = luna["rows"]["luna-16"]
+    without = [a for task, a in zip(luna["tasks"], row["accuracy"], strict=True) if task != "retrieval"]
+    assert round(fmean(without), 2) == 55.96 and row["without_retrieval"] == 55.93
+
+
+BASE = Measured(60.0, 2.0, 8.0)
+
+
+class TestScore:
+    def test_by_hand(self):
+        found = score(Measured(59.0, 8.0, 2.0), BASE, 2.0)
+        assert found.rcp == 4 / 1.5  # four times as fast, half a standard deviation worse
+        assert found.rcpmem == (4 + 4) / 2 / 1.5
+        assert found.points_per_doubling == 0.5
+
+    def test_what_is_undefined(self):
+        better = score(Measured(62.0, 4.0), BASE, 2.0)
+        assert better.rcp is None and better.rcpmem is None and better.points_per_doubling == -2.0
+        slower = score(Measured(61.0, 1.0), BASE, 2.0)
+        assert slower.rcp == 0.5 / 0.5 and slower.points_per_doubling is None
+        assert score(Measured(61.0, 4.0), BASE, 2.0).rcpmem is None
+
+    def test_a_row_more_changes_rcp_and_not_the_points(self):
+        rows = {"softmax": BASE, "a": Measured(59.0, 8.0), "b": Measured(58.0, 8.0)}
+        more = {**rows, "c": Measured(40.0, 8.0)}
+        few, many = (scores(one, "table")["a"] for one in (rows, more))
+        assert few.rcp != many.rcp and few.points_per_doubling == many.points_per_doubling
+
+    def test_it_needs_softmax(self):
+        with pytest.raises(LeapformerError, match="no row softmax among a: scores are relative to it"):
+            scores({"a": BASE})
+
+    @pytest.mark.parametrize("std", ["0", "-1", "nan", "inf", "much"])
+    def test_a_bad_standard_deviation(self, std):
+        with pytest.raises(LeapformerError, match=f"--std {std}: give paper, table or a number above 0"):
+            scores({"softmax": BASE, "a": BASE}, std)
+
+
+def result(row, task, seed, accuracy, chance=0.5, examples=2000, **more):
+    return {
+        "protocol": "corrected", "quirks": [], "row": row, "task": task, "seed": seed, "accuracy": accuracy,
+        "chance": chance, "examples": examples, **more,
+    }  # fmt: skip
+
+
+class TestTable:
+    def test_means_and_chance(self):
+        table = tables.cells(
+            [result("leap", "pathfinder", seed, accuracy) for seed, accuracy in ((2, 62.0), (1, 60.0), (3, 61.0))]
+            + [result("softmax", "pathfinder", 1, 51.0)]
+        )
+        cell = table["leap"]["pathfinder"]
+        assert cell.accuracies == (60.0, 62.0, 61.0) and cell.mean == 61 and cell.std == 1 and cell.learned
+        assert not table["softmax"]["pathfinder"].learned
+        text = tables.accuracy_table(table, load("corrected"))
+        assert "61.00 ± 1.00" in text and f"51.00 {tables.AT_CHANCE}" in text and "50.00" in text
+        assert text.index("Softmax") < text.index("LeaPformer"), "in the order of the protocol"
+
+    def test_chance_is_that_of_the_most_frequent_class(self):
+        """17 per cent of ten classes are no evidence in ListOps."""
+        assert not tables.Cell((17.5,), 17.0, 2000).learned
+        assert tables.Cell((20.0,), 17.0, 2000).learned
+        assert not tables.Cell((20.0,), 17.0, 50).learned
+
+    def test_averages_need_all_tasks(self):
+        found = tables.cells([result("leap", "listops", 1, 40.0), result("leap", "retrieval", 1, 60.0)])["leap"]
+        assert tables.averages(found, ["listops", "retrieval"]) == 50
+        assert tables.averages(found, ["listops", "image"]) is None
+
+    def test_mixed_results_are_refused(self):
+        mixed = [result("leap", "listops", 1, 40.0), {**result("leap", "listops", 2, 40.0), "quirks": ["dev-is-test"]}]
+        with pytest.raises(LeapformerError, match="more than one quirks"):
+            tables.cells(mixed)
+
+    @pytest.mark.parametrize("paper", ["leapformer", "luna"])
+    def test_the_tables_of_the_papers_stand_beside(self, paper):
+        text = tables.accuracy_table(tables.cells([result("softmax", "listops", 1, 40.0)]), load(paper))
+        assert "Published" in text and tables.papers()[paper]["source"] in text
+
+    def test_for_a_machine(self):
+        (row,) = tables.as_rows(tables.cells([result("leap", "text", 1, 62.0)]))
+        assert row["mean"] == 62 and row["std"] is None and row["learned"] is True and not math.isnan(row["chance"])

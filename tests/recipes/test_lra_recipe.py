@@ -1,0 +1,148 @@
+"""scripts/lra: from data to tables, generated and from files in the published layout, interrupted and gone on with."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.data.lra.prepare import TASKS
+
+from ..data.lra.fakes import fake_image, fake_listops, fake_pathfinder, fake_retrieval, fake_text
+from .test_recipes import SCRIPTS
+from .test_text_recipes import finished, recipe
+
+pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the installed package has no scripts beside it")
+SHORT = "--max-update 3 --batch-size 4 --log-interval 1"
+TINY = """
+base: reduced
+title: tiny
+seeds: [1, 2]
+corpus:
+  listops: {train: 60, dev: 20, test: 20}
+  pathfinder: {images: 40, workers: 1}
+tasks:
+  listops: {max-update: 4, batch-size: 8, max-positions: 128}
+  pathfinder: {max-update: 2, batch-size: 8}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path / "tiny.yaml"
+
+
+def test_generated_tasks(tmp_path, tiny):
+    out = tmp_path / "out"
+    options = ("--out", out, "--protocol", tiny, "--attention", "softmax luna-packed", "--seeds", "1", "--jobs", 2)
+    options += ("--train-options", "--log-interval 1")
+    told = finished("lra/run.sh", *options)
+    assert "Softmax" in told and "Luna-16, mean of Y_P" in told
+    results = out / "results"
+    found = json.loads((results / "results.json").read_text())
+    assert {(run["row"], run["task"]) for run in found["runs"]} == {
+        (row, task) for row in ("softmax", "luna-packed") for task in ("listops", "pathfinder")
+    }
+    assert all(run["speed"] > 0 and run["examples"] in (4, 20) for run in found["runs"])
+    assert (results / "results.csv").read_text().startswith("task,row,seed,protocol,accuracy")
+    assert json.loads((results / "params.json").read_text())[0]["total"] > 50_000
+    before = (results / "table.md").read_bytes()
+    began = time.monotonic()
+    finished("lra/run.sh", *options)
+    assert (results / "table.md").read_bytes() == before and time.monotonic() - began < 60, "nothing is trained twice"
+
+
+def test_all_tasks_from_files_in_the_published_layout(tmp_path):
+    root = tmp_path / "root"
+    for task, fake in (("listops", fake_listops), ("text", fake_text), ("retrieval", fake_retrieval)):
+        fake(root / task)
+    fake_pathfinder(root / "pathfinder")
+    fake_image(root / "image", pickles=False)
+    pictures = root / "pathfinder/lra_release/pathfinder32"
+    (pictures / "curv_baseline").rename(pictures / "curv_contour_length_14")
+    out = tmp_path / "out"
+    finished(
+        "lra/run.sh", "--out", out, "--protocol", "leapformer", "--root", root, "--attention", "leap", "--jobs", 2,
+        "--train-options", SHORT,
+    )  # fmt: skip
+    found = json.loads((out / "results/results.json").read_text())
+    assert {run["task"] for run in found["runs"]} == set(TASKS)
+    assert all("brackets-dropped" in run["quirks"] for run in found["runs"])
+    assert "Published" in (out / "results/table.md").read_text()
+    # two sequences, Y_P, and other quirks, which are refused in the same folder
+    other = ("--protocol", "luna", "--tasks", "retrieval", "--data", str(out / "data"), "--out", str(tmp_path / "luna"))
+    options = ("--attention", "luna-16-packed", "--seeds", "5", "--train-options", SHORT)
+    assert main(["lra", "run", *other, *options]) == 0
+    text = ("--protocol", "corrected", "--tasks", "text", "--data", str(out / "data"), "--out", str(tmp_path / "text"))
+    assert main(["lra", "run", *text]) == 2
+
+
+def test_an_interrupt_keeps_what_is_finished(tmp_path, tiny, capsys):
+    data, out = tmp_path / "data", tmp_path / "runs"
+    common = ["--protocol", str(tiny), "--tasks", "listops"]
+    assert main(["lra", "prepare", *common, "--data", str(data)]) == 0
+    common += ["--data", str(data), "--out", str(out), "--attention", "linear-relu"]
+    command = [sys.executable, "-m", "leapformer_fairseq.cli.main", "lra", "run", *common]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    first = out / "listops/linear-relu-seed1/result.json"
+    while not first.is_file():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130 and "the same command resumes" in errors
+    before = first.read_bytes()
+    assert main(["lra", "run", *common]) == 0, capsys.readouterr().err
+    assert first.read_bytes() == before
+    assert (out / "listops/linear-relu-seed2/result.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--out", "x"), "no --protocol and no --reduced given"),
+        (("--reduced",), "no --out given"),
+        (("--out", "x", "--protocol", "luna", "--root", "nowhere"), "--root nowhere is not a folder"),
+        (("--speed", "3"), "unknown option --speed"),
+        (("--out",), "--out needs a value"),
+    ],
+)
+def test_bad_options_are_one_line(options, message):
+    done = recipe("lra/run.sh", *options)
+    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["prepare", "--protocol", "luna", "--data", "DIR"], "listops is not generated by protocol luna; give --root"),
+        (["prepare", "--protocol", "luna", "--data", "DIR", "--tasks", "chess"], "--tasks chess: protocol luna has"),
+        (["run", "--protocol", "luna", "--data", "DIR", "--out", "DIR/x"], "no listops in it; make it with"),
+        (["run", "--protocol", "luna", "--data", "DIR", "--out", "DIR/x", "--jobs", "0"], "--jobs 0: give at least 1"),
+        (
+            ["run", "--protocol", "luna", "--data", "DIR", "--out", "DIR/x", "--attention", "x"],
+            "--attention x: protocol",
+        ),
+        (["table", "DIR"], "no result.json in it"),
+        (["rcp"], "give folders of results, or --published"),
+        (["rcp", "DIR"], "--bench: give the lra.json"),
+        (["params", "--protocol", "luna", "--attention", "leap"], "--attention leap: protocol luna has"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, command, message):
+    assert main(["lra", *(word.replace("DIR", str(tmp_path)) for word in command)]) == 2
+    errors = capsys.readouterr().err
+    assert message in errors and errors.count("\n") == 1
+
+
+def test_the_published_scores(tmp_path, capsys):
+    assert main(["lra", "rcp", "--published", "--std", "table", "--out", str(tmp_path)]) == 0
+    assert "5.20" in capsys.readouterr().out
+    assert (tmp_path / "rcp.png").stat().st_size > 10_000
+    assert json.loads((tmp_path / "rcp.json").read_text())["rows"]["leap"]["rcp"] == pytest.approx(5.2, abs=0.005)
