@@ -218,12 +218,13 @@ def _score_fronts(
     from ..sparsefinder.sweep import kept, model_options
 
     test = _test(args, graphs)
-    if test is None:
+    if test is None or not args.quality_points:
         return []
-    wanted = []
+    wanted: list[dict[str, Any]] = []
     for mechanism in dict.fromkeys(row["mechanism"] for row in rows):
         first = report.by_seed(rows, mechanism)[1]  # the graphs of the first seed stand for the others
-        wanted += report.thinned(report.front(first, "recall"), args.quality_points)
+        front = report.front(first, "recall")
+        wanted += report.with_gold(report.thinned(front, args.quality_points), front, gold["sparsity"])
     gold |= kept(folder, "entmax", {"seed": 1, "window": 0}, lambda row: _add_score(row, test, {}))
     scored = []
     with progress("quality", "point") as watch:

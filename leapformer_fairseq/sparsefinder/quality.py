@@ -25,6 +25,10 @@ from ..modules.capture import attentions_by_block
 from ..scoring.quality import bleu
 from .extraction import MODELS, PURPOSE
 
+# Subwords of a translation are at most a times those of its source, and b more: a pattern that lacks too many edges
+# would write on and on.
+LONGEST = 1.5, 20
+
 
 class Quality(NamedTuple):
     """A score and its name (perplexity or BLEU), the seconds of the model, and whether it decodes from a state.
@@ -110,7 +114,7 @@ def _bleu(test: Scored, model: Any, task: Any, incremental: bool) -> Quality:
     if test.references is None:
         raise LeapformerError("--references is missing: give the file with a detokenised reference per line, for BLEU")
     references = list(read_lines(Path(test.references)))
-    generator = task.build_generator([model], Namespace(beam=test.beam))
+    generator = task.build_generator([model], Namespace(beam=test.beam, max_len_a=LONGEST[0], max_len_b=LONGEST[1]))
     generator.model.has_incremental = incremental
     found: dict[int, str] = {}
     lengths: dict[int, int] = {}

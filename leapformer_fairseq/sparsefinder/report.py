@@ -43,6 +43,12 @@ def thinned(rows: Sequence[Row], count: int) -> list[Row]:
     return [rows[i] for i in places]
 
 
+def with_gold(points: Sequence[Row], front: Sequence[Row], sparsity: float) -> list[Row]:
+    """The points and, if it is none of them, that of their front with the best recall from the gold sparsity on."""
+    found = next((row for row in front if row["sparsity"] >= sparsity), None)
+    return [*points, *([found] if points and found is not None and found not in points else [])]
+
+
 def by_seed(rows: Iterable[Row], mechanism: str) -> dict[int, list[Row]]:
     """The rows of a mechanism, by seed."""
     found: dict[int, list[Row]] = {}

@@ -7,7 +7,7 @@ import torch
 
 from leapformer_fairseq.attention import CAUSAL
 from leapformer_fairseq.sparsefinder.measures import Measures, measure, measure_windows
-from leapformer_fairseq.sparsefinder.report import best_at, front, thinned
+from leapformer_fairseq.sparsefinder.report import best_at, front, thinned, with_gold
 
 
 def graph(text):
@@ -81,3 +81,11 @@ def test_a_thinned_front_keeps_its_ends():
     assert thinned(rows, 20) == rows
     few = thinned(rows, 4)
     assert len(few) == 4 and few[0] == rows[0] and few[-1] == rows[-1]
+
+
+def test_the_point_at_the_gold_sparsity_is_among_those_that_are_scored():
+    rows = [row(0.1, 1.0), row(0.5, 0.9), row(0.7, 0.6), row(0.9, 0.2)]
+    few = thinned(rows, 2)
+    assert with_gold(few, rows, 0.6) == [rows[0], rows[3], rows[2]]
+    assert with_gold(few, rows, 0.8) == with_gold(few, rows, 0.95) == few
+    assert with_gold([], rows, 0.6) == []
