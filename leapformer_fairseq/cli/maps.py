@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path", metavar="CHECKPOINT", required=True, help="a checkpoint of one of our models")
     parser.add_argument(
         "--input", metavar="FILE_OR_TEXT", required=True,
-        help="text, or a file with a sentence per line; for speech models an audio file or a manifest (.tsv)",
+        help="text, or a file with a sentence per line; for speech models an audio file or a manifest (.tsv); for "
+        "classifiers a split of the data, e.g. test",
     )  # fmt: skip
     parser.add_argument(
         "--target", metavar="FILE_OR_TEXT", help="translations of --input (default: the model's own, by greedy search)"

@@ -18,8 +18,11 @@ from ..errors import LeapformerError
 from ..loading import load_model
 from .heatmaps import Axis
 
-MODELS = ("leapformer_lm", "leapformer_mlm", "leapformer_nmt", "leapformer_s2t", "leapformer_simulst")
-MANIFEST = ".tsv"
+MODELS = (
+    *("leapformer_lm", "leapformer_mlm", "leapformer_nmt", "leapformer_s2t", "leapformer_simulst"),
+    "leapformer_classifier",
+)
+MANIFEST, MARK = ".tsv", "mark"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Request:
 class Example:
     """The arguments of a model's `forward` for one sentence, what its rows are, and what the user should know."""
 
-    batch: dict[str, Tensor]
+    batch: dict[str, Tensor | list[Tensor]]
     read: Axis | None = None  # the decoder's rows by the tokens they read,
     written: Axis | None = None  # and by those they write
     source: Axis | None = None
@@ -66,15 +69,18 @@ def load(checkpoint: str, data: str | None = None) -> tuple[Any, Any]:
 def examples(model: Any, task: Any, request: Request) -> Iterator[Example]:
     """The sentences of a request, one after the other.
 
-    Language models, masked ones too, read one text per line; translation models a source and a target each, speech
-    models an audio file or the rows of a manifest. Where no target is given it is the model's own translation (greedy
-    search). Raises LeapformerError for input that is missing, empty or not in the model's vocabulary.
+    Language models, masked ones too, read one text per line, classifiers a split of their data, translation models a
+    source and a target each, speech models an audio file or the rows of a manifest. Where no target is given it is the
+    model's own translation (greedy search). Raises LeapformerError for input that is missing, empty or not in the
+    model's vocabulary.
     """
     # The end of a sentence, and something before it.
     for option, value, least in (("--lines", request.lines, 1), ("--max-length", request.max_length, 2)):
         if value < least:
             raise LeapformerError(f"{option} {value}: give at least {least}")
-    if not hasattr(model, "encoder"):
+    if hasattr(task, "about"):
+        yield from _numbers(model, task, request)
+    elif not hasattr(model, "encoder"):
         yield from _texts(model, task, request)
     elif not hasattr(model, "decoder"):
         yield from _bidirectional_texts(model, task, request)
@@ -112,7 +118,24 @@ def _bidirectional_texts(model: Any, task: Any, request: Request) -> Iterator[Ex
 
 def _refuse_target(request: Request) -> None:
     if request.target is not None:
-        raise LeapformerError("--target is for translation models, this is a language model; leave it out")
+        raise LeapformerError("--target is for translation models; leave it out")
+
+
+# ----------------------------------------------------------------------------------------------------- classifiers
+def _numbers(model: Any, task: Any, request: Request) -> Iterator[Example]:
+    """Sequences of a split, with the mark before them if the model reads one."""
+    _refuse_target(request)
+    mark = [MARK] if model.args.pooling == "cls" else []
+    limit = min(request.max_length, model.max_positions()) - len(mark)
+    if model.inputs > 1:
+        raise LeapformerError(f"a classifier of {model.inputs} sequences; those of one can be drawn")
+    task.load_dataset(request.input)
+    dataset = task.dataset(request.input)
+    for i in range(min(request.lines, len(dataset))):
+        notes: list[str] = []
+        numbers = _cut(dataset[i]["sequences"][0].tolist(), limit, "sequence", notes)
+        axis = Axis("number", [*mark, *map(str, numbers)])
+        yield Example({"tokens": [torch.tensor([numbers])]}, source=axis, notes=notes)
 
 
 # -------------------------------------------------------------------------------------------------- translation
