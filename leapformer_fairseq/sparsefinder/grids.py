@@ -17,7 +17,8 @@ from ..attention.sparse.kmeans import CENTROIDS
 from ..attention.sparse.pattern import SEED, Pattern
 from ..errors import LeapformerError
 
-GRIDS = ("section5", "c2", "union", "small")
+GRIDS = ("section5", "c2", "union", "small", "fine")
+OURS = ("small", "fine")  # the union is the papers'
 # D.2 for masked language models; section 5 and C.2 for translation
 MLM_WINDOWS = (0, 1, 3, 7, 11, 25, 31, 41, 51, 75, 101, 125, 151, 175, 201, 251, 301, 351, 401, 451, 501, 512)
 MT_WINDOWS = (0, 1, 3, 5, 7, 9, 11, 15, 19, 23, 27)
@@ -68,7 +69,7 @@ def points(grid: str, mechanisms: Sequence[str], block: str) -> list[Point]:
         if cls.capabilities.unsupported_reason(block) is not None:
             continue
         for origin, values in cls.grids.items():
-            if origin != grid and (grid != "union" or origin == "small"):
+            if origin != grid and (grid != "union" or origin in OURS):
                 continue
             for options in values:
                 key = name, repr(sorted(options.items()))

@@ -15,6 +15,7 @@ from .report import by_seed, front
 Row = dict[str, Any]
 PANEL = (4.6, 3.6)  # inches
 MARKERS = "osD^vP*X"
+WORSE = 0.3  # a part of the oracle's BLEU or perplexity
 GRID = 101  # sparsities at which the fronts of seeds are compared
 
 
@@ -24,7 +25,7 @@ def draw_curves(
     """The front of each mechanism, `measure` over sparsity, with the range over seeds (Treviso et al., figures 2, 4).
 
     `gold` has the sparsity of the teacher's graph, and its `measure`: the oracle is that point. Perplexity is drawn
-    downwards.
+    downwards; BLEU and perplexity that are much worse than the oracle's are outside.
     """
     figure, axes = _figure(1, 1, PANEL)
     larger = measure not in ("perplexity",)
@@ -42,8 +43,10 @@ def draw_curves(
     axes.axvline(gold["sparsity"], color="0.4", linewidth=1, linestyle=":")
     axes.plot([gold["sparsity"]], [gold[measure]], "k*", markersize=10, label="oracle (full entmax)")
     axes.set(xlabel="sparsity", ylabel=measure if larger else f"{measure} (lower is better)", title=title)
-    if not larger:
-        axes.invert_yaxis()
+    if measure != "recall":
+        best = (max if larger else min)([gold[measure], *(row[measure] for row in rows)])
+        worst, room = gold[measure] * (1 - WORSE if larger else 1 + WORSE), 0.05 * WORSE * gold[measure]
+        axes.set_ylim(*((worst, best + room) if larger else (worst, best - room)))
     axes.legend(fontsize=7)
     _save(figure, path)
 

@@ -28,6 +28,7 @@ class Distance(Projected):
         "section5": tuple({"sparsefinder_threshold": t / 2} for t in range(1, 11)),
         "c2": tuple({"sparsefinder_threshold": t / 2} for t in range(1, 6)),
         "small": tuple({"sparsefinder_threshold": t} for t in (0.5, 1.0, 2.0)),
+        "fine": tuple({"sparsefinder_threshold": t / 4} for t in range(1, 21)),
     }
 
     def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
