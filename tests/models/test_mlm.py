@@ -138,8 +138,10 @@ def test_one_sentence_has_the_classes_that_the_model_gives_it(pooling):
 def test_all_parameters_learn(plan):
     model, batch = mlm(plan).train(), padded([sentence(12), sentence(7)], 12)
     model(batch)[0].square().sum().backward()
-    still = [name for name, one in model.named_parameters() if one.grad is None or not one.grad.isfinite().all()]
-    assert not still
+    still = {name for name, one in model.named_parameters() if one.grad is None or not one.grad.isfinite().all()}
+    unused = {name for name, one in model.named_parameters() if not one.requires_grad}
+    assert still == unused  # projections that a mechanism does not need are frozen
+    assert {name.rsplit(".", 2)[1] for name in unused} == set(MECHANISMS[plan].capabilities.unused_projections)
 
 
 class Shapes(TorchDispatchMode):

@@ -25,15 +25,12 @@ class Synthesizer(Bidirectional):
     Tay et al., 2020, arXiv:2005.00743, section 3.1.3.
     """
 
+    capabilities = replace(Bidirectional.capabilities, unused_projections=("q_proj", "k_proj"))
+
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.longest = checked(LENGTH, self.chosen.synthesizer_max_length)
-        self.capabilities = replace(
-            self.capabilities,
-            unused_projections=("q_proj", "k_proj"),
-            max_source=self.longest,
-            limit_options=LENGTH.flag,
-        )
+        self.capabilities = replace(self.capabilities, max_source=self.longest, limit_options=LENGTH.flag)
         rank = checked(RANK, self.chosen.synthesizer_rank)
         self.row_factor, self.column_factor = (
             nn.Parameter(torch.randn(num_heads, self.longest, rank) * rank**-0.25) for _ in range(2)
