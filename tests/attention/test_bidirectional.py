@@ -214,7 +214,7 @@ def test_s4d_is_the_recurrence():
     """h_i = e^(dA) h_(i-1) + (e^(dA) - 1) / A v_i, y_i = 2 Re C h_i + v_i; and backwards with the other C."""
     mechanism, (_, _, v) = make("s4d"), inputs(23, 23, batch=1)
     a = torch.complex(-mechanism.log_decay.exp(), mechanism.frequency)
-    step, c = mechanism.log_step.exp()[:, None], torch.view_as_complex(mechanism.output)
+    step, c = mechanism.log_step.exp()[:, None], torch.view_as_complex(mechanism.readout)
     expected = torch.zeros_like(v)
     for head, channel in product(range(HEADS), range(v.shape[3])):
         x, decay = v[0, head, :, channel], torch.exp(step * a)[head]

@@ -32,6 +32,7 @@ from leapformer_fairseq.attention import (
     TokenInfo,
     build,
 )
+from leapformer_fairseq.attention.bidirectional.base import Bidirectional
 from leapformer_fairseq.attention.linear import base as linear_base
 from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.attention.ops import dispatch, linear, segments
@@ -98,8 +99,9 @@ VARIANTS += [
 ]
 VARIANTS += [(name, {}) for name in NAMES if name not in {known for known, _ in VARIANTS} or name.startswith("entmax")]
 PATTERNS = {i for i, (name, _) in enumerate(VARIANTS) if issubclass(MECHANISMS[name], Pattern)}
-# whose queries are the last of the keys' tokens
-ALIGNED = {i for i in PATTERNS if "decoder-cross" not in MECHANISMS[VARIANTS[i][0]].capabilities.blocks}
+# whose queries are the last of the keys' tokens, or all of them
+WHOLE = {i for i, (name, _) in enumerate(VARIANTS) if issubclass(MECHANISMS[name], Bidirectional)}
+ALIGNED = {i for i in PATTERNS | WHOLE if "decoder-cross" not in MECHANISMS[VARIANTS[i][0]].capabilities.blocks}
 LAYOUTS = ("contiguous", "time first", "packed", "expanded", "every second")
 PADDING = (None, "all real", "left", "right", "one empty")
 SIDES = ("q", "k", "v", "inputs", "carry")
@@ -173,7 +175,7 @@ class Drawn:
     def itself(self) -> bool:
         """Self-attention: queries are the keys' tokens."""
         known = self.mask == CAUSAL or isinstance(self.mask, ChunkMask)
-        known = known or (self.mask is None and self.variant in PATTERNS)
+        known = known or (self.mask is None and self.variant in PATTERNS | WHOLE)
         return self.queries == self.keys and known
 
 
@@ -349,7 +351,8 @@ class Numbers:
                     found[name] = torch.zeros_like(x) if grad is None else grad
             else:
                 some = case.queries and case.keys  # of nothing, the output hangs on q alone
-                assert not set(wanted) & set("qkv" if some else "q"), "an output without a graph"
+                unused = {name[0] for name in mechanism.capabilities.unused_projections} if some else set()
+                assert not set(wanted) & set("qkv" if some else "q") - unused, "an output without a graph"
         return {name: x.double() for name, x in found.items()}
 
 

@@ -36,19 +36,19 @@ class S4D(Bidirectional):
         self.log_step = nn.Parameter(torch.rand(num_heads) * (high - low) + low)
         self.log_decay = nn.Parameter(torch.full((num_heads, pairs), math.log(0.5)))
         self.frequency = nn.Parameter(math.pi * torch.arange(pairs).repeat(num_heads, 1))
-        self.output = nn.Parameter(
+        self.readout = nn.Parameter(
             torch.randn(2, num_heads, pairs, 2) * 0.5**0.5
         )  # C and that of K', as complex numbers
         self.skip = nn.Parameter(torch.ones(num_heads))
 
     def kernels(self, count: int, like: Tensor) -> Tensor:
         """K and K', (2, H, T), the skip connection in K_0."""
-        decay, frequency, output, log_step = (
-            x.to(like.dtype) for x in (self.log_decay.exp(), self.frequency, self.output, self.log_step)
+        decay, frequency, readout, log_step = (
+            x.to(like.dtype) for x in (self.log_decay.exp(), self.frequency, self.readout, self.log_step)
         )
         a = torch.complex(-decay, frequency)
         stepped = a * log_step.exp().unsqueeze(-1)
-        c = torch.view_as_complex(output.contiguous()) * torch.expm1(stepped) / a  # (2, H, n)
+        c = torch.view_as_complex(readout.contiguous()) * torch.expm1(stepped) / a  # (2, H, n)
         at = torch.arange(count, device=like.device)
         found = 2 * torch.einsum("khn,hnt->kht", c, (stepped.unsqueeze(-1) * at).exp()).real
         skip = torch.zeros_like(found)
