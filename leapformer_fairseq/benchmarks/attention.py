@@ -298,10 +298,10 @@ def _step(extend: Callable[[], object], device: torch.device) -> measure.Seconds
 
 
 def _results(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, case: Case, execution: Any) -> list[Tensor]:
-    """Output and all gradients of its square."""
+    """Output and all gradients of its square; those of what the mechanism does not read are zeros."""
     inputs = (q, k, v, *mechanism.parameters())
     out = mechanism(q, k, v, mask=case.mask, execution=execution)
-    return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs, materialize_grads=True)]
 
 
 def _largest_error(got: list[Tensor], expected: list[Tensor]) -> float:

@@ -71,7 +71,10 @@ class Pattern(Entmax):
         later = self.chosen.sparse_global == "both" or self.depends_on_later_tokens()
         refused = later and self.block in (DECODER_SELF, DECODER_CROSS) and not self.chosen.sparse_noncausal
         missing = self.missing() or (SEES_FUTURE if refused else "")
-        self.capabilities = replace(self.capabilities, incremental=not later, missing=missing)
+        # distances between positions mean nothing between a target and the prefixes of a source
+        by_position = self.block is None and (self.chosen.sparse_window > 0 or self.chosen.sparse_global != "none")
+        prefixes = self.capabilities.prefixes and not by_position
+        self.capabilities = replace(self.capabilities, incremental=not later, missing=missing, prefixes=prefixes)
 
     def depends_on_later_tokens(self) -> bool:
         """Whether an edge may change with the tokens after it."""
