@@ -5,8 +5,8 @@ and what wants a gradient. Outputs and gradients of all `WAYS` are compared, as 
 fused steps. In float64 the bound is rounding; in lower precision it is FlashAttention's rule: the error against float64
 is at most twice that of the plain reference in the same precision, and a small floor.
 
-`TestTheFuzzerItself` injects bugs, each of which must be found. Draws are the same in every run of the same selection of
-tests (`derandomize`; Hypothesis also draws constants out of the modules that are loaded).
+`TestTheFuzzerItself` injects bugs, each of which must be found. Draws are the same in every run of the same tests
+(`derandomize`; Hypothesis also draws constants out of the modules that are loaded).
 """
 
 from __future__ import annotations
