@@ -21,7 +21,7 @@ SIZES: dict[str, Mapping[str, int]] = {
     listops.NAME: listops.SIZES,
     pathfinder.NAME: {},
 }
-TREES, PICTURES = ("min_length", "max_length", "max_depth", "max_arguments"), ("contour", "contrast")
+TREES, PICTURES = ("min_length", "max_length", "max_depth", "max_arguments"), ("contour", "side", "contrast")
 ONLY_FOR = {
     "vocab_size": (SPEECH_TRANSLATION,),
     "snr_db": (SPEECH_TRANSLATION,),
@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contour", type=int, metavar="N",
         help=f"lines of a target: 6 is easy, 9 intermediate, 14 hard (pathfinder: {pictures.contour})",
     )  # fmt: skip
+    parser.add_argument("--side", type=int, metavar="N", help=f"pixels of a side (pathfinder: {pictures.side})")
     parser.add_argument(
         "--contrast", metavar="NAME",
         help="published: targets are at 3/4 of the brightness of distractors; equal: they are not told apart by it "

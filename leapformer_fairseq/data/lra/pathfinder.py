@@ -32,7 +32,7 @@ from ..arrays import Example
 from ..lines import read_lines
 
 NAME = "pathfinder"
-FOLDERS = {6: "curv_baseline", 9: "curv_contour_length_9", 14: "curv_contour_length_14"}
+SIDE, CONTOUR = 32, 14  # of Long Range Arena
 IMAGES = 200_000
 BATCH = 1_000  # pictures of a folder
 CONTRASTS = ("published", "equal")
@@ -46,6 +46,7 @@ MIDDLE = 6  # pixels around the tail of a paddle that hold all of it
 VISIBLE = 0.25  # of the brightness of a paddle: where it takes a pixel
 MARKER = 0.5  # brightness of the discs, times that of a distractor
 TINY = 1e-9  # a total probability that is none
+ROOM = 0.065, 2  # the longest target, times the pixels of a picture and times its side: beyond, hardly any try succeeds
 
 
 @dataclass(frozen=True)
@@ -53,30 +54,35 @@ class Sizes:
     """What the pictures are made of, in pixels of the picture; defaults are Long Range Arena's.
 
     contour:    paddles of each of the two target curves: 6 is easy, 9 intermediate, 14 hard (the task of LRA).
+    side:       of the picture; how far the two curves begin from each other, and how many distractors there are, grow
+                with it.
     contrast:   "published": paddles of targets at 3/4 of the brightness of distractors, which tells them apart; or
                 "equal".
-    distractor_paddles: those of all distractors together; each has contour // 3.
     """
 
-    contour: int = 14
+    contour: int = CONTOUR
     contrast: str = "published"
-    side: int = 32
+    side: int = SIDE
     antialias: int = 2
     padding: int = 1
     length: float = 2
     thickness: float = 0.5
     margin: int = 1
     marker_radius: float = 1.5
-    seed_distance: float = 7
     continuity: float = 1
-    distractor_paddles: int = 20
     paddle_retries: int = 2
     distractor_retries: int = 4
 
     def check(self) -> None:
         """Raise LeapformerError for what is not offered."""
-        if self.contour not in FOLDERS:
-            raise LeapformerError(f"--contour {self.contour}: choose from: {', '.join(map(str, FOLDERS))}")
+        for name, least in (("contour", 3), ("side", 12)):
+            if getattr(self, name) < least:
+                raise LeapformerError(f"--{name} {getattr(self, name)}: give at least {least}")
+        if self.contour * self.step > min(ROOM[0] * self.side**2, ROOM[1] * self.side):
+            raise LeapformerError(
+                f"--contour {self.contour}: two curves of {self.contour * self.step:g} pixels find no room in --side "
+                f"{self.side}; give a shorter contour or a larger picture"
+            )
         if self.contrast not in CONTRASTS:
             raise LeapformerError(f"--contrast {self.contrast}: choose from: {', '.join(CONTRASTS)}")
 
@@ -84,6 +90,21 @@ class Sizes:
     def step(self) -> float:
         """From the tail of a paddle to that of the next."""
         return self.length + 2 * self.margin
+
+    @property
+    def seed_distance(self) -> float:
+        """Between the tails of the first paddles of the two targets."""
+        return 7 * self.side / SIDE
+
+    @property
+    def distractor_paddles(self) -> int:
+        """Those of all distractors together; each has contour // 3."""
+        return 20 * self.side**2 // SIDE**2
+
+    @property
+    def folder(self) -> str:
+        """The release's name of the folder with these pictures."""
+        return "curv_baseline" if self.contour == 6 else f"curv_contour_length_{self.contour}"
 
 
 class Paddle(NamedTuple):
@@ -322,7 +343,7 @@ def build(
     out = Path(out)
     if (summary := prepared.begin(out, options)) is not None:
         return summary
-    folder = out / FOLDERS[sizes.contour]
+    folder = out / sizes.folder
     counts = [min(BATCH, images - start) for start in range(0, images, BATCH)]
     missing = [batch for batch in range(len(counts)) if not metadata_of(folder, batch).is_file()]
     done = images - sum(counts[batch] for batch in missing)
@@ -408,14 +429,19 @@ def listed(folder: Path) -> tuple[list[tuple[Path, int]], int]:
     return found, empty
 
 
-def read(pictures: Iterable[tuple[Path, int]], side: int = 32) -> Iterator[Example]:
-    """Brightness 0 to 255 of the pixels, line by line. Raises LeapformerError for a damaged picture or another size."""
+def read(pictures: Iterable[tuple[Path, int]]) -> Iterator[Example]:
+    """Brightness 0 to 255 of the pixels, line by line.
+
+    Raises LeapformerError for a damaged picture, and one of another size than the first.
+    """
+    side = None
     for path, label in pictures:
         try:
             with Image.open(path) as image:
                 pixels = np.asarray(image.convert("L"))
         except (OSError, SyntaxError, ValueError) as error:
             raise LeapformerError(f"{path} is damaged ({error}); download it again") from error
+        side = side or len(pixels)
         if pixels.shape != (side, side):
             raise LeapformerError(f"{path} is {pixels.shape[1]} x {pixels.shape[0]}, not {side} x {side}")
         yield Example((pixels.reshape(-1),), label)

@@ -80,6 +80,18 @@ def test_brightness_of_targets():
         assert around == pytest.approx(255 * expected, abs=8)
 
 
+@pytest.mark.parametrize(("side", "contour"), [(16, 3), (24, 6), (40, 6)])
+def test_other_sides(side, contour):
+    """Smaller pictures have fewer distractors; the labels are right in any."""
+    sizes = Sizes(contour=contour, side=side)
+    for seed in range(4):
+        picture = draw(Random(seed), sizes, seed % 2)
+        heap = [*picture.targets[0], *picture.targets[1], *(line for snake in picture.distractors for line in snake)]
+        assert connected(heap, *picture.markers, sizes) == bool(picture.label)
+        assert picture.pixels.shape == (side, side)
+        assert len(picture.distractors) <= 20 * side**2 // 1024 // (contour // 3)
+
+
 def test_dilated():
     x = np.zeros((5, 5), dtype=bool)
     x[0, 1] = True
@@ -128,7 +140,9 @@ def test_the_same_pixels_in_any_process_and_after_an_interruption(tmp_path, monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--contour 7", "--contour 7: choose from: 6, 9, 14"),
+        ("--contour 2", "--contour 2: give at least 3"),
+        ("--side 8", "--side 8: give at least 12"),
+        ("--contour 5 --side 16", "--contour 5: two curves of 20 pixels find no room in --side 16; give a shorter"),
         ("--contrast bright", "--contrast bright: choose from: published, equal"),
         ("--images 1", "--images 1: give at least 2, one of each label"),
         ("--train 5", "--train is for --task st or tts or listops; leave it out with --task pathfinder"),
