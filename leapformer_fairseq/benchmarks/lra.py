@@ -85,12 +85,12 @@ def plan_of(name: str) -> None:
 
 def disagreement(name: str) -> str | None:
     """By how much the training form of a row's mechanism differs from its reference; None if it does not."""
-    options, (plan, chosen) = {}, _mechanism(name)
+    plan, chosen = _mechanism(name)
     mechanism = build(plan, 16, 2, block="encoder-self", input_dim=32, **chosen).double().eval()
     inputs = [torch.randn(2, 2, 150, 16, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     grad, found = torch.randn(2, 2, 150, 16, dtype=torch.float64), []
-    for execution in ("auto", "reference"):
-        out = mechanism(*inputs, execution=execution, **options)
+    for execution in ("scan", "reference"):
+        out = mechanism(*inputs, execution=execution)
         grads = torch.autograd.grad(out, inputs, grad, allow_unused=True)
         found.append([out, *(x for x in grads if x is not None)])
     worst = max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in zip(*found, strict=True))

@@ -213,7 +213,10 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def _add_rcp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="*", metavar="DIR", help="the --out of `leapformer lra run`, one or several")
     parser.add_argument("--bench", metavar="FILE", help="lra.json of `leapformer bench lra`, for throughput and memory")
-    parser.add_argument("--published", action="store_true", help="from the tables that the paper prints instead")
+    parser.add_argument(
+        "--published", nargs="?", const="leapformer", choices=("leapformer", "luna"),
+        help="from the tables that this paper prints instead (without a name: leapformer)",
+    )  # fmt: skip
     parser.add_argument(
         "--std", default="paper", metavar="X",
         help="paper (1.482567), table (of the rows at hand: a row more changes all scores), or a number "
@@ -225,12 +228,12 @@ def _add_rcp(parser: argparse.ArgumentParser) -> None:
 def _rcp(args: argparse.Namespace) -> None:
     from ..lra import composite
 
-    if args.published == bool(args.results):
-        raise LeapformerError("give folders of results, or --published for the paper's tables")
+    if bool(args.published) == bool(args.results):
+        raise LeapformerError("give folders of results, or --published for the papers' tables")
     if args.results and not args.bench:
         raise LeapformerError("--bench: give the lra.json of `leapformer bench lra`; scores need a throughput")
     if args.published:
-        table = composite.published(args.std)
+        table = composite.published(args.std, args.published)
     else:
         _, protocol, found = _collected(args)
         table = composite.measured(found, protocol, Path(args.bench), args.std)

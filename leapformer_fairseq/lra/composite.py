@@ -75,20 +75,25 @@ class Composite:
         draw_tradeoff(points, self.source, path)
 
 
-def published(std: str) -> Composite:
-    """Of the LeaPformer paper's tables 1 and 2; memory is printed in labels of a figure only."""
-    about = tables.papers()["leapformer"]
-    rows = {
-        name: Measured(row["average"], row["speed"][LENGTH]) for name, row in about["rows"].items() if "speed" in row
-    }
-    return Composite(
-        f"From what {about['source']}, print",
-        std,
-        {name: about["rows"][name]["title"] for name in rows},
-        rows,
-        scores(rows, std),
-        {name: about["rows"][name]["rcp"] for name in rows if "rcp" in about["rows"][name]},
-    )
+def published(std: str, paper: str) -> Composite:
+    """Of what a paper prints: LeaPformer's tables 1 and 2, or Luna's tables 1, without Retrieval, and 2.
+
+    LeaPformer's memory is in labels of a figure only: here it is what its RCPmem implies, so that this score is circular.
+    """
+    about, note = tables.papers()[paper], ""
+    rows, printed = {}, {}
+    for name, row in about["rows"].items():
+        if paper == "luna" and "relative_speed" in row:
+            without = tables.average(about["tasks"], row["accuracy"], ("retrieval",))
+            rows[name] = Measured(without, row["relative_speed"][LENGTH], row["relative_memory"][LENGTH])
+        elif paper == "leapformer" and "speed" in row:
+            rows[name] = Measured(row["average"], row["speed"][LENGTH], row["memory_from_rcpmem"])
+            note = "; memory is what the printed RCPmem implies, so RCPmem is circular"
+            if "rcp" in row:
+                printed[name] = row["rcp"]
+    titles = {name: about["rows"][name]["title"] for name in rows}
+    what = ", averages without Retrieval" if paper == "luna" else note
+    return Composite(f"Printed in {about['source']}{what}", std, titles, rows, scores(rows, std), printed)
 
 
 def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol, bench: Path, std: str) -> Composite:

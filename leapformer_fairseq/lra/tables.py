@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 from tabulate import tabulate
 
 from ..errors import LeapformerError
-from .protocols import Protocol
+from .protocols import BASELINE, Protocol
 
 TITLES = {
     "listops": "ListOps",
@@ -104,14 +104,26 @@ def accuracy_table(table: Mapping[str, Mapping[str, Cell]], protocol: Protocol, 
 
 
 def published_table(paper: str) -> str:
-    """Markdown: the accuracies that a paper prints."""
+    """Markdown: the accuracies that a paper prints, and averages: of these, and as printed, where it has wrong ones."""
     about = papers()[paper]
-    lines = [
-        [row["title"], *(_number(value) for value in row["accuracy"]), _number(row.get("average"))]
-        for row in about["rows"].values()
-    ]
-    headers = ["", *(TITLES[task] for task in about["tasks"]), "average as printed"]
+    kinds = {"average": (), "without_retrieval": ("retrieval",)}
+    kinds = {kind: without for kind, without in kinds.items() if kind in about["rows"][BASELINE]}
+    lines = []
+    for row in about["rows"].values():
+        line = [row["title"], *map(_number, row["accuracy"])]
+        for kind, without in kinds.items():
+            line += [_number(average(about["tasks"], row["accuracy"], without)), _number(row.get(kind))]
+        lines.append(line)
+    headers = ["", *(TITLES[task] for task in about["tasks"])]
+    for kind in kinds:
+        headers += [kind.replace("_r", " R"), "as printed"]
     return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+
+
+def average(tasks: Sequence[str], accuracies: Sequence[float | None], without: Sequence[str] = ()) -> float | None:
+    """The mean over tasks, but for some of them; None where one is missing."""
+    found = [accuracy for task, accuracy in zip(tasks, accuracies, strict=True) if task not in without]
+    return None if None in found else fmean(found)  # type: ignore[arg-type]
 
 
 def as_rows(table: Mapping[str, Mapping[str, Cell]]) -> list[dict[str, Any]]:

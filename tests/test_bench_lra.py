@@ -1,0 +1,82 @@
+"""`leapformer bench lra`: the models of the paper, what is measured is what it says, wrong mechanisms are not measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from leapformer_fairseq.attention import Mechanism, find
+from leapformer_fairseq.benchmarks import lra, measure
+from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.lra import composite
+from leapformer_fairseq.modules import MechanismAttention
+
+CPU = measure.Place(torch.device("cpu"))
+
+
+def test_results_beside_softmax_and_cosformer(tmp_path, monkeypatch):
+    monkeypatch.setattr(lra, "SECONDS", 0.2)
+    monkeypatch.setattr(lra, "QUICK_LENGTHS", (24, 48))
+    names = [lra.BASELINE, lra.MATERIALISED, lra.COSFORMER, lra.LEAP]
+    options = ["--quick", "--device", "cpu", "--mechanisms", *names, "--out", str(tmp_path)]
+    assert main(["bench", "lra", *options]) == 0
+    found = json.loads((tmp_path / "lra.json").read_text())
+    for section, base in (("softmax", lra.BASELINE), ("cosformer", lra.COSFORMER), ("memory", lra.MATERIALISED)):
+        rows = {(row["length"], row["mechanism"]): row for row in found[section]}
+        assert rows.keys() == {(length, name) for length in (24, 48) for name in names}
+        assert all(rows[length, base]["ratio"] == 1 for length in (24, 48))
+    assert found["tasks"] == [], "not in quick runs"
+    assert "times as fast as softmax" in (tmp_path / "lra.md").read_text()
+    length, speeds, memory = composite.read_bench(tmp_path / "lra.json")
+    assert length == 48 and speeds.keys() == memory.keys() == set(names)
+
+
+@pytest.mark.parametrize("name", lra.MECHANISMS_MEASURED)
+def test_every_row_trains_a_step(name):
+    measured = lra.system(name, "text", CPU)
+    tokens, target = lra.inputs("text", 2, 70, CPU)
+    before = [x.clone() for x in measured.model.parameters() if x.requires_grad]
+    lra.train(measured, tokens, target)
+    after = [x for x in measured.model.parameters() if x.requires_grad]
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_materialised_softmax_is_softmax_with_all_weights(monkeypatch):
+    """The same function; the weights are made where it says so, and only there."""
+    models, calls = [], []
+    real = Mechanism._reference
+    monkeypatch.setattr(Mechanism, "_reference", lambda self, x: calls.append(1) or real(self, x))
+    tokens, _ = lra.inputs("text", 2, 40, CPU)
+    for name in (lra.BASELINE, lra.MATERIALISED):
+        models.append(lra.system(name, "text", CPU).model.eval())
+    models[1].load_state_dict(models[0].state_dict())
+    plain, made = models[0]([tokens]), None
+    assert not calls
+    made = models[1]([tokens])
+    layers = sum(isinstance(module, MechanismAttention) for module in models[1].modules())
+    assert len(calls) == layers == 2
+    torch.testing.assert_close(made, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_no_row_runs_its_layers_again():
+    """The same policy for all: the paper's softmax alone did."""
+    for name in lra.MECHANISMS_MEASURED:
+        assert not lra.system(name, "text", CPU).model.args.checkpoint_activations
+
+
+def test_a_wrong_training_form_is_a_disagreement(monkeypatch):
+    names = (lra.COSFORMER, "linformer", "bigbird")
+    assert all(lra.disagreement(name) is None for name in names)
+    mechanisms = [find(lra._mechanism(name)[0]) for name in names]
+    for mechanism in mechanisms:
+        real = mechanism._in_segments
+        monkeypatch.setattr(mechanism, "_in_segments", lambda self, x, real=real: real(self, x) * 1.001)
+    for name in names:
+        assert "its training form differs from its reference by" in (lra.disagreement(name) or "")
+
+
+def test_what_is_no_row_is_not_measured(capsys):
+    assert main(["bench", "lra", "--quick", "--mechanisms", "linformer-3"]) == 2
+    assert "--mechanisms linformer-3: choose from softmax, softmax, materialised" in capsys.readouterr().err
