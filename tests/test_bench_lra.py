@@ -1,4 +1,4 @@
-"""`leapformer bench lra`: the models of the paper, what is measured is what it says, wrong mechanisms are not measured."""
+"""`leapformer bench lra`: all rows train, what is measured is what it says, and wrong mechanisms are not measured."""
 
 from __future__ import annotations
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from .. import register
 from .fairseq_commands import ARCH_PREFIX
 
-HELP = "attention mechanisms with their options and blocks, and our model architectures"
+HELP = "attention mechanisms with their options and blocks, and our model architectures, tasks and criterions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = {"mechanisms": mechanisms(), "architectures": architectures()}
+    found = {"mechanisms": mechanisms(), "architectures": architectures(), "tasks": tasks(), "criterions": criterions()}
     print(json.dumps(found, indent=2) if args.json else as_text(found))
     return 0
 
@@ -59,6 +60,35 @@ def architectures() -> dict[str, list[str]]:
     return {model: sorted(ARCH_MODEL_INV_REGISTRY[model]) for model in ours}
 
 
+def tasks() -> dict[str, str]:
+    """Our tasks, each with its summary; empty without fairseq. The others of our models are fairseq's."""
+    if find_spec("fairseq") is None:
+        return {}
+    from fairseq.tasks import TASK_REGISTRY
+
+    return _ours(TASK_REGISTRY)
+
+
+def criterions() -> dict[str, str]:
+    """Our criterions, each with its summary; empty without fairseq."""
+    if find_spec("fairseq") is None:
+        return {}
+    from fairseq.criterions import CRITERION_REGISTRY
+
+    return _ours(CRITERION_REGISTRY)
+
+
+def _ours(registry: Mapping[str, type]) -> dict[str, str]:
+    """What this package put into a registry of fairseq."""
+    register()
+    package = __name__.partition(".")[0]
+    return {
+        name: (inspect.getdoc(registry[name]) or "").partition("\n")[0]
+        for name in sorted(registry)
+        if registry[name].__module__.startswith(package)
+    }
+
+
 def as_text(found: dict[str, Any]) -> str:
     """What `run` prints for people."""
     lines = ["Attention mechanisms (values of --{encoder-self,decoder-self,decoder-cross}-attention):"]
@@ -72,4 +102,7 @@ def as_text(found: dict[str, Any]) -> str:
             lines.append(f"      {option['flag']} ({option['type']}, default {option['default']}): {option['help']}")
     lines += ["", "Architectures (values of --arch):"]
     lines += [f"  {model}: {', '.join(archs)}" for model, archs in found["architectures"].items()]
+    for kind in ("tasks", "criterions"):
+        lines += ["", f"{kind.capitalize()} (values of --{kind.removesuffix('s')}), beside fairseq's:"]
+        lines += [f"  {name}: {summary}" for name, summary in found[kind].items()]
     return "\n".join(lines)

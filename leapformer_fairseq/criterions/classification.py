@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 @register_criterion("leapformer_classification")
 class ClassificationCriterion(FairseqCriterion):
-    """For `--task leapformer_classification`; `--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric`."""
+    """Cross-entropy and accuracy of `--task leapformer_classification`.
+
+    `--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric` keeps the checkpoint with the best accuracy.
+    """
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True

@@ -78,7 +78,7 @@ class Composite:
 def published(std: str, paper: str) -> Composite:
     """Of what a paper prints: LeaPformer's tables 1 and 2, or Luna's tables 1, without Retrieval, and 2.
 
-    LeaPformer's memory is in labels of a figure only: here it is what its RCPmem implies, so that this score is circular.
+    LeaPformer's memory is in labels of a figure only: here it is what RCPmem implies, so that this score is circular.
     """
     about, note = tables.papers()[paper], ""
     rows, printed = {}, {}

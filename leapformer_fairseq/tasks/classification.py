@@ -99,7 +99,10 @@ class ClassificationConfig(FairseqDataclass):
 
 @register_task("leapformer_classification", dataclass=ClassificationConfig)
 class ClassificationTask(FairseqTask):
-    """Reads arrays (`data/arrays.py`). Raises LeapformerError for a folder that holds none."""
+    """Classification of one or two sequences of tokens, bytes or pixels, from arrays (`data/arrays.py`).
+
+    Raises LeapformerError for a folder that holds none.
+    """
 
     cfg: ClassificationConfig
 

@@ -106,6 +106,14 @@ class TestList:
         assert all(f"  {name}: " in out for name in MECHANISMS)
         assert all(option.flag in out for mechanism in MECHANISMS.values() for option in mechanism.options)
 
+    def test_our_tasks_and_criterions_and_not_those_of_fairseq(self, capsys):
+        pytest.importorskip("fairseq")
+        assert cli.main(["list", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert list(found["tasks"]) == ["leapformer_classification"]
+        assert {"leapformer_classification", "tacotron2_with_length"} <= set(found["criterions"])
+        assert "cross_entropy" not in found["criterions"] and all(found["criterions"].values())
+
 
 class TestDoctor:
     def test_report(self, capsys, monkeypatch):
