@@ -16,7 +16,10 @@ from . import fairseq_commands
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "versions, devices, and what was patched in fairseq"),
     "user-dir": ("user_dir", "the path to give to fairseq's --user-dir"),
-    "list": ("list", "attention mechanisms with their options and blocks, and our model architectures, tasks and criterions"),
+    "list": (
+        "list",
+        "attention mechanisms with their options and blocks, and our model architectures, tasks and criterions",
+    ),
     "corpus": ("corpus", "make a small corpus: English-German speech translation, text to speech, ListOps, Pathfinder"),
     "prepare": (
         "prepare",

@@ -11,7 +11,7 @@ Prepares the data, trains and tests every task, row and seed of a protocol, and 
 the papers', the parameters of the rows, and with --bench composite scores and figure 1. Run it again to resume.
 
   --out DIR             data, trainings and results
-  --reduced             shorter ListOps and easier Pathfinder, generated: about ten minutes of one core a training
+  --reduced             shorter ListOps and easier Pathfinder, generated: a few minutes of one core a training
   --protocol NAME       leapformer, luna, corrected, or a YAML file like theirs (leapformer_fairseq/lra/protocols)
   --root DIR            the published files, DIR/TASK or DIR itself (docs/lra.md says which); not for --reduced
   --tasks LIST          in quotes (default: all of the protocol)

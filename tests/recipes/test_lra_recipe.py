@@ -27,7 +27,7 @@ corpus:
   listops: {train: 60, dev: 20, test: 20}
   pathfinder: {images: 40, workers: 1}
 tasks:
-  listops: {max-update: 4, batch-size: 8, max-positions: 128}
+  listops: {max-update: 4, batch-size: 8}
   pathfinder: {max-update: 2, batch-size: 8}
 """
 

@@ -75,7 +75,7 @@ class Sizes:
 
     def check(self) -> None:
         """Raise LeapformerError for what is not offered."""
-        for name, least in (("contour", 3), ("side", 12)):
+        for name, least in (("contour", 2), ("side", 12)):
             if getattr(self, name) < least:
                 raise LeapformerError(f"--{name} {getattr(self, name)}: give at least {least}")
         if self.contour * self.step > min(ROOM[0] * self.side**2, ROOM[1] * self.side):
@@ -98,8 +98,13 @@ class Sizes:
 
     @property
     def distractor_paddles(self) -> int:
-        """Those of all distractors together; each has contour // 3."""
+        """Those of all distractors together."""
         return 20 * self.side**2 // SIDE**2
+
+    @property
+    def distractor_contour(self) -> int:
+        """Paddles of a distractor."""
+        return max(1, self.contour // 3)
 
     @property
     def folder(self) -> str:
@@ -295,7 +300,7 @@ def _circle(radius: float) -> list[tuple[float, float, float]]:
 
 def _distractors(random: Random, canvas: _Canvas) -> Iterator[Sequence[Paddle]]:
     sizes = canvas.sizes
-    count = sizes.contour // 3
+    count = sizes.distractor_contour
     for _ in range(sizes.distractor_paddles // count):
         for _ in range(1 + sizes.distractor_retries):
             before = canvas.pixels.copy(), canvas.taken.copy()
