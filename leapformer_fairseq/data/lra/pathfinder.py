@@ -45,6 +45,8 @@ Window = tuple[slice, slice]
 MIDDLE = 6  # pixels around the tail of a paddle that hold all of it
 VISIBLE = 0.25  # of the brightness of a paddle: where it takes a pixel
 MARKER = 0.5  # brightness of the discs, times that of a distractor
+SHEET, COLUMNS = "examples.png", 8  # about so many of each label
+ENLARGED, FRAME = 4, 3
 TINY = 1e-9  # a total probability that is none
 ROOM = 0.065, 2  # the longest target, times the pixels of a picture and times its side: beyond, hardly any try succeeds
 
@@ -337,6 +339,8 @@ def build(
 ) -> prepared.Summary:
     """Write the release's layout for one difficulty into the folder `out`, or find it there; returns size and sha256.
 
+    Beside it is examples.png: pictures with joined ends above, others below.
+
     Labels are balanced in each batch. The same pixels come out of the same options, however many processes work. An
     interrupted build goes on with the next batch. `watch` gets the pictures done and wanted. Raises LeapformerError for
     options that are not offered, and an `out` with other files.
@@ -361,9 +365,22 @@ def build(
             with Image.open(picture_of(folder, batch, number)) as image:
                 digest.update(image.tobytes())
         digest.update(metadata_of(folder, batch).read_bytes())
+    contact_sheet(read(listed(folder)[0][: 2 * COLUMNS])).save(out / SHEET)
     summary = {"images": images, "folder": folder.name, "checksum": digest.hexdigest()}
     prepared.finish(out, options, summary)
     return summary
+
+
+def contact_sheet(examples: Iterable[Example]) -> Image.Image:
+    """Pictures with the label 1, joined, in the first row, and those with 0 in the second; enlarged."""
+    rows: dict[int, list[NDArray[np.uint8]]] = {1: [], 0: []}
+    for (pixels,), label in examples:
+        side = math.isqrt(len(pixels))
+        large = pixels.reshape(side, side).repeat(ENLARGED, 0).repeat(ENLARGED, 1)
+        rows[label].append(np.pad(large, FRAME, constant_values=255))
+    columns = max(map(len, rows.values()))
+    blank = np.full_like(next(tile for row in rows.values() for tile in row), 255)
+    return Image.fromarray(np.vstack([np.hstack(row + [blank] * (columns - len(row))) for row in rows.values()]))
 
 
 def picture_of(folder: Path, batch: int, number: int) -> Path:

@@ -113,6 +113,19 @@ def test_the_layout_of_the_release(tmp_path):
         pathfinder.build(tmp_path / "a", Sizes(contour=9), 12, seed=3)
 
 
+def test_examples_with_joined_ends_are_above(tmp_path):
+    pathfinder.build(tmp_path, EASY, 6, seed=3)
+    examples = list(pathfinder.read(pathfinder.listed(tmp_path / "curv_baseline")[0]))
+    with Image.open(tmp_path / "examples.png") as image:
+        sheet = np.asarray(image)
+    tile = 32 * 4 + 2 * 3
+    assert sheet.shape == (2 * tile, 3 * tile)
+    for row, label in enumerate((1, 0)):
+        for column, example in enumerate(one for one in examples if one.label == label):
+            inside = sheet[row * tile + 3 : (row + 1) * tile - 3 : 4, column * tile + 3 : (column + 1) * tile - 3 : 4]
+            assert (inside.reshape(-1) == example.sequences[0]).all()
+
+
 def test_the_same_pixels_in_any_process_and_after_an_interruption(tmp_path, monkeypatch):
     monkeypatch.setattr(pathfinder, "BATCH", 5)
     whole = pathfinder.build(tmp_path / "whole", EASY, 17)
@@ -132,7 +145,7 @@ def test_the_same_pixels_in_any_process_and_after_an_interruption(tmp_path, monk
     monkeypatch.setattr(pathfinder, "draw", real)
     assert pathfinder.build(tmp_path / "workers", EASY, 17, workers=2) == whole
     files = sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*.*"))
-    assert len(files) == 17 + 4 + 1
+    assert len(files) == 17 + 4 + 1 + 1  # pictures, metadata, examples.png, what was prepared
     for path in files:
         assert (tmp_path / "whole" / path).read_bytes() == (tmp_path / "workers" / path).read_bytes()
 
