@@ -26,18 +26,26 @@ Options = Mapping[str, Any]
 
 
 class Quirk(NamedTuple):
-    """A flaw of released code: what it is, and the options that bring it back, in some tasks or rows only."""
+    """A flaw of released code: what it is, and the options that bring it back, in some tasks or rows only.
+
+    A function as a value gets that of the protocol, or None.
+    """
 
     what: str
     options: Options | Mapping[str, Options]
     rows: str = ""  # their names begin with it
 
 
+def _one_less(positions: int | None) -> int:
+    """No room for the mark before a picture; without a value, of the benchmark's 1,024 pixels."""
+    return (positions or 1025) - 1
+
+
 #: beside those of the data, `prepare.QUIRKS`; options by task where they are not the same in all
 QUIRKS = {
     "mark-replaces-last": Quirk(
         "the mark before a picture takes the place of its last pixel",
-        {"pathfinder": {"max-positions": 1024}, "image": {"max-positions": 1024}},
+        {"pathfinder": {"max-positions": _one_less}, "image": {"max-positions": _one_less}},
     ),
     "first-dev-batches": Quirk(
         "the development score is of the first batches only",
@@ -89,7 +97,8 @@ class Protocol:
         for quirk in (QUIRKS[name] for name in quirks if name in QUIRKS):
             by_task = any(name in prepare.TASKS for name in quirk.options)
             if row.startswith(quirk.rows):
-                found |= quirk.options.get(task, {}) if by_task else quirk.options
+                for name, value in (quirk.options.get(task, {}) if by_task else quirk.options).items():
+                    found[name] = value(found.get(name)) if callable(value) else value
         updates = found["max-update"]
         found.setdefault("validate-interval-updates", max(1, updates // INTERVALS))
         if found.get("lr-scheduler") == "polynomial_decay":

@@ -86,6 +86,13 @@ class TestQuirks:
         protocol = load("corrected")
         assert (protocol.options(task, row, (quirk,)) != protocol.options(task, row, ())) is changes
 
+    @pytest.mark.parametrize(
+        ("protocol", "positions"), [("leapformer", 1024), ("corrected", 1024), ("luna", 1024), ("reduced", 144)]
+    )
+    def test_the_mark_takes_the_place_of_one_pixel(self, protocol, positions):
+        found = load(protocol).options("pathfinder", "softmax", ("mark-replaces-last",))
+        assert found["max-positions"] == positions
+
     def test_those_of_the_data(self):
         quirks = ("brackets-dropped", "padding-pooled", "dev-is-test")
         found = {task: protocols.data_quirks(task, quirks) for task in ("listops", "text", "image")}
