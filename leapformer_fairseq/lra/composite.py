@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from ..errors import LeapformerError
 from ..files import read_json
-from ..pictures.lra import draw_tradeoff
+from ..pictures.lra import Point, draw_tradeoff
 from . import tables
 from .protocols import BASELINE, Protocol
 from .rcp import Measured, Score, scores
@@ -60,10 +60,10 @@ class Composite:
         }
         return {"source": self.source, "std": self.std, "rows": rows}
 
-    def draw(self, path: Path) -> None:
-        """Figure 1 of both papers."""
+    def points(self) -> list[Point]:
+        """Of figure 1 of both papers."""
         baseline = self.rows[BASELINE]
-        points = [
+        return [
             (
                 self.titles[name],
                 row.speed / baseline.speed,
@@ -72,7 +72,10 @@ class Composite:
             )
             for name, row in self.rows.items()
         ]
-        draw_tradeoff(points, self.source, path)
+
+    def draw(self, path: Path) -> None:
+        """Figure 1 of both papers, as a PNG."""
+        draw_tradeoff(self.points(), self.source, path)
 
 
 def published(std: str, paper: str) -> Composite:

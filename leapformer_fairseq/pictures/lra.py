@@ -22,17 +22,32 @@ def draw_tradeoff(points: Sequence[Point], title: str, path: Path) -> None:
 def tradeoff_figure(points: Sequence[Point], title: str) -> Any:
     """The figure of `draw_tradeoff`."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     figure = Figure(figsize=(2 * PANEL[0], 1.5 * PANEL[1]), layout="constrained")
     axes = figure.subplots()
-    for i, (name, speed, accuracy, memory) in enumerate(points):
+    axes.set_xscale("log")
+    for i, (_, speed, accuracy, memory) in enumerate(points):
         area = 40.0 if memory is None else LARGEST * memory
         axes.scatter([speed], [accuracy], s=area, color=f"C{i % 10}", alpha=0.6)
-        axes.annotate(name, (speed, accuracy), textcoords="offset points", xytext=(6, 4), fontsize=7)
-    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=2))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("training throughput / softmax")
     axes.set_ylabel("average accuracy (%)")
     known = any(memory is not None for *_, memory in points)
     axes.set_title(title + ("; area: peak memory" if known else ""), fontsize=8, wrap=True)
     axes.margins(0.15)
+    _name(figure, axes, points)
     return figure
+
+
+def _name(figure: Any, axes: Any, points: Sequence[Point]) -> None:
+    """Write the names beside the circles, each below those that it would cover."""
+    figure.draw_without_rendering()  # places are known then
+    boxes: list[Any] = []
+    for name, speed, accuracy, _ in sorted(points, key=lambda point: -point[2]):
+        text = axes.annotate(name, (speed, accuracy), textcoords="offset points", xytext=(6, 4), fontsize=7)
+        while any(text.get_window_extent().overlaps(box) for box in boxes):
+            text.set_position((text.get_position()[0], text.get_position()[1] - 4))
+        boxes.append(text.get_window_extent())
