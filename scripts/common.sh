@@ -121,6 +121,16 @@ train() {
         tee -a "$save/train.log" | brief
 }
 
+# logged FILE COMMAND...: write all output of COMMAND to FILE; on failure, print the end of it.
+logged() {
+    local file=$1
+    shift
+    "$@" >>"$file" 2>&1 || {
+        tail -n 3 "$file"
+        return 1
+    }
+}
+
 # brief: filter fairseq's training log to losses, accuracies and errors, one short line each.
 brief() {
     local inner='.*train_inner[ :|]+epoch.* loss=([0-9.]+),' valid='.*valid on .*\| loss ([0-9.]+) ' n='num_updates[ =]([0-9]+)'

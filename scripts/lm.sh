@@ -5,7 +5,8 @@
 #   recipe prepare train evaluate "$@"
 . "$(dirname "${BASH_SOURCE[0]}")/runs.sh"
 
-value_options="--root --train --valid --test $runs_value_options"
+value_options="--root --train --valid --test --contexts $runs_value_options"
+contexts='' # of the configuration
 flag_options="--download --train-on-valid"
 task_options=(--task language_modeling --decoder-self-attention)
 
@@ -20,6 +21,8 @@ usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
   --train-on-valid      without a training file: train on the validation text except its last tenth, and validate
                         on that
   --download            fetch what --root lacks
+  --contexts LIST       evaluate with so many words before each segment, in quotes, each a row (default: the
+                        configuration's, or --context-window of its evaluation)
 $(usage_of_runs 'fairseq-eval-lm, e.g. "--context-window 400"')
 HELP
 }
@@ -49,6 +52,25 @@ begin_training() {
 evaluate() {
     logged "$2/eval.log" leapformer eval-lm "$data/binary" --path "$1" --gen-subset test "${eval_options[@]}" &&
         leapformer score "$2/eval.log" --text "$data/text/test.txt" --checkpoint "$1" --json "$2/scores.json"
+}
+
+evaluate_run() {
+    local run context
+    run=$(run_folder "$1" "$2")
+    need_step "$run/model" train
+    [[ $contexts ]] || evaluate_with "$run" "$1" "$2"
+    for context in $contexts; do
+        whole_number --contexts "$context" 0
+        evaluate_with "$run" "$1" "$2" "$context"
+    done
+}
+
+# evaluate_with RUN ATTENTION SEED [CONTEXT]
+evaluate_with() {
+    local eval_options=("${eval_options[@]}" ${4:+--context-window "$4"}) results=$1/test${4:+-context$4}
+    say "perplexity of the test text with $2, seed $3${4:+, context $4}"
+    lock_run "$results" "${eval_options[*]}"
+    once "$results" evaluate "$1/model/checkpoint_best.pt" "$results"
 }
 
 step_table() {

@@ -74,6 +74,7 @@ step_train() {
     plan=$(plan_flags "$attention")
     if [[ ! $offline ]]; then
         plan+=" ${simul_options[*]}"
+        ! needs_length "$attention" || plan+=" --length-predictor oracle" # for training and perplexity alone
     else
         plan+=" ${offline_options[*]}"
         ! needs_length "$attention" || plan+=" ${length_options[*]}"
@@ -83,11 +84,24 @@ step_train() {
         --load-pretrained-encoder-from "$asr/model/checkpoint_best.pt" "${st_options[@]}"
 }
 
+# forced_eval CHECKPOINT OUT: perplexity of the development set given the references.
+forced_eval() {
+    logged "$2/validate.log" leapformer validate "$data" --path "$1" --task speech_to_text --config-yaml config_st.yaml \
+        --valid-subset dev_st --max-tokens 20000 --num-workers 1 --required-batch-size-multiple 1 --log-format simple &&
+        leapformer score "$2/validate.log" --examples "$data/dev.target" --checkpoint "$1" --json "$2/scores.json"
+}
+
 step_evaluate() {
     places
     [[ -f $run/model/done ]] || fail "$run/model holds no finished training; run scripts/$dataset/train.sh first"
     local checkpoint=$run/model/average$average.pt set results lagging
     [[ -f $checkpoint ]] || leapformer average --inputs "$run/model" --last "$average" --output "$checkpoint"
+    say "perplexity of the development set"
+    once "$run/teacher-forced" forced_eval "$checkpoint" "$run/teacher-forced"
+    if [[ ! $offline ]] && needs_length "$attention"; then
+        say "$attention knows no target length while translating, so there is no translation"
+        sets=''
+    fi
     for set in $sets; do
         results=$run/$set
         lock_run "$results" "--average $average ${eval_options[*]}"

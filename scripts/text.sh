@@ -8,12 +8,3 @@ finish_options() {
     train_options=(--max-epoch "$epochs" "${train_options[@]}")
 }
 
-# logged FILE COMMAND...: write all output of COMMAND to FILE; on failure, print the end of it.
-logged() {
-    local file=$1
-    shift
-    "$@" >>"$file" 2>&1 || {
-        tail -n 3 "$file"
-        return 1
-    }
-}

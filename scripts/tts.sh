@@ -19,7 +19,8 @@ $(usage_of_data)
   --attention PLAN      mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS (default: leap);
                         options after colons, as in luna:luna-length=32
   --predictors LIST     length predictors for synthesis, in quotes, where a decoder block has cosformer: ratio, lookup,
-                        conv, oracle (default: conv; conv is trained with the model, the others alongside it)
+                        conv, oracle (default: the configuration's; conv is trained with the model, the others alongside
+                        it)
   --seed N              seed of the training (default: 1)
   --pictures N          spectrograms of the first N test sentences, for all systems (default: 2)
   --train-options TEXT  more options for training, e.g. "--max-update 1000 --fp16"
@@ -42,7 +43,7 @@ HELP
 }
 
 defaults() {
-    root='' out='' attention=leap predictors=conv seed=1 pictures=2 workers=1 textgrids='' download=''
+    root='' out='' attention=leap seed=1 pictures=2 workers=1 textgrids='' download=''
 }
 
 finish_options() {

@@ -225,6 +225,9 @@ def test_compute_is_summed_over_utterances(tmp_path: Path) -> None:
     line = {"features_s": 0.1, "encoder_s": 0.2, "decoder_s": 0.3, "audio_s": 2.0, "tokens": 4}
     (tmp_path / "compute.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps({**line, 'audio_s': 4.0})}\n")
     assert read_compute(tmp_path).seconds_per_second == pytest.approx(1.2 / 6)
+    assert read_compute(tmp_path).without_prenet is None, "older runs did not measure it"
+    (tmp_path / "compute.jsonl").write_text(json.dumps({**line, "prenet_s": 0.1}))
+    assert read_compute(tmp_path).without_prenet == pytest.approx(0.5 / 2)
     (tmp_path / "compute.jsonl").write_text("")
     assert read_compute(tmp_path).seconds_per_second is None
 

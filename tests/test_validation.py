@@ -16,6 +16,7 @@ MASKED = (
     "2026-01-01 00:00:00 | INFO | test | valid on 'test' subset | loss 3.94 | ppl 15.34 | wps 0 | wpb 317 | bsz 11\n"
 )
 CLASSES = "valid on 'valid1' subset | loss 0.5 | nll_loss 0.01 | accuracy 92.7 | wps 0 | wpb 3 | bsz 1\n"
+TRANSLATED = "valid on 'dev_st' subset | loss 6.5 | nll_loss 3.2 | accuracy 41.2 | total 9 | ppl 9.19 | wps 0\n"
 
 
 def written(tmp_path, content):
@@ -30,6 +31,7 @@ def written(tmp_path, content):
         (MASKED, {"perplexity": 15.34, "bits": 3.94}),
         (CLASSES, {"accuracy": 92.7}),
         (MASKED + CLASSES, {"accuracy": 92.7}),
+        (TRANSLATED, {"perplexity": 9.19, "bits": 3.2}),
     ],
 )
 def test_the_last_result_is_read(line, scores, tmp_path):

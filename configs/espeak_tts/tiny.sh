@@ -1,6 +1,8 @@
 # The embedded text to speech corpus: a small model that two CPU cores train in minutes. Values are ours, the same for
 # every attention. One voice that never varies and few updates: dropout only costs (validation L1 after 1,100 updates
 # 0.65 with fairseq's defaults, 0.50 with little of it, 0.43 with almost none).
+predictors=${predictors:-conv}
+
 train_options=(
     --arch leapformer_tts_tiny # 2 + 2 layers, 128 wide, feed-forward 256, 2 heads
     --n-frames-per-step 4 --bce-pos-weight 5

@@ -1,5 +1,5 @@
-# The models of configs/mlm/abc.sh (Peng et al., 2022, arXiv:2110.02488), which has results on these four tasks; how they
-# were fine-tuned it does not tell.
+# The models of configs/mlm/abc.sh (Peng et al., 2022, arXiv:2110.02488, table 5), fine-tuned as RoBERTa is (appendix
+# C.3); fairseq's values for that are in roberta.sh.
 . "$(dirname "${BASH_SOURCE[0]}")/roberta.sh"
 attention="softmax abc-linformer abc-mlp"
 

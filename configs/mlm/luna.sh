@@ -5,4 +5,4 @@
 attention=luna
 
 # The last value of an option counts.
-train_options+=(--luna-length 128 --total-num-update 250000 --max-update 250000)
+train_options+=(--luna-length 128 --luna-positions learned --total-num-update 250000 --max-update 250000)

@@ -1,9 +1,9 @@
 # LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046), simultaneous speech translation, for scripts/mustc.
 # Values are those of the paper; `script` marks where the authors' released training scripts differ or say more.
 #
-# A batch is max-tokens frames x update-freq x GPUs. On 4 GPUs, an epoch of MuST-C's 400 h is about 400 translation
-# batches and 18,000 updates are about 40 epochs, which is what we take the paper to mean; with fewer GPUs raise the
-# update-freq in proportion (--st-options "--update-freq 8" on one).
+# A batch is max-tokens frames x update-freq x GPUs. The paper trained on two V100 GPUs (appendix A.2), where an epoch of
+# MuST-C's 400 h is about 800 translation batches, so 18,000 updates are some 22 epochs. With one GPU double the
+# update-freq (--asr-options and --st-options "--update-freq 4").
 
 vocab_size=10000 # unigram, one model per language
 

@@ -15,7 +15,9 @@ train_options=(
     --dropout 0.3 --attention-dropout 0.1 --adaptive-softmax-dropout 0.2
     --optimizer nag --momentum 0.99 --clip-norm 0.1
     --lr 1.0 --lr-scheduler cosine --warmup-updates 8000 --warmup-init-lr 1e-7
-    --lr-period-updates 140000 --min-lr 1e-9 --max-update 150000
+    # The paper's period is 140,000 updates: fairseq would begin a second one, at a tenth of the rate, for the last 2,000
+    # of 150,000 updates. One period to the end, where the rate is at its minimum.
+    --lr-period-updates 142000 --min-lr 1e-9 --max-update 150000
     --tokens-per-sample 512 --sample-break-mode none --max-tokens 4096 --update-freq 2 --log-interval 100
 )
 # Every word is predicted from the 511 before it, one at a time: hours. "--context-window 400" is ten times as fast.

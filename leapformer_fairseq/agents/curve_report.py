@@ -18,7 +18,13 @@ from .curve import SCORES, Curve, Run
 
 DATA, TABLE, PICTURE, COMMANDS = "curve.json", "table.md", "curve.png", "commands.sh"
 LATENCIES = ("AL", "LAAL", "AP", "DAL", "ATD")
-_DIGITS = {"BLEU": ".1f", "chrF": ".1f", "AP": ".2f", "compute": ".3f"}  # all others are milliseconds
+_DIGITS = {
+    "BLEU": ".1f",
+    "chrF": ".1f",
+    "AP": ".2f",
+    "compute": ".3f",
+    "without_prenet": ".3f",
+}  # all others are milliseconds
 
 Row = dict[str, Any]
 Spread = dict[str, float]  # mean, min, max
@@ -78,6 +84,7 @@ def _row(run: Run) -> Row:
         **{name: scored["scores"].get(name) for name in ("BLEU", "chrF", *LATENCIES)},
         **{f"{name}_CA": _spread([one["scores"].get(f"{name}_CA") for one in repeats]) for name in LATENCIES},
         "compute": _compute([one["compute"] for one in repeats]),
+        "without_prenet": _spread([one["compute"].get("without_prenet") for one in repeats]),
         "repeats": len(repeats),
         "signatures": scored["signatures"],
         "signature": scored["model"]["signature"],
@@ -100,7 +107,9 @@ def _compute(repeats: Sequence[Mapping[str, float]]) -> dict[str, Spread | None]
 def table(found: Sequence[Row], style: str = "simple") -> str:
     """One line a row; "github" is Markdown. Of what was measured the mean, with least and greatest in brackets."""
     measured = any(row["repeats"] for row in found)
-    titles = {title: name for title, name in COLUMNS.items() if measured or name in ("BLEU", "chrF", *LATENCIES)}
+    timed = {"AL_CA", "compute"} if measured else set()
+    timed |= {"without_prenet"} if any(row["without_prenet"] for row in found) else set()
+    titles = {title: name for title, name in COLUMNS.items() if name in {"BLEU", "chrF", *LATENCIES, *timed}}
     if measured:
         titles["LAAL_CA ms"] = "LAAL_CA"
     lines = [
@@ -146,8 +155,8 @@ def commands(curve: Curve) -> str:
 
 def _markdown(curve: Curve, found: Sequence[Row], made_with: str) -> str:
     measured = (
-        "`_CA` adds the time of computation, `compute` is its seconds per second of audio: each utterance alone, the "
-        "mean over the repeats (least–greatest)."
+        "`_CA` adds the time of computation, `compute` is its seconds per second of audio, `without pre-net` the "
+        "same without the convolutions: each utterance alone, the mean over the repeats (least–greatest)."
     )
     scores = dict.fromkeys(f"{name}: `{text}`" for row in found for name, text in row["signatures"].items())
     parts = [

@@ -23,11 +23,15 @@ from ..modules import forget_source, fork_state
 
 @dataclass
 class ComputeTimes:
-    """Seconds of computation spent on one utterance, by part, and how often encoder and decoder ran."""
+    """Seconds of computation spent on one utterance, by part, and how often encoder and decoder ran.
+
+    `prenet_s`: of `encoder_s`, for the convolutions, where the encoder is run over the whole source.
+    """
 
     features_s: float = 0.0
     encoder_s: float = 0.0
     decoder_s: float = 0.0
+    prenet_s: float = 0.0
     encoder_passes: int = 0
     decoder_steps: int = 0
 
@@ -191,7 +195,9 @@ class RecomputeEngine(Engine):
             new = self._take_fed()
             frames = self._frames = new if self._frames is None else torch.cat([self._frames, new])
             lengths = torch.tensor([len(frames)], device=weight.device)
-            self._encoder_out = self.model.encoder(src_tokens=frames[None], src_lengths=lengths)
+            with self.times.measure("prenet_s", weight.device):
+                convolved = self.model.encoder.subsample(frames[None], lengths)
+            self._encoder_out = self.model.encoder.encode(*convolved)
         self.times.encoder_passes += 1
         forget_source(self._state)
         return self._encoder_out

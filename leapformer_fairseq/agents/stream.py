@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -43,6 +44,7 @@ class TranslationSystem:
 class DecodingOptions:
     """How to write. At most `max_len_a` * frames (10 ms each, as in fairseq-generate) + `max_len_b` tokens.
 
+    `max_after_read`: at most so many of them once the whole source was read; None: no limit.
     `early_eos` is what happens to an end of sentence before the end of the source: "mask" forbids it, "wait" takes the
     token back and reads on. `unit` is "word" or "char", see `text`. `max_draft`: tokens beyond those written that a
     policy may look at after a step of source.
@@ -53,6 +55,7 @@ class DecodingOptions:
     max_draft: int = 40
     early_eos: str = "mask"
     unit: str = "word"
+    max_after_read: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_len_a < math.inf or self.max_len_b < 0 or self.max_len_a + self.max_len_b == 0:
@@ -61,6 +64,8 @@ class DecodingOptions:
             )
         if self.max_draft < 1:
             raise LeapformerError(f"--max-draft {self.max_draft}: give the tokens to look ahead, at least 1")
+        if self.max_after_read is not None and self.max_after_read < 0:
+            raise LeapformerError(f"--max-after-read {self.max_after_read}: give a number of tokens, at least 0")
         for value, option, choices in (self.early_eos, "--early-eos", EARLY_EOS), (self.unit, "--unit", EMITTERS):
             if value not in choices:
                 raise LeapformerError(f"{option} is {value!r}; choose from {', '.join(choices)}")
@@ -105,8 +110,10 @@ class TranslationStream:
         while self._read(source_finished):
             self.policy.write(self)
         if source_finished and self.engine.n_frames:  # at least one window of audio was heard
-            while self._write(eos_open=True, takes_back=False):
-                pass
+            rest = itertools.count() if self.options.max_after_read is None else range(self.options.max_after_read)
+            for _ in rest:
+                if not self._write(eos_open=True, takes_back=False):
+                    break
         return source_finished
 
     def fork(self) -> TranslationStream:

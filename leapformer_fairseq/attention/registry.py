@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import LeapformerError
+from .capabilities import BLOCKS
 
 if TYPE_CHECKING:
     from .mechanism import Mechanism
@@ -37,6 +38,20 @@ class Option(NamedTuple):
             raise LeapformerError(f"{self.flag} {value!r}: choose from: {', '.join(self.choices)}")
         if isinstance(self.default, (int, float)) and not isinstance(value, (int, float)):
             raise LeapformerError(f"{self.flag} {value!r}: give a number, as in {self.flag} {self.default}")
+
+
+def per_block(flag: str, value: str | int, block: str | None, least: int) -> int:
+    """The number that holds in `block` (without one: the first) of an option such as 8 or 32/8/32."""
+    try:
+        numbers = [int(number) for number in str(value).split("/")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, len(BLOCKS)) or min(numbers) < least:
+        raise LeapformerError(
+            f"{flag} {value!r}: give a whole number of at least {least}, or one each for {'/'.join(BLOCKS)}, as in "
+            "32/8/32"
+        )
+    return numbers[0] if len(numbers) == 1 or block is None else numbers[BLOCKS.index(block)]
 
 
 M = TypeVar("M", bound="type[Mechanism]")

@@ -73,6 +73,10 @@ class TokenInfo:
         """The same tokens for a block that must not know how long the sequence will become."""
         return self.of_length(None)
 
+    def inputs_or(self, k: Tensor) -> Tensor:
+        """What controls and gates read, (B, T, C): the block's input or, as a library, the keys of all heads."""
+        return k.transpose(1, 2).flatten(2) if self.inputs is None else self.inputs.to(k.dtype)
+
     def cleared(self) -> TokenInfo:
         """The same with zeros for the inputs of padding."""
         if self.inputs is None or self.keep is None:

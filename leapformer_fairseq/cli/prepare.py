@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..audio import SAMPLE_RATE
-from ..data import covost2, documents, glue, ljspeech, mustc, parallel, speech, wikitext
+from ..data import choices, covost2, documents, glue, ljspeech, mustc, parallel, speech, wikitext
 from ..data.lra import prepare as lra
 
 HELP = "prepare a data set: speech translation, translation, language modelling, classification, text to speech"
@@ -26,6 +26,8 @@ _ROOTS = {
     "mlm": "text for masked language models: holds {train,valid,test}.txt or wiki.{train,valid,test}.tokens, a "
     "sentence a line, an empty line between documents",
     "glue": "a task of GLUE: holds TASK/*.tsv, where TASK is MNLI, QNLI, QQP or SST-2",
+    "race": "RACE: holds {train,dev,test}/{middle,high}/*.txt",
+    "csqa": "CommonsenseQA: holds {train,dev}_rand_split.jsonl",
     "lra": "a task of Long Range Arena: holds the files of its release",
     "ljspeech": "LJSpeech: holds metadata.csv and wavs, or LJSpeech-1.1 with both",
 }
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         **dict.fromkeys(wikitext.SIZES, _add_wikitext),
         documents.NAME: _add_documents,
         glue.NAME: _add_glue,
+        **dict.fromkeys(choices.DATASETS, _add_choices),
         lra.NAME: _add_lra,
         ljspeech.NAME: _add_ljspeech,
     }
@@ -119,12 +122,21 @@ def _add_documents(parser: argparse.ArgumentParser, name: str) -> None:
     parser.set_defaults(prepare=_documents)
 
 
-def _add_glue(parser: argparse.ArgumentParser, name: str) -> None:
+def _add_pretrained_vocabulary(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocabulary", required=True, metavar="DIR",
         help="that of the pre-trained model: the result of `prepare mlm`, or a folder with RoBERTa's encoder.json, "
         "vocab.bpe and dict.txt",
     )  # fmt: skip
+
+
+def _add_choices(parser: argparse.ArgumentParser, name: str) -> None:
+    _add_pretrained_vocabulary(parser)
+    parser.set_defaults(prepare=_choices)
+
+
+def _add_glue(parser: argparse.ArgumentParser, name: str) -> None:
+    _add_pretrained_vocabulary(parser)
     _add_download(parser)
     parser.set_defaults(prepare=_glue)
 
@@ -200,6 +212,11 @@ def _documents(args: argparse.Namespace) -> list[str]:
 def _glue(args: argparse.Namespace) -> list[str]:
     summary = glue.prepare(args.task, args.root, args.out, args.vocabulary, args.download)
     return [f"{split}: {found['examples']} examples; left out: {found['left_out']}" for split, found in summary.items()]
+
+
+def _choices(args: argparse.Namespace) -> list[str]:
+    summary = choices.prepare(args.dataset, args.root, args.out, args.vocabulary)
+    return [f"{split}: {count} questions" for split, count in summary.items()]
 
 
 def _lra(args: argparse.Namespace) -> list[str]:

@@ -15,12 +15,13 @@ LONGEST = 1000  # decoder steps that the network may predict
 
 @register(
     "conv",
+    Option("length_layers", 2, "conv: convolutions"),
     Option("length_hidden", 128, "conv: width of the network"),
     Option("length_kernel", 3, "conv: positions that a convolution sees, odd"),
     Option("length_dropout", 0.5, "conv: dropout"),
 )
 class Conv(Predictor):
-    """Two convolutions over the encoder output and a log duration per position (as in FastSpeech 2).
+    """Convolutions over the encoder output and a log duration per position (as in FastSpeech 2, which has two).
 
     Trained by `loss`, which a criterion adds. Without durations in the data, only their sum is compared with the target
     length.
@@ -31,14 +32,17 @@ class Conv(Predictor):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         width, kernel = setting.options.length_hidden, setting.options.length_kernel
+        layers = setting.options.length_layers
         dropout = setting.options.length_dropout
         if kernel % 2 == 0 or kernel < 1 or width < 1:
             raise LeapformerError(
                 f"--length-kernel {kernel}, --length-hidden {width}: give an odd kernel and a width >= 1"
             )
+        if layers < 1:
+            raise LeapformerError(f"--length-layers {layers}: give at least one convolution")
         if not 0 <= dropout < 1:
             raise LeapformerError(f"--length-dropout {dropout}: give a probability below 1")
-        widths = (setting.width, width, width)
+        widths = (setting.width, *[width] * layers)
         self.convolutions = nn.ModuleList(
             nn.Conv1d(before, after, kernel, padding=kernel // 2)
             for before, after in zip(widths, widths[1:], strict=False)

@@ -129,8 +129,15 @@ def leapformer_lm_wiki103(args: Namespace) -> None:
 
 @register_model_architecture("leapformer_lm", "leapformer_lm_wiki103_big")
 def leapformer_lm_wiki103_big(args: Namespace) -> None:
-    """The size in the paper's public scripts: 16 layers, 1,024 wide, 8 heads."""
+    """The size in the paper's public scripts and of the ABC paper: 16 layers, 1,024 wide, 8 heads."""
     _baevski(args, width=1024, ffn=4096)
+
+
+@register_model_architecture("leapformer_lm", "leapformer_lm_wiki103_32")
+def leapformer_lm_wiki103_32(args: Namespace) -> None:
+    """The same with 32 layers, the larger size of the ABC paper (table 10); give it `--decoder-layerdrop 0.2`."""
+    args.decoder_layers = getattr(args, "decoder_layers", 32)
+    leapformer_lm_wiki103_big(args)
 
 
 @register_model_architecture("leapformer_lm", "leapformer_lm_wiki2")

@@ -25,6 +25,7 @@ from ..modules import (
     add_attention_args,
     check_vocabulary,
     fill_attention_args,
+    fill_options,
     remember_vocabulary,
     swap_attention,
 )
@@ -181,6 +182,7 @@ def _check_classes(task: SentencePredictionTask) -> None:
 @register_model_architecture("leapformer_mlm", "leapformer_mlm")
 def leapformer_mlm(args: Namespace) -> None:
     """RoBERTa-base, as in the ABC and Luna papers: 12 layers, 768 wide, feed-forward 3,072, 12 heads."""
+    fill_options(args, {"abc_slots": "64"})  # the ABC paper's table 12: 64 and 128
     fill_attention_args(args)
     args.pooling = getattr(args, "pooling", None) or "cls"
     if getattr(args, "max_positions", None) is None:  # --task sentence_ranking needs a number, too

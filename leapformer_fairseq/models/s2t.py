@@ -30,6 +30,9 @@ from .streaming_encoder import ArrivingSource, add_chunk_args, chunks_of, fill_c
 from .task import adapt
 from .transformer import Decoder
 
+HALVING = 2  # convolutions that halve the length: an encoder state is four frames
+DEFAULT_KERNELS = (3, 3)
+
 
 class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
     """fairseq's convolutional encoder with swapped attention, corrected in three ways.
@@ -40,6 +43,14 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
 
     def __init__(self, args: Namespace, vocabulary: int) -> None:
         super().__init__(args)
+        kernels = kernel_sizes(args.conv_kernel_sizes)
+        if kernels != DEFAULT_KERNELS:
+            if chunks_of(args) is not None:
+                raise LeapformerError(
+                    f"--conv-kernel-sizes {args.conv_kernel_sizes}: an encoder that reads arriving speech has "
+                    f"{','.join(map(str, DEFAULT_KERNELS))}; leave one of the two out"
+                )
+            self.conv = convolutions(kernels, args.conv_out_channels)
         self.ctc_proj = nn.Linear(args.encoder_embed_dim, vocabulary) if getattr(args, "ctc_weight", 0) > 0 else None
         self.chunks = chunks_of(args)
         self.context = swap_attention(self, "encoder", args, chunks=self.chunks)
@@ -47,7 +58,10 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, **unused: Any) -> EncoderOut:
         """Filterbanks (B, T, n_bins) to states (ceil(T / 4), B, C) with a padding mask (B, ceil(T / 4))."""
-        x, lengths = self.subsample(src_tokens, src_lengths)
+        return self.encode(*self.subsample(src_tokens, src_lengths))
+
+    def encode(self, x: Tensor, lengths: Tensor) -> EncoderOut:
+        """`forward` of what the convolutions have made, (T, B, C), of these lengths."""
         padding = lengths_to_padding_mask(lengths)
         # Padded to the longest sentence of the batch; the mask reads as tokens whose padding index is 1.
         padding = F.pad(padding, (0, len(x) - padding.shape[1]), value=True)
@@ -131,10 +145,35 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
         for layer in self.conv:
             x = layer(x)
             if isinstance(layer, nn.Conv2d):
-                lengths = (lengths + 1) // 2
+                lengths = (lengths + layer.stride[0] - 1) // layer.stride[0]
                 real = torch.arange(x.shape[2], device=x.device) < lengths.unsqueeze(1)
                 x = x * real[:, None, :, None].to(x.dtype)
         return self.out(x.permute(2, 0, 1, 3).flatten(2)), lengths
+
+
+def kernel_sizes(text: str) -> tuple[int, ...]:
+    """ "3,3" as numbers. Raises LeapformerError for fewer than two, or none."""
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        sizes = ()
+    if len(sizes) < HALVING or min(sizes) < 1:
+        raise LeapformerError(f"--conv-kernel-sizes {text}: give at least {HALVING} positive numbers, as in 3,3")
+    return sizes
+
+
+def convolutions(kernels: tuple[int, ...], channels: int) -> nn.Sequential:
+    """Convolutions over time and frequency with ReLUs; the first two halve both, rounded up, the others keep them."""
+    layers: list[nn.Module] = []
+    for i, kernel in enumerate(kernels):
+        before, after = (kernel - 1) // 2, kernel // 2  # one more after, where the kernel is even
+        stride = 2 if i < HALVING else 1
+        layers += [
+            nn.ZeroPad2d((before, after, before, after)),
+            nn.Conv2d(channels if i else 1, channels, kernel, stride=stride),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers)
 
 
 @register_model("leapformer_s2t")
@@ -146,6 +185,11 @@ class LeapformerS2TModel(ConvTransformerModel):
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         ConvTransformerModel.add_args(parser)
+        parser.add_argument(
+            "--conv-kernel-sizes",
+            metavar="N,N,...",
+            help="of the convolutions before the encoder, of which the first two halve the length (default: 3,3)",
+        )
         add_chunk_args(parser)
         add_attention_args(parser)
         add_length_args(parser)
@@ -203,8 +247,22 @@ def leapformer_s2t(args: Namespace) -> None:
 
 @register_model_architecture("leapformer_s2t", "leapformer_s2t_mla")
 def leapformer_s2t_mla(args: Namespace) -> None:
-    """The Modular Linearized Attention paper's size: 6 and 6 layers."""
-    _set_sizes(args, encoder_layers=6, decoder_layers=6, width=256, ffn=1024, heads=8)
+    """The Modular Linearized Attention paper's size: 6 and 6 layers, and 4 convolutions of kernel 4 (section 7.2.2).
+
+    Which of them halve the length it does not say; here the first two. `--conv-kernel-sizes 3,3` is ESPnet's.
+    """
+    _mla(args, width=256, heads=8)
+
+
+@register_model_architecture("leapformer_s2t", "leapformer_s2t_mla_224")
+def leapformer_s2t_mla_224(args: Namespace) -> None:
+    """That of the same paper's table 9: 224 wide, 4 heads."""
+    _mla(args, width=224, heads=4)
+
+
+def _mla(args: Namespace, width: int, heads: int) -> None:
+    args.conv_kernel_sizes = getattr(args, "conv_kernel_sizes", None) or "4,4,4,4"
+    _set_sizes(args, encoder_layers=6, decoder_layers=6, width=width, ffn=1024, heads=heads)
 
 
 @register_model_architecture("leapformer_s2t", "leapformer_s2t_tiny")
@@ -223,6 +281,7 @@ def _set_sizes(args: Namespace, encoder_layers: int, decoder_layers: int, width:
     args.decoder_attention_heads = getattr(args, "decoder_attention_heads", heads)
     args.encoder_normalize_before = getattr(args, "encoder_normalize_before", True)
     args.decoder_normalize_before = getattr(args, "decoder_normalize_before", True)
+    args.conv_kernel_sizes = getattr(args, "conv_kernel_sizes", None) or ",".join(map(str, DEFAULT_KERNELS))
     fill_attention_args(args)
     fill_chunk_args(args)
     fill_length_args(args)

@@ -113,10 +113,10 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> LeapformerSimulSTModel:
         leapformer_simulst(args)
-        if args.length_predictor:
+        if args.length_predictor not in (None, "oracle"):
             raise LeapformerError(
                 f"--length-predictor {args.length_predictor}: it needs the whole source, which arrives while "
-                "translating; leave it out, or take leapformer_s2t"
+                "translating; leave it out, or take leapformer_s2t, or oracle for training and validation alone"
             )
         model = super().build_model(args, task)
         model.lagging = parse_lagging(args.waitk_lagging)

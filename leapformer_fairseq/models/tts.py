@@ -232,8 +232,11 @@ class LeapformerTTSModel(TTSTransformerModel):
 
 @register_model_architecture("leapformer_tts", "leapformer_tts")
 def leapformer_tts(args: Namespace) -> None:
-    """The MLA paper's size: 6 + 6 layers, 256 wide, feed-forward 1,024, 8 heads, 4 convolutions before and after."""
-    _set_sizes(args, layers=6, width=256, ffn=1024, heads=8, convolutions=4, postnet=256)
+    """The MLA paper's size: 6 + 6 layers, 256 wide, feed-forward 1,024, 8 heads, 4 convolutions before and after.
+
+    Those after are 512 wide, as in the vanilla model (fairseq's and Li et al.'s).
+    """
+    _set_sizes(args, layers=6, width=256, ffn=1024, heads=8, convolutions=4, postnet=512)
 
 
 @register_model_architecture("leapformer_tts", "leapformer_tts_tiny")

@@ -26,7 +26,11 @@ COLUMNS = {
     "ATD ms": "ATD",
     "AL_CA ms": "AL_CA",
     "compute s/s": "compute",
+    "without pre-net": "without_prenet",
+    "perplexity": "perplexity",
 }
+
+_FORMATS = {"BLEU": ".1f", "chrF": ".1f", "AP": ".2f", "compute": ".3f", "without_prenet": ".3f", "perplexity": ".2f"}
 
 
 def collect(folder: str | Path) -> dict[str, Any]:
@@ -62,18 +66,20 @@ def _options(run: Path, folder: Path) -> str:
 def _row(name: str, scores: dict[str, Any]) -> dict[str, Any]:
     compute = scores["compute"] or {}
     row = {"k": int(name[1:]) if re.fullmatch(r"k\d+", name) else name, "sentences": scores["n_instances"]}
-    return row | scores["scores"] | {"compute": compute.get("seconds_per_second")}
+    times = {"compute": compute.get("seconds_per_second"), "without_prenet": compute.get("without_prenet")}
+    return row | scores["scores"] | times
 
 
 def table(comparison: dict[str, Any], style: str = "simple") -> str:
     """One line per system and k; "github" is Markdown."""
-    lines = [
-        [name, row["k"], row["sentences"], *(row.get(key) for key in COLUMNS.values())]
-        for name, system in comparison["systems"].items()
-        for row in system["rows"]
-    ]
-    formats = ("", "", "", ".1f", ".1f", ".0f", ".0f", ".2f", ".0f", ".0f", ".0f", ".3f")
-    return tabulate(lines, headers=["attention", "k", "sentences", *COLUMNS], tablefmt=style, floatfmt=formats)
+    rows = [(name, row) for name, system in comparison["systems"].items() for row in system["rows"]]
+    optional = ("without_prenet", "perplexity")  # most runs have none
+    columns = {
+        title: key for title, key in COLUMNS.items() if key not in optional or any(row.get(key) for _, row in rows)
+    }
+    lines = [[name, row["k"], row["sentences"], *(row.get(key) for key in columns.values())] for name, row in rows]
+    formats = ("", "", "", *(_FORMATS.get(key, ".0f") for key in columns.values()))
+    return tabulate(lines, headers=["attention", "k", "sentences", *columns], tablefmt=style, floatfmt=formats)
 
 
 def draw(comparison: dict[str, Any], path: str | Path) -> None:
@@ -85,7 +91,7 @@ def draw(comparison: dict[str, Any], path: str | Path) -> None:
     axes = figure.subplots()
     for number, (name, system) in enumerate(comparison["systems"].items()):
         colour = f"C{number}"
-        rows = [row for row in system["rows"] if row["k"] != "offline" and "AL" in row]
+        rows = [row for row in system["rows"] if "AL" in row]
         for latency, style, label in (("AL", "o-", name), ("AL_CA", "s--", f"{name}, computation-aware")):
             points = [(row[latency], row["BLEU"]) for row in rows if latency in row]
             if points:

@@ -34,7 +34,13 @@ def score_run(output: str | Path, tokenize: str = "13a", unit: str = "word") -> 
             **{name: fmean(scores[name] for scores in measured) for name in names},
         },
         "signatures": {score.name: score.signature for score in quality},
-        "compute": None if compute is None else {**asdict(compute), "seconds_per_second": compute.seconds_per_second},
+        "compute": None
+        if compute is None
+        else {
+            **asdict(compute),
+            "seconds_per_second": compute.seconds_per_second,
+            "without_prenet": compute.without_prenet,
+        },
         "n_instances": len(instances),
         "n_empty": len(instances) - len(measured),
         "unit": unit,

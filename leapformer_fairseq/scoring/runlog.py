@@ -34,17 +34,27 @@ class Instance:
 
 @dataclass(frozen=True)
 class ComputeTotals:
-    """Seconds of computation by part and seconds of audio, summed over the utterances of a run."""
+    """Seconds of computation by part and seconds of audio, summed over the utterances of a run.
+
+    `prenet_s`: of `encoder_s`, for the convolutions; 0 where that was not measured.
+    """
 
     features_s: float
     encoder_s: float
     decoder_s: float
     audio_s: float
+    prenet_s: float = 0.0
 
     @property
     def seconds_per_second(self) -> float | None:
         """Seconds of computation for a second of audio; None without audio."""
         return (self.features_s + self.encoder_s + self.decoder_s) / self.audio_s if self.audio_s else None
+
+    @property
+    def without_prenet(self) -> float | None:
+        """The same without the convolutions; None where they were not measured."""
+        whole = self.seconds_per_second
+        return whole - self.prenet_s / self.audio_s if whole and self.prenet_s else None
 
 
 def read_instances(output: str | Path, unit: str = "word") -> list[Instance]:
@@ -75,7 +85,7 @@ def read_compute(output: str | Path) -> ComputeTotals | None:
     totals = dict.fromkeys(ComputeTotals.__dataclass_fields__, 0.0)
     for place, entry in _read_lines(path):
         for key in totals:
-            totals[key] += _field(entry, key, float, place)
+            totals[key] += _field({"prenet_s": 0.0, **entry}, key, float, place)  # of older runs
     return ComputeTotals(**totals)
 
 

@@ -1,4 +1,4 @@
-"""The result of fairseq-validate: accuracy of a classifier, perplexity of a masked language model."""
+"""The result of fairseq-validate: accuracy of a classifier, perplexity of a masked language model or a translator."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any
 from ..errors import LeapformerError
 
 _RESULT = re.compile(r"valid on '[^']*' subset \| (.*)")
-_NAMES = {"accuracy": "accuracy", "ppl": "perplexity", "loss": "bits"}  # fairseq's name -> ours
-# What the loss of a classifier is, in bits a sentence, nobody compares.
-_SCORES = (("accuracy",), ("ppl", "loss"))
-_SIGNATURES = {
-    "accuracy": "unit:example|tool:fairseq-validate",
-    "perplexity": "unit:subword|masked ones only|tool:fairseq-validate",
+# fairseq's name -> ours
+_NAMES = {"accuracy": "accuracy", "ppl": "perplexity", "loss": "bits", "nll_loss": "bits"}
+# What is read, and its signature, by the names that there are; the first that fits. Nobody compares what the loss of a
+# classifier is, in bits a sentence.
+_SCORES = {
+    ("ppl", "nll_loss"): "unit:subword|given the reference before it|tool:fairseq-validate",
+    ("accuracy",): "unit:example|tool:fairseq-validate",
+    ("ppl", "loss"): "unit:subword|masked ones only|tool:fairseq-validate",
 }
 
 
 def score_validation(log: str | Path, examples: int) -> dict[str, Any]:
-    """Accuracy in per cent, or perplexity and bits of a masked subword, from the output of fairseq-validate.
+    """Accuracy in per cent, or perplexity and bits of a subword, from the output of fairseq-validate.
 
     `examples` is how many lines the validated file has. The last result counts when there are several. Raises
     LeapformerError when there is none, or it is no number.
@@ -41,7 +43,7 @@ def score_validation(log: str | Path, examples: int) -> dict[str, Any]:
         raise LeapformerError(f"{path}: the {main} is {value}; the training did not work, see its log")
     return {
         "scores": scores,
-        "signatures": {main: _SIGNATURES[main]},
+        "signatures": {main: _SCORES[found]},
         "compute": None,
         "n_instances": examples,
         "n_empty": 0,

@@ -10,7 +10,7 @@ HELP
 }
 
 defaults() {
-    out='' attention=leap predictors=${predictors:-conv} seed=1 pictures=2 train=3000 dev=60 test=100
+    out='' attention=leap seed=1 pictures=2 train=3000 dev=60 test=100
 }
 
 need_data() {

@@ -41,7 +41,12 @@ class FakeEncoder(nn.Module):
         return 4
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> dict[str, Any]:
-        states = torch.stack([part.mean(1) for part in self.project(src_tokens).split(4, dim=1)], dim=1)
+        return self.encode(*self.subsample(src_tokens, src_lengths))
+
+    def subsample(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.stack([part.mean(1) for part in self.project(frames).split(4, dim=1)], dim=1), lengths
+
+    def encode(self, states: Tensor, lengths: Tensor) -> dict[str, Any]:
         return {"encoder_out": states + states.mean(1, keepdim=True)}
 
 

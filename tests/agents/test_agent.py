@@ -152,7 +152,16 @@ def test_length_limit(make_system, speech, a: float, b: int, expected: int) -> N
     assert len(written_tokens(make_system(2, 7, NEVER), DecodingOptions(a, b), samples, 640)) == expected
 
 
-@pytest.mark.parametrize("values", [{"max_len_b": 0}, {"max_len_a": -1.0}, {"early_eos": "no"}, {"unit": "spm"}])
+@pytest.mark.parametrize("after", [0, 10])
+def test_tokens_after_the_source_was_read_are_limited(make_system, speech, after: int) -> None:
+    """As in the LeaPformer paper's table 10: what wait-k writes while it reads, and at most 10 more."""
+    tokens = written_tokens(make_system(2, 7, NEVER), DecodingOptions(max_after_read=after), speech(2.345), 640)
+    assert len(tokens) == 9 - 2 + 1 + after
+
+
+@pytest.mark.parametrize(
+    "values", [{"max_len_b": 0}, {"max_len_a": -1.0}, {"early_eos": "no"}, {"unit": "spm"}, {"max_after_read": -1}]
+)
 def test_impossible_options_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(LeapformerError):
         DecodingOptions(**values)
@@ -347,7 +356,10 @@ def test_computation_is_logged_per_utterance(make_agent, speech, tmp_path: Path)
     drive(agent, speech(2.0))
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["audio_s"] for line in lines] == [1.0, 2.0]
-    assert all(line[key] > 0 for line in lines for key in ("features_s", "encoder_s", "decoder_s", "tokens"))
+    assert all(
+        line[key] > 0 for line in lines for key in ("features_s", "encoder_s", "decoder_s", "prenet_s", "tokens")
+    )
+    assert all(line["prenet_s"] < line["encoder_s"] for line in lines)
 
 
 # -- through SimulEval itself ------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def gradient(queries: int = COUNT) -> Tensor:
 
 
 # -------------------------------------------------------------------------------------- wait-1, one frame per decision
-@pytest.mark.parametrize("name", ["softmax", *(x for x in LINEAR if x != "cosformer")])
+@pytest.mark.parametrize("name", ["softmax", *serving(PrefixMask(2, 2), LINEAR)])
 @pytest.mark.parametrize("columns", [5, COUNT, 40])
 @pytest.mark.parametrize("side", [None, "right"])
 def test_wait_1_is_wait_k_and_no_self_attention(name, columns, side):
@@ -101,7 +101,7 @@ def test_wait_1_is_wait_k_and_no_self_attention(name, columns, side):
     assert difference([torch.cat(outputs, 2)], expected[:1]) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["softmax", *(x for x in LINEAR if x != "cosformer")])
+@pytest.mark.parametrize("name", ["softmax", *serving(PrefixMask(2, 2), LINEAR)])
 @torch.no_grad()
 def test_wait_1_in_a_block_is_the_same_in_training_and_generation(name):
     from fairseq.modules import MultiheadAttention

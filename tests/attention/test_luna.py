@@ -42,9 +42,9 @@ def projected(mechanism, stock, x, queries=COUNT):
     return q[:, :, :queries], v if mechanism.capabilities.keys_are_values else k, v
 
 
-def vectors(layer, x, h):
+def vectors(layer, x, h, dim=DIM):
     """One row through a projection, and of that one head."""
-    return (x if layer is None else layer(x))[h * DIM : (h + 1) * DIM]
+    return (x if layer is None else layer(x))[h * dim : (h + 1) * dim]
 
 
 def layers(mechanism, stock, projections):
@@ -70,7 +70,7 @@ def softmax(logits):
 
 def attention_of_one(query, keys, values):
     """softmax(K q / sqrt(D)) V for one query, with lists of vectors."""
-    weights = softmax([float(key @ query) / math.sqrt(DIM) for key in keys])
+    weights = softmax([float(key @ query) / math.sqrt(len(query)) for key in keys])
     return sum(w * value for w, value in zip(weights, values, strict=True))
 
 
@@ -83,8 +83,10 @@ def bidirectional(mechanism, stock, projections, q, k, v, key):
         real = [i for i in range(k.shape[2]) if key.keep is None or key.keep[b, i]]
         used = L if mechanism.chosen.luna_fixed_length else min(L, len(real))
         rows = [normalised(mechanism, key.carry.values[b, j]) for j in range(L)]
+        wide, heads = WIDTH // mechanism.pack_heads, range(mechanism.pack_heads)
+        keys, values = ([[vectors(None, x[b, :, i].flatten(), h, wide) for i in real] for h in heads] for x in (k, v))
         found = [
-            torch.cat([attention_of_one(vectors(query, row, h), k[b, h, real], v[b, h, real]) for h in range(HEADS)])
+            torch.cat([attention_of_one(vectors(query, row, h, wide), keys[h], values[h]) for h in heads])
             for row in rows
         ]
         for h in range(HEADS):
@@ -119,10 +121,19 @@ def causal(mechanism, stock, projections, activation, q, k, v, key):
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("projections", PROJECTIONS)
-@pytest.mark.parametrize(("block", "count"), [("encoder-self", COUNT), ("decoder-cross", COUNT), ("decoder-cross", 4)])
+@pytest.mark.parametrize(
+    ("block", "count", "heads"),
+    [
+        ("encoder-self", COUNT, 0),
+        ("decoder-cross", COUNT, 0),
+        ("decoder-cross", 4, 0),
+        ("encoder-self", COUNT, 1),
+        ("decoder-cross", COUNT, 2 * HEADS),
+    ],
+)
 @torch.no_grad()
-def test_pack_and_unpack_are_the_papers(block, count, projections, side, fixed):
-    mechanism, stock = luna(block, projections, luna_fixed_length=fixed)
+def test_pack_and_unpack_are_the_papers(block, count, heads, projections, side, fixed):
+    mechanism, stock = luna(block, projections, luna_fixed_length=fixed, luna_pack_heads=heads)
     x = torch.randn(2, count, WIDTH).double()
     key = replace(TokenInfo.whole(count, padding(count, side)), inputs=x, carry=packed_rows(keep=False))
     q, k, v = projected(mechanism, stock, x, queries=4)
@@ -198,6 +209,26 @@ def test_weights_compose_both_matrices(block, projections):
     torch.testing.assert_close(weights, unpack @ pack)
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_a_non_contextual_encoder_packs_with_its_own_sequence_and_hands_none_on(positions):
+    mechanism, stock = luna("encoder-self", luna_packed="non-contextual", luna_positions=positions)
+    assert mechanism.capabilities.carry_width is None and mechanism.tied == ()
+    x = torch.randn(2, COUNT, WIDTH).double()
+    qkv = projected(mechanism, stock, x)
+    plain, given = (
+        mechanism(*qkv, key=replace(TokenInfo.whole(COUNT), inputs=x, carry=carry)) for carry in (None, packed_rows())
+    )
+    assert difference([plain], [given]) == 0
+    rows = mechanism.packed * WIDTH**0.5 + mechanism.places
+    own = replace(TokenInfo.whole(COUNT), inputs=x, carry=Carry(rows.expand(2, -1, -1)))
+    assert difference([plain], [bidirectional(mechanism, stock, "tied", *qkv, own)[0]]) < 1e-12
+    contextual, _ = luna("encoder-self", luna_positions=positions)
+    learned = ("packed", "places") if positions == "learned" else ("packed",)
+    assert contextual.capabilities.carry_width == WIDTH and contextual.tied == learned
+    names = {name for name, _ in contextual.named_parameters()}
+    assert {"packed", "places"} & names == set(learned)
+
+
 def test_the_number_of_matrices_is_the_papers():
     """5 tied, 7 untied (6 causal), 4 standard: those of the block and the mechanism's own."""
     for projections, own in (("tied", 1), ("untied", 3), ("standard", 0)):
@@ -229,6 +260,8 @@ def test_bad_input_is_said_in_one_line():
         build("luna", DIM, HEADS, luna_length=0)
     with pytest.raises(LeapformerError, match="--luna-projections 'five': choose from: tied, untied, standard"):
         build("luna", DIM, HEADS, luna_projections="five")
+    with pytest.raises(LeapformerError, match="--luna-pack-heads 3 does not divide the width 16 of the block"):
+        build("luna", DIM, HEADS, luna_pack_heads=3)
     assert "source 9; make them equal" in build("luna", DIM, HEADS, input_dim=9).capabilities.unsupported_reason(
         "decoder-cross"
     )

@@ -18,6 +18,8 @@ OPTIONS = {
     "abc-pool": {"abc_pool_size": 256},
     "abc-global": {"abc_global_every": 64},
     "performer": {"performer_features": 2 * DIM},
+    "rfa": {"rfa_features": 2 * DIM},
+    "rfa-gate": {"rfa_features": 2 * DIM},
 }
 
 

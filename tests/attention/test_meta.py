@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from leapformer_fairseq.attention import CAUSAL, Carry, ChunkMask, PrefixMask, Projections, TokenInfo, build
 from leapformer_fairseq.attention.ops import dispatch, linear
 
-from .cases import CONSTANT, DIM, HEADS, LINEAR, NAMES, OPTIONS, WAYS, attend, inputs, make
+from .cases import CONSTANT, DIM, HEADS, LINEAR, NAMES, OPTIONS, WAYS, attend, inputs, make, serving
 
 BATCH, COUNT, WIDTH = 2, 24, HEADS * DIM
 META = torch.device("meta")
@@ -234,7 +234,7 @@ def test_sums_are_float32_whatever_the_inputs(name, mask, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", [x for x in LINEAR if x != "cosformer"])
+@pytest.mark.parametrize("name", serving(ChunkMask(4, 2), LINEAR))
 def test_chunks_with_half_operands(name, dtype):
     """What a streaming encoder in half precision does on a GPU, where `half_operands` is the default."""
     seen = products(make(name).to(dtype), dtype, ChunkMask(4, 2), "kept", half=True)
@@ -251,8 +251,7 @@ def test_autocast_changes_no_product(name, mask, autocast):
         assert all(dtypes == {torch.float32} for _, dtypes, _ in plain), way
 
 
-@pytest.mark.parametrize("mask", ["causal", "all", "wait-k"])
-@pytest.mark.parametrize("name", [x for x in LINEAR if x != "cosformer"])
+@pytest.mark.parametrize(("name", "mask"), [x for x in SERVED if x[0] in LINEAR and x[1] != "chunks"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_operands_stay_half_where_the_device_multiplies_them(name, mask, dtype, monkeypatch):
     """What `linear.product` gets is what a GPU would multiply: with `half_operands` its large factors are half."""

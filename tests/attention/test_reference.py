@@ -96,7 +96,25 @@ def rope(m, q, k, v, case, head, wrong=False):
     return torch.stack(outputs)
 
 
+def t2r(m, q, k, v, case, head, wrong=False):
+    q, k = ((x @ m.map_weight[head].T + m.map_bias[head] * (1.1 if wrong else 1)).relu() for x in (q, k))
+    return reference.linear(q, k, v, counts(case), m.normalizer_floor)
+
+
+def fourier(m, x: Tensor, head: int, scale: float = 1.0) -> Tensor:
+    """sqrt(1/D) [sin(w_i . x), cos(w_i . x)] of x of length one (Peng et al., 2021, section 3.1)."""
+    angles = [(m.sigma[head, 0] * w) @ (scale * x / x.norm(dim=1, keepdim=True)).T for w in m.projection[head]]
+    return torch.stack([f(a) for f in (torch.sin, torch.cos) for a in angles], 1) / len(angles) ** 0.5
+
+
+def rfa(m, q, k, v, case, head, wrong=False):
+    q, k = (fourier(m, x, head, 1.1 if wrong else 1.0) for x in (q, k))
+    return reference.linear(q, k, v, counts(case), m.normalizer_floor)
+
+
 LINEAR = [
+    ("t2r", {}, t2r),
+    ("rfa", {}, rfa),
     ("relu", {}, relu_linear),
     ("elu", {}, elu_linear),
     ("cosformer", {"cosformer_length": 0}, cosformer),
@@ -104,7 +122,7 @@ LINEAR = [
     ("leap", {"leap_per_head": True, "leap_factor": 2}, leap),
     ("leap", {"leap_factor": DIM}, leap),
     ("rope", {}, rope),
-    ("rope", {"rope_dims": DIM, "rope_theta": 50.0}, rope),
+    ("rope", {"rope_dims": -1, "rope_theta": 50.0}, rope),
 ]
 
 
@@ -248,6 +266,27 @@ def test_windows_are_the_loop(name, dilation, slots, case):
     assert max(found.values()) < 1e-11, found
 
 
+def forgetting(m, shift=0.0):
+    """RFA-Gate of one head, by the loop; `shift` is added to the gate's logits."""
+
+    def one(q, k, v, h, whole):
+        gate = (all_keys(m, whole) @ m.gate.weight[h] + m.gate.bias[h] + shift).sigmoid()
+        return reference.gated(
+            fourier(m, q, h), fourier(m, k, h) * (1 - gate).unsqueeze(1), v, gate, m.normalizer_floor
+        )
+
+    return by_heads(one)
+
+
+@pytest.mark.parametrize("case", CAUSAL_CASES, ids=str)
+@pytest.mark.parametrize("bias", [-2.0, 3.0])
+def test_gates_are_the_loop(bias, case):
+    mechanism = make("rfa-gate")
+    torch.nn.init.constant_(mechanism.gate.bias, bias)
+    found = compared(mechanism, case, forgetting(mechanism))
+    assert max(found.values()) < 1e-11, found
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_softmax_is_a_window_of_everything(case):
     def one(q, k, v, h, _):
@@ -266,6 +305,10 @@ class TestAWrongFormulaIsNoticed:
         mechanism = make(name, **options)
         wrong = by_heads(lambda q, k, v, h, _: truth(mechanism, q, k, v, case, h, wrong=True))
         assert min(compared(mechanism, case, wrong).values()) > 1e-6
+
+    def test_of_gates(self):
+        mechanism = make("rfa-gate")
+        assert min(compared(mechanism, CASES[1], forgetting(mechanism, shift=0.01)).values()) > 1e-6
 
     def test_of_what_is_seen(self):
         mechanism, case = make("relu"), CASES[3]

@@ -215,6 +215,7 @@ def test_half_precision_keeps_what_was_counted():
         ("conv", {"length_dropout": 2.0}, "--length-dropout 2.0: give a probability below 1"),
         ("lookup", {"length_dampening": 0.0}, "--length-dampening 0.0: lengths are divided by it"),
         ("conv", {"length_kernel": 4}, "--length-kernel 4, .*give an odd kernel"),
+        ("conv", {"length_layers": 0}, "--length-layers 0: give at least one"),
         ("lookup", {"speech": True}, "lookup needs source tokens, here the source is speech; take ratio or conv"),
     ],
 )

@@ -15,6 +15,7 @@ from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.lm import ANY_LENGTH
 from leapformer_fairseq.models.task import adapt
+from leapformer_fairseq.modules import attentions
 from leapformer_fairseq.scoring.stream import score_stream
 
 from .tiny import PLANS, dictionary, make_model
@@ -220,3 +221,11 @@ def test_a_prompt_longer_than_the_positions_is_refused():
         score_stream(model, tokens(1, 30)[0], 2, 9, carry=False)
     with pytest.raises(LeapformerError, match="a prompt of 13 tokens is longer than the model's 8 positions"):
         continued(model, sample((12, 12)))
+
+
+def test_slots_of_a_language_model_are_those_of_the_abc_paper():
+    """Table 10: 32 or 64, where translation has 8 in causal attention; masked models have 64 (table 12)."""
+    for arch, slots in (("leapformer_lm_tiny", 32), ("leapformer_nmt_tiny", 8), ("leapformer_mlm_tiny", 64)):
+        model = make_model(arch, "abc-mlp", abc_slots=None)
+        stack = model.decoder if hasattr(model, "decoder") else model
+        assert next(attentions(stack)).mechanism.slots == slots

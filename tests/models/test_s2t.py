@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 
+from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.s2t import S2TEncoder
 from leapformer_fairseq.modules import MechanismAttention, attentions
 
@@ -143,3 +147,41 @@ def test_a_prefix_of_whole_decisions_has_final_frames():
     for n in (4, 12, 28):
         part, _ = encoder.subsample(frames[:, :n], torch.tensor([n]))
         torch.testing.assert_close(part, whole[: n // 4])
+
+
+@pytest.mark.parametrize("kernels", ["4,4,4,4", "3,5", "1,2,3"])
+def test_other_convolutions_halve_twice_and_leave_padding_alone(kernels):
+    model, batch = make_model("leapformer_s2t_tiny", "leap", conv_kernel_sizes=kernels), speech_batch()
+    assert [x.kernel_size[0] for x in model.encoder.conv if isinstance(x, torch.nn.Conv2d)] == [
+        int(size) for size in kernels.split(",")
+    ]
+    with torch.no_grad():
+        together = model.encoder(**batch)
+        for i, length in enumerate(batch["src_lengths"].tolist()):
+            alone = model.encoder(batch["src_tokens"][i : i + 1, :length], batch["src_lengths"][i : i + 1])
+            states = alone["encoder_out"][0]
+            assert len(states) == -(-length // 4) == int((~together["encoder_padding_mask"][0][i]).sum())
+            torch.testing.assert_close(states[:, 0], together["encoder_out"][0][: len(states), i], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"conv_kernel_sizes": "3"}, "--conv-kernel-sizes 3: give at least 2 positive numbers"),
+        ({"conv_kernel_sizes": "3,x"}, "--conv-kernel-sizes 3,x: give"),
+        ({"conv_kernel_sizes": "4,4,4,4", "encoder_causal": True}, "reads arriving speech has 3,3; leave one"),
+    ],
+)
+def test_convolutions_that_cannot_be_built(options, message):
+    with pytest.raises(LeapformerError, match=message):
+        make_model("leapformer_s2t_tiny", "leap", **options)
+
+
+def test_the_convolutions_of_the_mla_paper():
+    model = make_model("leapformer_s2t_mla", "leap")
+    assert sum(isinstance(layer, torch.nn.Conv2d) for layer in model.encoder.conv) == 4
+    for arch, sizes in (("leapformer_s2t_mla", (256, 8)), ("leapformer_s2t_mla_224", (224, 4))):
+        args = Namespace(arch=arch)
+        ARCH_CONFIG_REGISTRY[arch](args)
+        assert (args.encoder_embed_dim, args.decoder_attention_heads) == sizes
+        assert (args.conv_kernel_sizes, args.encoder_layers) == ("4,4,4,4", 6)

@@ -16,8 +16,8 @@ from leapformer_fairseq.modules import attentions
 from .tiny import PLANS, dictionary, make_model, speech_batch, target_prefix
 
 
-def simulst(plan="leap", lagging="2", ratio=3):
-    return make_model("leapformer_simulst_tiny", plan, waitk_lagging=lagging, fixed_pre_decision_ratio=ratio)
+def simulst(plan="leap", lagging="2", ratio=3, **options):
+    return make_model("leapformer_simulst_tiny", plan, waitk_lagging=lagging, fixed_pre_decision_ratio=ratio, **options)
 
 
 def first_affected_token(model, frame: int, tokens: int = 10) -> int:
@@ -196,3 +196,17 @@ def test_the_ratio_can_be_another_than_that_of_training():
     model.set_lagging(3, 7)
     cross = [one.mask for one in attentions(model.decoder) if one.encoder_decoder_attention]
     assert {(one.lagging, one.ratio) for one in cross} == {(3, 7)} and model.decoder.mask == cross[0]
+
+
+def test_an_oracle_tells_cosformer_the_length_in_training_alone():
+    """Table 5 of the LeaPformer paper: cosFormer in decoder self-attention under wait-k, with true lengths."""
+    plan = {"decoder_self_attention": "cosformer", "cosformer_length": 0}
+    model = simulst("softmax", length_predictor="oracle", **plan)
+    batch, prefix = speech_batch(), target_prefix(3, 7)
+    short, _ = model(**batch, prev_output_tokens=prefix)
+    padded = torch.cat([prefix, prefix.new_full((3, 2), 1)], 1)
+    torch.testing.assert_close(model(**batch, prev_output_tokens=padded)[0][:, :7], short)
+    longer = torch.cat([prefix, prefix[:, 1:3]], 1)
+    assert (model(**batch, prev_output_tokens=longer)[0][:, :7] - short).abs().max() > 1e-6
+    with pytest.raises(LeapformerError, match="--length-predictor ratio: it needs the whole source, .*oracle"):
+        simulst("softmax", length_predictor="ratio", **plan)

@@ -15,6 +15,7 @@ from fairseq import options
 from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.loading import load_model
 
+from ..data.choice_trees import csqa_tree, race_tree
 from ..data.glue_trees import COUNTS, qnli_tree, sst2_tree
 from ..data.text_trees import wikitext_tree
 from .test_text_recipes import SCRIPTS, finished, recipe, table
@@ -177,3 +178,20 @@ def test_help_is_complete(dataset):
         for option in ("--root", "--attention", "--seeds", "--jobs", "--train-options"):
             assert f"\n  {option} " in done.stdout
         assert "abc" in done.stdout and "(default: small)" in done.stdout
+
+
+@pytest.mark.parametrize(("dataset", "tree", "sets"), [("race", race_tree, 2), ("csqa", csqa_tree, 1)])
+def test_choices_from_the_pretrained_model(dataset, tree, sets, pretrained, tmp_path):
+    root, out = tree(tmp_path / "data"), tmp_path / "out"
+    finished(
+        f"{dataset}/run.sh", "--root", root, "--out", out, "--pretrained", pretrained, "--attention", "softmax",
+        "--pretrained-seed", 3, "--epochs", 1,
+        "--train-options", f"{TINY} --max-positions 32 --max-update 2 --warmup-updates 1",
+    )  # fmt: skip
+    rows = table(out)["rows"]
+    assert [(row["set"], row["measure"]) for row in rows] == [("test", "accuracy"), ("valid", "accuracy")][-sets:]
+    scores = json.loads((out / "softmax-seed1/valid/scores.json").read_text(encoding="utf-8"))
+    labels = (out / "data/text/label/valid.label").read_text(encoding="utf-8").split()
+    assert scores["n_instances"] == len(labels)
+    of_one = 100 / len(labels)
+    assert abs(scores["scores"]["accuracy"] / of_one - round(scores["scores"]["accuracy"] / of_one)) < 0.01

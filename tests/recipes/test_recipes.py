@@ -81,6 +81,8 @@ def check_results(out: Path, test_set: str, ks: str) -> None:
     assert offline["n_instances"] == TINY_SIZES["test"]
     report = json.loads((out / "scores.json").read_text(encoding="utf-8"))
     assert len(report["systems"][f"leap/{test_set}"]["rows"]) == len(ks.split()) + 1
+    (forced,) = report["systems"]["leap"]["rows"]
+    assert forced["k"] == "teacher-forced" and forced["perplexity"] > 1
 
 
 def test_mustc(speech, tmp_path, one_at_a_time):
@@ -91,7 +93,7 @@ def test_mustc(speech, tmp_path, one_at_a_time):
     check_results(tmp_path / "out", "tst-COMMON", "1 3")
     again = recipe("mustc/run.sh", *options)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("is finished, skipped") == 5
+    assert again.stdout.count("is finished, skipped") == 6
     whole = ("--attention", "leap/cosformer/softmax", "--offline", "--st-options", "--arch leapformer_s2t_tiny")
     done = recipe("mustc/run.sh", *options, *whole)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -99,6 +101,15 @@ def test_mustc(speech, tmp_path, one_at_a_time):
     run = tmp_path / "out/leap+cosformer+softmax-offline"
     assert "--length-predictor ratio --length-ratio 0.6" in (run / "options").read_text(encoding="utf-8")
     assert [path.name for path in (run / "tst-COMMON").iterdir() if path.is_dir()] == ["offline"]
+    for number, plan, k in ((5, "softmax/cosformer/softmax:cosformer-length=0", ""), (10, "softmax", "3")):
+        only = ("--table", str(number), "--plans", plan, "--longest", "2", "--k", k)
+        done = recipe("mustc/tables.sh", *options, *only)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    report = json.loads((tmp_path / "out/scores.json").read_text(encoding="utf-8"))["systems"]
+    assert report["softmax+cosformer+softmax_cosformer-length_0"]["rows"][0]["perplexity"] > 1
+    simultaneous, _ = report["softmax/dev-long"]["rows"]
+    assert simultaneous["sentences"] == 2 and 0 < simultaneous["without_prenet"] < simultaneous["compute"]
+    assert "without pre-net" in (tmp_path / "out/report.md").read_text(encoding="utf-8")
     other = recipe("mustc/train.sh", *options, "--st-options", "--lr 1")
     assert other.returncode == 1
     assert "holds the results of another run" in other.stderr

@@ -120,12 +120,12 @@ def test_multi30k_and_its_ablation_that_was_interrupted(tmp_path):
 
 def test_bounded_memories_with_options_of_their_own(tmp_path):
     """The options of an attention are those of its run, and what the papers expect of them is in the table."""
-    out, name = tmp_path / "out", "luna:luna-length=16:luna-packed=learned"
+    out, name = tmp_path / "out", "luna:luna-length=16:luna-packed=non-contextual"
     options = ("--root", multi30k_tree(tmp_path / "data"), "--out", out, *TINY_NMT, "--epochs", 1)
     finished("multi30k/ablation.sh", *options, "--bounded", "--plans", f"luna:luna-length=16 {name}")
     run = out / f"epochs1/{name.translate(str.maketrans(':=', '__'))}-seed1"
     args = load_checkpoint(run / "model/checkpoint_best.pt")["cfg"]["model"]
-    assert (args.luna_length, args.luna_packed, args.decoder_cross_attention) == (16, "learned", "luna")
+    assert (args.luna_length, args.luna_packed, args.decoder_cross_attention) == (16, "non-contextual", "luna")
     content = table(out / "epochs1")
     assert [row["attention"] for row in content["rows"]] == ["luna:luna-length=16", name]
     assert [order["missing"] == [] for order in content["expected"]] == [False, False, True]
@@ -233,13 +233,14 @@ def test_wikitext103_with_adaptive_embeddings(tmp_path):
     out = tmp_path / "out"
     files = wikitext_tree(tmp_path / "data", suffix=".tokens")
     finished(
-        "wikitext103/run.sh", "--root", files, "--out", out, "--paper", "leapformer_script",
+        "wikitext103/run.sh", "--root", files, "--out", out, "--paper", "leapformer_script", "--contexts", "0 32",
         "--train-options", f"{TINY_SIZES} {CUTOFFS} --max-tokens 512 --max-update 2",
-        "--eval-options", "--tokens-per-sample 64 --context-window 32",
+        "--eval-options", "--tokens-per-sample 64",
     )  # fmt: skip
-    (row,) = table(out)["rows"]
-    assert row["scores"]["perplexity"]["mean"] > 1
-    assert "--t-mult 2" in row["options"]
+    rows = table(out)["rows"]
+    assert [row["set"] for row in rows] == ["test-context0", "test-context32"]
+    assert rows[0]["scores"]["perplexity"]["mean"] != rows[1]["scores"]["perplexity"]["mean"] > 1
+    assert all("--t-mult 2" in row["options"] for row in rows)
 
 
 class TestErrors:

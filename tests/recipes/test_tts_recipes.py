@@ -42,6 +42,15 @@ def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
     assert again.count("is finished, skipped") == 1
 
 
+def test_lengths_are_swept_with_one_model(tmp_path):
+    out, plan = tmp_path / "out", "softmax+softmax+cosformer"
+    options = ("--out", out, "--train", 12, "--dev", 2, "--test", 2, "--pictures", 0, *TINY)
+    finished("espeak_tts/sweep.sh", *options, "--ratios", "0.5 1.5", "--dampenings", "0.9", "--sizes")
+    names = {name for name, row in table(out).items() if row.get("model")}
+    sizes = {f"{plan}{size}-seed1-conv" for size in ("", "_length-hidden_256", "_length-layers_3")}
+    assert names == {f"{plan}-seed1-ratio0.5", f"{plan}-seed1-ratio1.5", f"{plan}-seed1-lookup0.9", *sizes}
+
+
 def test_ljspeech_step_by_step(tmp_path):
     out = tmp_path / "out"
     options = ("--root", ljspeech_tree(tmp_path / "LJSpeech-1.1"), "--out", out, "--pictures", 0, *TINY)

@@ -23,18 +23,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import LeapformerError
-from ..capabilities import BLOCKS, DECODER_SELF, Capabilities
+from ..capabilities import DECODER_SELF, Capabilities
 from ..masks import CAUSAL, ChunkMask, Mask, with_state
 from ..mechanism import Inputs, Mechanism, State
 from ..ops import dispatch, linear
 from ..ops.precision import in_float32
-from ..registry import Option
+from ..registry import Option, per_block
 from ..tokens import TokenInfo
 
 SLOTS = Option(
     "abc_slots",
     "32/8/32",
-    "abc: slots of the memory, one number or ENCODER/DECODER/CROSS; a window's are the tokens it sees",
+    "abc: slots of the memory, one number or ENCODER/DECODER/CROSS; a window's are the tokens it sees; 32 in language "
+    "models, 64 in masked ones",
+    without_encoder="32",
 )
 EMPTY_SLOTS = Option(
     "abc_empty_slots",
@@ -43,20 +45,6 @@ EMPTY_SLOTS = Option(
     "formula has it (literal)",
     ("mask", "literal"),
 )
-
-
-def per_block(flag: str, value: str | int, block: str | None, least: int) -> int:
-    """The number that holds in `block` (without one: the first) of an option such as 8 or 32/8/32."""
-    try:
-        numbers = [int(number) for number in str(value).split("/")]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in (1, len(BLOCKS)) or min(numbers) < least:
-        raise LeapformerError(
-            f"{flag} {value!r}: give a whole number of at least {least}, or one each for {'/'.join(BLOCKS)}, as in "
-            f"{SLOTS.default}"
-        )
-    return numbers[0] if len(numbers) == 1 or block is None else numbers[BLOCKS.index(block)]
 
 
 class BoundedMechanism(Mechanism):
@@ -129,11 +117,6 @@ class BoundedMechanism(Mechanism):
 
     def _scaled(self, q: Tensor) -> Tensor:
         return q * self.head_dim**-0.5
-
-
-def inputs_of(k: Tensor, tokens: TokenInfo) -> Tensor:
-    """What a control reads, (B, S, C): the block's input or, as a library, the keys, heads concatenated."""
-    return k.transpose(1, 2).flatten(2) if tokens.inputs is None else tokens.inputs.to(k.dtype)
 
 
 def slot_weights(logits: Tensor, empty: Tensor | None, dropout: float) -> Tensor:

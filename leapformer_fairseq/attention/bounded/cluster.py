@@ -13,7 +13,7 @@ from ..capabilities import DECODER_SELF, Capabilities
 from ..mechanism import State
 from ..registry import Option, register
 from ..tokens import TokenInfo
-from .base import EMPTY_SLOTS, SLOTS, inputs_of
+from .base import EMPTY_SLOTS, SLOTS
 from .sums import SlotState, SlotSums
 
 
@@ -49,7 +49,7 @@ class Cluster(SlotSums):
             raise LeapformerError(f"--abc-cluster-rounds {self.rounds}: give at least 1")
 
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        found = clusters(inputs_of(k, tokens), tokens.keep, self.slots, self.rounds)
+        found = clusters(tokens.inputs_or(k), tokens.keep, self.slots, self.rounds)
         return F.one_hot(found, self.slots).to(k.dtype).unsqueeze(1)
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> SlotState:

@@ -29,7 +29,7 @@ from ..positions import sinusoids
 from ..registry import Option, register
 from ..step import Projections, Step
 from ..tokens import Carry, TokenInfo
-from .base import BoundedMechanism, added, causal_sums, inputs_of, kept, slot_weights
+from .base import BoundedMechanism, added, causal_sums, kept, slot_weights
 from .step import MemoryStep, Reading
 
 
@@ -86,13 +86,23 @@ class LunaState(State):
         "standard attention, which pack and unpack (standard)",
         ("tied", "untied", "standard"),
     ),
+    Option(
+        "luna_pack_heads", 0, "luna: heads that pack, where all keys are packed at once (0: as many as the block has)"
+    ),
+    Option(
+        "luna_positions",
+        "sinusoidal",
+        "luna: positions of the packed vectors, added to what is learned: sinusoidal, or learned as in the paper's "
+        "masked language model",
+        ("sinusoidal", "learned"),
+    ),
     Option("luna_fixed_length", False, "luna: use all packed vectors, even for sentences that are shorter"),
     Option(
         "luna_packed",
         "encoder",
         "luna: a decoder's packed sequence, the one that the encoder hands on or a learned one for each layer "
-        "(default of language models)",
-        ("encoder", "learned"),
+        "(default of language models), or (non-contextual) for each layer of the encoder, too (the paper's table 6)",
+        ("encoder", "learned", "non-contextual"),
         without_encoder="learned",
     ),
 )
@@ -118,7 +128,8 @@ class Luna(BoundedMechanism):
         super().__init__(head_dim, num_heads, **options)
         self.activation, self.projections = _ACTIVATIONS[self.chosen.luna_activation], self.chosen.luna_projections
         decodes, width = self.block not in (None, ENCODER_SELF), head_dim * num_heads
-        self.learned = decodes and self.chosen.luna_packed == "learned"
+        alone = ("learned", "non-contextual") if decodes else ("non-contextual",)
+        self.learned = self.block is not None and self.chosen.luna_packed in alone
         self.given = decodes and not self.learned
         reason = f"the packed sequence is {width} wide, as the block, and the source {self.input_dim}; make them equal"
         self.capabilities = replace(
@@ -128,11 +139,18 @@ class Luna(BoundedMechanism):
             carry_is_given=self.given,
             carry_remedy="take --luna-packed learned",
         )
+        self.pack_heads = self.chosen.luna_pack_heads or num_heads
+        if self.pack_heads < 1 or width % self.pack_heads:
+            raise LeapformerError(f"--luna-pack-heads {self.pack_heads} does not divide the width {width} of the block")
         self.packed_norm = nn.LayerNorm(width)
         if not self.given:
-            self.tied = ("packed",) if self.block == ENCODER_SELF else ()
+            self.tied = () if self.learned or self.block is None else ("packed",)
             self.packed = nn.Parameter(torch.randn(self.slots, width) * width**-0.5)
-            self.register_buffer("places", sinusoids(torch.arange(self.slots), width), persistent=False)
+            if self.chosen.luna_positions == "learned":
+                self.tied += ("places",) if self.tied else ()
+                self.places: Tensor = nn.Parameter(torch.randn(self.slots, width) * width**-0.5)
+            else:
+                self.register_buffer("places", sinusoids(torch.arange(self.slots), width), persistent=False)
         roles = [] if self.projections == "standard" else ["query"]
         if self.projections == "untied" and self.block is not None:
             roles += ["write"] if self.block == DECODER_SELF else ["unpack_key", "unpack_value"]
@@ -176,21 +194,19 @@ class Luna(BoundedMechanism):
         x = F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
         return x, x.new_ones(x.shape[:2], dtype=torch.bool) if given.keep is None else given.keep
 
-    def _projected(self, role: str, x: Tensor) -> Tensor | None:
-        """(B, R, C) to (B, H, R, D) by the projection that has this role; None without one."""
+    def _projected(self, role: str, x: Tensor, heads: int | None = None) -> Tensor | None:
+        """(B, R, C) to (B, H, R, D), or to other `heads`, by the projection that has this role; None without one."""
         layer: Any = self.own[role] if role in self.own else self.stock.get(role)
         if layer is None:
             return None
         bias = None if layer.bias is None else layer.bias.to(x.dtype)
-        return self._heads(F.linear(x, layer.weight.to(x.dtype), bias))
+        return _split(F.linear(x, layer.weight.to(x.dtype), bias), heads or self.num_heads)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
-    def _pseudo_queries(self, packed: Tensor) -> Tensor:
+    def _pseudo_queries(self, packed: Tensor, heads: int) -> Tensor:
         """P W_pq / sqrt(D), (B, H, l, D)."""
-        queries = self._projected("query", packed)
-        return self._scaled(self._heads(packed) if queries is None else queries)
+        queries = self._projected("query", packed, heads)
+        queries = _split(packed, heads) if queries is None else queries
+        return queries * queries.shape[-1] ** -0.5
 
     # ---------------------------------------------------------------------------------------------------------- states
     def init_state(
@@ -204,7 +220,7 @@ class Luna(BoundedMechanism):
             return PackedState(keys, values, nothing, like.new_zeros(batch, self.slots, self.head_dim * self.num_heads))
         with without_autocast(like.device):
             packed, keep = self._packed(key, batch, like)
-            return LunaState(keys, values, self._pseudo_queries(packed), keep)
+            return LunaState(keys, values, self._pseudo_queries(packed, self.num_heads), keep)
 
     @in_float32
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
@@ -229,16 +245,17 @@ class Luna(BoundedMechanism):
 
     # -------------------------------------------------------------------------------------------------- bidirectional
     def _pack(self, k: Tensor, v: Tensor, key: TokenInfo, dropout: float) -> tuple[Tensor, PackedState]:
-        """A, (B, H, l, S), and what is left of the keys."""
+        """A, (B, heads that pack, l, S), and what is left of the keys."""
         packed, _ = self._packed(key, len(k), k)
         hidden = None if key.keep is None else ~key.keep[:, None, None]
-        weights = slot_weights(self._pseudo_queries(packed) @ k.mT, hidden, dropout)
-        found = weights @ v
-        content = found.transpose(1, 2).flatten(2)  # Y, (B, l, H E)
+        heads = self.pack_heads
+        to_pack = k if heads == self.num_heads else _split(_joined(k), heads)
+        weights = slot_weights(self._pseudo_queries(packed, heads) @ to_pack.mT, hidden, dropout)
+        content = _joined(weights @ (v if heads == self.num_heads else _split(_joined(v), heads)))  # Y, (B, l, H E)
         keys = self._projected("unpack_key", content)
         values = keys if self.capabilities.keys_are_values else self._projected("unpack_value", content)
         if keys is None or values is None:
-            keys, values = weights @ k, found
+            keys, values = (_split(x, self.num_heads) for x in (_joined(weights @ to_pack), content))
         # As a library it may be given values of another width than P, which cannot be added to it.
         packed = packed + content if content.shape == packed.shape else packed
         lengths = key.positions.new_full((1,), k.shape[2]) if key.keep is None else key.keep.sum(1)
@@ -253,7 +270,7 @@ class Luna(BoundedMechanism):
     # --------------------------------------------------------------------------------------------------------- causal
     def _written(self, queries: Tensor, k: Tensor, tokens: TokenInfo) -> Tensor:
         """a, how strongly every token is written into every slot, (B, H, S, l)."""
-        seen = self._projected("write", inputs_of(k, tokens))
+        seen = self._projected("write", tokens.inputs_or(k))
         return kept(self.alpha(k if seen is None else seen, queries, self.dropping()), tokens)
 
     def alpha(self, seen: Tensor, queries: Tensor, dropout: float) -> Tensor:
@@ -281,15 +298,17 @@ class Luna(BoundedMechanism):
 
     # ------------------------------------------------------------------------------------------------------ quadratic
     def _reference(self, x: Inputs) -> Tensor:
-        if x.mask is None and self.stock:  # what is unpacked is projected once more, so `weights` do not tell it
+        # What is unpacked may be projected once more, or split into other heads: `weights` do not tell it.
+        if x.mask is None and (self.stock or self.pack_heads != self.num_heads):
             state = self.write(self.init_state(len(x.q), x.v.shape[3], x.k, x.key), x.k, x.v, x.key)
             return self.read(state, x.q, x.query)
         return super()._reference(x)
 
     def _composed(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         if mask is None:
-            values = self._projected("value", inputs_of(k, key))
+            values = self._projected("value", key.inputs_or(k))
             weights, state = self._pack(k, k if values is None else values, key, dropout)
+            weights = weights if self.pack_heads == self.num_heads else weights.mean(1, keepdim=True)
             return self._unpack(q, state, dropout) @ weights
         _, _, queries, keep = self._tensors(self.init_state(len(k), 1, k, key, mask))
         alpha = self._written(queries, k, key)
@@ -325,6 +344,16 @@ class LunaStep(MemoryStep):
 def _count(tokens: TokenInfo, like: Tensor) -> Tensor:
     """How many tokens there are up to each of them, (B or 1, 1, T, 1), at least 1."""
     return tokens.positions[:, None, :, None].clamp_min(1).to(like.dtype)
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """(B, R, C) to (B, heads, R, C / heads)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _joined(x: Tensor) -> Tensor:
+    """(B, heads, R, D) to (B, R, heads * D)."""
+    return x.transpose(1, 2).flatten(2)
 
 
 def _linear(width: int) -> nn.Linear:

@@ -13,7 +13,7 @@ from ...errors import LeapformerError
 from ..capabilities import Capabilities
 from ..registry import Option, register
 from ..tokens import TokenInfo
-from .base import EMPTY_SLOTS, SLOTS, inputs_of
+from .base import EMPTY_SLOTS, SLOTS
 from .step import InputControl
 from .sums import UNTIED, SlotSums
 
@@ -58,7 +58,7 @@ class MLP(SlotSums):
         nn.init.xavier_uniform_(self.control_weight, gain=2**-0.5)
 
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        x = inputs_of(k, tokens)
+        x = tokens.inputs_or(k)
         if x.shape[-1] != self.input_dim:
             raise LeapformerError(
                 f"abc-mlp was built for inputs {self.input_dim} wide and got {x.shape[-1]}; give their width as "

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ...errors import LeapformerError
 from ..capabilities import DECODER_SELF, Capabilities
-from ..registry import Option, register
+from ..registry import Option, per_block, register
 from ..tokens import TokenInfo
-from .base import EMPTY_SLOTS, SLOTS, check_limit, limited, per_block
+from .base import EMPTY_SLOTS, SLOTS, check_limit, limited
 from .sums import SlotSums
 
 

@@ -23,14 +23,16 @@ from .step import KernelMap
     Option(
         "rope_dims",
         0,
-        "rope: leading head dimensions that are rotated, even; 0 means half of them, as in LeaPformer's baseline",
+        "rope: leading head dimensions that are rotated, even; 0 means half of them, as in LeaPformer's released "
+        "baseline, -1 all, as in the RoFormer paper",
     ),
 )
 class RoPELinear(LinearMechanism):
     """Rotary linear attention: rotate phi = elu + 1 in the numerator only, so the normalizer stays positive.
 
     Su et al., 2021, arXiv:2104.09864, eq. 19. Pairs are neighbouring dimensions; the dimensions after `rope_dims` are
-    not rotated.
+    not rotated. The paper rotates all, and its models have no other positions (`--no-token-positional-embeddings`, in
+    classifiers `--positions none`); models here add them unless told.
     """
 
     # Rotated features sum to other numbers than those of the normalizer.
@@ -38,7 +40,7 @@ class RoPELinear(LinearMechanism):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        dims = self.chosen.rope_dims or head_dim // 4 * 2
+        dims = {0: head_dim // 4 * 2, -1: head_dim}.get(self.chosen.rope_dims, self.chosen.rope_dims)
         if dims % 2 or not 0 < dims <= head_dim:
             raise LeapformerError(f"--rope-dims {dims} must be even and between 2 and the head dimension {head_dim}")
         self.dims, self.theta = dims, self.chosen.rope_theta

@@ -27,6 +27,20 @@ def linear(q: Tensor, k: Tensor, v: Tensor, counts: Sequence[int], floor: float)
     return torch.stack(outputs)
 
 
+def gated(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, floor: float) -> Tensor:
+    """o_t = S_t^T q_t / max(z_t . q_t, floor), S_t = g_t S_(t-1) + k_t v_t^T, z_t = g_t z_(t-1) + k_t; gate g (T,).
+
+    Peng et al., 2021, arXiv:2103.02143, eq. 7, where the k are mapped and times 1 - g_t.
+    """
+    outputs = []
+    state, total = q.new_zeros(q.shape[1], v.shape[1]), q.new_zeros(q.shape[1])
+    for query, key, value, keep in zip(q, k, v, gate, strict=True):
+        state = keep * state + torch.outer(key, value)
+        total = keep * total + key
+        outputs.append(state.T @ query / (total @ query).clamp_min(floor))
+    return torch.stack(outputs)
+
+
 def cosine_weights(q: Tensor, k: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """relu(q_i) . relu(k_j) cos(pi/2 (p_i - r_j)), (T, S), of proportions p (T,) and r (S,), before it is normalised.
 

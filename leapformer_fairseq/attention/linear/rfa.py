@@ -1,0 +1,85 @@
+"""Random feature attention: softmax's kernel by random Fourier features, and its gated form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import LeapformerError
+from ..capabilities import Capabilities
+from ..registry import Option, per_block, register
+from ..tokens import TokenInfo
+from .base import Features, LinearMechanism
+from .gated import GatedMechanism
+from .performer import orthogonal_rows
+
+FEATURES = Option(
+    "rfa_features",
+    "256/128/256",
+    "rfa: features of a head, half of them sines and half cosines, one number or ENCODER/DECODER/CROSS",
+)
+FLOOR = Option("rfa_floor", 0.1, "rfa: its normalizer, an estimate that may be negative, is clamped from below by this")
+SHORTEST = 1e-3  # of a query or key that is divided by its length
+OPEN = 3.0  # of a gate's logit at first: half of what was read is forgotten after 14 tokens
+
+
+@register("rfa", FEATURES, FLOOR)
+class RFA(LinearMechanism):
+    """RFA: phi(x) = sqrt(2/F) [sin(w_i . x), cos(w_i . x)] of x / |x|, w_i = sigma * a normal vector, sigma learned.
+
+    The similarity is exp(-|sigma * (q - k)|^2 / 2) on average over w, of queries and keys of length one, which is
+    exp(q . k) up to a factor while sigma is 1. It is an estimate and may be negative. Peng et al., 2021,
+    arXiv:2103.02143, section 3.1 and equation 4. Random vectors are each head's own, fixed, and saved with the model;
+    the authors' code draws other ones for every batch in training.
+    """
+
+    capabilities = Capabilities(normalized=False)
+    projection: Tensor
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.normalizer_floor = float(self.chosen.rfa_floor)
+        self.features = per_block(FEATURES.flag, self.chosen.rfa_features, self.block, least=2)
+        if self.features % 2:
+            raise LeapformerError(f"{FEATURES.flag} {self.features}: give an even number, of sines and cosines")
+        self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim))
+        rows = orthogonal_rows(num_heads * self.features // 2, head_dim)
+        self.register_buffer("projection", rows.unflatten(0, (num_heads, -1)))
+
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        angles = F.normalize(x, dim=-1, eps=SHORTEST) @ (self.sigma * self.projection).mT.to(x.dtype)
+        return Features(torch.cat([angles.sin(), angles.cos()], -1) * (2 / self.features) ** 0.5)
+
+    map_keys = map_queries
+
+
+@register("rfa-gate", FEATURES, FLOOR)
+class GatedRFA(GatedMechanism, RFA):
+    """RFA-Gate: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T, and the normalizer alike, g_t = sigmoid(w . x_t + b).
+
+    A gate for each head, of the block's input x_t. Peng et al., 2021, arXiv:2103.02143, section 3.2 and equation 7.
+    """
+
+    capabilities = replace(GatedMechanism.capabilities, normalized=False)
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.gate = nn.Linear(self.input_dim, num_heads)
+        nn.init.xavier_uniform_(self.gate.weight)
+        nn.init.constant_(self.gate.bias, OPEN)
+
+    def _logits(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        """Of the gate, (B, H, S)."""
+        x = tokens.inputs_or(k)
+        return F.linear(x, self.gate.weight.to(x.dtype), self.gate.bias.to(x.dtype)).transpose(1, 2)
+
+    def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        return F.logsigmoid(self._logits(k, tokens))
+
+    def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
+        written = torch.sigmoid(-self._logits(x, tokens)).unsqueeze(-1)
+        return Features(super().map_keys(x, tokens).x * written)

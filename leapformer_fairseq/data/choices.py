@@ -1,0 +1,130 @@
+"""Questions with choices for fairseq's sentence_ranking: RACE (Lai et al., 2017, arXiv:1704.04683) and CommonsenseQA
+(Talmor et al., 2019, arXiv:1811.00937).
+
+OUT/input0/SPLIT holds what all choices of an example share, OUT/input1/SPLIT and so on the choices, cut into subwords;
+OUT/label/SPLIT.label the place of the right one, from 0. The splits are train, valid and, where its answers are public,
+test. OUT/dict.txt is the dictionary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import LeapformerError
+from . import prepared
+from .lines import read_lines, write_lines
+from .text import tidy
+from .vocabulary import copy_vocabulary, encoded, load_vocabulary
+
+
+class Example(NamedTuple):
+    """What is asked about, the choices, and the place of the right one."""
+
+    shared: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+class Dataset(NamedTuple):
+    """A data set: its number of choices, its files by split, as patterns, and how one of them is read."""
+
+    name: str
+    choices: int
+    files: dict[str, str]
+    read: Callable[[Path], Iterator[Example]]
+
+
+def _passages(path: Path) -> Iterator[Example]:
+    """A passage of RACE with questions. A choice is read in the question's blank, or after it."""
+    passage = json.loads(path.read_text(encoding="utf-8"))
+    for question, choices, answer in zip(passage["questions"], passage["options"], passage["answers"], strict=True):
+        filled = [question.replace("_", one) if "_" in question else f"{question} {one}" for one in choices]
+        yield Example(passage["article"], tuple(filled), _place(answer, "ABCD"))
+
+
+def _questions(path: Path) -> Iterator[Example]:
+    """Questions of CommonsenseQA, one a line."""
+    for line in read_lines(path):
+        question = json.loads(line)
+        stem, choices = question["question"]["stem"], question["question"]["choices"]
+        labels = [one["label"] for one in choices]
+        texts = tuple(f"A: {one['text']}" for one in choices)
+        yield Example(f"Q: {stem}", texts, _place(question["answerKey"], labels))
+
+
+def _place(answer: str, labels: Sequence[str]) -> int:
+    if answer not in labels:
+        raise ValueError(f"answer {answer!r} is none of {', '.join(labels)}")
+    return labels.index(answer)
+
+
+DATASETS = {
+    dataset.name: dataset
+    for dataset in (
+        Dataset(
+            "race", 4, {"train": "train/*/*.txt", "valid": "dev/*/*.txt", "test": "test/*/*.txt"}, _passages
+        ),
+        Dataset("csqa", 5, {"train": "train_rand_split.jsonl", "valid": "dev_rand_split.jsonl"}, _questions),
+    )
+}  # fmt: skip
+
+
+def prepare(name: str, root: str | Path, out: str | Path, vocabulary: str | Path) -> prepared.Summary:
+    """Prepare the data set `name` in the folder `root` in `out`, with the `vocabulary` of the pre-trained model.
+
+    Returns the number of examples by split. Raises LeapformerError for missing and damaged files, a folder that is no
+    vocabulary, and an `out` with other data in it.
+    """
+    dataset = DATASETS[name]
+    root, out, vocabulary = (Path(path).absolute() for path in (root, out, vocabulary))
+    options = {"dataset": name, "vocabulary": str(vocabulary)}
+    if (out / prepared.STATE).is_file() and (summary := prepared.begin(out, options)) is not None:
+        return summary
+    files = _find(dataset, root)
+    cut = load_vocabulary(vocabulary)
+    prepared.begin(out, options)
+    copy_vocabulary(vocabulary, out)
+    folders = [f"input{place}" for place in range(dataset.choices + 1)]
+    for folder in (*folders, "label"):
+        (out / folder).mkdir(exist_ok=True)
+    summary = {}
+    for split, paths in files.items():
+        examples = [example for path in paths for example in _examples(dataset, path)]
+        for place, folder in enumerate(folders):
+            texts = (one.choices[place - 1] if place else one.shared for one in examples)
+            write_lines(out / folder / split, encoded((tidy(text) for text in texts), cut))
+        write_lines(out / "label" / f"{split}.label", (str(one.answer) for one in examples))
+        summary[split] = len(examples)
+    prepared.finish(out, options, summary)
+    return summary
+
+
+def _examples(dataset: Dataset, path: Path) -> list[Example]:
+    try:
+        examples = list(dataset.read(path))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what: Any = f"no {error}" if isinstance(error, KeyError) else error
+        raise LeapformerError(f"{path} is no file of {dataset.name} ({what}); download it again") from error
+    wrong = next((one for one in examples if len(one.choices) != dataset.choices), None)
+    if wrong is not None:
+        raise LeapformerError(
+            f"{path}: {len(wrong.choices)} choices for a question, {dataset.name} has {dataset.choices}; download it "
+            "again"
+        )
+    return examples
+
+
+def _find(dataset: Dataset, root: Path) -> dict[str, list[Path]]:
+    """The files of every split; a test set may be missing."""
+    if not root.is_dir():
+        raise LeapformerError(f"{dataset.name} root {root} is not a folder; check the path")
+    found = {split: sorted(root.glob(pattern)) for split, pattern in dataset.files.items()}
+    for split, paths in list(found.items()):
+        if not paths and split == "test":
+            del found[split]
+        elif not paths:
+            raise LeapformerError(f"no file {root / dataset.files[split]}; check the data folder")
+    return found

@@ -1,0 +1,115 @@
+"""Configurations have the papers' hyperparameters, or say in a comment that and why they have not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fairseq import options as fairseq_options
+
+from leapformer_fairseq import PLUGIN_DIR, register
+
+register()
+ROOT = PLUGIN_DIR.parent
+CONFIGS = ROOT / "configs"
+
+pytestmark = pytest.mark.skipif(not CONFIGS.is_dir(), reason="the installed package has no configurations beside it")
+
+TABLE: dict[str, Any] = yaml.safe_load((CONFIGS / "papers.yaml").read_text("utf-8")) if CONFIGS.is_dir() else {}
+SPEECH = ("mustc", "covost2")
+STEPS = {
+    **dict.fromkeys(("wikitext103",), "lm"),
+    **dict.fromkeys(SPEECH, "speech"),
+    "ljspeech": "tts",
+    **dict.fromkeys(("wmt14_ende", "iwslt14_esen_doc", "iwslt17"), "translation"),
+    "mlm": "mlm",
+    "glue": "glue",
+    **dict.fromkeys(("race", "csqa"), "choices"),
+}
+# what the scripts give to fairseq beside the configuration's options
+TASKS = {
+    "lm": "--task language_modeling",
+    "mlm": "--task masked_lm",
+    "glue": "--task sentence_prediction",
+    "choices": "--task sentence_ranking --criterion sentence_ranking",
+    "tts": "--task text_to_speech --criterion tacotron2_with_length",
+}
+MORE = {
+    "asr": '"${asr_options[@]}"',
+    "st": '"${simul_options[@]}" "${st_options[@]}"',
+    "length": '"${offline_options[@]}" "${length_options[@]}" "${st_options[@]}"',
+}
+
+
+def sourced(name: str, values: str) -> list[str]:
+    """Words that bash makes of `values` after a configuration was read."""
+    dataset = name.split("/")[0]
+    script = f'dataset={dataset}; . "$0"; . "$1"; printf "%s\\n" {values}'
+    command = ["bash", "-euc", script, str(ROOT / f"scripts/{STEPS[dataset]}.sh"), str(CONFIGS / f"{name}.sh")]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def parsed(name: str, array: str) -> dict[str, Any]:
+    """An array of options as fairseq understands them, with what the --arch fills in."""
+    words = sourced(name, MORE.get(array, '"${' + array + '_options[@]}"'))
+    if array == "eval":
+        return {key.replace("-", "_"): value for key, value in re.findall(r"--([\w-]+) (\S+)", " ".join(words))}
+    words = ["data", *TASKS.get(STEPS[name.split("/")[0]], "").split(), *words]
+    return vars(fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words))
+
+
+def comments(name: str) -> str:
+    """All comments of a configuration and of those it is based on, as one line."""
+    path = CONFIGS / f"{name}.sh"
+    text = path.read_text("utf-8")
+    found = " ".join(part.strip() for part in re.findall(r"#(.*)", text))
+    for base in re.findall(r'^\. "\$\(dirname [^)]*\)/(\S+)\.sh"', text, re.MULTILINE):
+        found += " " + comments(str((path.parent / base).resolve().relative_to(CONFIGS.resolve())))
+    return re.sub(r"\s+", " ", found)
+
+
+def found(name: str, array: str) -> dict[str, Any]:
+    if array != "variables":
+        return parsed(name, array)
+    names = list(TABLE[name][array])
+    return dict(zip(names, sourced(name, " ".join(f'"${x}"' for x in names)), strict=True))
+
+
+def alike(value: Any, other: Any) -> bool:
+    return value == other or str(value) == str(other)
+
+
+def disagreements(name: str, array: str, rows: dict[str, list[Any]]) -> list[str]:
+    """One line for each value that is neither the paper's nor a difference that the configuration explains."""
+    values, wrong = found(name, array), []
+    for option, (paper, source, *difference) in rows.items():
+        ours, why = difference or (paper, "")
+        if not alike(values.get(option), ours):
+            wrong.append(f"{name} {array} {option}: {values.get(option)!r}, and {paper!r} in {source}")
+        elif why not in comments(name):
+            wrong.append(f"{name} {array} {option}: no comment says {why!r}")
+    return wrong
+
+
+@pytest.mark.parametrize(("name", "array"), [(name, array) for name, arrays in TABLE.items() for array in arrays])
+def test_a_configuration_has_the_values_of_its_paper(name, array):
+    assert disagreements(name, array, TABLE[name][array]) == []
+
+
+def test_another_value_and_a_missing_comment_are_noticed():
+    """Inverted control."""
+    rows = {"lr": [[0.5], "nowhere"], "max_update": [1, "nowhere", 150000, "since the moon is full"]}
+    first, second = disagreements("wikitext103/leapformer", "train", rows)
+    assert "lr: [1.0], and [0.5] in nowhere" in first and "no comment says 'since the moon is full'" in second
+
+
+def test_every_configuration_of_a_paper_is_in_the_table():
+    """What has values of our own, of fairseq's examples or of released scripts says so in its first lines."""
+    others = {"small", "tiny", "fairseq", "roberta", "leapformer_script", "luna_code", "mt"}
+    names = {str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.glob("*/*.sh")}
+    left = {name for name in names - set(TABLE) if Path(name).name not in others}
+    assert left == {"iwslt14_esen_doc/luna", "sparsefinder/mlm"}, "which combine papers, or are small"
