@@ -192,7 +192,7 @@ def test_flops_of_the_papers_sentence():
     decoder = 150 * (prenet_and_out + square * 6 * (4 + 2 + 2 * 4)) + 100 * square * 6 * 2
     decoder += 6 * 4 * 256 * (150 * 151 // 2 + 150 * 100)
     assert (found["encoder"], found["decoder"]) == (encoder, decoder)
-    assert found["postnet"] == 150 * 5 * 2 * (2 * 320 * 256 + 2 * 256 * 256)
+    assert found["postnet"] == 150 * 5 * 2 * (2 * 320 * 512 + 2 * 512 * 512)
 
 
 def test_linear_attention_pays_with_the_length():
