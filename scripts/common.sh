@@ -32,6 +32,13 @@ activate() {
     export PATH="$ROOT/.venv/bin:$PATH"
 }
 
+# pretend: from here on, commands are printed instead of run, for --dry-run.
+pretend() {
+    activate() { :; }
+    bash() { echo "bash $*"; }
+    leapformer() { echo "leapformer $*"; }
+}
+
 # need_dir NAME PATH: stop with a clear message unless PATH is a folder.
 need_dir() {
     [[ -n ${2:-} ]] || fail "no $1 given; see --help"

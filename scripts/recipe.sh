@@ -7,6 +7,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # recipe STEP... OPTIONS...: read the options, set up the environment, and run the steps: prepare, train, evaluate.
+# --dry-run shows the options instead.
 recipe() {
     local steps=()
     while (($#)) && [[ $1 != -* ]]; do
@@ -14,6 +15,7 @@ recipe() {
         shift
     done
     read_options "$@"
+    [[ ! $dry_run ]] || { show_options "${steps[@]}" && exit; }
     [[ ${steps[0]} != prepare ]] || need_data
     activate
     mkdir -p "$out"
@@ -24,9 +26,26 @@ recipe() {
     done
 }
 
+# show_options STEP...: what the configuration and the command line say.
+show_options() {
+    local option name options=()
+    echo "scripts/$dataset: $* with configs/$dataset/$paper.sh"
+    for option in $value_options; do
+        name=${option#--}
+        name=${name//-/_}
+        [[ ! ${!name:-} ]] || echo "    $option ${!name}"
+    done
+    for name in $(compgen -A arrayvar | grep _options$); do
+        local -n list=$name
+        [[ $name == options || ${#list[@]} == 0 ]] || echo "    $name: ${list[*]}"
+        unset -n list
+    done
+}
+
 # read_options OPTIONS...: set the variables of the same names.
 read_options() {
     local name more arguments=("$@")
+    flag_options+=" --dry-run" dry_run=''
     while (($#)); do
         [[ $1 != --help && $1 != -h ]] || { usage && exit; }
         [[ $1 != --paper ]] || paper=${2:?--paper needs a name}

@@ -23,6 +23,7 @@ usage_of_runs() {
   --workers N           processes that binarise the text (default: 1)
   --train-options TEXT  more options for training, e.g. "--max-update 1000 --fp16"
   --eval-options TEXT   more options for $1
+  --dry-run             print the settings, do nothing
   --help                this text
 
 Every run is part of OUT/table.md, so further attentions and seeds with the same --out are added to it. If an option

@@ -6,7 +6,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
 
 paper=leapformer
-value_options="--root --out --attention --k --sets --vocab-size --workers --average"
+value_options="--root --out --attention --k --sets --vocab-size --workers --average --longest"
 list_options="--asr-options --st-options --eval-options"
 flag_options="--offline"
 
@@ -21,6 +21,8 @@ usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
                       options after colons, as in luna:luna-length=32
   --k LIST            k of wait-k to evaluate, in quotes (default: the paper's)
   --sets LIST         test sets to evaluate, in quotes (default: ${sets%% *}; there are $sets)
+  --longest N         translate instead the N longest utterances of the development set, with at most 10 tokens after
+                      their end, as for table 10 of the LeaPformer paper, which does not say how many it took
   --vocab-size N      subwords per language (default: the paper's)
   --workers N         processes that prepare the data (default: 1)
   --average N         translate with the average of the last N epochs (default: 10)
@@ -29,6 +31,7 @@ usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
   --asr-options TEXT  more options for recognition pre-training, e.g. "--max-update 1000 --fp16"
   --st-options TEXT   more options for translation training
   --eval-options TEXT more options for SimulEval, e.g. "--end-index 100"
+  --dry-run           print the settings, do nothing
   --help              this text
 
 If an option is repeated, the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
@@ -36,11 +39,14 @@ HELP
 }
 
 defaults() {
-    root='' out='' attention=leap workers=1 sets=${sets%% *} offline=''
+    root='' out='' attention=leap workers=1 sets=${sets%% *} offline='' longest=''
 }
 
 finish_options() {
     whole_number --average "$average"
+    [[ $longest ]] || return 0
+    whole_number --longest "$longest"
+    sets=dev-long eval_options+=(--max-after-read 10)
 }
 
 need_data() {
@@ -84,6 +90,17 @@ step_train() {
         --load-pretrained-encoder-from "$asr/model/checkpoint_best.pt" "${st_options[@]}"
 }
 
+# long_dev: the longest utterances of the development set, as lists for simulation and as a manifest.
+long_dev() {
+    local part
+    for part in source target; do
+        paste <(cut -f3 "$data/dev_st.tsv" | tail -n +2) "$data/dev.$part" | sort -snr | head -n "$longest" |
+            cut -f2- >"$data/dev-long.$part"
+    done
+    { head -n 1 "$data/dev_st.tsv" && tail -n +2 "$data/dev_st.tsv" | sort -snrt $'\t' -k3,3 | head -n "$longest"; } \
+        >"$data/dev-long_st.tsv"
+}
+
 # forced_eval CHECKPOINT OUT: perplexity of the development set given the references.
 forced_eval() {
     logged "$2/validate.log" leapformer validate "$data" --path "$1" --task speech_to_text --config-yaml config_st.yaml \
@@ -95,6 +112,7 @@ step_evaluate() {
     places
     [[ -f $run/model/done ]] || fail "$run/model holds no finished training; run scripts/$dataset/train.sh first"
     local checkpoint=$run/model/average$average.pt set results lagging
+    [[ ! $longest ]] || long_dev
     [[ -f $checkpoint ]] || leapformer average --inputs "$run/model" --last "$average" --output "$checkpoint"
     say "perplexity of the development set"
     once "$run/teacher-forced" forced_eval "$checkpoint" "$run/teacher-forced"

@@ -8,7 +8,7 @@
 # A data set whose name ends with _doc consists of documents and is translated in windows of sentences.
 . "$(dirname "${BASH_SOURCE[0]}")/text.sh"
 
-value_options="--root --out --pair --attention --seed --epochs --vocab-size --average --workers"
+value_options="--root --out --pair --attention --seed --epochs --vocab-size --average --set --workers"
 flag_options="--download"
 documents='' window=''
 attention=leap
@@ -35,10 +35,12 @@ $(usage_of_data)
   --epochs N            maximum passes over the training data (default: the configuration's)
   --average N           translate with the average of the last N epochs; 0: with the best epoch by validation loss
                         (default: the configuration's)
+  --set NAME            what to translate: test, or valid, the development set (default: test)
   --vocab-size N        subwords for both languages together (default: the configuration's)
   --workers N           processes that binarise the text (default: 1)
   --train-options TEXT  more options for training, e.g. "--max-update 1000 --fp16"
   --eval-options TEXT   more options for fairseq-generate, e.g. "--beam 1"
+  --dry-run             print the settings, do nothing
   --help                this text
 
 Every run is a row of OUT/table.md, so further attentions and seeds with the same --out are added to it. If an
@@ -58,7 +60,13 @@ HELP
 }
 
 defaults() {
-    root='' out='' seed=1 workers=1 download=
+    root='' out='' seed=1 workers=1 download='' set=test
+}
+
+eval "text_$(declare -f finish_options)" # of text.sh, and
+finish_options() {
+    text_finish_options
+    [[ $set == test || $set == valid ]] || fail "--set $set: choose test or valid"
 }
 
 need_data() {
@@ -111,24 +119,24 @@ step_evaluate() {
         checkpoint=$run/model/average$average.pt
         [[ -f $checkpoint ]] || leapformer average --inputs "$run/model" --last "$average" --output "$checkpoint"
     fi
-    say "translating the test set with $attention, seed $seed"
-    lock_run "$run/test" "--average $average ${eval_options[*]}"
-    once "$run/test" translate "$checkpoint" "$run/test"
+    say "translating the $set set with $attention, seed $seed"
+    lock_run "$run/$set" "--average $average ${eval_options[*]}"
+    once "$run/$set" translate "$checkpoint" "$run/$set"
     step_table
 }
 
-# translate CHECKPOINT OUT: the test set, then BLEU and chrF on detokenised text.
+# translate CHECKPOINT OUT: the set, then BLEU and chrF on detokenised text.
 translate() {
-    local translations=$2/generate-test.txt
+    local translations=$2/generate-$set.txt
     logged "$2/generate.log" leapformer generate "$data/binary" --task translation --source-lang "${pair%-*}" \
-        --target-lang "${pair#*-}" --gen-subset test --path "$1" --max-tokens 8000 --num-workers 1 \
+        --target-lang "${pair#*-}" --gen-subset "$set" --path "$1" --max-tokens 8000 --num-workers 1 \
         --required-batch-size-multiple 1 --bpe sentencepiece --sentencepiece-model "$data/text/spm.model" \
         --results-path "$2" "${eval_options[@]}" || return
     if [[ $documents ]]; then
-        last_sentences <"$translations" >"$2/sentences-test.txt"
-        translations=$2/sentences-test.txt
+        last_sentences <"$translations" >"$2/sentences-$set.txt"
+        translations=$2/sentences-$set.txt
     fi
-    leapformer score "$translations" --references "$data/text/raw/test.${pair#*-}" --checkpoint "$1" \
+    leapformer score "$translations" --references "$data/text/raw/$set.${pair#*-}" --checkpoint "$1" \
         --json "$2/scores.json"
 }
 
@@ -142,6 +150,6 @@ step_table() {
     ((average == 0)) || evaluated="the average of the last $average epochs of each run"
     [[ ! $documents ]] || evaluated+=", in windows of sentences, of which the last one counts"
     leapformer table "${runs:-$out}" --title "$dataset, $pair" "${table_options[@]}" \
-        --note "Test set, detokenised text, one reference; translated with $evaluated."
-    say "done: ${runs:-$out}/table.md, table.json, table.png; details in RUN/model and RUN/test"
+        --note "Detokenised text, one reference; translated with $evaluated."
+    say "done: ${runs:-$out}/table.md, table.json, table.png; details in RUN/model and RUN/$set"
 }

@@ -25,9 +25,11 @@ $(usage_of_data)
   --pictures N          spectrograms of the first N test sentences, for all systems (default: 2)
   --train-options TEXT  more options for training, e.g. "--max-update 1000 --fp16"
   --tts-options TEXT    more options for leapformer tts, e.g. "--eos-threshold 0.4"
+  --dry-run             print the settings, do nothing
   --help                this text
 
-All systems in --out are rows of OUT/speech/table.md, so further attentions and seeds with the same --out are added to it.
+All systems in --out are rows of OUT/speech/table.md, and all models of OUT/table.md, with their losses on the development
+set, so further attentions and seeds with the same --out are added.
 If an option is repeated, the last value counts, so all of configs/$dataset/NAME.sh can be overridden.
 HELP
 }
@@ -72,7 +74,7 @@ step_train() {
     plan=$(plan_flags "$attention")
     ! needs_length "$attention" || plan+=" --length-predictor conv"
     say "training $attention, seed $seed, in $run"
-    lock_run "$run" "$plan --seed $seed ${train_options[*]}"
+    lock_run "$run" "--attention $attention --seed $seed ${train_options[*]}"
     once "$run/model" train "$data" "$run/model" --task text_to_speech --config-yaml config.yaml \
         --train-subset train --valid-subset dev --criterion tacotron2_with_length --no-epoch-checkpoints $plan \
         --seed "$seed" "${train_options[@]}"
@@ -93,7 +95,26 @@ step_speak() {
     fi
 }
 
+# step_losses: those on the development set, with what was spoken before it given.
+step_losses() {
+    local run=$out/$(file_name "$attention")-seed$seed
+    need_step "$run/model" train
+    say "losses on the development set with $attention, seed $seed"
+    once "$run/dev" forced_losses "$run/model/checkpoint_best.pt" "$run/dev"
+    leapformer table "$out" --title "$dataset" --note "Losses on the development set, of frames given those before: \
+distances of frames before and behind the post-net, and the cross-entropy of the end."
+}
+
+# forced_losses CHECKPOINT OUT
+forced_losses() {
+    logged "$2/validate.log" leapformer validate "$data" --path "$1" --task text_to_speech --config-yaml config.yaml \
+        --valid-subset dev --max-tokens 20000 --num-workers 1 --required-batch-size-multiple 1 --log-format simple &&
+        leapformer score "$2/validate.log" --examples <(tail -n +2 "$data/dev.tsv") --checkpoint "$1" \
+            --json "$2/scores.json"
+}
+
 step_evaluate() {
+    step_losses
     step_speak
     step_score
 }

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from leapformer_fairseq.benchmarks import decode, measure, train
+from leapformer_fairseq.benchmarks import decode, measure, papers, train
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.modules import attentions
 
@@ -120,3 +120,39 @@ def test_half_precision_is_measured_beside_float32(tiny_decode, what, tmp_path, 
 def test_peak_of_a_training_step_is_seen():
     peak = train.peak_of_step("leap", train.Case(256), "cpu", quick=True)
     assert peak is None or peak > measure.MIB
+
+
+class TestPapers:
+    @pytest.fixture(autouse=True)
+    def tiny(self, monkeypatch):
+        for name, value in {"QUICK_LENGTHS": (16,), "SECONDS": 0.2, "DECODER_SIZES": {"width": 64, "ffn": 64}}.items():
+            monkeypatch.setattr(papers, name, value)
+        found = measure.in_fresh_process
+        monkeypatch.setattr(measure, "in_fresh_process", lambda *call: found(*call) if call[1] == "softmax" else 2**30)
+
+    def test_all_sections_are_written(self, tmp_path, capsys):
+        command = ["bench", "papers", "--quick", "--out", str(tmp_path), "--mechanisms", "abc-mlp", "t2r", "relu"]
+        assert main([*command, "--device", "cpu"]) == 0
+        found = json.loads((tmp_path / "papers.json").read_text())
+        encoders = ["softmax", "abc-mlp, 64", "abc-mlp, 128"]
+        systems = {
+            "encoding": encoders,
+            "memory": encoders,
+            "decoding": ["softmax", "fairseq", "abc-mlp, 32/8", "t2r, 32/4"],
+            "blocks": ["softmax", "relu"] * 2,
+        }
+        for section, names in systems.items():
+            assert [row["mechanism"] for row in found[section]] == names, section
+            assert all(row["ratio"] > 0 for row in found[section])
+        assert [row["case"] for row in found["blocks"][::2]] == ["1 x 32, width 64", "2 x 32, width 64"]
+        assert "Encoding (ABC, table 6)" in capsys.readouterr().out
+
+    def test_the_state_of_bounded_memories_does_not_grow(self):
+        names = ["abc-mlp", "rfa", "t2r"]
+        short, long = (
+            {row["mechanism"]: row["state_bytes"] for row in papers.decoding(names, length, CPU, 0.01)}
+            for length in (8, 64)
+        )
+        for name in papers.DECODERS:
+            assert (short[name] == long[name]) == (name not in ("softmax", "fairseq")), name
+        assert long["t2r, 32/4"] < long["abc-mlp, 32/8"] < long["rfa, 256/128"], "as the paper's sizes have it"

@@ -16,6 +16,10 @@ MASKED = (
     "2026-01-01 00:00:00 | INFO | test | valid on 'test' subset | loss 3.94 | ppl 15.34 | wps 0 | wpb 317 | bsz 11\n"
 )
 CLASSES = "valid on 'valid1' subset | loss 0.5 | nll_loss 0.01 | accuracy 92.7 | wps 0 | wpb 3 | bsz 1\n"
+SPOKEN = (
+    "valid on 'dev' subset | loss 0.9 | l1_loss 0.5 | mse_loss 0.25 | eos_loss 0.125 | attn_loss 0 | ctc_loss 0 | "
+    "wps 0\n"
+)
 TRANSLATED = "valid on 'dev_st' subset | loss 6.5 | nll_loss 3.2 | accuracy 41.2 | total 9 | ppl 9.19 | wps 0\n"
 
 
@@ -32,6 +36,7 @@ def written(tmp_path, content):
         (CLASSES, {"accuracy": 92.7}),
         (MASKED + CLASSES, {"accuracy": 92.7}),
         (TRANSLATED, {"perplexity": 9.19, "bits": 3.2}),
+        (SPOKEN, {"loss": 0.875, "L1": 0.5, "MSE": 0.25, "end": 0.125}),
     ],
 )
 def test_the_last_result_is_read(line, scores, tmp_path):
@@ -43,8 +48,8 @@ def test_the_last_result_is_read(line, scores, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("Traceback\n", "holds no accuracy and no perplexity; did `leapformer validate"),
-        ("valid on 'valid' subset | loss 2.0 | wps 0\n", "holds no accuracy and no perplexity"),
+        ("Traceback\n", "holds no accuracy, no perplexity and no losses of speech; did `leapformer validate"),
+        ("valid on 'valid' subset | loss 2.0 | wps 0\n", "holds no accuracy, no perplexity"),
         (MASKED.replace("15.34", "nan"), "the perplexity is nan"),
         (MASKED.replace("15.34", "inf"), "the perplexity is inf"),
     ],

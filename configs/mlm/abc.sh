@@ -5,6 +5,4 @@
 #
 # FOLDER holds encoder.json, vocab.bpe and dict.txt of RoBERTa. The paper tells sizes and dropout; the rest is RoBERTa's.
 . "$(dirname "${BASH_SOURCE[0]}")/roberta.sh"
-attention="softmax abc-linformer abc-mlp"
-
-train_options+=(--abc-slots 64) # and 128
+attention="softmax abc-linformer:abc-slots=64 abc-linformer:abc-slots=128 abc-mlp:abc-slots=64 abc-mlp:abc-slots=128"

@@ -3,8 +3,7 @@
 # configuration.
 #
 # leapformer_s2t_mla has the 4 convolutions of kernel 4 that section 7.2.2 names; the 2 of kernel 3 of ESPnet, where the
-# rest of the model is from, with --asr-options and --st-options "--conv-kernel-sizes 3,3". Table 9 is of a smaller
-# model: --asr-options "--arch leapformer_s2t_mla_224", and with --offline the same for --st-options.
+# rest of the model is from, with --asr-options and --st-options "--conv-kernel-sizes 3,3".
 . "$(dirname "${BASH_SOURCE[0]}")/leapformer.sh"
 
 # The last value of an option counts.

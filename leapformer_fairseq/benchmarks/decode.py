@@ -184,7 +184,7 @@ def decoders(case: Case, names: list[str], place: measure.Place, seconds: float)
         if case.beam > 1 and name != FAIRSEQ:
             decoder.set_beam_size(case.beam)
         fill(decoder, states[name], case, source)
-        calls[name] = partial(_token, decoder, states[name], source, case, name == TORCH)
+        calls[name] = partial(token, decoder, states[name], source, case, name == TORCH)
     times = measure.medians(calls, seconds)
     (base,) = times[FAIRSEQ]
     return [
@@ -203,16 +203,19 @@ def decoders(case: Case, names: list[str], place: measure.Place, seconds: float)
     ]
 
 
-def make(name: str, place: measure.Place, layers: int = LAYERS) -> Any:
-    """A decoder of the size that is measured here; "fairseq" is the stock one."""
+def make(
+    name: str, place: measure.Place, layers: int = LAYERS, width: int = WIDTH, ffn: int = FFN, **options: Any
+) -> Any:
+    """A decoder, by default of the size that is measured here; "fairseq" is the stock one."""
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
     from fairseq.models.transformer.transformer_legacy import base_architecture
 
     args = Namespace(
-        encoder_embed_dim=WIDTH,
+        encoder_embed_dim=width,
+        decoder_embed_dim=width,
         decoder_layers=layers,
-        decoder_ffn_embed_dim=FFN,
+        decoder_ffn_embed_dim=ffn,
         decoder_attention_heads=HEADS,
         decoder_normalize_before=True,
         share_decoder_input_output_embed=True,
@@ -221,12 +224,12 @@ def make(name: str, place: measure.Place, layers: int = LAYERS) -> Any:
     )
     base_architecture(args)
     fill_attention_args(args)
-    vars(args).update(LENGTHS_HELD)
+    vars(args).update({**LENGTHS_HELD, **options})
     config = TransformerConfig.from_namespace(args)
     words = Dictionary()
     for i in range(30):
         words.add_symbol(f"w{i}")
-    embedding = nn.Embedding(len(words), WIDTH, words.pad())
+    embedding = nn.Embedding(len(words), width, words.pad())
     decoder = (TransformerDecoderBase if name == FAIRSEQ else Decoder)(config, words, embedding)
     decoder = decoder.to(*place).eval()
     for module in decoder.modules():  # as fairseq-generate does without --print-alignment
@@ -237,7 +240,7 @@ def make(name: str, place: measure.Place, layers: int = LAYERS) -> Any:
 
 def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
     """Put `case.target` random keys and values into the state, without running the decoder over them."""
-    shape = (case.rows, HEADS, case.target, WIDTH // HEADS)
+    shape = (case.rows, HEADS, case.target, like.shape[2] // HEADS)
     tokens = TokenInfo.whole(case.target, device=like.device).without_lengths()
     for layer in decoder.layers:
         k, v = like.new_empty(shape).normal_(), like.new_empty(shape).normal_()
@@ -295,7 +298,8 @@ def _tokens(case: Case, device: torch.device) -> Tensor:
     return torch.randint(4, 30, (case.rows, case.target + 1), device=device)
 
 
-def _token(decoder: Any, state: dict[str, Any], source: Tensor, case: Case, in_torch: bool) -> measure.Seconds:
+def token(decoder: Any, state: dict[str, Any], source: Tensor, case: Case, in_torch: bool = False) -> measure.Seconds:
+    """Seconds of one more token."""
     tokens, encoder_out = _tokens(case, source.device), {"encoder_out": [source], "encoder_padding_mask": []}
     order = None
     if case.beam > 1:

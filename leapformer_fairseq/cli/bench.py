@@ -25,6 +25,7 @@ BENCHMARKS = {
     "streaming": "computation of a translation while speech arrives, encoded once or again at every arrival",
     "train": "a training step of a 16-layer language model against fairseq's",
     "lra": "training the models of Long Range Arena: speed and memory by length, and with the tasks' own batches",
+    "papers": "the figures of speed of ABC (encoding, decoding) and of Modular Linearized Attention (width by length)",
     "model": "encoder, decoder and FLOPs of text to speech by attention plan against fairseq's model",
 }
 DTYPES = ("float32", "bfloat16", "float16")

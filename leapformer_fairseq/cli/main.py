@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "score": (
         "score",
         "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity) or "
-        "validate (perplexity of masked subwords, accuracy)",
+        "validate (perplexity of masked subwords, accuracy, losses of speech)",
     ),
     "simulate": (
         "simulate",
@@ -68,7 +68,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves",
     ),
     "report": ("report", "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"),
-    "table": ("table", "compare the scored runs of a text recipe: table, JSON and picture"),
+    "table": ("table", "compare the scored runs of a recipe: table, JSON and picture"),
 }
 
 

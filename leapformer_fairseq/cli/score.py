@@ -20,7 +20,7 @@ from ..signature import signature
 
 HELP = (
     "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity) or "
-    "validate (perplexity of masked subwords, accuracy)"
+    "validate (perplexity of masked subwords, accuracy, losses of speech)"
 )
 _UNITS_OF_SCORES = {
     "BLEU": "",
@@ -29,6 +29,7 @@ _UNITS_OF_SCORES = {
     "perplexity": "",
     "bits": "per token",
     "accuracy": "%",
+    **dict.fromkeys(("loss", "L1", "MSE", "end"), ""),
 }  # all others are milliseconds
 
 

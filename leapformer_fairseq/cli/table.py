@@ -12,7 +12,7 @@ from ..pictures.runs import draw_runs
 from ..scoring.runs import check_order, collect_runs, compare, order_sentence, runs_table
 from ..signature import signature
 
-HELP = "compare the scored runs of a text recipe: table, JSON and picture"
+HELP = "compare the scored runs of a recipe: table, JSON and picture"
 
 PICTURE = "table.png"
 

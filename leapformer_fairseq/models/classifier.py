@@ -123,7 +123,7 @@ class LeapformerClassifier(BaseFairseqModel):
             raise LeapformerError("--arch leapformer_classifier needs --task leapformer_classification")
         if about.inputs not in (1, 2):
             raise LeapformerError(f"{about.inputs} sequences an example: the classifier compares one or two")
-        adapt(task, args)
+        adapt(task, args, "leapformer_classification")
         encoder = Encoder(args, about.vocabulary)
         if args.pooling == "packed" and encoder.context.facts.carrier is None:
             raise LeapformerError(

@@ -44,7 +44,7 @@ class LeapformerLanguageModel(TransformerLanguageModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerLanguageModel:
         # What a preset or an older checkpoint left open.
         leapformer_lm(args)
-        adapt(task, args, language_model=True)
+        adapt(task, args, "language_modeling")
         _check(args, len(task.source_dictionary))
         if getattr(args, "max_target_positions", None) is None:
             args.max_target_positions = getattr(args, "tokens_per_sample", 1024)

@@ -106,7 +106,7 @@ class LeapformerMaskedLanguageModel(RobertaModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerMaskedLanguageModel:
         # What a preset or an older checkpoint left open.
         leapformer_mlm(args)
-        adapt(task, args)
+        adapt(task, args, "masked_lm", "sentence_prediction", "sentence_ranking")
         if isinstance(task, SentencePredictionTask):
             _check_classes(task)
         if getattr(args, "mha_heads_to_keep", -1) != -1:

@@ -35,7 +35,7 @@ class LeapformerNMTModel(TransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerNMTModel:
         # What a preset or an older checkpoint left open.
         leapformer_nmt(args)
-        adapt(task, args)
+        adapt(task, args, "translation")
         if getattr(getattr(task, "cfg", None), "load_alignments", False):
             raise LeapformerError(
                 "--load-alignments: attention is not trained on given alignments here; leave it and "

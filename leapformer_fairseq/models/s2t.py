@@ -198,7 +198,7 @@ class LeapformerS2TModel(ConvTransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerS2TModel:
         # What a preset or an older checkpoint left open; the vocabulary sizes the CTC head.
         leapformer_s2t(args)
-        adapt(task, args)
+        adapt(task, args, "speech_to_text")
         args.vocabulary = len(task.target_dictionary)
         return super().build_model(args, task)
 

@@ -16,12 +16,29 @@ import numpy as np
 from fairseq.data import FairseqDataset
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.masked_lm import MaskedLMTask
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
+from fairseq.tasks.sentence_ranking import SentenceRankingTask
 from fairseq.tasks.speech_to_text import SpeechToTextTask
+from fairseq.tasks.text_to_speech import TextToSpeechTask
+from fairseq.tasks.translation import TranslationTask
 
 from ..errors import LeapformerError
 from . import lm_task, speech_task
 
 logger = logging.getLogger(__name__)
+
+# fairseq's tasks that our models are for, subclasses before their bases. Those derived from them, and others with the
+# same data, are not listed: nobody knows all that they can be used with.
+TASKS: dict[type, str] = {
+    TextToSpeechTask: "text_to_speech",
+    SpeechToTextTask: "speech_to_text",
+    LanguageModelingTask: "language_modeling",
+    MaskedLMTask: "masked_lm",
+    SentencePredictionTask: "sentence_prediction",
+    SentenceRankingTask: "sentence_ranking",
+    TranslationTask: "translation",
+}
 
 
 def override(owner: Any, name: str, function: Callable[..., Any]) -> None:
@@ -32,20 +49,22 @@ def override(owner: Any, name: str, function: Callable[..., Any]) -> None:
     setattr(owner, name, partial(function, owner))
 
 
-def adapt(task: Any, args: Namespace, language_model: bool = False) -> None:
-    """Let a task serve one of our models, which `args` describe.
+def adapt(task: Any, args: Namespace, *served: str) -> None:
+    """Let a task serve one of our models, which `args` describe and which is for the tasks of the names `served`.
 
     No sentence is dropped from a batch, empty lines and unknown words are told, prompts are read at once, and what
     would be skipped or trained on in silence is refused. Raises LeapformerError for a task that needs another model.
     """
     if not isinstance(task, FairseqTask):
         return  # a stand-in that only knows the dictionaries, as in benchmarks
+    kind = next((name for base, name in TASKS.items() if isinstance(task, base)), None)
+    if kind is not None and kind not in served:
+        arch = getattr(args, "arch", None) or getattr(args, "_name", None)
+        raise LeapformerError(
+            f"architecture {arch!r} is for --task {' or '.join(served)}, not for {kind}; choose an architecture for "
+            "it (`leapformer list`), give the checkpoint of one, or change --task"
+        )
     if isinstance(task, LanguageModelingTask):
-        if not language_model:
-            arch = getattr(args, "arch", None) or getattr(args, "_name", None)
-            raise LeapformerError(
-                f"architecture {arch!r} is no language model; give the checkpoint of one, or another --task"
-            )
         for name in ("load_dataset", "inference_step", "eval_lm_dataloader", "build_generator"):
             override(task, name, getattr(lm_task, name))
     if isinstance(task, SpeechToTextTask):

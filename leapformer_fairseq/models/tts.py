@@ -182,7 +182,7 @@ class LeapformerTTSModel(TTSTransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerTTSModel:
         # What a preset or an older checkpoint left open.
         leapformer_tts(args)
-        adapt(task, args)
+        adapt(task, args, "text_to_speech")
         for name in ("encoder_conv_kernel_size", "postnet_conv_kernel_size"):
             if getattr(args, name) % 2 == 0:
                 flag = "--" + name.replace("_", "-")

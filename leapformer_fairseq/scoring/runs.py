@@ -1,4 +1,4 @@
-"""The scored runs of a text recipe: collected, put together over seeds, compared.
+"""The scored runs of a recipe: collected, put together over seeds, compared.
 
 A run is FOLDER/RUN with a file `options` that begins with --attention, and FOLDER/RUN/SET/scores.json from
 `leapformer score --json`. Runs that differ in their seed only are one row.
@@ -20,10 +20,10 @@ from ..errors import LeapformerError
 from ..files import read_json
 
 BASELINE = "softmax"
-SMALLER_IS_BETTER = ("perplexity", "bits")
+SMALLER_IS_BETTER = ("perplexity", "bits", "loss", "L1", "MSE", "end")
 # The first one that a run has is what runs are compared by.
-MEASURES = ("BLEU", "chrF", "accuracy", "perplexity", "bits")
-_FORMATS = {"BLEU": ".2f", "perplexity": ".2f", "bits": ".3f"}
+MEASURES = ("BLEU", "chrF", "accuracy", "perplexity", "bits", "loss", "L1", "MSE", "end")
+_FORMATS = {"BLEU": ".2f", "perplexity": ".2f", **dict.fromkeys(("bits", "loss", "L1", "MSE", "end"), ".3f")}
 
 Row = dict[str, Any]
 

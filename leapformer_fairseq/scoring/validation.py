@@ -1,4 +1,4 @@
-"""The result of fairseq-validate: accuracy of a classifier, perplexity of a masked language model or a translator."""
+"""The result of fairseq-validate: accuracy, perplexity of a masked language model or a translator, losses of speech."""
 
 from __future__ import annotations
 
@@ -11,18 +11,27 @@ from ..errors import LeapformerError
 
 _RESULT = re.compile(r"valid on '[^']*' subset \| (.*)")
 # fairseq's name -> ours
-_NAMES = {"accuracy": "accuracy", "ppl": "perplexity", "loss": "bits", "nll_loss": "bits"}
+_NAMES = {
+    "accuracy": "accuracy",
+    "ppl": "perplexity",
+    "loss": "bits",
+    "nll_loss": "bits",
+    "l1_loss": "L1",
+    "mse_loss": "MSE",
+    "eos_loss": "end",
+}
 # What is read, and its signature, by the names that there are; the first that fits. Nobody compares what the loss of a
 # classifier is, in bits a sentence.
 _SCORES = {
     ("ppl", "nll_loss"): "unit:subword|given the reference before it|tool:fairseq-validate",
     ("accuracy",): "unit:example|tool:fairseq-validate",
+    ("l1_loss", "mse_loss", "eos_loss"): "sum of L1, MSE and cross-entropy of the end|tool:fairseq-validate",
     ("ppl", "loss"): "unit:subword|masked ones only|tool:fairseq-validate",
 }
 
 
 def score_validation(log: str | Path, examples: int) -> dict[str, Any]:
-    """Accuracy in per cent, or perplexity and bits of a subword, from the output of fairseq-validate.
+    """Accuracy in per cent, perplexity and bits of a subword, or losses of speech, from the output of fairseq-validate.
 
     `examples` is how many lines the validated file has. The last result counts when there are several. Raises
     LeapformerError when there is none, or it is no number.
@@ -35,9 +44,12 @@ def score_validation(log: str | Path, examples: int) -> dict[str, Any]:
     found = next((names for names in _SCORES if fields.keys() >= set(names)), None)
     if found is None:
         raise LeapformerError(
-            f"{path} holds no accuracy and no perplexity; did `leapformer validate --log-format simple` end well?"
+            f"{path} holds no accuracy, no perplexity and no losses of speech; did `leapformer validate --log-format "
+            "simple` end well?"
         )
     scores = {_NAMES[name]: float(fields[name]) for name in found}
+    if "MSE" in scores:
+        scores = {"loss": sum(scores.values()), **scores}
     main, value = next(iter(scores.items()))
     if not math.isfinite(value):
         raise LeapformerError(f"{path}: the {main} is {value}; the training did not work, see its log")

@@ -21,15 +21,17 @@ the papers', the parameters of the rows, and with --bench composite scores and f
   --jobs N              trainings at once, one thread each (default: the number of cores)
   --bench               also measure speed and memory (quiet machine, after all trainings), and score
   --train-options TEXT  more options for all trainings, e.g. "--max-update 100"
+  --dry-run             print the commands, do nothing
   --help                this text
 HELP
 }
 
-out='' root='' protocol='' tasks='' attention='' seeds='' quirks='' jobs=$(nproc) bench='' train_options=''
+out='' root='' protocol='' tasks='' attention='' seeds='' quirks='' jobs=$(nproc) bench='' train_options='' dry_run=''
 while (($#)); do
     case $1 in
         --help | -h) usage && exit ;;
         --reduced) protocol=reduced && shift && continue ;;
+        --dry-run) pretend && dry_run=1 && shift && continue ;;
         --bench) bench=1 && shift && continue ;;
         --out | --root | --protocol | --tasks | --attention | --seeds | --quirks | --jobs | --train-options)
             (($# > 1)) || fail "$1 needs a value; see --help"
@@ -42,7 +44,7 @@ while (($#)); do
 done
 [[ $out ]] || fail "no --out given; see --help"
 [[ $protocol ]] || fail "no --protocol and no --reduced given; see --help"
-[[ ! $root ]] || need_dir --root "$root"
+[[ ! $root || $dry_run ]] || need_dir --root "$root"
 activate
 
 common=(--protocol "$protocol" ${tasks:+--tasks $tasks} ${quirks:+--quirks "$quirks"})
@@ -54,7 +56,7 @@ leapformer lra run "${common[@]}" "${rows[@]}" --data "$out/data" --out "$out/ru
     --jobs "$jobs" --train-options "$train_options"
 say "accuracies"
 leapformer lra table "$out/runs" --out "$out/results"
-leapformer lra params "${common[@]}" "${rows[@]}" --out "$out/results" >/dev/null
+leapformer lra params "${common[@]}" "${rows[@]}" --out "$out/results"
 if [[ $bench ]]; then
     say "speed and memory"
     [[ -f $out/results/lra.json ]] || leapformer bench lra --out "$out/results"

@@ -27,16 +27,18 @@ centroids for each head, measures all patterns, and draws the curves. Run it aga
   --extract-options TEXT  more options for `leapformer sparsefinder extract`, e.g. "--sentences 100"
   --fit-options TEXT      ... fit, e.g. "--loss query"
   --pareto-options TEXT   ... pareto, e.g. "--quality-points 0"
+  --dry-run               print the commands, do nothing
   --help                  this text
 HELP
 }
 
 root='' out='' task='' on_valid='' grid=union seeds="1 2 3" epochs='' given_stages=()
-more_teacher='' more_train='' more_extract='' more_fit='' more_pareto=''
+more_teacher='' more_train='' more_extract='' more_fit='' more_pareto='' dry_run=''
 while (($#)); do
     case $1 in
         --help | -h) usage && exit ;;
         --train-on-valid) on_valid=1 && shift && continue ;;
+        --dry-run) pretend && dry_run=1 && shift && continue ;;
         --root | --out | --task | --grid | --seeds | --epochs | --stages | --*-options) (($# > 1)) || fail "$1 needs a value; see --help" ;;
         *) fail "unknown option $1; see --help" ;;
     esac
@@ -59,7 +61,7 @@ while (($#)); do
 done
 [[ $out ]] || fail "no --out given; see --help"
 [[ $task == mlm || $task == mt ]] || fail "--task ${task:-(none)}: choose mlm or mt"
-need_dir --root "$root"
+[[ $dry_run ]] || need_dir --root "$root"
 . "$ROOT/configs/sparsefinder/$task.sh"
 [[ ! $epochs ]] || read -r softmax_epochs entmax_epochs <<<"$epochs"
 [[ $softmax_epochs =~ ^[1-9][0-9]*$ && ${entmax_epochs:-} =~ ^[1-9][0-9]*$ ]] ||
@@ -69,9 +71,11 @@ for stage in $stages; do
     [[ $stage =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]] || fail "--stages $stages: give TOKENS:EPOCHS for each, as in \"32:7 64:1\""
 done
 activate
-mkdir -p "$out"
-out=$(cd "$out" && pwd)
-root=$(cd "$root" && pwd)
+if [[ ! $dry_run ]]; then
+    mkdir -p "$out"
+    out=$(cd "$out" && pwd)
+    root=$(cd "$root" && pwd)
+fi
 
 # text NAME: a text of --root, unpacked if need be.
 text() {
@@ -95,7 +99,7 @@ split_valid() {
 
 if [[ $on_valid ]]; then
     [[ $task == mlm ]] || fail "--train-on-valid is for --task mlm; leave it out"
-    once "$out/text" split_valid "$out/text"
+    [[ $dry_run ]] || once "$out/text" split_valid "$out/text"
     root=$out/text
 fi
 

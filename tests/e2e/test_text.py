@@ -288,7 +288,7 @@ class TestTranslation:
                 ["generate", "MT", "--max-source-positions", "3"],
                 r"sample \d+ is too long: \(\d+, \d+\) tokens or frames, the model's positions are",
             ),
-            (["eval-lm", "LM"], "architecture 'leapformer_nmt_tiny' is no language model; give the checkpoint of one"),
+            (["eval-lm", "LM"], "'leapformer_nmt_tiny' is for --task translation, not for language_modeling"),
         ],
     )
     def test_bad_input_ends_with_one_clear_line(self, data, model, capsys, arguments, message):

@@ -60,7 +60,7 @@ def test_a_carried_state_equals_one_long_pass(plan):
 def task():
     """fairseq's, as a language model of ours leaves it when it is built."""
     found = LanguageModelingTask(SimpleNamespace(add_bos_token=False), WORDS, output_dictionary=WORDS)
-    adapt(found, Namespace(), language_model=True)
+    adapt(found, Namespace(), "language_modeling")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from leapformer_fairseq import audio
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.models.task import adapt
+from leapformer_fairseq.models.task import TASKS, adapt
 
 from .tiny import SIZES, dictionary
 
@@ -62,7 +63,7 @@ class Sentences(FairseqDataset):
 def translation(ours: bool) -> TranslationTask:
     task = TranslationTask(TranslationConfig(), WORDS, WORDS)
     if ours:
-        adapt(task, Namespace())
+        adapt(task, Namespace(), *TASKS.values())
     return task
 
 
@@ -86,7 +87,7 @@ class TestBatches:
                 MODEL_REGISTRY[arch].build_model(args, task)
                 assert {"get_batch_iterator", "inference_step", "load_dataset"} <= set(vars(task))
             else:
-                with pytest.raises(LeapformerError, match=f"'{arch}' is no language model|--arch {arch} needs --task"):
+                with pytest.raises(LeapformerError, match=f"'{arch}' is for --task|--arch {arch} needs --task"):
                     MODEL_REGISTRY[arch].build_model(args, task)
 
     def test_none_of_fixed_shapes_and_none_of_nothing(self):
@@ -106,6 +107,17 @@ class TestBatches:
         assert batches(task, pickle.loads(pickle.dumps(dataset))) == expected
 
 
+@pytest.mark.parametrize(
+    ("served", "refused"), [("text_to_speech", "speech_to_text"), ("translation", "masked_lm"), ("masked_lm", None)]
+)
+def test_a_model_of_another_task_is_refused(served, refused):
+    kinds = {name: kind for kind, name in TASKS.items()}
+    stand_in = object.__new__(kinds[refused or served])
+    wrong = f"'leapformer_x' is for --task {served}, not for {refused}; choose an architecture for it"
+    with pytest.raises(LeapformerError, match=wrong) if refused else nullcontext():
+        adapt(stand_in, Namespace(arch="leapformer_x"), served)
+
+
 def test_the_class_and_other_tasks_are_left_alone():
     before = dict(vars(TranslationTask)), dict(vars(LanguageModelingTask)), dict(vars(SpeechToTextTask))
     ours = translation(True)
@@ -117,7 +129,7 @@ def test_the_class_and_other_tasks_are_left_alone():
 def test_a_second_model_changes_nothing_more():
     task = translation(True)
     expected = batches(task, Sentences())
-    adapt(task, Namespace())
+    adapt(task, Namespace(), *TASKS.values())
     assert batches(task, Sentences()) == expected
 
 
@@ -136,7 +148,7 @@ def test_empty_lines_and_unknown_words(ours, caplog):
 def test_language_modelling_needs_a_block():
     task = LanguageModelingTask(SimpleNamespace(add_bos_token=False), WORDS, output_dictionary=WORDS)
     task.args.tokens_per_sample = 0
-    adapt(task, Namespace(), language_model=True)
+    adapt(task, Namespace(), "language_modeling")
     with pytest.raises(LeapformerError, match="--tokens-per-sample leaves 0 new tokens a block; give at least 1"):
         task.load_dataset("test")
 
@@ -144,7 +156,7 @@ def test_language_modelling_needs_a_block():
 @pytest.mark.parametrize("flag", ["print_alignment", "constraints"])
 def test_language_models_have_no_source(flag):
     task = LanguageModelingTask(SimpleNamespace(add_bos_token=False), WORDS, output_dictionary=WORDS)
-    adapt(task, Namespace(), language_model=True)
+    adapt(task, Namespace(), "language_modeling")
     with pytest.raises(LeapformerError, match=f"--{flag.replace('_', '-')}: a language model has no source for that"):
         task.build_generator([], Namespace(**{flag: "hard"}))
 
@@ -163,7 +175,7 @@ def speech(folder: Path, *audio_paths: Path, kind: type = SpeechToTextTask, spli
     task.datasets, task.speaker_to_id, task.multitask_tasks = {}, None, {}
     task.data_cfg, task.src_dict, task.tgt_dict = S2TDataConfig(folder / "config.yaml"), words, words
     task.build_tokenizer = task.build_bpe = lambda args: None
-    adapt(task, Namespace())
+    adapt(task, Namespace(), *TASKS.values())
     return task
 
 

@@ -1,8 +1,9 @@
-"""Configurations have the papers' hyperparameters, or say in a comment that and why they have not."""
+"""Configurations have the papers' hyperparameters, or say why they have not, and every table has a command."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import yaml
 from fairseq import options as fairseq_options
 
 from leapformer_fairseq import PLUGIN_DIR, register
+from leapformer_fairseq.attention import find
+from leapformer_fairseq.cli.main import build_parser
 
 register()
 ROOT = PLUGIN_DIR.parent
@@ -113,3 +116,83 @@ def test_every_configuration_of_a_paper_is_in_the_table():
     names = {str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.glob("*/*.sh")}
     left = {name for name in names - set(TABLE) if Path(name).name not in others}
     assert left == {"iwslt14_esen_doc/luna", "sparsefinder/mlm"}, "which combine papers, or are small"
+
+
+def tables() -> dict[str, list[str]]:
+    """The rows of the tables of configs/tables.txt."""
+    found: dict[str, list[str]] = {}
+    for line in (CONFIGS / "tables.txt").read_text("utf-8").splitlines() if CONFIGS.is_dir() else ():
+        if line.startswith(" "):
+            found[list(found)[-1]].append(line.strip())
+        elif line and not line.startswith("#"):
+            found[line.split()[0]] = []
+    return found
+
+
+def dry_run(command: str) -> subprocess.CompletedProcess[str]:
+    words = [*shlex.split(command), "--dry-run"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", tables())
+def test_a_table_is_a_command_for_each_of_its_rows(name, tmp_path):
+    done = dry_run(f"bash scripts/tables.sh {name} --root /nowhere --out {tmp_path}/out")
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"^ +--attention (.*)", done.stdout, re.MULTILINE)
+    assert shown == tables()[name] or len(shown) == 1 and not tables()[name]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("row", sorted({row for rows in tables().values() for row in rows}))
+def test_rows_of_tables_can_be_built(row):
+    """Mechanisms exist, serve their blocks and have these options."""
+    plan, *options = row.split(":")
+    names = plan.split("/") if "/" in plan else [plan] * 3
+    known = {option.name for name in names for option in find(name).options}
+    assert {option.partition("=")[0].replace("-", "_") for option in options} <= known
+    for name, block in zip(names, ("encoder-self", "decoder-self", "decoder-cross"), strict=True):
+        assert block in find(name).capabilities.blocks
+
+
+def test_a_row_that_fails_is_named_and_the_others_run(tmp_path):
+    done = dry_run(f"bash scripts/tables.sh leapformer-5 --out {tmp_path}/out --average none")
+    assert done.returncode == 1 and done.stderr.count("--average none: give a whole number") == 2
+    assert "failed: softmax/cosformer/softmax:cosformer-length=0 softmax/leap/softmax; the messages" in done.stderr
+    other = dry_run("bash scripts/tables.sh leapformer-11 --out x")
+    assert other.returncode == 1 and "there is no table leapformer-11; choose from leapformer-4 " in other.stderr
+
+
+PAGE = (ROOT / "docs/papers.md").read_text("utf-8") if CONFIGS.is_dir() else ""
+COMMANDS = sorted(set(re.findall(r"`((?:bash scripts/|leapformer )[^`]+)`", re.sub(r"\n(?!\|)", " ", PAGE))))
+# the tables that the papers have, by the headings of the page
+PAPERS = {"LeaPformer": 10, "Modular Linearized Attention": 11, "ABC": 13, "Luna": 6, "Sparsefinder": 6}
+
+
+@pytest.mark.parametrize(("paper", "count"), PAPERS.items())
+def test_the_page_has_every_table_of_every_paper(paper, count):
+    section = PAGE.partition(f"\n## {paper} (")[2].partition("\n## ")[0]
+    numbers = set()
+    for line in section.splitlines():
+        first = re.split(r"\bfigures?\b", line.split("|")[1])[0] if line.startswith("|") else ""
+        for begin, end in re.findall(r"(\d+)(?:[ab]\b)?(?: to (\d+))?", first):
+            numbers |= set(range(int(begin), int(end or begin) + 1))
+    assert numbers == set(range(1, count + 1))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_page_can_be_parsed(command, tmp_path):
+    if command.startswith("bash"):
+        done = dry_run(command.replace("--out DIR", f"--out {tmp_path}/out"))
+        assert done.returncode == 0, done.stderr
+        assert not (tmp_path / "out").exists()
+    else:
+        words = shlex.split(command)[1:]
+        build_parser(words[0]).parse_args(words)
+
+
+def test_a_command_that_is_wrong_is_noticed():
+    """Inverted control."""
+    assert len(COMMANDS) > 40
+    assert dry_run("bash scripts/lra/run.sh --protocol luna --out x --sedes 1").returncode == 1
+    with pytest.raises(SystemExit):
+        build_parser("bench").parse_args(["bench", "newspapers"])

@@ -102,8 +102,7 @@ def test_mustc(speech, tmp_path, one_at_a_time):
     assert "--length-predictor ratio --length-ratio 0.6" in (run / "options").read_text(encoding="utf-8")
     assert [path.name for path in (run / "tst-COMMON").iterdir() if path.is_dir()] == ["offline"]
     for number, plan, k in ((5, "softmax/cosformer/softmax:cosformer-length=0", ""), (10, "softmax", "3")):
-        only = ("--table", str(number), "--plans", plan, "--longest", "2", "--k", k)
-        done = recipe("mustc/tables.sh", *options, *only)
+        done = recipe("tables.sh", f"leapformer-{number}", *options, "--rows", plan, "--longest", "2", "--k", k)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads((tmp_path / "out/scores.json").read_text(encoding="utf-8"))["systems"]
     assert report["softmax+cosformer+softmax_cosformer-length_0"]["rows"][0]["perplexity"] > 1

@@ -38,8 +38,13 @@ def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
     predicted = {name: (out / "speech" / name / "manifest.tsv").read_text(encoding="utf-8") for name in systems}
     assert len(set(predicted.values())) == 4, "each predictor says something else"
     assert (out / "speech/spectrogram_1.png").is_file()
+    losses = json.loads((out / "table.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["attention"] for row in losses] == ["cosformer/relu/cosformer", "softmax"]
+    for row in losses:
+        parts = [row["scores"][name]["mean"] for name in ("L1", "MSE", "end")]
+        assert min(parts) > 0 and row["scores"]["loss"]["mean"] == pytest.approx(sum(parts))
     again = finished("espeak_tts/run.sh", *options, "--attention", "softmax", "--seed", 2)
-    assert again.count("is finished, skipped") == 1
+    assert again.count("is finished, skipped") == 2
 
 
 def test_lengths_are_swept_with_one_model(tmp_path):

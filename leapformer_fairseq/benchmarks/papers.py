@@ -1,0 +1,247 @@
+"""The papers' figures of speed: encoding and decoding with bounded memories, linear attention by width and length.
+
+Method: random weights and inputs without padding, one thread, float32 unless the device says otherwise. On a CPU it is
+the CPU time of the thread, on a GPU wall time. All systems take turns in one process; reported is the median. Ratio =
+time of softmax / time of ours. "softmax" is ours, with torch's scaled dot-product attention and a preallocated cache;
+the papers' is slower, as "fairseq" shows for decoding.
+
+* Encoding (ABC, table 6; Peng et al., 2022, arXiv:2110.02488): a forward pass of RoBERTa-base (12 layers, 768 wide)
+  over 512 tokens a sentence, of 16 sentences on a GPU as in the paper, of 2 on a CPU, without the output layer. Memory
+  is the peak above the model and its inputs in a fresh process; ratio = ours / that of softmax.
+* Decoding (ABC, figure 1): 16 sentences, greedy, a decoder of transformer-base (6 layers, 512 wide, feed-forward 2,048,
+  8 heads) without the output layer, as many target tokens as source states. A token is the mean of the tokens at an
+  eighth, three, five and seven eighths of the length. Slots and features in cross- and causal attention are the
+  paper's. State: bytes of all layers at the end.
+* Blocks (after figures 17 to 21 of Agostinelli & Chen, 2023, arXiv:2304.08453): a forward pass of bidirectional
+  self-attention with its projections, 8 heads, by width and length, of one sentence and of 125. Those figures were
+  not at hand: the axes are known, values are not.
+
+Nothing is reported of a mechanism one of whose executions differs from its reference in float64.
+"""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..attention import build
+from ..modules import MechanismAttention
+from . import decode, measure
+from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
+from .tables import Table
+
+BASE, HEADS = "softmax", 8
+# what is measured, in the order of the tables: its mechanism and options
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    BASE: (BASE, {}),
+    **{
+        f"{name}, {slots}": (name, {"abc_slots": str(slots), "abc_max_length": 512})
+        for name in ("abc-linformer", "abc-mlp")
+        for slots in (64, 128)
+    },
+}
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    BASE: (BASE, {}),
+    decode.FAIRSEQ: (decode.FAIRSEQ, {}),
+    "abc-mlp, 32/8": ("abc-mlp", {"abc_slots": "32/8/32"}),
+    "rfa, 256/128": ("rfa", {"rfa_features": "256/128/256"}),
+    "t2r, 32/4": ("t2r", {"t2r_features": "32/4/32"}),
+}
+BLOCKS = (BASE, "relu", "cosformer", "leap")
+MECHANISMS_MEASURED = (BASE, "abc-linformer", "abc-mlp", "rfa", "t2r", *BLOCKS[1:])
+TOKENS, SENTENCES = 512, {"cpu": 2, "cuda": 16}
+ROWS, LENGTHS, QUICK_LENGTHS = 16, (64, 256, 512, 1024, 2048), (16, 32)
+DECODER_SIZES = {"width": 512, "ffn": 2048}
+PLACES_MEASURED = (1 / 8, 3 / 8, 5 / 8, 7 / 8)  # of a decoded length
+WIDTHS, QUICK_WIDTHS = (128, 256, 512, 1024), (64,)
+BLOCK_LENGTHS, QUICK_BLOCK_LENGTHS = {1: (64, 256, 1024, 4096), 125: (64, 256)}, {1: (32,), 2: (32,)}
+SECONDS = 20.0  # per case
+TITLE = "The papers' figures of speed"
+TABLES = (
+    Table("Encoding (ABC, table 6): times as fast as softmax", "encoding", "ratio", "ms", BASE),
+    Table("Encoding (ABC, table 6): memory, times that of softmax", "memory", "ratio", "peak_mib", BASE),
+    Table("Decoding (ABC, figure 1): times as fast as softmax", "decoding", "ratio", "ms", BASE),
+    Table("Decoding (ABC, figure 1): bytes of state", "decoding", "state_bytes", "state_bytes", BASE),
+    Table("Blocks (after MLA, figures 17 to 21): times as fast as softmax", "blocks", "ratio", "ms", BASE),
+)
+Found = list[dict[str, Any]]
+
+
+def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, Found]:
+    """Rows of results: `encoding`, `memory`, `decoding` and `blocks`; softmax is always measured."""
+    found: dict[str, Found] = {"encoding": [], "memory": [], "decoding": [], "blocks": []}
+    lengths, seconds = (QUICK_LENGTHS, SECONDS / 20) if quick else (LENGTHS, SECONDS)
+    cases = list(_block_cases(quick))
+    with (
+        measure.one_thread(),
+        torch.no_grad(),
+        tqdm(total=len(places) * (2 + len(lengths) + len(cases)), unit="case") as progress,
+    ):
+        for place in places:
+            progress.set_description(f"{place}: encoding")
+            torch.manual_seed(seed)
+            found["encoding"] += encoding(names, place, quick, seconds)
+            progress.update()
+            found["memory"] += memory(names, place, quick)
+            progress.update()
+            for length in lengths:
+                progress.set_description(f"{place}: decoding {length:,} tokens")
+                found["decoding"] += decoding(names, length, place, seconds)
+                progress.update()
+            for batch, width, length in cases:
+                progress.set_description(f"{place}: {batch} x {length:,} tokens of width {width}")
+                found["blocks"] += blocks(names, batch, width, length, place, seconds / 4)
+                progress.update()
+    return found
+
+
+def encoding(names: list[str], place: measure.Place, quick: bool, seconds: float) -> Found:
+    """Milliseconds of a forward pass of every encoder."""
+    calls = {
+        name: partial(_timed, partial(_encode, encoder(name, place, quick), sentences(place, quick)), place)
+        for name in _chosen(ENCODERS, names)
+    }
+    return _compared(measure.medians(calls, seconds), _encoding_case(place, quick), place)
+
+
+def memory(names: list[str], place: measure.Place, quick: bool) -> Found:
+    """Peak MiB of a forward pass of every encoder; no rows where that is not known."""
+    chosen = _chosen(ENCODERS, names)
+    peaks = {name: measure.in_fresh_process(peak_of_encoding, name, str(place), quick) for name in chosen}
+    base = peaks[BASE]
+    labels = {"device": str(place), "case": _encoding_case(place, quick)}
+    return [
+        {**labels, "mechanism": name, "peak_mib": peak / measure.MIB, "ratio": peak / base}
+        for name, peak in peaks.items()
+        if base and peak is not None
+    ]
+
+
+def peak_of_encoding(name: str, place_name: str, quick: bool) -> int | None:
+    """Bytes; for a separate process."""
+    torch.set_num_threads(1)
+    logging.disable(logging.INFO)  # of fairseq, when it is imported
+    place = measure.Place.parse(place_name)
+    model, tokens, peak = encoder(name, place, quick), sentences(place, quick), None
+    with torch.no_grad():
+        for batch in (tokens[:1, :16], tokens):  # the first loads what torch loads late
+            with measure.peak_growth(place.device) as growth:
+                _encode(model, batch)
+            peak = growth()
+    return peak
+
+
+def encoder(name: str, place: measure.Place, quick: bool) -> Any:
+    """RoBERTa-base with a system's attention; of two small layers if it shall be quick."""
+    from fairseq.data import Dictionary
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    from .. import register
+
+    register()
+    kind, options = ENCODERS[name]
+    arch = "leapformer_mlm_tiny" if quick else "leapformer_mlm"
+    args = Namespace(encoder_self_attention=kind, tokens_per_sample=TOKENS, **options)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    words = Dictionary()
+    for i in range(30):
+        words.add_symbol(f"w{i}")
+    model = ARCH_MODEL_REGISTRY[arch].build_model(args, SimpleNamespace(source_dictionary=words, mask_idx=3))
+    return model.to(*place).eval()
+
+
+def sentences(place: measure.Place, quick: bool) -> Tensor:
+    """Random tokens (B, T)."""
+    shape = (2, 64) if quick else (SENTENCES[place.device.type], TOKENS)
+    return torch.randint(4, 30, shape, device=place.device)
+
+
+def decoding(names: list[str], length: int, place: measure.Place, seconds: float) -> Found:
+    """Milliseconds of a token of every decoder, and bytes of state at the end."""
+    chosen = _chosen(DECODERS, names)
+    times: dict[str, float] = dict.fromkeys(chosen, 0.0)
+    for share in PLACES_MEASURED:
+        case = decode.Case(ROWS, 1, max(1, int(length * share)), length)
+        calls = {name: decoder(name, case, place)[1] for name in chosen}
+        for name, (found,) in measure.medians(calls, seconds / len(PLACES_MEASURED)).items():
+            times[name] += found / len(PLACES_MEASURED)
+    rows = _compared({name: (found,) for name, found in times.items()}, f"{length:,} tokens", place)
+    end = decode.Case(ROWS, 1, length, length)
+    for row in rows:
+        state, call = decoder(row["mechanism"], end, place)
+        call()  # which reads the source
+        row["state_bytes"] = decode.held_bytes(state)
+    return rows
+
+
+def decoder(name: str, case: decode.Case, place: measure.Place) -> tuple[dict[str, Any], Callable[[], measure.Seconds]]:
+    """The state of a decoder with `case.target` tokens in it, and what takes one more."""
+    kind, options = DECODERS[name]
+    made = decode.make(kind, place, **DECODER_SIZES, **options)
+    source = torch.randn(case.source, case.rows, DECODER_SIZES["width"], device=place.device, dtype=place.dtype)
+    state: dict[str, Any] = {}
+    decode.fill(made, state, case, source)
+    return state, partial(decode.token, made, state, source, case)
+
+
+def blocks(names: list[str], batch: int, width: int, length: int, place: measure.Place, seconds: float) -> Found:
+    """Milliseconds of a forward pass of self-attention with every mechanism."""
+    from fairseq.modules import MultiheadAttention
+
+    x = torch.randn(length, batch, width, device=place.device, dtype=place.dtype)
+    calls = {}
+    for name in (kind for kind in BLOCKS if kind == BASE or kind in names):
+        options = {"cosformer_length": length} if name == "cosformer" else {}
+        mechanism = build(name, width // HEADS, HEADS, block="encoder-self", **options)
+        block = MechanismAttention(MultiheadAttention(width, HEADS, self_attention=True), mechanism, None)
+        calls[name] = partial(_timed, partial(block.to(*place).eval(), x, x, x), place)
+    return _compared(measure.medians(calls, seconds), f"{batch} x {length:,}, width {width:,}", place)
+
+
+def _block_cases(quick: bool) -> Iterator[tuple[int, int, int]]:
+    """Batch, width and length."""
+    for batch, lengths in (QUICK_BLOCK_LENGTHS if quick else BLOCK_LENGTHS).items():
+        for width in QUICK_WIDTHS if quick else WIDTHS:
+            yield from ((batch, width, length) for length in lengths)
+
+
+def _chosen(systems: dict[str, tuple[str, dict[str, Any]]], names: list[str]) -> list[str]:
+    """The systems whose mechanism is asked for, and what they are compared with."""
+    return [name for name, (kind, _) in systems.items() if kind in (BASE, decode.FAIRSEQ, *names)]
+
+
+def _encoding_case(place: measure.Place, quick: bool) -> str:
+    batch, length = sentences(place, quick).shape
+    return f"{batch} x {length} tokens"
+
+
+def _compared(times: dict[str, measure.Seconds], case: str, place: measure.Place) -> Found:
+    """Milliseconds of every system beside softmax."""
+    return [
+        {
+            "device": str(place),
+            "case": case,
+            "mechanism": name,
+            "ms": found * 1e3,
+            "ratio": times[BASE][0] / found,
+        }
+        for name, (found,) in times.items()
+    ]
+
+
+def _encode(model: Any, tokens: Tensor) -> None:
+    model(tokens, features_only=True)
+
+
+def _timed(call: Callable[[], Any], place: measure.Place) -> measure.Seconds:
+    start = measure.clock(place.device)
+    call()
+    return (measure.clock(place.device) - start,)
