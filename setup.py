@@ -45,7 +45,8 @@ setup(
         "tqdm",
     ],
     extras_require={
-        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff"],
+        "apollo": ["pytorch_optimizer"],  # the optimizer of Luna's best translation models
         "fla": ["flash-linear-attention"],  # a peer in `leapformer bench attention` on a GPU
         "demo": ["espeakng-loader"],  # speaks the sentences of the quickstart
     },

@@ -30,7 +30,7 @@ LAYERS = [
     {"lengths"},
     {"modules"},
     {"models"},
-    {"criterions", "data", "pictures", "scoring"},
+    {"criterions", "data", "optimizers", "pictures", "scoring"},
     {"tasks"},
     {"ablation", "agents", "lra", "sparsefinder"},
     {"benchmarks"},

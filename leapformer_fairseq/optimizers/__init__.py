@@ -1,0 +1,1 @@
+"""Optimizers that papers used and fairseq has not."""
