@@ -13,11 +13,7 @@ usage() {
 usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
 
   --root DIR            the data, a folder that holds $root_holds (only to prepare)
-  --pretrained PATH     the --out folder of scripts/mlm, with a model for each attention, or one checkpoint for all of
-                        them
-  --pretrained-seed N   the seed of the models in that folder (default: 1)
-  --vocabulary DIR      the vocabulary of the models (only to prepare; default: PATH/data/text)
-$(usage_of_runs 'fairseq-validate, e.g. "--batch-size 8"')
+$(usage_of_fine_tuning)
 HELP
 }
 

@@ -17,6 +17,13 @@ usage: bash scripts/$dataset/$(basename "$0") --out DIR [OPTIONS]
   --root DIR            the data, a folder that holds MNLI/train.tsv and so on, plain or with .gz (only to prepare)
   --download            fetch what --root lacks
   --tasks LIST          of MNLI, QNLI, QQP and SST-2, in quotes (default: the configuration's)
+$(usage_of_fine_tuning)
+HELP
+}
+
+# usage_of_fine_tuning: --help for the options of all recipes that begin with a pre-trained model.
+usage_of_fine_tuning() {
+    cat <<HELP
   --pretrained PATH     the --out folder of scripts/mlm, with a model for each attention, or one checkpoint for all of
                         them
   --pretrained-seed N   the seed of the models in that folder (default: 1)
