@@ -45,9 +45,10 @@ setup(
         "tqdm",
     ],
     extras_require={
-        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff"],
+        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff", "sacremoses"],
         "apollo": ["pytorch_optimizer"],  # the optimizer of Luna's best translation models
         "fla": ["flash-linear-attention"],  # a peer in `leapformer bench attention` on a GPU
+        "live": ["sacremoses", "mweralign"],  # what resegments the translation of a talk
         "demo": ["espeakng-loader"],  # speaks the sentences of the quickstart
     },
     entry_points={"console_scripts": ["leapformer = leapformer_fairseq.cli.main:main"]},

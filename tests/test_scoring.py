@@ -13,7 +13,7 @@ import pytest
 from leapformer_fairseq.cli import score as score_command
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.scoring import latency
-from leapformer_fairseq.scoring.latency import latency_scores
+from leapformer_fairseq.scoring.latency import latency_scores, simultaneity, yet_another_average_lagging
 from leapformer_fairseq.scoring.quality import bleu, chrf
 from leapformer_fairseq.scoring.report import score_run
 from leapformer_fairseq.scoring.runlog import Instance, read_compute, read_instances
@@ -260,3 +260,45 @@ def test_command_reports_a_wrong_folder_as_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
     with pytest.raises(LeapformerError, match="cannot be written"):
         run_command(str(write_run(tmp_path, entry())), "--json", str(tmp_path / "nowhere" / "scores.json"))
+
+
+def instance(reference_units: int, length: float, *delays: float) -> Instance:
+    text = " ".join(["w"] * reference_units)
+    return Instance(0, " ".join(["w"] * len(delays)), text, delays, delays, length)
+
+
+class TestYaal:
+    """Values of the field's own tool."""
+
+    @pytest.mark.parametrize(
+        ("delays", "reference", "length", "end", "yaal", "long_yaal"),
+        [
+            ((1000, 2000, 2000, 4000, 4000), 4, 4000, 9000, 866.6667, 1000),
+            ((1100, 2200, 2300, 4400, 4500), 4, 4000, 9000, 1066.6667, 1300),
+            ((3000, 3000), 3, 3000, 5000, None, 2500),
+            ((-500, 1000, 5200), 3, 3000, 5000, -250, -250),
+            ((), 3, 3000, 5000, None, None),
+            ((5000,), 3, 3000, 5000, None, None),
+        ],
+    )
+    def test_fixtures(self, delays, reference, length, end, yaal, long_yaal):
+        found = yet_another_average_lagging(delays, length, reference)
+        found_long = yet_another_average_lagging(delays, length, reference, end)
+        assert found == (None if yaal is None else pytest.approx(yaal, abs=1e-4))
+        assert found_long == (None if long_yaal is None else pytest.approx(long_yaal, abs=1e-4))
+
+    @pytest.mark.parametrize(
+        ("instances", "swf", "efsw"),
+        [
+            ([instance(4, 4000, 1000, 2000, 2000, 4000, 4000), instance(3, 3000, 3000, 3000)], 42.8571, 78.3333),
+            ([instance(10, 10000, 1000, *[10000] * 9)], 10, 90),
+            ([instance(10, 10000, *range(1000, 10001, 1000))], 90, 90),
+        ],
+    )
+    def test_a_degenerate_policy_shows(self, instances, swf, efsw):
+        found = simultaneity(instances)
+        assert found == pytest.approx({"SWF": swf, "EFSW": efsw, "DSPTV": efsw - swf}, abs=1e-4)
+
+    def test_without_output_there_is_nothing_to_say(self):
+        assert simultaneity([instance(3, 1000)]) is None
+        assert simultaneity([instance(3, 1000, 2000)]) is None

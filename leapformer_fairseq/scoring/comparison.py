@@ -24,6 +24,7 @@ COLUMNS = {
     "AP": "AP",
     "DAL ms": "DAL",
     "ATD ms": "ATD",
+    "YAAL ms": "YAAL",
     "AL_CA ms": "AL_CA",
     "compute s/s": "compute",
     "without pre-net": "without_prenet",
@@ -73,7 +74,7 @@ def _row(name: str, scores: dict[str, Any]) -> dict[str, Any]:
 def table(comparison: dict[str, Any], style: str = "simple") -> str:
     """One line per system and k; "github" is Markdown."""
     rows = [(name, row) for name, system in comparison["systems"].items() for row in system["rows"]]
-    optional = ("without_prenet", "perplexity")  # most runs have none
+    optional = ("YAAL", "without_prenet", "perplexity")  # most runs have none
     columns = {
         title: key for title, key in COLUMNS.items() if key not in optional or any(row.get(key) for _, row in rows)
     }

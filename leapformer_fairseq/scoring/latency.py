@@ -76,6 +76,43 @@ def average_token_delay(delays: Sequence[float], elapsed: Sequence[float] | None
     return total / len(delays)
 
 
+def yet_another_average_lagging(
+    times: Sequence[float], source_length: float, reference_units: int, end: float | None = None
+) -> float | None:
+    """YAAL, milliseconds: LAAL of the units that were written before the whole source was heard; None if none was.
+
+    Units behind it do not show how simultaneous a policy is. With `end`, the time until the recording's last segment
+    ends, it is LongYAAL, of a segment of a talk: units count until then. Polák et al., 2025 (arXiv 2509.17349).
+    """
+    limit = source_length if end is None else end
+    counted = next((rank for rank, moment in enumerate(times) if moment >= limit), len(times))
+    pace = source_length / max(reference_units, len(times)) if times else 0.0
+    return sum(moment - rank * pace for rank, moment in enumerate(times[:counted])) / counted if counted else None
+
+
+def simultaneity(instances: Sequence[Instance], unit: str = "word") -> dict[str, float] | None:
+    """Whether YAAL tells the truth about a policy, in per cent; None without output.
+
+    SWF: units written before the source ended. EFSW: what it would be if all units lagged by YAAL. DSPTV, their
+    difference: above 20 in size the policy is degenerate, as one that writes a word early and the rest at the end.
+    Polák et al., 2025 (arXiv 2509.17349).
+    """
+    early = sum(moment < one.source_length for one in instances for moment in one.delays)
+    units = sum(len(one.delays) for one in instances)
+    lagging = [
+        (one.source_length, found)
+        for one in instances
+        if one.delays
+        and (found := yet_another_average_lagging(one.delays, one.source_length, _units(one.reference, unit)))
+        is not None
+    ]
+    if not units or not lagging:
+        return None
+    swf = 100 * early / units
+    efsw = 100 * sum(max(0.0, length - lag) for length, lag in lagging) / sum(length for length, _ in lagging)
+    return {"SWF": swf, "EFSW": efsw, "DSPTV": efsw - swf}
+
+
 def latency_scores(instance: Instance, unit: str = "word") -> dict[str, float] | None:
     """All scores of one utterance, plain and, where computation was timed, computation-aware (`_CA`).
 
@@ -83,13 +120,16 @@ def latency_scores(instance: Instance, unit: str = "word") -> dict[str, float] |
     """
     if not instance.delays:
         return None
-    reference_units = max(1, count_units(instance.reference, unit))
+    reference_units = _units(instance.reference, unit)
     scores: dict[str, float] = {}
     timed = instance.elapsed != instance.delays  # batched decoding has no time per utterance
     for suffix, times in (("", instance.delays), *([("_CA", instance.elapsed)] if timed else [])):
         for name, score in _REFERENCE_SCORES.items():
             scores[name + suffix] = score(times, instance.source_length, reference_units)
         scores["DAL" + suffix] = differentiable_average_lagging(times, instance.source_length)
+        lagging = yet_another_average_lagging(times, instance.source_length, reference_units)
+        if lagging is not None:
+            scores["YAAL" + suffix] = lagging
         scores["ATD" + suffix] = average_token_delay(instance.delays, instance.elapsed if suffix else None)
     return scores
 
@@ -99,6 +139,10 @@ _REFERENCE_SCORES: dict[str, Callable[[Sequence[float], float, int], float]] = {
     "LAAL": length_adaptive_average_lagging,
     "AP": average_proportion,
 }
+
+
+def _units(reference: str, unit: str) -> int:
+    return max(1, count_units(reference, unit))
 
 
 def _lagging(times: Sequence[float], source_length: float, target_units: int) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from .latency import latency_scores
+from .latency import latency_scores, simultaneity
 from .quality import bleu, chrf
 from .runlog import read_compute, read_instances
 
@@ -15,24 +15,27 @@ from .runlog import read_compute, read_instances
 def score_run(output: str | Path, tokenize: str = "13a", unit: str = "word") -> dict[str, Any]:
     """Score the run in folder `output` (SimulEval's --output).
 
-    Keys: `scores` (corpus values: BLEU, chrF from 0 to 100; AL, LAAL, DAL, ATD in ms, AP a ratio, each also `_CA` where
-    computation was timed; a latency is the mean over utterances with output), `signatures`, `compute` (seconds, and
-    seconds per second of audio; None if not logged), `n_instances`, `n_empty` (utterances without output: they have no
-    latency, so many of them flatter it), `unit`, and `instances` with the scores of each utterance. Raises
-    LeapformerError.
+    Keys: `scores` (corpus values: BLEU, chrF from 0 to 100; AL, LAAL, DAL, ATD, YAAL in ms, AP a ratio, each also `_CA`
+    where computation was timed; a latency is the mean over utterances that have it), `simultaneity` (see there),
+    `signatures`, `compute` (seconds, and seconds per second of audio; None if not logged), `n_instances`, `n_empty`
+    (utterances without output: they have no latency, so many of them flatter it), `unit`, and `instances` with the
+    scores of each utterance. Raises LeapformerError.
     """
     instances = read_instances(output, unit)
     predictions, references = ([getattr(one, side) for one in instances] for side in ("prediction", "reference"))
     quality = (bleu(predictions, references, tokenize), chrf(predictions, references))
     latencies = [latency_scores(one, unit) for one in instances]
     measured = [scores for scores in latencies if scores is not None]
-    names = min(measured, key=len, default={})  # those that all of them have
+    timed = all("AL_CA" in scores for scores in measured)
+    names = dict.fromkeys(name for scores in measured for name in scores if timed or not name.endswith("_CA"))
+    means = {name: fmean(scores[name] for scores in measured if name in scores) for name in names}
     compute = read_compute(output)
     return {
         "scores": {
             **{score.name: score.value for score in quality},
-            **{name: fmean(scores[name] for scores in measured) for name in names},
+            **means,
         },
+        "simultaneity": simultaneity(instances, unit),
         "signatures": {score.name: score.signature for score in quality},
         "compute": None
         if compute is None

@@ -1,0 +1,192 @@
+"""Which words of a talk's translation belong to which reference segment.
+
+Soft alignment (SoftSegmenter; Polák et al., 2025, arXiv:2509.17349): the alignment of hypothesis and reference words
+that maximises the sum of the Jaccard similarities of their sets of characters; gaps cost nothing. mweralign (Matusov et
+al., 2005) minimises the edit distance, so only equal words attract each other.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ..errors import LeapformerError
+
+PUNCTUATION = frozenset(".!?,;:-()。！？，；：—（）ー")
+UNTOKENIZED = ("zh", "ja")  # languages whose words Moses does not cut
+_LAST_COMMA = re.compile(r"\d")
+
+Tokenize = Callable[[str], list[str]]
+
+
+def soft_segments(
+    references: Sequence[Sequence[str]], units: Sequence[str], by_character: bool = False, lang: str | None = None
+) -> list[int]:
+    """The segment of each unit, where `references` are the units of every segment of the recording, in order.
+
+    Units are words, or characters (`by_character`), which are alike or not. Words are compared without case, in
+    Unicode's NFKC form, and with `lang` as Moses' tokens, a word's place being that of its first one. A unit at a gap
+    goes with the reference words beside the gap, to the more similar side. Time is len(reference) * len(units),
+    memory a quarter of that in bytes.
+    """
+    tokenize = _tokenizer(lang)
+    reference = [(token, i) for i, words in enumerate(references) for word in words for token in tokenize(_plain(word))]
+    hypothesis = [(token, j) for j, unit in enumerate(units) for token in tokenize(_plain(unit))]
+    if not reference or not hypothesis:
+        return [0] * len(units)
+    similarity = _Similarity([token for token, _ in reference], [token for token, _ in hypothesis], by_character)
+    found: dict[int, int] = {}
+    for place, token in _settled(_aligned(similarity), similarity):
+        found.setdefault(hypothesis[token][1], reference[place][1])  # of the first token
+    return [found[j] for j in range(len(units))]
+
+
+def mwer_segments(references: Sequence[str], units: Sequence[str], by_character: bool = False) -> list[int]:
+    """The segment of each unit by least edit distance, with the package mweralign.
+
+    Raises LeapformerError where it is not installed.
+    """
+    try:
+        from mweralign import mweralign
+        from mweralign.segmenter import CJSegmenter
+    except ImportError as error:
+        raise LeapformerError(
+            "--segmenter mwer: the package mweralign is not installed; pip install 'leapformer-fairseq[live]', or take "
+            "--segmenter soft"
+        ) from error
+    if not units:
+        return []
+    if by_character:
+        cut = CJSegmenter()
+        sides = ["\n".join(" ".join(cut.encode(text)) for text in texts) for texts in (references, ["".join(units)])]
+    else:
+        sides = ["\n".join(references), " ".join(units)]
+    lines = mweralign.align_texts(*sides).split("\n")
+    counts = [len(line.replace(" ", "")) if by_character else len(line.split()) for line in lines]
+    found = [place for place, count in enumerate(counts) for _ in range(count)]
+    if len(lines) != len(references) or len(found) != len(units):
+        raise LeapformerError(
+            f"mweralign made {len(lines)} segments with {len(found)} units of {len(references)} with {len(units)}; "
+            "take --segmenter soft"
+        )
+    return found
+
+
+class _Similarity:
+    """Of reference tokens (rows) and hypothesis tokens (columns); of punctuation and anything else -inf."""
+
+    def __init__(self, reference: Sequence[str], hypothesis: Sequence[str], by_character: bool) -> None:
+        row_of, column_of = ({token: i for i, token in enumerate(dict.fromkeys(x))} for x in (reference, hypothesis))
+        self.rows = np.array([row_of[token] for token in reference])
+        self.columns = np.array([column_of[token] for token in hypothesis])
+        self.values = _jaccard(list(row_of), list(column_of))
+        if by_character:
+            self.values = (self.values == 1).astype(float)
+        marks = [np.array([token in PUNCTUATION for token in tokens]) for tokens in (row_of, column_of)]
+        self.values[marks[0][:, None] != marks[1]] = -np.inf
+
+    def row(self, place: int) -> np.ndarray:
+        """Of one reference token and all of the hypothesis."""
+        return self.values[self.rows[place]][self.columns]
+
+    def __call__(self, place: int, token: int) -> float:
+        return float(self.values[self.rows[place], self.columns[token]])
+
+
+def _jaccard(rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
+    """|A & B| / |A | B| of the sets of characters of all pairs of words."""
+    places = {character: i for i, character in enumerate(sorted(set("".join((*rows, *columns)))))}
+
+    def sets(words: Sequence[str]) -> np.ndarray:
+        found = np.zeros((len(words), len(places)), np.float32)
+        for i, word in enumerate(words):
+            found[i, [places[character] for character in word]] = 1
+        return found
+
+    left, right = sets(rows), sets(columns)
+    common = np.rint(left @ right.T).astype(float)
+    return common / (left.sum(1)[:, None].astype(float) + right.sum(1) - common)
+
+
+def _aligned(similarity: _Similarity) -> list[tuple[int | None, int | None]]:
+    """Pairs of reference and hypothesis tokens, None at gaps, in order.
+
+    Needleman-Wunsch row by row: a row's running maximum is what an insertion adds. Of equal sums a match comes first,
+    then a reference token alone.
+    """
+    n, m = len(similarity.rows), len(similarity.columns)
+    row = np.zeros(m + 1)
+    matches, deletions = [], []  # a bit for each pair
+    for place in range(n):
+        match, delete = row[:-1] + similarity.row(place), row[1:]
+        row = np.maximum.accumulate(np.concatenate([[0.0], np.maximum(match, delete)]))
+        insert = row[:-1]
+        matches.append(np.packbits((match >= delete) & (match >= insert)))
+        deletions.append(np.packbits(delete >= insert))
+    pairs: list[tuple[int | None, int | None]] = []
+    i, j = n - 1, m - 1
+    while i >= 0 or j >= 0:
+        if i >= 0 and j >= 0 and _bit(matches[i], j):
+            pairs.append((i, j))
+            i, j = i - 1, j - 1
+        elif i >= 0 and (j < 0 or _bit(deletions[i], j)):
+            pairs.append((i, None))
+            i -= 1
+        else:
+            pairs.append((None, j))
+            j -= 1
+    return pairs[::-1]
+
+
+def _bit(packed: np.ndarray, place: int) -> bool:
+    return bool(packed[place >> 3] >> (7 - (place & 7)) & 1)
+
+
+def _settled(pairs: Sequence[tuple[int | None, int | None]], similarity: _Similarity) -> Iterator[tuple[int, int]]:
+    """Pairs of reference and hypothesis tokens, those at gaps with a neighbour of the gap."""
+    gap: list[int] = []
+    before: int | None = None
+    for place, token in (*pairs, (None, None)):
+        if place is None and token is not None:
+            gap.append(token)
+            continue
+        for rank, waiting in enumerate(gap):
+            if place is not None and (before is None or similarity(place, waiting) > similarity(before, waiting)):
+                yield from ((place, later) for later in gap[rank:])
+                break
+            assert before is not None  # there is a reference, on one side or the other
+            yield before, waiting
+        gap.clear()
+        if place is not None:
+            before = place
+            if token is not None:
+                yield place, token
+
+
+def _plain(word: str) -> str:
+    return unicodedata.normalize("NFKC", word).lower()
+
+
+def _tokenizer(lang: str | None) -> Tokenize:
+    """Moses' for a language, or what leaves words whole."""
+    if lang is None or lang in UNTOKENIZED:
+        return lambda word: [word]
+    try:
+        from sacremoses import MosesTokenizer
+    except ImportError as error:
+        raise LeapformerError(
+            f"--lang {lang}: the package sacremoses is not installed; pip install 'leapformer-fairseq[live]', or leave "
+            "--lang out"
+        ) from error
+    moses = MosesTokenizer(lang=lang)
+
+    def tokenize(word: str) -> list[str]:
+        tokens = moses.tokenize(word, escape=False, aggressive_dash_splits=True)
+        if len(tokens) > 1 and tokens[-1] == "," and _LAST_COMMA.fullmatch(tokens[-2][-1]):
+            tokens[-2:] = [tokens[-2] + ","]  # the script that OmniSTEval runs leaves a number's last comma there
+        return tokens or [word]
+
+    return tokenize
