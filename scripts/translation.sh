@@ -11,7 +11,7 @@
 value_options="--root --out --pair --attention --seed --epochs --vocab-size --average --set --workers"
 flag_options="--download"
 documents='' window=''
-attention=leap
+attention=leap set=test
 table_options=()
 
 if [[ $dataset == *_doc ]]; then
@@ -60,7 +60,7 @@ HELP
 }
 
 defaults() {
-    root='' out='' seed=1 workers=1 download='' set=test
+    root='' out='' seed=1 workers=1 download=''
 }
 
 eval "text_$(declare -f finish_options)" # of text.sh, and

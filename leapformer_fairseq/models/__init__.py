@@ -1,6 +1,5 @@
 """Thin registered fairseq models; fairseq's `--user-dir` imports this package and every file in it. No scripts."""
 
-from .. import register
+from .. import prepare_fairseq
 
-# All of them, patches and criterions included, whichever model is imported first and by whom.
-register()
+prepare_fairseq()

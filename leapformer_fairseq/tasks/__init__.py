@@ -1,5 +1,5 @@
 """Registered fairseq tasks; fairseq's `--user-dir` imports this package and every file in it."""
 
-from .. import register
+from .. import import_modules
 
-register()
+import_modules()
