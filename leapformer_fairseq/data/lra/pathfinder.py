@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -142,50 +143,73 @@ class _NoRoomError(Exception):
 class _Stamp(NamedTuple):
     """A paddle that was drawn once, for all places: its pixels, those it takes, and those next to them, too.
 
-    The tail is in the pixel at (MIDDLE, MIDDLE).
+    The tail is in the pixel at (MIDDLE, MIDDLE). What is taken is a set of places in a canvas, as the bits of a number.
     """
 
     pixels: Pixels
-    own: Taken
-    around: Taken
+    own: int
+    around: int
 
 
 class _Canvas:
-    """What was drawn, and how many times each pixel is taken: by paddles, the pixels next to them, and the border."""
+    """The paddles that were drawn, and the places that are taken: by them, next to them, and beyond the border.
+
+    Places are bits of a number, line by line: a try to add a paddle is then an operation on two numbers, and a picture
+    takes some thousand tries.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
-        side = sizes.side + 2 * MIDDLE  # so that no stamp leaves it
-        self.pixels: Pixels = np.zeros((side, side), dtype=np.float32)
-        self.taken = np.ones((side, side), dtype=np.uint8)
-        inside = slice(MIDDLE + sizes.padding, -MIDDLE - sizes.padding)
-        self.taken[inside, inside] = 0
+        self.width = sizes.side + 2 * MIDDLE  # so that no stamp leaves it
+        self.settled = _border(sizes)  # and all but the last paddle of each curve
+        self.heads: list[int] = []  # the last paddle of each curve
+        self.drawn: list[tuple[Window, Pixels]] = []
 
-    def add(self, paddle: Paddle, contrast: float) -> tuple[Window, Taken]:
-        """Draw a paddle; returns what it takes. Raises _NoRoomError, and draws nothing, where another has it."""
-        window, stamp = self._stamp(paddle)
-        if (self.taken[window][stamp.own] > 0).any():
+    def taken(self, but: int | None = None) -> int:
+        """All places that are taken, or without the last paddle of the curve with this number."""
+        found = self.settled
+        for curve, head in enumerate(self.heads):
+            if curve != but:
+                found |= head
+        return found
+
+    def add(self, paddle: Paddle, contrast: float, taken: int) -> int:
+        """Draw a paddle; returns what it takes. Raises _NoRoomError, and draws nothing, where that is taken."""
+        row, column, stamp = self.stamp(paddle)
+        shift = row * self.width + column
+        if taken & stamp.own << shift:
             raise _NoRoomError
-        np.maximum(self.pixels[window], contrast * stamp.pixels, out=self.pixels[window])
-        self.taken[window] += stamp.around
-        return window, stamp.around
+        side = 2 * MIDDLE + 1
+        self.drawn.append(((slice(row, row + side), slice(column, column + side)), contrast * stamp.pixels))
+        return stamp.around << shift
 
-    def is_free(self, row: float, column: float) -> bool:
-        side = self.sizes.side
-        i, j = round(row), round(column)
-        return 0 <= i < side and 0 <= j < side and not self.taken[i + MIDDLE, j + MIDDLE]
-
-    def _stamp(self, paddle: Paddle) -> tuple[Window, _Stamp]:
-        scale = self.sizes.antialias
-        tail, tip = (
-            [round((x + 0.5) * scale - 0.5) for x in end] for end in (paddle.tail, paddle.at(self.sizes.length))
+    def stamp(self, paddle: Paddle) -> tuple[int, int, _Stamp]:
+        """How a paddle looks, and the line and column where that begins."""
+        scale, side = self.sizes.antialias, self.sizes.side
+        (top, left), (bottom, right) = (
+            (round((row + 0.5) * scale - 0.5), round((column + 0.5) * scale - 0.5))
+            for row, column in (paddle.tail, paddle.at(self.sizes.length))
         )
-        row, column = (x // scale for x in tail)
-        if not (0 <= row < self.sizes.side and 0 <= column < self.sizes.side):
+        row, column = top // scale, left // scale
+        if not (0 <= row < side and 0 <= column < side):
             raise _NoRoomError
-        window = slice(row, row + 2 * MIDDLE + 1), slice(column, column + 2 * MIDDLE + 1)
-        inside = tail[0] % scale, tail[1] % scale
-        return window, _drawn(self.sizes, *inside, tip[0] - tail[0], tip[1] - tail[1])
+        return row, column, _drawn(self.sizes, top % scale, left % scale, bottom - top, right - left)
+
+    def pixels(self) -> Pixels:
+        """All paddles; where they meet, the brightest."""
+        found: Pixels = np.zeros((self.width, self.width), dtype=np.float32)
+        for window, pixels in self.drawn:
+            np.maximum(found[window], pixels, out=found[window])
+        return found[MIDDLE:-MIDDLE, MIDDLE:-MIDDLE]
+
+
+@lru_cache
+def _border(sizes: Sizes) -> int:
+    """What no paddle may take: the outermost pixels of the picture, and what is beyond them."""
+    side, inside = sizes.side + 2 * MIDDLE, MIDDLE + sizes.padding
+    border = np.ones((side, side), dtype=bool)
+    border[inside:-inside, inside:-inside] = False
+    return bits(border)
 
 
 @lru_cache(maxsize=10_000)
@@ -199,7 +223,13 @@ def _drawn(sizes: Sizes, row: int, column: int, rows: int, columns: int) -> _Sta
     small = np.asarray(image.resize((side, side), Image.Resampling.LANCZOS), dtype=np.float32)
     pixels = small / small.max()
     own = pixels > VISIBLE
-    return _Stamp(pixels, own, dilated(own, sizes.margin))
+    beyond = (0, sizes.side - 1)  # the rest of a line of the canvas
+    return _Stamp(pixels, *(bits(np.pad(x, ((0, 0), beyond))) for x in (own, dilated(own, sizes.margin))))
+
+
+def bits(places: Taken) -> int:
+    """A set of places as a number, the first in its lowest bit."""
+    return int.from_bytes(np.packbits(places, bitorder="little").tobytes(), "little")
 
 
 def dilated(x: Taken, by: int) -> Taken:
@@ -214,40 +244,70 @@ class _Snake:
     """A curve that grows."""
 
     def __init__(self, canvas: _Canvas, contrast: float, first: Paddle) -> None:
-        self.canvas, self.contrast = canvas, contrast
+        self.canvas, self.contrast, self.number = canvas, contrast, len(canvas.heads)
         self.paddles = [first]
-        self.last = canvas.add(first, contrast)
+        canvas.heads.append(canvas.add(first, contrast, canvas.taken()))
 
     def grow(self, random: Random) -> None:
         """Add a paddle: a turn has a probability of cos^2, where the pixel that it points to is free.
 
         It may touch the paddle before it. Raises _NoRoomError.
         """
-        canvas, (window, taken) = self.canvas, self.last
-        canvas.taken[window] -= taken
-        self.last = self._next(random)
-        canvas.taken[window] += taken
-
-    def _next(self, random: Random) -> tuple[Window, Taken]:
-        sizes, before = self.canvas.sizes, self.paddles[-1]
-        tail = before.at(sizes.step)
-        angles, weights = [], []
-        for row, column, angle in _circle(sizes.length + sizes.margin):
-            if self.canvas.is_free(tail[0] + row, tail[1] + column):
-                turn = abs((angle - before.angle + math.pi) % (2 * math.pi) - math.pi)
-                angles.append(angle)
-                weights.append(max(0.0, math.cos(min(sizes.continuity * turn, math.pi / 2))) ** 2)
-        if sum(weights) < TINY:
+        canvas, sizes, before = self.canvas, self.canvas.sizes, self.paddles[-1]
+        tail, taken = before.at(sizes.step), canvas.taken(but=self.number)
+        i, j = round(tail[0]), round(tail[1])
+        reach = math.ceil(sizes.length + sizes.margin)
+        if not (-reach <= i < sizes.side + reach and -reach <= j < sizes.side + reach):
             raise _NoRoomError
+        around = taken >> (i + MIDDLE - reach) * canvas.width + j + MIDDLE - reach
+        angles, cumulated = _turns(sizes, before.angle, ~around & _circle(sizes))
         for _ in range(1 + sizes.paddle_retries):
-            paddle = Paddle(tail, random.choices(angles, weights)[0])
+            paddle = Paddle(tail, random.choices(angles, cum_weights=cumulated)[0])
             try:
-                taken = self.canvas.add(paddle, self.contrast)
+                head = canvas.add(paddle, self.contrast, taken)
             except _NoRoomError:
                 continue
             self.paddles.append(paddle)
-            return taken
+            canvas.settled |= canvas.heads[self.number]
+            canvas.heads[self.number] = head
+            return
         raise _NoRoomError
+
+
+@lru_cache
+def _directions(sizes: Sizes) -> list[tuple[int, float]]:
+    """Pixels of a circle around 0, and where they lie.
+
+    A pixel is a bit of the places of a canvas from the corner of the square that holds the circle.
+    """
+    radius, width = sizes.length + sizes.margin, sizes.side + 2 * MIDDLE
+    reach = math.ceil(radius)
+    square = [(i, j) for i in range(-reach, reach + 1) for j in range(-reach, reach + 1)]
+    return [
+        (1 << (i + reach) * width + j + reach, math.atan2(i, j))
+        for i, j in square
+        if abs(math.hypot(i, j) - radius) < 0.5
+    ]
+
+
+@lru_cache
+def _circle(sizes: Sizes) -> int:
+    """All pixels of the circle."""
+    return sum(pixel for pixel, _ in _directions(sizes))
+
+
+@lru_cache(maxsize=100_000)
+def _turns(sizes: Sizes, before: float, free: int) -> tuple[list[float], list[float]]:
+    """Directions that a curve may turn to, and their cumulated weights. Raises _NoRoomError where there are none."""
+    angles, weights = [], []
+    for pixel, angle in _directions(sizes):
+        if free & pixel:
+            turn = abs((angle - before + math.pi) % (2 * math.pi) - math.pi)
+            angles.append(angle)
+            weights.append(max(0.0, math.cos(min(sizes.continuity * turn, math.pi / 2))) ** 2)
+    if sum(weights) < TINY:
+        raise _NoRoomError
+    return angles, list(accumulate(weights))
 
 
 def draw(random: Random, sizes: Sizes, label: int) -> Picture:
@@ -271,7 +331,7 @@ def _draw(random: Random, sizes: Sizes, label: int) -> Picture:
     distractors = list(_distractors(random, canvas))
     chosen = (first, second) if random.random() < 0.5 else (second, first)
     ends = chosen[0].paddles[0].tail, chosen[1 - label].paddles[-1].at(sizes.length)
-    pixels = canvas.pixels[MIDDLE:-MIDDLE, MIDDLE:-MIDDLE]
+    pixels = canvas.pixels()
     for end in ends:
         np.maximum(pixels, MARKER * disc(end, sizes), out=pixels)
     return Picture(_stretched(pixels), label, (first.paddles, second.paddles), distractors, ends)
@@ -284,20 +344,14 @@ def _any_angle(random: Random) -> float:
 
 def _first(random: Random, canvas: _Canvas, border: int) -> Paddle:
     """The first paddle of a curve, its tail on a free pixel so far from the border."""
-    side = canvas.sizes.side
-    inside = slice(MIDDLE + border, MIDDLE + side - border)
-    rows, columns = np.nonzero(canvas.taken[inside, inside] == 0)
+    places = np.frombuffer(canvas.taken().to_bytes(-(-(canvas.width**2) // 8), "little"), dtype=np.uint8)
+    taken = np.unpackbits(places, count=canvas.width**2, bitorder="little").reshape(canvas.width, canvas.width)
+    inside = slice(MIDDLE + border, MIDDLE + canvas.sizes.side - border)
+    rows, columns = np.nonzero(taken[inside, inside] == 0)
     if not len(rows):
         raise _NoRoomError
     i = int(random.random() * len(rows))
     return Paddle((float(rows[i] + border), float(columns[i] + border)), _any_angle(random))
-
-
-@lru_cache
-def _circle(radius: float) -> list[tuple[float, float, float]]:
-    """Rows, columns and directions of the pixels of a circle around 0."""
-    reach = range(-math.ceil(radius) - 1, math.ceil(radius) + 2)
-    return [(i, j, math.atan2(i, j)) for i in reach for j in reach if abs(math.hypot(i, j) - radius) < 0.5]
 
 
 def _distractors(random: Random, canvas: _Canvas) -> Iterator[Sequence[Paddle]]:
@@ -305,13 +359,13 @@ def _distractors(random: Random, canvas: _Canvas) -> Iterator[Sequence[Paddle]]:
     count = sizes.distractor_contour
     for _ in range(sizes.distractor_paddles // count):
         for _ in range(1 + sizes.distractor_retries):
-            before = canvas.pixels.copy(), canvas.taken.copy()
+            before = canvas.settled, canvas.heads[:], canvas.drawn[:]
             try:
                 snake = _Snake(canvas, 1.0, _first(random, canvas, sizes.padding))
                 while len(snake.paddles) < count:
                     snake.grow(random)
             except _NoRoomError:
-                canvas.pixels, canvas.taken = before
+                canvas.settled, canvas.heads, canvas.drawn = before
                 continue
             yield snake.paddles
             break
