@@ -210,6 +210,26 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     write_text(path, text.getvalue(), "--out")
 
 
+def _add_quirks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("base", metavar="DIR", help="the --out of `leapformer lra run`: what is compared with")
+    parser.add_argument("results", nargs="+", metavar="DIR", help="others, of the same protocol with other --quirks")
+    parser.add_argument("--out", metavar="DIR", help="also write quirks.md and quirks.json here")
+
+
+def _quirks(args: argparse.Namespace) -> None:
+    from ..lra import effects
+    from ..lra.grid import collect
+
+    base, protocol = collect([Path(args.base)])
+    found = [one for folder in args.results for one in effects.effects(base, collect([Path(folder)])[0])]
+    text = effects.table(found, protocol)
+    print(text)
+    if args.out:
+        folder = made_folder(args.out)
+        write_text(folder / "quirks.md", text, "--out")
+        write_json(folder / "quirks.json", effects.content(found), "--out")
+
+
 def _add_rcp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="*", metavar="DIR", help="the --out of `leapformer lra run`, one or several")
     parser.add_argument("--bench", metavar="FILE", help="lra.json of `leapformer bench lra`, for throughput and memory")
@@ -271,6 +291,7 @@ STEPS = {
     "prepare": (_add_prepare, "make the data of a protocol's tasks, generated or from the published files", _prepare),
     "run": (_add_run, "train and test a grid of tasks, rows and seeds; resumable", _run),
     "table": (_add_table, "accuracies over seeds, beside those that the papers print", _table),
+    "quirks": (_add_quirks, "what published flaws change: the accuracies of the same rows with and without", _quirks),
     "rcp": (_add_rcp, "accuracy weighed against throughput: the paper's composite and points per doubling", _rcp),
     "params": (_add_params, "parameters of every row: all, without embeddings, of the mechanism", _params),
 }

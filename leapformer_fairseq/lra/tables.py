@@ -28,6 +28,7 @@ TITLES = {
 }
 SIGNIFICANCE = 0.01  # of the test against chance
 AT_CHANCE = "†"
+NOTE = f"{AT_CHANCE}: at chance (binomial test, p ≥ {SIGNIFICANCE}): it did not learn the task."
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def accuracy_table(table: Mapping[str, Mapping[str, Cell]], protocol: Protocol, 
         row = table[name]
         seeds = sorted({len(cell.accuracies) for cell in row.values()})
         line = [protocol.rows[name].title if name in protocol.rows else name, "–".join(map(str, seeds))]
-        line += [_written(row.get(task)) for task in tasks]
+        line += [written(row[task]) if task in row else "–" for task in tasks]
         line.append(_number(averages(row, tasks)))
         if len(without) < len(tasks):
             line.append(_number(averages(row, without)))
@@ -97,10 +98,9 @@ def accuracy_table(table: Mapping[str, Mapping[str, Cell]], protocol: Protocol, 
     chance = {task: cell.chance for row in table.values() for task, cell in row.items()}
     lines.append(["always the most frequent class", "", *(f"{chance[task]:.2f}" for task in tasks)])
     text = tabulate(lines, headers, tablefmt="github", disable_numparse=True)
-    note = f"{AT_CHANCE}: at chance (binomial test, p ≥ {SIGNIFICANCE}): it did not learn the task."
     if published and protocol.name in papers():
         text += f"\n\nPublished ({papers()[protocol.name]['source']}):\n\n{published_table(protocol.name)}"
-    return f"{text}\n\n{note}\n"
+    return f"{text}\n\n{NOTE}\n"
 
 
 def published_table(paper: str) -> str:
@@ -151,9 +151,8 @@ def papers() -> dict[str, Any]:
     return json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def _written(cell: Cell | None) -> str:
-    if cell is None:
-        return "–"
+def written(cell: Cell) -> str:
+    """Mean and standard deviation over seeds, marked where it is at chance."""
     spread = "" if cell.std is None else f" ± {cell.std:.2f}"
     return f"{cell.mean:.2f}{spread}{'' if cell.learned else ' ' + AT_CHANCE}"
 

@@ -6,9 +6,10 @@ import math
 from statistics import fmean
 
 import pytest
+from scipy.stats import t as student
 
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.lra import composite, tables
+from leapformer_fairseq.lra import composite, effects, tables
 from leapformer_fairseq.lra.protocols import load
 from leapformer_fairseq.lra.rcp import Measured, score, scores, standard_deviation
 
@@ -128,3 +129,38 @@ class TestTable:
     def test_for_a_machine(self):
         (row,) = tables.as_rows(tables.cells([result("leap", "text", 1, 62.0)]))
         assert row["mean"] == 62 and row["std"] is None and row["learned"] is True and not math.isnan(row["chance"])
+
+
+class TestQuirks:
+    BASE = tuple(result("softmax", "listops", seed, value) for seed, value in ((1, 40.0), (2, 42.0), (3, 41.0)))
+
+    def dropped(self, row="softmax", quirks=("brackets-dropped",)):
+        found = (result(row, "listops", seed, value) for seed, value in ((1, 30.0), (2, 31.0), (3, 32.0)))
+        return [{**one, "quirks": list(quirks)} for one in found]
+
+    def test_by_hand(self):
+        (found,) = effects.effects(self.BASE, self.dropped())
+        assert found.points == -10 and found.change == "with brackets-dropped"
+        # Means 10 apart, both variances 1 of 3 seeds: t = 10 / sqrt(2 / 3), 4 degrees of freedom.
+        assert found.p == pytest.approx(2 * student.sf(10 / math.sqrt(2 / 3), 4))
+        text = effects.table([found], load("corrected"))
+        assert "-10.00" in text and "31.00 ± 1.00" in text and f"31.00 ± 1.00 {tables.AT_CHANCE}" in text
+        (entry,) = effects.content([found])
+        assert entry["before"] == [40.0, 42.0, 41.0] and entry["points"] == -10
+
+    def test_a_quirk_that_is_taken_away(self):
+        (found,) = effects.effects(self.dropped(), self.BASE)
+        assert found.change == "without brackets-dropped" and found.points == 10
+
+    def test_one_seed_has_no_p(self):
+        (found,) = effects.effects(self.BASE[:1], self.dropped())
+        assert found.p is None and "| –" in effects.table([found], load("corrected"))
+
+    def test_what_cannot_be_compared(self):
+        with pytest.raises(LeapformerError, match="both folders have the quirks none; give one with others"):
+            effects.effects(self.BASE, self.BASE)
+        with pytest.raises(LeapformerError, match=r"no row and task that both .*with brackets-dropped.*run the same"):
+            effects.effects(self.BASE, self.dropped("leap"))
+        other = [{**one, "protocol": "luna"} for one in self.dropped()]
+        with pytest.raises(LeapformerError, match="protocols corrected and luna; compare quirks within one"):
+            effects.effects(self.BASE, other)
