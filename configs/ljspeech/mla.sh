@@ -14,4 +14,4 @@ train_options=(
     --max-update 18000
     --max-tokens 30000 --update-freq 1 --log-interval 100     # ours: as in fairseq's recipe
 )
-tts_options=()
+tts_options=(--max-steps 6000) # the limit of the paper

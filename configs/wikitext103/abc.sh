@@ -1,5 +1,5 @@
 # ABC (Peng et al., 2022, arXiv:2110.02488, tables 3a and 10), language models on WikiText-103: 16 layers, 1,024 wide,
-# feed-forward 4,096, 8 heads (about 242 million parameters; Baevski and Auli, 2019), evaluated without context and with
+# feed-forward 4,096, 8 heads (the paper has 242 million parameters, ours 247; Baevski and Auli, 2019), evaluated without context and with
 # 480 words of it. Perplexities of the test text there: softmax 20.5 and 19.0, Linformer with 64 slots 27.2 and 30.7,
 # random slots (64) 24.0 and 23.1, abc-mlp with 32 slots 21.9 and 20.5, with 64 21.1 and 19.5.
 #

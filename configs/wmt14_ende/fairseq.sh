@@ -5,7 +5,7 @@
 # raise the update-freq in proportion (--train-options "--update-freq 8" on one).
 pair=en-de
 vocab_size=32000
-epochs=100
+epochs=100 # more than --max-update
 average=5 # as in the paper, where they are 10 minutes apart
 
 train_options=(

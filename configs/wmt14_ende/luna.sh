@@ -4,7 +4,8 @@
 #
 # The paper's best rows are trained with Apollo (luna_apollo.sh); with Adam its softmax has 27.8 BLEU instead of 28.3.
 # Here it is Adam, with the learning rate, warm-up and decay of fairseq.sh. Averaging and search are those of fairseq.sh,
-# too. A batch is 8,192 tokens on each of 8 GPUs.
+# too. A batch is 8,192 tokens on each of 8 GPUs, and at most 1,024
+# sentences, a bound of ours that keeps batches of very short ones in memory.
 . "$(dirname "${BASH_SOURCE[0]}")/fairseq.sh"
 vocab_size=37000
 epochs=1000 # the updates end the training
