@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity) or "
         "validate (perplexity of masked subwords, accuracy, losses of speech)",
     ),
+    "compare": ("compare", "whether translations differ by more than the choice of test sentences: paired bootstrap"),
     "simulate": (
         "simulate",
         "translate a test set simultaneously, with delays and scores as of a SimulEval run, without SimulEval",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,30 @@ def read_hypotheses(path: str | Path) -> dict[int, str]:
     return hypotheses
 
 
-def score_generation(path: str | Path, references: str | Path, tokenize: str = "13a") -> dict[str, Any]:
-    """BLEU and chrF of generated text against one reference per line, with signatures.
+def aligned_hypotheses(path: str | Path, references: Sequence[str]) -> list[str]:
+    """The hypotheses in the order of the references.
 
     Raises LeapformerError when a sentence is missing: fairseq drops the last batch of a model that is not ours, unless
     it was told `--required-batch-size-multiple 1`.
     """
     hypotheses = read_hypotheses(path)
-    lines = Path(references).read_text(encoding="utf-8").splitlines()
-    missing = sorted(set(range(len(lines))) - set(hypotheses))
+    missing = sorted(set(range(len(references))) - set(hypotheses))
     if missing:
         raise LeapformerError(
-            f"{path} lacks {len(missing)} of {len(lines)} sentences, first number {missing[0]}; "
+            f"{path} lacks {len(missing)} of {len(references)} sentences, first number {missing[0]}; "
             "generate all of them: --required-batch-size-multiple 1 for a model of fairseq's own, and no "
             "--skip-invalid-size-inputs-valid-test"
         )
-    predictions = [hypotheses[i] for i in range(len(lines))]
+    return [hypotheses[i] for i in range(len(references))]
+
+
+def score_generation(path: str | Path, references: str | Path, tokenize: str = "13a") -> dict[str, Any]:
+    """BLEU and chrF of generated text against one reference per line, with signatures.
+
+    Raises LeapformerError when a sentence is missing.
+    """
+    lines = Path(references).read_text(encoding="utf-8").splitlines()
+    predictions = aligned_hypotheses(path, lines)
     scores = (bleu(predictions, lines, tokenize), chrf(predictions, lines))
     return {
         "scores": {score.name: score.value for score in scores},

@@ -1,0 +1,89 @@
+"""Whether systems differ by more than the choice of test sentences: paired bootstrap resampling of BLEU and chrF.
+
+Koehn, 2004 (W04-3250), as sacreBLEU implements it. It covers the test sentences, not the seed of a training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
+
+from ..errors import LeapformerError
+from .generation import aligned_hypotheses
+
+SAMPLES = 1_000
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A score of a system, half of its 95 % interval, and p of the difference to the baseline, which has none."""
+
+    system: str
+    metric: str
+    score: float
+    interval: float
+    p: float | None
+
+
+def paired_bootstrap(
+    systems: Mapping[str, Sequence[str]], references: Sequence[str], tokenize: str = "13a", samples: int = SAMPLES
+) -> tuple[list[Compared], dict[str, str]]:
+    """Compare systems with the first of them on the same sentences; returns the scores and sacreBLEU's signatures.
+
+    The seed is fixed (sacreBLEU's 12345), so the same texts give the same p. Raises LeapformerError for fewer than two
+    systems or a number of samples that resolves nothing.
+    """
+    if len(systems) < 2:
+        raise LeapformerError(f"{len(systems)} system to compare; give a baseline and at least one other")
+    if samples < 100:
+        raise LeapformerError(f"--samples {samples}: give at least 100; p is a share of them")
+    test = PairedTest(
+        [(name, list(lines)) for name, lines in systems.items()],
+        {"BLEU": BLEU(tokenize=tokenize, references=[list(references)]), "chrF": CHRF(references=[list(references)])},
+        None,
+        "bs",
+        samples,
+    )
+    signatures, found = test()
+    names = found.pop("System")
+    compared = [
+        Compared(name.removeprefix("Baseline: "), metric.removesuffix("2"), result.score, result.ci, result.p_value)
+        for metric, results in found.items()
+        for name, result in zip(names, results, strict=True)
+    ]
+    return compared, {metric.removesuffix("2"): str(signature) for metric, signature in signatures.items()}
+
+
+def read_systems(places: Sequence[str], references: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """The translations of runs by name, and the references, one a line.
+
+    A place is a generate-*.txt, or a folder that holds one at any depth. Raises LeapformerError where there is none or
+    several, two have the same name, and where sentences are missing.
+    """
+    lines = references.read_text(encoding="utf-8").splitlines() if references.is_file() else None
+    if not lines:
+        raise LeapformerError(f"--references {references}: no such file, or an empty one; one reference a line")
+    systems: dict[str, list[str]] = {}
+    for place in places:
+        files = sorted(Path(place).glob("**/generate-*.txt")) if Path(place).is_dir() else [Path(place)]
+        if len(files) != 1:
+            raise LeapformerError(f"{place} holds {len(files)} files generate-*.txt; name the one to compare")
+        name = Path(place).name if Path(place).is_dir() else place
+        if name in systems:
+            raise LeapformerError(f"{place}: another system is called {name}; name its generate-*.txt instead")
+        systems[name] = aligned_hypotheses(files[0], lines)
+    return systems, lines
+
+
+def as_rows(compared: Sequence[Compared]) -> list[dict[str, Any]]:
+    """A row for each system, with all its scores."""
+    rows: dict[str, dict[str, Any]] = {}
+    for one in compared:
+        row = rows.setdefault(one.system, {"system": one.system})
+        row[one.metric] = {"score": one.score, "interval": one.interval, "p": one.p}
+    return list(rows.values())
