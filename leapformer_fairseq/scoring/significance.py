@@ -51,11 +51,15 @@ def paired_bootstrap(
     )
     signatures, found = test()
     names = found.pop("System")
-    compared = [
-        Compared(name.removeprefix("Baseline: "), metric.removesuffix("2"), result.score, result.ci, result.p_value)
-        for metric, results in found.items()
-        for name, result in zip(names, results, strict=True)
-    ]
+    baseline = next(iter(systems.values()))
+    compared = []
+    for metric, results in found.items():
+        for name, lines, result in zip(names, systems.values(), results, strict=True):
+            p = None if result.p_value is None else float(result.p_value)
+            if p is not None and list(lines) == list(baseline):
+                p = 1.0  # sacreBLEU counts no resample with a greater difference than 0, and takes that for certainty
+            name = name.removeprefix("Baseline: ")
+            compared.append(Compared(name, metric.removesuffix("2"), float(result.score), float(result.ci), p))
     return compared, {metric.removesuffix("2"): str(signature) for metric, signature in signatures.items()}
 
 
