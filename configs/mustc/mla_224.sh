@@ -4,3 +4,4 @@
 
 asr_options+=(--arch leapformer_s2t_mla_224) # 224 wide, 4 heads
 offline_options+=(--arch leapformer_s2t_mla_224)
+simul_options+=(--encoder-embed-dim 224 --encoder-attention-heads 4 --decoder-attention-heads 4) # as the recogniser

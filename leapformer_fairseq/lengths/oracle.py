@@ -15,6 +15,7 @@ class Oracle(Predictor):
     def forward(self, source: Source) -> Tensor:
         if source.target is None:
             raise LeapformerError(
-                "--length-predictor oracle needs the targets; take ratio, lookup or conv where there are none"
+                "--length-predictor oracle needs the targets, which translation and speech synthesis do not have; "
+                "train with another predictor (ratio, lookup, conv), or without one a plan that needs none"
             )
         return source.target.float()

@@ -1,0 +1,204 @@
+"""Several processes: fairseq starts and connects them for GPUs only."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from ..errors import LeapformerError
+from .patch import Patch
+
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+
+
+# ------------------------------------------------------------------------------------------- starting and connecting
+def place(cfg: Any, environment: Mapping[str, str], gpus: int) -> int:
+    """Write into a configuration of fairseq which process this is; returns how many to start here, 0 for none.
+
+    Processes of torchrun are connected by its environment, on GPUs and CPUs. Otherwise, on a CPU,
+    `--distributed-world-size N` starts N processes on this machine. Raises LeapformerError for what fairseq would do in
+    silence: independent copies, or no process at all.
+    """
+    training, on_cpu = cfg.distributed_training, cfg.common.cpu or not gpus
+    if on_cpu and training.distributed_backend == "nccl":
+        training.distributed_backend = "gloo"
+    if all(environment.get(name) for name in TORCHRUN):
+        _place_by_torchrun(training, environment, on_cpu, gpus)
+        return 0
+    if not on_cpu:
+        return 0
+    processes = training.distributed_world_size
+    if processes == 1 and int(environment.get("SLURM_NTASKS", 1)) > 1 and environment.get("SLURM_STEP_ID"):
+        raise LeapformerError(
+            f"SLURM started {environment['SLURM_NTASKS']} tasks, which on CPUs would train independent copies; start "
+            "one task a machine, `srun --ntasks-per-node 1 torchrun ...`"
+        )
+    if training.distributed_no_spawn or (processes == 1 and not training.distributed_init_method):
+        return 0
+    if training.distributed_rank:
+        raise LeapformerError(
+            f"--distributed-rank {training.distributed_rank}: on CPUs, start the processes of several machines with "
+            "torchrun"
+        )
+    training.distributed_init_method = training.distributed_init_method or f"tcp://localhost:{_free_port()}"
+    return int(processes)
+
+
+def _place_by_torchrun(training: Any, environment: Mapping[str, str], on_cpu: bool, gpus: int) -> None:
+    world, rank, local = (int(environment[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    if training.distributed_world_size not in (1, gpus, world):
+        raise LeapformerError(
+            f"--distributed-world-size {training.distributed_world_size}: torchrun started {world} processes; leave "
+            "the option out"
+        )
+    if not on_cpu and local >= gpus:
+        raise LeapformerError(f"torchrun --nproc-per-node: process {local} has no GPU, there are {gpus}; start fewer")
+    training.distributed_world_size, training.distributed_rank = world, rank
+    training.device_id = 0 if on_cpu else local
+    if world > 1:
+        training.distributed_init_method, training.distributed_no_spawn = "env://", True
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return int(free.getsockname()[1])
+
+
+def _processes_need_gpus() -> bool:
+    from fairseq.distributed import utils
+
+    # Read, not run: it would start processes.
+    return "torch.multiprocessing.spawn" in inspect.getsource(utils.call_main)
+
+
+def _start_processes_anywhere() -> None:
+    from fairseq.distributed import utils
+
+    original = utils.call_main
+
+    def call_main(cfg: Any, main: Any, **kwargs: Any) -> None:
+        from omegaconf import OmegaConf, open_dict
+
+        with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
+            here = place(cfg, os.environ, torch.cuda.device_count())
+        if not here:
+            original(cfg, main, **kwargs)
+            return
+        cfg.distributed_training.distributed_rank = None  # given to each
+        # Forked, they need not import everything again, nor do their data loaders; that would take a minute.
+        torch.multiprocessing.start_processes(
+            _one_of_several, (here, main, cfg, {**kwargs, "start_rank": 0}), here, start_method="fork"
+        )
+
+    utils.call_main = call_main
+
+
+def _one_of_several(number: int, processes: int, main: Any, cfg: Any, more: dict[str, Any]) -> None:
+    """A process that was started here: its share of the cores, unless the user says how many."""
+    from fairseq.distributed import utils
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+    utils.distributed_main(number, main, cfg, more)
+
+
+# ----------------------------------------------------------------------------------------------------- talking on CPUs
+def _talk_needs_gpus() -> bool:
+    from fairseq.distributed import utils
+
+    return "torch.cuda.ByteTensor" in inspect.getsource(utils.all_gather_list)
+
+
+def _talk_anywhere() -> None:
+    from fairseq.distributed import utils
+
+    original = utils.all_gather_list
+
+    def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
+        group = utils.get_global_group() if group is None else group
+        if torch.distributed.get_backend(group) != "gloo":
+            return original(data, group, max_size)  # type: ignore[no-any-return]
+        found = [None] * utils.get_world_size(group)
+        torch.distributed.all_gather_object(found, data, group=group)
+        return found
+
+    utils.all_gather_list = all_gather_list
+
+
+def _ddp_needs_gpus() -> bool:
+    from fairseq.models import distributed_fairseq_model
+
+    unpatched = distributed_fairseq_model.DistributedDataParallel is torch.nn.parallel.DistributedDataParallel
+    wrapper = inspect.getsource(distributed_fairseq_model.DistributedFairseqModel)
+    return unpatched and "device_ids=[args.device_id]" in wrapper
+
+
+def _let_ddp_take_cpus() -> None:
+    """PyTorch wants no device for a module on a CPU."""
+    from fairseq.models import distributed_fairseq_model
+
+    original = distributed_fairseq_model.DistributedDataParallel
+
+    def parallel(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+            kwargs.update(device_ids=None, output_device=None)
+        return original(module, **kwargs)  # type: ignore[no-any-return]
+
+    distributed_fairseq_model.DistributedDataParallel = parallel
+
+
+def _resuming_is_refused() -> bool:
+    from fairseq.distributed import utils
+
+    return 'torch.load(buffer, map_location="cpu")' in inspect.getsource(utils._broadcast_object_slow)
+
+
+def _broadcast_anything() -> None:
+    """The first process has read the checkpoint with protection; what it sends to the others of its job is its own."""
+    from fairseq.distributed import utils
+
+    def _broadcast_object_slow(found: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
+        box = [found]
+        torch.distributed.broadcast_object_list(box, src_rank, group=group, device=dist_device)
+        return box[0]
+
+    utils._broadcast_object_slow = _broadcast_object_slow
+
+
+PATCHES = (
+    Patch(
+        "processes",
+        "on CPUs several processes train independent copies, or none starts; torchrun's are not connected",
+        "fairseq 0.12",
+        _processes_need_gpus,
+        _start_processes_anywhere,
+    ),
+    Patch(
+        "gathering",
+        "processes on CPUs exchange statistics through a GPU",
+        "fairseq 0.12",
+        _talk_needs_gpus,
+        _talk_anywhere,
+    ),
+    Patch(
+        "ddp",
+        "DistributedDataParallel gets the number of a GPU on CPUs, too",
+        "fairseq 0.12",
+        _ddp_needs_gpus,
+        _let_ddp_take_cpus,
+    ),
+    Patch(
+        "broadcast",
+        "torch.load refuses what the first process sends to the others when a training resumes",
+        "torch >= 2.6 (weights_only=True by default)",
+        _resuming_is_refused,
+        _broadcast_anything,
+    ),
+)
