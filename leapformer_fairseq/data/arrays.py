@@ -7,8 +7,8 @@ A folder holds data.json and, for each split (train, valid, test):
     SPLIT/input1.npy ...      the second sequences, where there are two
     SPLIT/labels.npy          N classes, from 0
 
-0 is padding, at the end of a sequence; other numbers are below `vocabulary`. data.json has `vocabulary`, `classes` and
-`inputs`. Whoever has arrays of their own writes these files with numpy.
+0 is padding, which is not looked at; other numbers are below `vocabulary` - 1, which marks the beginning of a sequence.
+data.json has `vocabulary`, `classes` and `inputs`. Whoever has arrays of their own writes these files with numpy.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ..errors import LeapformerError
 from ..files import read_json, replacing, write_json
+from .prepared import STATE
 
 ABOUT, LABELS = "data.json", "labels.npy"
 REMEDY = "prepare it with `leapformer prepare lra`, or write it as leapformer_fairseq/data/arrays.py says"
@@ -53,9 +54,11 @@ class Split(Sequence[Example]):
     def __init__(self, folder: str | Path, split: str, first: int = 0) -> None:
         self.about = read_about(folder)
         self.folder = Path(folder) / split
-        self.labels = _load(self.folder / LABELS)
+        self.labels = _integers(self.folder / LABELS, 1)
+        if not len(self.labels):
+            raise LeapformerError(f"{self.folder / LABELS}: no example; {REMEDY}")
         self._inputs = [self._input(i) for i in range(self.about.inputs)]
-        if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < self.about.classes:
+        if not 0 <= int(self.labels.min()) <= int(self.labels.max()) < self.about.classes:
             raise LeapformerError(
                 f"{self.folder / LABELS}: classes from {self.labels.min()} to {self.labels.max()}; {ABOUT} says that "
                 f"there are {self.about.classes}, from 0"
@@ -67,24 +70,35 @@ class Split(Sequence[Example]):
     def _input(self, i: int) -> tuple[Numbers, Numbers]:
         """Numbers in one line, and where each sequence begins and ends in it (N, 2)."""
         path = self.folder / f"input{i}.npy"
-        numbers = _load(path)
-        if numbers.dtype.kind not in "iu" or numbers.ndim not in (1, 2):
-            raise LeapformerError(f"{path}: {numbers.ndim} dimensions of {numbers.dtype}; {REMEDY}")
+        numbers = _integers(path, 1, 2)
+        if not (self.folder.parent / STATE).is_file():  # `write_split` has looked at those that we prepared
+            self._check(path, numbers)
         if numbers.ndim == 2:
             starts = np.arange(len(numbers), dtype=np.int64) * numbers.shape[1]
             spans = np.stack([starts, starts + (numbers.shape[1] - (numbers[:, ::-1] != 0).argmax(1))], 1)
             spans[~numbers.any(1), 1] = spans[~numbers.any(1), 0]
             numbers = numbers.reshape(-1)
         else:
-            offsets = _load(path.with_suffix(".offsets.npy"))
+            offsets = _integers(path.with_suffix(".offsets.npy"), 1)
             spans = np.stack([offsets[:-1], offsets[1:]], 1)
-        if len(spans) != len(self.labels) or (
-            len(spans) and (spans[-1, 1] > len(numbers) or (spans[:, 1] < spans[:, 0]).any())
+        if (
+            len(spans) != len(self.labels)
+            or (spans[0, 0] < 0 or spans[-1, 1] > len(numbers))
+            or (spans[:, 1] < spans[:, 0]).any()
         ):
             raise LeapformerError(
                 f"{path}: {len(spans)} sequences in {len(numbers)} numbers beside {len(self.labels)} labels; {REMEDY}"
             )
         return numbers, spans
+
+    def _check(self, path: Path, numbers: Numbers) -> None:
+        """Raise LeapformerError for numbers that are none of the vocabulary, or the mark."""
+        least, greatest = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+        if least < 0 or greatest > self.about.vocabulary - 2:
+            raise LeapformerError(
+                f"{path}: numbers from {least} to {greatest}; the last one below the vocabulary of {ABOUT}, "
+                f"{self.about.vocabulary}, marks the beginning of a sequence: raise that"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -101,7 +115,18 @@ class Split(Sequence[Example]):
 def read_about(folder: str | Path) -> About:
     """What data.json says. Raises LeapformerError where it is missing or damaged."""
     found = read_json(Path(folder) / ABOUT, ("vocabulary", "classes", "inputs"), REMEDY)
-    return About(*(found[name] for name in ("vocabulary", "classes", "inputs")))
+    about = About(*(found[name] for name in ("vocabulary", "classes", "inputs")))
+    for name, value, allowed in (
+        ("vocabulary", about.vocabulary, range(3, 1 << 31)),
+        ("classes", about.classes, range(2, 1 << 31)),
+        ("inputs", about.inputs, range(1, 3)),
+    ):
+        if not isinstance(value, int) or value not in allowed:
+            greatest = f" to {allowed[-1]}" if len(allowed) < 10 else ""
+            raise LeapformerError(
+                f"{Path(folder) / ABOUT}: {name} {value!r}; give a whole number from {allowed[0]}{greatest}"
+            )
+    return about
 
 
 def write_about(folder: Path, about: About) -> None:
@@ -147,11 +172,14 @@ def write_split(folder: Path, split: str, examples: Iterable[Example], about: Ab
     return {"examples": len(labels), "checksum": digest.hexdigest()}
 
 
-def _load(path: Path) -> Numbers:
+def _integers(path: Path, *dimensions: int) -> Numbers:
+    """An array of whole numbers, memory-mapped. Raises LeapformerError for another file, or array."""
     try:
         found: Numbers = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise LeapformerError(f"{path} cannot be read ({' '.join(str(error).split())}); {REMEDY}") from error
+    if found.dtype.kind not in "iu" or found.ndim not in dimensions:
+        raise LeapformerError(f"{path}: {found.ndim} dimensions of {found.dtype}; {REMEDY}")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tabulate import tabulate
@@ -109,8 +110,7 @@ def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol,
     for name, row in table.items():
         if name not in speeds:
             raise LeapformerError(f"--bench {bench}: no row {name} in it; measure it with `leapformer bench lra`")
-        average = tables.averages(row, shared)
-        assert average is not None
+        average = fmean(row[task].mean for task in shared)
         rows[name] = Measured(average, speeds[name], memory.get(name))
     titles = {name: protocol.rows[name].title if name in protocol.rows else name for name in rows}
     source = f"Protocol {protocol.name}, tasks {', '.join(shared)}; throughput and memory at {length:,} tokens"
@@ -120,8 +120,9 @@ def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol,
 def read_bench(path: Path) -> tuple[int, dict[str, float], dict[str, float]]:
     """The longest length in a report of `leapformer bench lra`, and there steps a second and MiB of each row."""
     found = read_json(path, ("softmax", "memory"), "give the lra.json of `leapformer bench lra`")
-    if not found["softmax"]:
-        raise LeapformerError(f"{path} has no row of softmax; measure it with `leapformer bench lra`")
+    needed = {"length", "device", "mechanism"}
+    if not found["softmax"] or not all(needed <= set(row) for row in (*found["softmax"], *found["memory"])):
+        raise LeapformerError(f"{path} is no report of `leapformer bench lra` with a row of softmax; measure it again")
     length, device = max(row["length"] for row in found["softmax"]), found["softmax"][0]["device"]
 
     def at(rows: list[dict[str, Any]], name: str) -> dict[str, float]:

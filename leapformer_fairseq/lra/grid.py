@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,11 +80,16 @@ class Grid:
         if about["summary"] is None or found != wanted:
             had = "it is not finished" if about["summary"] is None else f"it has the quirks {found}, not {wanted}"
             raise LeapformerError(f"--data {folder}: {had}; prepare it in another folder")
+        same = about["summary"]["valid"]["checksum"] == about["summary"]["test"]["checksum"]
+        if same and prepare.DEV not in self.quirks:
+            raise LeapformerError(
+                f"--data {folder}: the development set is the test set; give another, or --quirks {prepare.DEV}"
+            )
 
     def keep_protocol(self) -> None:
         """Write the protocol into `out`. Raises LeapformerError where another one of the same name is there."""
         path, content = self.out / PROTOCOL, self.protocol.content()
-        if path.is_file() and read_json(path) != json.loads(json.dumps(content)):
+        if path.is_file() and _without_titles(read_json(path)) != _without_titles(json.loads(json.dumps(content))):
             raise LeapformerError(
                 f"--out {self.out} holds trainings of another version of protocol {self.protocol.name} ({PROTOCOL}); "
                 "choose another folder"
@@ -175,6 +181,12 @@ class Grid:
         }
 
 
+def _without_titles(content: dict[str, Any]) -> dict[str, Any]:
+    """What decides how trainings go."""
+    rows = {name: {**row, "title": ""} for name, row in content["rows"].items()}
+    return {**content, "title": "", "rows": rows}
+
+
 def _best_accuracy(log: Path) -> float | None:
     with log.open(encoding="utf-8", errors="replace") as lines:
         found = [float(entry["valid_accuracy"]) for entry in trainings.read_log(lines) if "valid_accuracy" in entry]
@@ -182,12 +194,29 @@ def _best_accuracy(log: Path) -> float | None:
 
 
 def collect(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], Protocol]:
-    """The results in some folders, and their protocol. Raises LeapformerError when there is none."""
+    """The results in some folders, and their protocol.
+
+    Raises LeapformerError when there is none, for runs of different commands, and for two of one task, row and seed.
+    """
     paths = sorted(path for folder in folders for path in folder.glob(f"*/*/{RESULT}"))
     if not paths:
         raise LeapformerError(f"{' '.join(map(str, folders))}: no {RESULT} in it; `leapformer lra run` makes them")
+    records = {(folder / trainings.OPTIONS).read_text(encoding="utf-8").strip() for folder in map(_checked, folders)}
+    if len(records) > 1:
+        raise LeapformerError(f"runs of different options ({'; '.join(sorted(records))}); give folders of one command")
     results = [read_json(path, FIELDS, "delete it, and the run is repeated") for path in paths]
+    counts = Counter(Cell(result["task"], result["row"], result["seed"]).name for result in results)
+    name, count = counts.most_common(1)[0]
+    if count > 1:
+        raise LeapformerError(f"{count} results of {name}; give each folder once, and different seeds")
     return results, load(str(paths[0].parents[2] / PROTOCOL))
+
+
+def _checked(folder: Path) -> Path:
+    for name in (trainings.OPTIONS, PROTOCOL):
+        if not (folder / name).is_file():
+            raise LeapformerError(f"{folder} holds no {name}; give the --out of `leapformer lra run`, whole")
+    return folder
 
 
 def make_data(

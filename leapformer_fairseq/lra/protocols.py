@@ -3,7 +3,7 @@
 A protocol is a YAML file with `title`, `seeds`, `quirks`, `train` (options of `leapformer train` for all), `tasks` and
 `rows` (options of each), and for tasks that are generated `corpus` (options of `leapformer corpus`). Of a row, `tasks`
 has options that hold in some task only. What it does not have is that of its `base`, one of ours or a file beside it;
-null takes a row or task of the base away.
+null takes a row or task of the base away, and `keep` names the rows of the base that stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Options = Mapping[str, Any]
 class Quirk(NamedTuple):
     """A flaw of released code: what it is, and the options that bring it back, in some tasks or rows only.
 
-    A function as a value gets that of the protocol, or None.
+    A function as a value gets the options so far.
     """
 
     what: str
@@ -36,16 +36,28 @@ class Quirk(NamedTuple):
     rows: str = ""  # their names begin with it
 
 
-def _one_less(positions: int | None) -> int:
-    """No room for the mark before a picture; without a value, of the benchmark's 1,024 pixels."""
-    return (positions or 1025) - 1
+def _one_position_less(found: Options) -> int:
+    """No room for the mark before a picture; of the benchmark's 1,024 pixels where the task does not say how many."""
+    return int(found.get("max-positions", 1025)) - 1
 
+
+def _one_pixel_less(found: Options) -> int:
+    return int(found["max-positions"]) - 1
+
+
+def _padded_mean(found: Options) -> str:
+    """The mean of Y_P has no padding in it."""
+    return "packed" if found.get("pooling") == "packed" else "padded-mean"
+
+
+_TAKEN_BY_MARK = {"max-positions": _one_position_less, "longest": _one_pixel_less}
+_PADDED = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 0, "image": 0}  # lengths of the release
 
 #: beside those of the data, `prepare.QUIRKS`; options by task where they are not the same in all
 QUIRKS = {
     "mark-replaces-last": Quirk(
         "the mark before a picture takes the place of its last pixel",
-        {"pathfinder": {"max-positions": _one_less}, "image": {"max-positions": _one_less}},
+        {"pathfinder": _TAKEN_BY_MARK, "image": _TAKEN_BY_MARK},
     ),
     "first-dev-batches": Quirk(
         "the development score is of the first batches only",
@@ -61,7 +73,10 @@ QUIRKS = {
         "softmax alone runs its layers again in the backward pass", {"checkpoint-activations": True}, BASELINE
     ),
     "linformer-frozen": Quirk("Linformer's projection is not trained", {"freeze": "control_table"}, "linformer"),
-    "padding-pooled": Quirk("the mean over tokens counts padding as zeros", {"pooling": "padded-mean"}),
+    "padding-pooled": Quirk(
+        "the mean over tokens counts padding as zeros, up to the longest sequence of the task",
+        {task: {"pooling": _padded_mean, "padded-length": length} for task, length in _PADDED.items()},
+    ),
 }
 
 
@@ -98,7 +113,7 @@ class Protocol:
             by_task = any(name in prepare.TASKS for name in quirk.options)
             if row.startswith(quirk.rows):
                 for name, value in (quirk.options.get(task, {}) if by_task else quirk.options).items():
-                    found[name] = value(found.get(name)) if callable(value) else value
+                    found[name] = value(found) if callable(value) else value
         updates = found["max-update"]
         found.setdefault("validate-interval-updates", max(1, updates // INTERVALS))
         if found.get("lr-scheduler") == "polynomial_decay":
@@ -147,7 +162,12 @@ def _read(path: Path) -> dict[str, Any]:
     """A protocol's file with what its base has."""
     found = yaml.safe_load(path.read_text(encoding="utf-8"))
     base = found.pop("base", None)
-    return found if base is None else _merged(_read(_path(base, path.parent)), found)
+    if base is None:
+        return found
+    inherited, keep = _read(_path(base, path.parent)), found.pop("keep", None)
+    if keep is not None:
+        inherited["rows"] = {name: inherited["rows"][name] for name in keep}
+    return _merged(inherited, found)
 
 
 def _path(name: str, folder: Path = Path()) -> Path:

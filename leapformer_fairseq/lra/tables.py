@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 from tabulate import tabulate
 
 from ..errors import LeapformerError
-from .protocols import BASELINE, Protocol
+from .protocols import Protocol
 
 TITLES = {
     "listops": "ListOps",
@@ -25,6 +25,16 @@ TITLES = {
     "retrieval": "Retrieval",
     "pathfinder": "Pathfinder",
     "image": "Image",
+}
+# of the benchmark: the share of the most frequent class in per cent, and the examples of the test set
+PUBLISHED = {
+    "listops": (17.0, 2_000), "text": (50.0, 25_000), "retrieval": (50.0, 17_437), "pathfinder": (50.0, 20_000),
+    "image": (10.0, 10_000),
+}  # fmt: skip
+AVERAGES = {  # by the name in published.json: the tasks that are left out
+    "average": ("average", ()),
+    "without_retrieval": ("without Retrieval", ("retrieval",)),
+    "texts": ("ListOps, Text, Retrieval", ("image", "pathfinder")),
 }
 SIGNIFICANCE = 0.01  # of the test against chance
 AT_CHANCE = "†"
@@ -74,27 +84,26 @@ def cells(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Cell]]:
 
 
 def averages(row: Mapping[str, Cell], tasks: Sequence[str]) -> float | None:
-    """The mean over tasks; None where one is missing."""
-    return fmean(row[task].mean for task in tasks) if all(task in row for task in tasks) else None
+    """The mean over tasks; None where one is missing, or there is none."""
+    return fmean(row[task].mean for task in tasks) if tasks and all(task in row for task in tasks) else None
 
 
 def accuracy_table(table: Mapping[str, Mapping[str, Cell]], protocol: Protocol, published: bool = True) -> str:
     """Markdown: mean and standard deviation, chance, the average, and the papers' values in rows of their own."""
     tasks = [task for task in protocol.tasks if any(task in row for row in table.values())]
-    without = [task for task in tasks if task != "retrieval"]
-    headers = ["", "seeds", *(TITLES[task] for task in tasks), "average"]
-    if len(without) < len(tasks):
-        headers.append("without Retrieval")
+    averaged = {
+        title: [task for task in tasks if task not in without]
+        for title, without in _kinds(protocol.name).values()
+        if not without or set(without) & set(tasks)
+    }
+    headers = ["", "seeds", *(TITLES[task] for task in tasks), *averaged]
     lines = []
     for name in sorted(table, key=list(protocol.rows).index if set(table) <= set(protocol.rows) else str):
         row = table[name]
         seeds = sorted({len(cell.accuracies) for cell in row.values()})
         line = [protocol.rows[name].title if name in protocol.rows else name, "–".join(map(str, seeds))]
         line += [written(row[task]) if task in row else "–" for task in tasks]
-        line.append(_number(averages(row, tasks)))
-        if len(without) < len(tasks):
-            line.append(_number(averages(row, without)))
-        lines.append(line)
+        lines.append(line + [_number(averages(row, some)) for some in averaged.values()])
     chance = {task: cell.chance for row in table.values() for task, cell in row.items()}
     lines.append(["always the most frequent class", "", *(f"{chance[task]:.2f}" for task in tasks)])
     text = tabulate(lines, headers, tablefmt="github", disable_numparse=True)
@@ -103,20 +112,30 @@ def accuracy_table(table: Mapping[str, Mapping[str, Cell]], protocol: Protocol, 
     return f"{text}\n\n{NOTE}\n"
 
 
+def _kinds(protocol: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """The averages that the paper of a protocol prints; for other protocols with and without Retrieval."""
+    rows = papers().get(protocol, papers()["luna"])["rows"].values()
+    printed = {kind: at for kind, at in AVERAGES.items() if any(kind in row for row in rows)}
+    if protocol not in papers():
+        printed.pop("texts")
+    return printed
+
+
 def published_table(paper: str) -> str:
     """Markdown: the accuracies that a paper prints, and averages: of these, and as printed, where it has wrong ones."""
     about = papers()[paper]
-    kinds = {"average": (), "without_retrieval": ("retrieval",)}
-    kinds = {kind: without for kind, without in kinds.items() if kind in about["rows"][BASELINE]}
+    kinds = _kinds(paper)
     lines = []
     for row in about["rows"].values():
-        line = [row["title"], *map(_number, row["accuracy"])]
-        for kind, without in kinds.items():
+        line = [row["title"]]
+        for task, accuracy in zip(about["tasks"], row["accuracy"], strict=True):
+            line.append("–" if accuracy is None else written(Cell((accuracy,), *PUBLISHED[task])))
+        for kind, (_, without) in kinds.items():
             line += [_number(average(about["tasks"], row["accuracy"], without)), _number(row.get(kind))]
         lines.append(line)
     headers = ["", *(TITLES[task] for task in about["tasks"])]
-    for kind in kinds:
-        headers += [kind.replace("_r", " R"), "as printed"]
+    for title, _ in kinds.values():
+        headers += [title, "as printed"]
     return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+from fairseq.utils import get_available_activation_fns
 from torch import Tensor, nn
 
 from ..attention import sinusoids
@@ -96,7 +98,8 @@ class LeapformerClassifier(BaseFairseqModel):
         parser.add_argument("--activation-dropout", **rate, help="after the activation (default: 0)")
         parser.add_argument(
             "--max-positions", **number,
-            help="the longest sequence, with the mark before it; what is longer is cut (default: 4096)",
+            help="of the longest sequence, and one more with --pooling cls, for the mark before it; the task cuts "
+            "sequences at --longest (default: 4096)",
         )  # fmt: skip
         parser.add_argument(
             "--positions", choices=POSITIONS, help="embeddings of positions, or none (default: learned)"
@@ -121,8 +124,8 @@ class LeapformerClassifier(BaseFairseqModel):
         about = getattr(task, "about", None)
         if about is None:
             raise LeapformerError("--arch leapformer_classifier needs --task leapformer_classification")
-        if about.inputs not in (1, 2):
-            raise LeapformerError(f"{about.inputs} sequences an example: the classifier compares one or two")
+        _check_data(args, about)
+        _check_sizes(args)
         adapt(task, args, "leapformer_classification")
         encoder = Encoder(args, about.vocabulary)
         if args.pooling == "packed" and encoder.context.facts.carrier is None:
@@ -165,7 +168,35 @@ class LeapformerClassifier(BaseFairseqModel):
         return x.masked_fill(~keep, 0).sum(1) / keep.sum(1).clamp(min=1)
 
     def max_positions(self) -> int:
-        return self.args.max_positions
+        """Of a sequence, without the mark."""
+        return self.args.max_positions - (self.args.pooling == "cls")
+
+
+def _check_data(args: Namespace, about: Any) -> None:
+    """Record what the data is like in the model's options; raise LeapformerError where a checkpoint's was different."""
+    for name, value in asdict(about).items():
+        trained = getattr(args, f"data_{name}", None)
+        if trained is not None and trained != value:
+            raise LeapformerError(
+                f"the data has {name} {value}, the checkpoint was trained with {trained}; give data like that of its "
+                "training"
+            )
+        setattr(args, f"data_{name}", value)
+
+
+def _check_sizes(args: Namespace) -> None:
+    """Raise LeapformerError for sizes that no model has."""
+    names = ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads", "encoder_ffn_embed_dim")
+    for name in (*names, "classifier_width", "max_positions"):
+        if getattr(args, name) < 1:
+            raise LeapformerError(f"--{name.replace('_', '-')} {getattr(args, name)}: give at least 1")
+    if args.encoder_embed_dim % args.encoder_attention_heads:
+        raise LeapformerError(
+            f"--encoder-attention-heads {args.encoder_attention_heads}: heads share --encoder-embed-dim "
+            f"{args.encoder_embed_dim} evenly; give a divisor of it"
+        )
+    if args.activation_fn not in (known := get_available_activation_fns()):
+        raise LeapformerError(f"--activation-fn {args.activation_fn}: choose from {', '.join(known)}")
 
 
 def _freeze(model: nn.Module, pattern: str) -> None:

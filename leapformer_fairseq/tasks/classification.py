@@ -130,6 +130,18 @@ class ClassificationTask(FairseqTask):
     def max_positions(self) -> int:
         return self.cfg.longest
 
+    def filter_indices_by_size(
+        self, indices: np.ndarray, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
+    ) -> np.ndarray:
+        """All of them. Raises LeapformerError for sequences that the model has no room for; fairseq skips them."""
+        longest, room = int(dataset.sizes.max(initial=0)), max_positions or self.cfg.longest
+        if longest > room:
+            raise LeapformerError(
+                f"a sequence of {longest} numbers, and the model has room for {room}; cut sequences with --longest "
+                f"{room}, or build a model with more --max-positions"
+            )
+        return indices
+
     @property
     def source_dictionary(self) -> None:
         return None

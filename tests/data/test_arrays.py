@@ -18,7 +18,7 @@ def example(label, *sequences):
 @pytest.mark.parametrize("vocabulary", [10, 300, 70_000])
 def test_written_and_read(tmp_path, vocabulary):
     about = About(vocabulary, 3, 2)
-    highest = vocabulary - 1
+    highest = vocabulary - 2
     examples = [example(2, [1, highest], [3]), example(0, [], [4, 5, 6]), example(1, [7], [])]
     write_about(tmp_path, about)
     summary = write_split(tmp_path, "train", iter(examples), about)
@@ -55,7 +55,14 @@ def test_numbers_and_classes_beyond_what_was_said(tmp_path, wrong):
         ("labels", np.array([0, 1, 1]), "2 sequences in 4 numbers beside 3 labels"),
         ("input0.offsets", np.array([0, 2, 9]), "2 sequences in 4 numbers"),
         ("input0.offsets", np.array([0, 4, 2]), "2 sequences in 4 numbers"),
+        ("input0.offsets", np.array([-1, 2, 4]), "2 sequences in 4 numbers"),
+        ("input0.offsets", np.array([0.0, 2, 4]), "1 dimensions of float64"),
         ("input0", np.array([0.5, 1]), "1 dimensions of float64"),
+        ("input0", np.array([1, 2, 3, 9]), "numbers from 0 to 9; the last one below the vocabulary .* marks the begin"),
+        ("input0", np.array([1, 2, -3, 4]), "numbers from -3 to 4"),
+        ("labels", np.array([[0], [1]]), "2 dimensions of int64"),
+        ("labels", np.array([0.0, 1.0]), "1 dimensions of float64"),
+        ("labels", np.array([], dtype=np.int64), "no example"),
         ("input0", np.array([{}, {}], dtype=object), "cannot be read"),
         ("input0", None, "cannot be read"),
     ],
@@ -75,4 +82,19 @@ def test_files_that_do_not_fit(tmp_path, name, array, message):
 def test_data_that_says_too_little(tmp_path):
     (tmp_path / "data.json").write_text(json.dumps({"vocabulary": 3}))
     with pytest.raises(LeapformerError, match="without 'classes'"):
+        Split(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("vocabulary", "20", "vocabulary '20'; give a whole number from 3"),
+        ("vocabulary", 0, "vocabulary 0; give a whole number from 3"),
+        ("classes", 1, "classes 1; give a whole number from 2"),
+        ("inputs", 3, "inputs 3; give a whole number from 1 to 2"),
+    ],
+)
+def test_data_that_says_something_impossible(tmp_path, name, value, message):
+    (tmp_path / "data.json").write_text(json.dumps({"vocabulary": 9, "classes": 2, "inputs": 1, name: value}))
+    with pytest.raises(LeapformerError, match=message):
         Split(tmp_path, "train")

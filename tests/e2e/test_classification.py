@@ -15,7 +15,7 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.arrays import About, Example, write_about, write_split
 
 from .test_text import done
-from .test_training import leapformer
+from .test_training import leapformer, run
 
 NAME = "leapformer_classification"
 TRAINING = (
@@ -68,6 +68,17 @@ def test_it_learns_resumes_and_validates(data, tmp_path, plan):
 def test_pairs_and_packed_sequences(data, tmp_path):
     command = f"{data}/two {TRAINING} --encoder-self-attention luna --pooling packed --save-dir {tmp_path}"
     assert accuracy(done(leapformer("train", *command.split(), "--max-epoch", "8"))) > 75
+    checking = f"--task {NAME} --path {tmp_path}/checkpoint_best.pt --valid-subset test --cpu --batch-size 5"
+    refused = run(leapformer("validate", f"{data}/one", *checking.split()))
+    assert refused.returncode == 2 and "the data has inputs 1, the checkpoint was trained with 2" in refused.stderr
+
+
+def test_a_sequence_that_the_model_has_no_room_for(data, tmp_path):
+    command = f"{data}/one {TRAINING} --max-positions 18 --save-dir {tmp_path} --max-update 1"
+    refused = run(leapformer("train", *command.split()))
+    assert refused.returncode == 2
+    assert "a sequence of 19 numbers, and the model has room for 17; cut sequences with --longest 17" in refused.stderr
+    done(leapformer("train", *command.split(), "--longest", "17"))
 
 
 def test_fairseq_train_finds_the_task(data, tmp_path):

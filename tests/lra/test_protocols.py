@@ -56,11 +56,11 @@ class TestQuirks:
     def test_each_changes_what_it_says_and_nothing_else(self):
         protocol = load("corrected")
         expected = {
-            "mark-replaces-last": {"max-positions"},
+            "mark-replaces-last": {"max-positions", "longest"},
             "first-dev-batches": {"valid-examples"},
             "softmax-recomputed": {"checkpoint-activations"},
             "linformer-frozen": {"freeze"},
-            "padding-pooled": {"pooling"},
+            "padding-pooled": {"pooling", "padded-length"},
         }
         assert expected.keys() == QUIRKS.keys()
         for quirk, names in expected.items():
@@ -92,7 +92,7 @@ class TestQuirks:
     )
     def test_the_mark_takes_the_place_of_one_pixel(self, protocol, positions):
         found = load(protocol).options("pathfinder", "softmax", ("mark-replaces-last",))
-        assert found["max-positions"] == positions
+        assert found["max-positions"] == positions and found["longest"] == positions - 1
 
     def test_those_of_the_data(self):
         quirks = ("brackets-dropped", "padding-pooled", "dev-is-test")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from statistics import fmean
 
 import pytest
 from scipy.stats import t as student
 
 from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.files import write_json
 from leapformer_fairseq.lra import composite, effects, tables
+from leapformer_fairseq.lra.grid import FIELDS, collect
 from leapformer_fairseq.lra.protocols import load
 from leapformer_fairseq.lra.rcp import Measured, score, scores, standard_deviation
 
@@ -35,7 +38,9 @@ def test_averages_that_are_printed_wrong():
     without = tables.average(luna["tasks"], row["accuracy"], ("retrieval",))
     assert round(without, 2) == 55.96 and row["without_retrieval"] == 55.93
     assert "| 57.25     | 57.65" in tables.published_table("leapformer")
-    assert "| 55.96               | 55.93" in tables.published_table("luna")
+    text = tables.published_table("luna")
+    assert re.search(r"\| 55.96 +\| 55.93 ", text) and re.search(r"Y_P .*\| 60.28 +\| 60.27 ", text)
+    assert "| 15.82 †" in text and "| 17.79 †" in tables.published_table("leapformer"), "at chance"
 
 
 def test_memory_that_is_only_in_a_figure_gives_the_score_it_is_from():
@@ -116,6 +121,14 @@ class TestTable:
         assert tables.averages(found, ["listops", "retrieval"]) == 50
         assert tables.averages(found, ["listops", "image"]) is None
 
+    def test_the_averages_of_the_papers(self):
+        one = [result("softmax", task, 1, 40.0) for task in ("listops", "text", "retrieval", "image", "pathfinder")]
+        found = {name: tables.accuracy_table(tables.cells(one), load(name), False) for name in ("luna", "leapformer")}
+        assert "without Retrieval" in found["luna"] and "ListOps, Text, Retrieval" in found["luna"]
+        assert "average" in found["leapformer"] and "without Retrieval" not in found["leapformer"]
+        assert "without Retrieval" in tables.accuracy_table(tables.cells(one), load("corrected"))
+        assert "without" not in tables.accuracy_table(tables.cells(one[:2]), load("corrected"))
+
     def test_mixed_results_are_refused(self):
         mixed = [result("leap", "listops", 1, 40.0), {**result("leap", "listops", 2, 40.0), "quirks": ["dev-is-test"]}]
         with pytest.raises(LeapformerError, match="more than one quirks"):
@@ -129,6 +142,39 @@ class TestTable:
     def test_for_a_machine(self):
         (row,) = tables.as_rows(tables.cells([result("leap", "text", 1, 62.0)]))
         assert row["mean"] == 62 and row["std"] is None and row["learned"] is True and not math.isnan(row["chance"])
+
+
+class TestFolders:
+    def folder(self, path, record="--protocol mine --quirks none", seeds=(1,)):
+        for seed in seeds:
+            place = path / f"listops/softmax-seed{seed}"
+            place.mkdir(parents=True)
+            write_json(place / "result.json", {name: 1 for name in FIELDS} | {"task": "listops", "seed": seed})
+        (path / "options").write_text(record + "\n")
+        write_json(path / "protocol.json", load("reduced").content())
+        return path
+
+    def test_several(self, tmp_path):
+        folders = [self.folder(tmp_path / name, seeds=seeds) for name, seeds in (("a", (1, 2)), ("b", (3,)))]
+        results, protocol = collect(folders)
+        assert [result["seed"] for result in results] == [1, 2, 3] and protocol.name == "reduced"
+
+    def test_one_training_is_counted_once(self, tmp_path):
+        found = self.folder(tmp_path / "a")
+        with pytest.raises(LeapformerError, match="2 results of listops/1-seed1; give each folder once"):
+            collect([found, found])
+
+    def test_trainings_with_other_options(self, tmp_path):
+        folders = [self.folder(tmp_path / "a"), self.folder(tmp_path / "b", "--protocol mine --max-update 3", (2,))]
+        with pytest.raises(LeapformerError, match="different options .*--max-update 3.*; give folders of one command"):
+            collect(folders)
+
+    @pytest.mark.parametrize("name", ["options", "protocol.json"])
+    def test_a_part_of_a_folder(self, tmp_path, name):
+        found = self.folder(tmp_path / "a")
+        (found / name).unlink()
+        with pytest.raises(LeapformerError, match=f"holds no {name}; give the --out of `leapformer lra run`, whole"):
+            collect([found])
 
 
 class TestQuirks:

@@ -44,7 +44,10 @@ def grey(colours: Numbers) -> Numbers:
 
 
 def _records(path: Path) -> tuple[Numbers, Numbers]:
-    raw = np.fromfile(path, dtype=np.uint8)
+    try:
+        raw = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise LeapformerError(f"{path} cannot be read ({error.strerror}); download it again") from error
     if not len(raw) or len(raw) % RECORD:
         raise LeapformerError(f"{path}: {len(raw)} bytes are no records of {RECORD}; download it again")
     records = raw.reshape(-1, RECORD)
@@ -57,7 +60,7 @@ def _pickled(path: Path) -> tuple[Numbers, Numbers]:
             content = _Restricted(io.BytesIO(file.read()), encoding="bytes").load()
         pixels, labels = np.asarray(content[b"data"], dtype=np.uint8), np.asarray(content[b"labels"], dtype=np.int64)
         return _checked(path, pixels.reshape(-1, 3, SIDE * SIDE), labels)
-    except (OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # whatever a damaged pickle makes of it
         raise LeapformerError(f"{path} is no batch of CIFAR-10 ({error}); download it again") from error
 
 

@@ -189,6 +189,7 @@ def read(path: Path, brackets: bool = True, longest: int = 2000) -> Iterator[Exa
     in the data of the papers, whose reader kept letters and digits only. Raises LeapformerError for other tokens.
     """
     for number, line in enumerate(read_lines(path), 1):
+        line = line.removesuffix("\r")
         if number == 1 and line == HEADER:
             continue
         source, tab, target = line.partition("\t")

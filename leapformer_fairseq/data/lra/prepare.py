@@ -57,7 +57,7 @@ class Task:
     """A task: how many classes, numbers and sequences it has, and the files of its release.
 
     Of the numbers 0 is padding, and the last marks the beginning of a sequence. The table of the papers has the same
-    size, but for pictures with black as padding, where the mark is also white.
+    size, but for Image with black as padding: there it has 256 numbers, and the mark is also white.
     """
 
     classes: int
@@ -73,11 +73,15 @@ class Task:
 
 
 def find(root: Path, *places: str) -> Path:
-    """The first of some files or folders below the root that is there. Raises LeapformerError with the first's name."""
+    """The first of some files or folders below the root that is there.
+
+    Raises LeapformerError with the name of the first, or of the deepest whose folder is there.
+    """
     for place in places:
         if (root / place).exists():
             return root / place
-    raise LeapformerError(f"{root / places[0]} is missing; check the path, or download it again")
+    beside = [place for place in places if (root / place).parent != root and (root / place).parent.is_dir()]
+    raise LeapformerError(f"{root / [*places[:1], *beside][-1]} is missing; check the path, or download it again")
 
 
 def _listops(root: Path, quirks: frozenset[str]) -> Found:
@@ -174,7 +178,10 @@ def prepare(name: str, root: str | Path, out: str | Path, quirks: Sequence[str] 
     for split in SPLITS:
         finished = out / split / FINISHED
         if not finished.is_file():
-            write_json(finished, write_split(out, split, found.splits[split], about))
+            written = write_split(out, split, found.splits[split], about)
+            if not written["examples"]:
+                raise LeapformerError(f"{root}: no example of {name} in its {split} set; download it again")
+            write_json(finished, written)
         summary[split] = read_json(finished)
     prepared.finish(out, options, summary)
     return summary
