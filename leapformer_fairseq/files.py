@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,24 @@ def write_text(path: str | Path, text: str, option: str = "") -> None:
     except OSError as error:
         name, remedy = (f"{option} {path}", "; choose another file") if option else (f"{path}", "")
         raise LeapformerError(f"{name} cannot be written: {error.strerror}{remedy}") from error
+
+
+def write_with(path: str | Path, write: Callable[[Path], object], kept: str = "") -> None:
+    """Let `write` make a file as a whole or not at all, such as a picture or a file of tensors.
+
+    Raises LeapformerError when it cannot be written. `kept` says what is not lost, and what to do.
+    """
+    path = Path(path)
+    try:
+        with replacing(path) as partial:
+            write(partial)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except RuntimeError:  # of PyTorch, whose reason is a page about its own code
+        reason = "the disk is full, or a limit of file sizes was reached"
+    else:
+        return
+    raise LeapformerError(f"{path} cannot be written: {reason}; {kept or 'make room, and repeat the command'}")
 
 
 def write_json(path: str | Path, content: Any, option: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ..files import replacing, write_json, write_text
+from ..files import write_json, write_text
 from ..signature import signature
 from .picture import draw
 from .search import Result, plan_text, relative_difference, speed_ratio
@@ -43,8 +43,7 @@ def write_reports(study: Study) -> None:
     write_json(study.out / DATA, content)
     write_text(study.out / TABLE, _markdown(study, made_with))
     write_text(study.out / COMMANDS, commands(study))
-    with replacing(study.out / PICTURE) as partial:
-        draw(study, partial)
+    draw(study, study.out / PICTURE)
 
 
 def rows(study: Study) -> list[Row]:

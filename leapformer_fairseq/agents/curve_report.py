@@ -10,7 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ..files import read_json, replacing, write_json, write_text
+from ..files import read_json, write_json, write_text
 from ..pictures.latency import PARTS, draw_curve
 from ..scoring.comparison import COLUMNS
 from ..signature import signature
@@ -47,8 +47,7 @@ def write_reports(curve: Curve, checkpoints: Mapping[str, Any]) -> None:
     write_json(curve.out / DATA, content)
     write_text(curve.out / TABLE, _markdown(curve, found, made_with))
     write_text(curve.out / COMMANDS, commands(curve))
-    with replacing(curve.out / PICTURE) as partial:
-        draw_curve(found, partial)
+    draw_curve(found, curve.out / PICTURE)
 
 
 def rows(curve: Curve) -> list[Row]:

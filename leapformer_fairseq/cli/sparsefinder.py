@@ -136,12 +136,13 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     from ..sparsefinder.extraction import Graphs
     from ..sparsefinder.grids import Point
-    from ..sparsefinder.sweep import Sweep, evaluated, gold_sparsity, measure_point, model_options
+    from ..sparsefinder.sweep import Sweep, check_windows, evaluated, gold_sparsity, measure_point, model_options
 
     graphs = Graphs(args.graphs)
     point = Point(args.mechanism, _options(args.mechanism, args.options))
     sweep = Sweep([point], [args.window], args.ends, args.fitted)
     sentences = evaluated(graphs, args.fitted, args.sentences)
+    check_windows(sweep.windows, sentences)
     rows: list[dict[str, Any]] = []
     for _, seed in sweep.units():
         measures = measure_point(graphs, sentences, point, sweep, seed)
@@ -173,7 +174,22 @@ def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
         "--quality-points", type=int, default=12, metavar="N",
         help="with --data: score so many points of each pattern, along its front (default: 12)",
     )  # fmt: skip
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
+        help="an option for all patterns that have it, as in sparsefinder_distance=squared or sparsefinder_nearest=2",
+    )  # fmt: skip
     _add_quality(parser)
+
+
+def _with_options(point: Any, given: Sequence[str]) -> Any:
+    """The point with those of the options that its pattern has."""
+    from dataclasses import replace
+
+    from ..attention import find
+
+    known = {option.name for option in find(point.mechanism).options}
+    own = [text for text in given if text.partition("=")[0] in known]
+    return replace(point, options={**point.options, **_options(point.mechanism, own)}) if own else point
 
 
 def _pareto(args: argparse.Namespace) -> None:
@@ -185,15 +201,17 @@ def _pareto(args: argparse.Namespace) -> None:
 
     graphs = Graphs(args.graphs)
     block = graphs.about["block"]
-    chosen = points(args.grid, args.mechanisms or patterns(), block)
+    chosen = [_with_options(point, args.options) for point in points(args.grid, args.mechanisms or patterns(), block)]
     windows = tuple(args.windows or (windows_of(block) if block != "decoder-cross" else (0,)))
     sweep = Sweep(chosen, windows, args.ends, args.fitted)
-    folder = made_folder(args.out)
+    folder, test = made_folder(args.out), _test(args, graphs)
+    if test is not None:
+        _lock_scores(folder, test, graphs.about["fingerprints"])
     with progress("recall", "point") as watch:
         rows = sweep_all(graphs, sweep, folder, args.sentences, watch)
     sentences = evaluated(graphs, args.fitted, args.sentences)
     gold: dict[str, Any] = {"sparsity": gold_sparsity(graphs, sentences), "recall": 1.0}
-    scored = _score_fronts(args, graphs, sweep, rows, gold, folder)
+    scored = _score_fronts(args, test, sweep, rows, gold, folder)
     table = report.recall_table(rows)
     report.write_csv(rows, folder / "curves.csv")
     text = [report.as_markdown(table)]
@@ -210,14 +228,18 @@ def _pareto(args: argparse.Namespace) -> None:
 
 
 def _score_fronts(
-    args: argparse.Namespace, graphs: Any, sweep: Any, rows: list[dict[str, Any]], gold: dict[str, Any], folder: Path
+    args: argparse.Namespace,
+    test: Scored | None,
+    sweep: Any,
+    rows: list[dict[str, Any]],
+    gold: dict[str, Any],
+    folder: Path,
 ) -> list[dict[str, Any]]:
     """Perplexity or BLEU of points along each front of recall, kept one by one; full entmax goes into `gold`."""
     from ..sparsefinder import report
     from ..sparsefinder.grids import Point
     from ..sparsefinder.sweep import kept, model_options
 
-    test = _test(args, graphs)
     if test is None or not args.quality_points:
         return []
     wanted: list[dict[str, Any]] = []
@@ -236,6 +258,20 @@ def _score_fronts(
     return scored
 
 
+def _lock_scores(folder: Path, test: Scored, of: Sequence[str]) -> None:
+    """Let the folder hold scores of these models and this data only, and make sure that there can be scores."""
+    from dataclasses import asdict
+
+    from ..sparsefinder.quality import check
+
+    check(test)
+    about = {**asdict(test), "of": list(of), "data": str(Path(test.data).resolve())}
+    about.pop("checkpoint")
+    if test.references is not None:
+        about["references"] = str(Path(test.references).resolve())
+    locked_folder(folder, "scores.json", about, "set of scores", among_others=True)
+
+
 def _add_score(row: dict[str, Any], test: Scored, options: dict[str, Any]) -> None:
     from ..sparsefinder.quality import score
 
@@ -247,11 +283,22 @@ def _draw(
 ) -> None:
     from ..sparsefinder.pictures import draw_curves
 
-    draw_curves(rows, gold, folder / "recall.png", "recall", f"{block}: recall of the gold graph")
+    draw_curves(_labelled(rows, block), gold, folder / "recall.png", "recall", f"{block}: recall of the gold graph")
     if scored:
         name = gold["name"]
-        named = [{**row, name: row["quality"]} for row in scored]
+        named = [{**row, name: row["quality"]} for row in _labelled(scored, block)]
         draw_curves(named, {**gold, name: gold["quality"]}, folder / "quality.png", name, f"{block}: {name}")
+
+
+def _labelled(rows: Sequence[dict[str, Any]], block: str) -> list[dict[str, Any]]:
+    """The rows with the names of their curves: a pattern that cannot decode from a state is non-causal in a decoder."""
+    from ..attention import find
+
+    def name(mechanism: str) -> str:
+        causal = block == "encoder-self" or find(mechanism).capabilities.incremental
+        return mechanism if causal else f"{mechanism} (non-causal)"
+
+    return [{**row, "mechanism": name(row["mechanism"])} for row in rows]
 
 
 def _draw_heads(sweep: Any, folder: Path, block: str) -> None:
@@ -285,13 +332,13 @@ def _blocks(args: argparse.Namespace) -> None:
     from ..sparsefinder.grids import block_points
     from ..sparsefinder.pictures import draw_blocks
     from ..sparsefinder.quality import Scored
-    from ..sparsefinder.sweep import Sweep, kept, model_options
+    from ..sparsefinder.sweep import Sweep, digest, kept, model_options
 
     points = block_points(args.grid, args.mechanisms)
     sweep = Sweep(points, [0], "none", [args.fitted] if args.fitted else [])
-    about = {"path": str(Path(args.path).resolve()), "fitted": args.fitted, "limit": args.limit, "batch": args.batch}
-    folder = locked_folder(args.out, "blocks.options.json", about, "experiment with blocks")
     test = Scored(args.path, args.data, "encoder-self", args.subset, batch=args.batch, limit=args.limit)
+    folder = made_folder(args.out)
+    _lock_scores(folder, test, [digest(path) for path in (args.path, *sweep.files)])
     full = kept(folder, "entmax", {"seed": 1, "window": 0}, lambda row: _add_score(row, test, {}))
     rows = []
     with progress("blocks", "point") as watch:
@@ -464,7 +511,10 @@ def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
 def _options(mechanism: str, given: Sequence[str]) -> dict[str, Any]:
     """Options by name, each of the type of its default."""
     from ..attention import find
+    from ..attention.sparse.pattern import Pattern
 
+    if not issubclass(find(mechanism), Pattern):
+        raise LeapformerError(f"--mechanism {mechanism}: it is no sparsity pattern; `leapformer list` shows them")
     known = {option.name: option for option in find(mechanism).options}
     found: dict[str, Any] = {}
     for text in given:
@@ -472,7 +522,10 @@ def _options(mechanism: str, given: Sequence[str]) -> dict[str, Any]:
         if name not in known:
             raise LeapformerError(f"--set {text}: {mechanism} has no option {name!r}; its options: {', '.join(known)}")
         try:
-            found[name] = type(known[name].default)(value)
+            default = known[name].default
+            found[name] = {"True": True, "False": False}[value] if isinstance(default, bool) else type(default)(value)
+        except KeyError:
+            raise LeapformerError(f"--set {text}: give {name}=True or {name}=False") from None
         except ValueError:
             raise LeapformerError(f"--set {text}: give a number, as in {name}={known[name].default}") from None
     return found

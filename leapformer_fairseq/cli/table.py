@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import replacing, write_json, write_text
+from ..files import write_json, write_text
 from ..pictures.runs import draw_runs
 from ..scoring.runs import check_order, collect_runs, compare, order_sentence, runs_table
 from ..signature import signature
@@ -61,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
     }
     write_json(folder / "table.json", content)
     write_text(folder / "table.md", _markdown(args.title, args.note, rows, checks, runs, made_with))
-    with replacing(folder / PICTURE) as partial:
-        draw_runs(rows, args.title, partial)
+    draw_runs(rows, args.title, folder / PICTURE)
     print(runs_table(rows))
     for check in checks:
         print(order_sentence(check))

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ..modules.capture import Captured
+from .figures import save
 
 MOST_LABELS = 50  # labels of an axis; more are unreadable
 HIGHEST = 99.0  # percentile of the attention that gets the brightest colour: causal rows begin with weights near 1
@@ -74,7 +75,6 @@ def _draw(
     path: str | Path,
 ) -> None:
     from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = math.ceil(math.sqrt(len(panels)))
@@ -94,7 +94,7 @@ def _draw(
     figure.colorbar(image, ax=grid, extend="max" if more else "neither", shrink=0.8)
     where = f"{captured.block}, layer {captured.layer}, {captured.mechanism.name}"
     figure.suptitle(f"{title}: {where}", fontsize=10)
-    FigureCanvasAgg(figure).print_png(str(path))
+    save(figure, path)
 
 
 def _inches(count: int, axis: Axis) -> float:

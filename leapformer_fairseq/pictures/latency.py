@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from .figures import save
 from .results import MARKERS, PANEL
 
 Row = dict[str, Any]
@@ -19,9 +20,7 @@ _TIMED = {"linestyle": "--", "capsize": 3, "markersize": 5, "markerfacecolor": "
 
 def draw_curve(rows: Sequence[Row], path: str | Path) -> None:
     """The figure of `curve_figure` as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(curve_figure(rows)).print_png(str(path))
+    save(curve_figure(rows), path)
 
 
 def curve_figure(rows: Sequence[Row]) -> Any:

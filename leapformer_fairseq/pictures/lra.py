@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .figures import save
 from .results import PANEL
 
 Point = tuple[str, float, float, float | None]  # title, throughput and accuracy, memory (both relative to softmax)
@@ -14,9 +15,7 @@ LARGEST = 600.0  # the area of the circle of softmax's memory, in square points
 
 def draw_tradeoff(points: Sequence[Point], title: str, path: Path) -> None:
     """Write a PNG. The area of a circle is the memory; without memory all circles are small and equal."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(tradeoff_figure(points, title)).print_png(str(path))
+    save(tradeoff_figure(points, title), path)
 
 
 def tradeoff_figure(points: Sequence[Point], title: str) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..modules.capture import Captured
+from .figures import save
 
 LOW, HIGH = 0.05, 0.95  # saturated below and above
 BINS = 50
@@ -52,7 +53,6 @@ class Proportions:
 
     def draw(self, path: str | Path) -> None:
         """Histograms as a PNG: a column per block, a row per layer; the saturated ends are shaded."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         blocks = list(dict.fromkeys(block for block, _, _ in self.found))
@@ -74,7 +74,7 @@ class Proportions:
         grid[0][0].legend(fontsize=7)
         figure.supxlabel("proportion", fontsize=8)
         figure.supylabel("share", fontsize=8)
-        FigureCanvasAgg(figure).print_png(str(path))
+        save(figure, path)
 
 
 def saturation(values: Tensor) -> dict[str, float | int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
+from .figures import save
 
 Row = dict[str, Any]
 PANEL = (4.2, 3.2)  # inches
@@ -41,10 +42,8 @@ def draw_results(path: str | Path, out: str | Path) -> None:
         figure = draw(found)
     except KeyError as error:
         raise LeapformerError(f"{path} lacks {error} in results of {name}; run the benchmark again") from error
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     try:
-        FigureCanvasAgg(figure).print_png(str(out))
+        save(figure, out)
     except OSError as error:
         raise LeapformerError(f"--out {out} cannot be written: {error.strerror}; choose another file") from error
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .figures import save
 from .results import PANEL
 
 Row = dict[str, Any]
@@ -14,9 +15,7 @@ LINE = 0.26  # inches of a row's height
 
 def draw_runs(rows: Sequence[Row], title: str, path: str | Path) -> None:
     """The figure of `runs_figure` as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(runs_figure(rows, title)).print_png(str(path))
+    save(runs_figure(rows, title), path)
 
 
 def runs_figure(rows: Sequence[Row], title: str) -> Any:

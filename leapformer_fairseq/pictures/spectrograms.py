@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ..acoustics.mel import MelConfig
+from .figures import save
 
 PANEL_HEIGHT = 1.7  # inches
 WIDTHS = (6.0, 14.0)  # least and greatest, in inches
@@ -17,7 +18,6 @@ INCHES_PER_SECOND = 2.5
 
 def draw_spectrograms(log_mels: Mapping[str, Tensor], mels: MelConfig, title: str, path: str | Path) -> None:
     """Draw named log-mels, (frames, n_mels) each, as one PNG with one scale of colours and of time in seconds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     seconds_per_frame = mels.hop_length / mels.sample_rate
@@ -40,4 +40,4 @@ def draw_spectrograms(log_mels: Mapping[str, Tensor], mels: MelConfig, title: st
     figure.supxlabel("seconds", fontsize=8)
     figure.supylabel("mel channel", fontsize=8)
     figure.suptitle(title, fontsize=10, parse_math=False, wrap=True)
-    FigureCanvasAgg(figure).print_png(str(path))
+    save(figure, path)

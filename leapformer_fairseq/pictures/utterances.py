@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..synthesis import Script, Utterance
+from .figures import save
 
 
 def draw_utterance(utterance: Utterance, script: Script, path: str | Path) -> None:
     """One PNG with three panels over the same time; the alignment is there only if it was kept."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     steps, phonemes = len(utterance.ended), [*script.phonemes.split(), "."]
@@ -29,4 +29,4 @@ def draw_utterance(utterance: Utterance, script: Script, path: str | Path) -> No
         end.axvline(utterance.predicted, linestyle=":", label="predicted length")
         end.legend(fontsize=7)
     figure.suptitle(script.text, fontsize=10, parse_math=False, wrap=True)
-    FigureCanvasAgg(figure).print_png(str(path))
+    save(figure, path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from ..attention.sparse.entmax import Entmax
 from ..attention.sparse.fitted import fingerprint
 from ..attention.sparse.pattern import Pattern
 from ..errors import LeapformerError
-from ..files import locked_folder, read_json, replacing
+from ..files import locked_folder, read_json, write_with
 from ..loading import load_model
 from ..modules.attention import MechanismAttention
 from ..modules.capture import attentions_by_block, capture
@@ -60,6 +61,12 @@ class Request:
     sentences: int = 1000
     min_length: int = 21
     seed: int = 1
+
+    def check(self) -> None:
+        """Raise LeapformerError for numbers below 1."""
+        for name in ("sentences", "min_length"):
+            if getattr(self, name) < 1:
+                raise LeapformerError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least 1")
 
 
 class Graphs:
@@ -109,6 +116,7 @@ def extract(checkpoint: str, request: Request, out: str, watch: Watch) -> Graphs
 
     Raises LeapformerError for a teacher without entmax in the block, too few sentences, and a folder of something else.
     """
+    request.check()
     model, task = load_model(checkpoint, MODELS, PURPOSE, {"data": request.data})
     layers = teacher_layers(model, request.block, checkpoint)
     about = {
@@ -125,11 +133,14 @@ def extract(checkpoint: str, request: Request, out: str, watch: Watch) -> Graphs
         "seed": request.seed,
         "sentences": request.sentences,
     }
-    folder = locked_folder(out, RECORD, about, "set of graphs", grows=True)
+    learned = [layer.mechanism.alpha.flatten().tolist() for layer in layers if layer.mechanism.alpha_logit is not None]
+    if learned:
+        about["alphas"] = learned
     batches = _Batches(task, request)
-    if "indexes" not in read_json(folder / RECORD):
-        locked_folder(out, RECORD, {**about, "indexes": batches.drawn()}, "set of graphs", grows=True)
-    indexes = read_json(folder / RECORD)["indexes"]
+    if not (Path(out) / RECORD).is_file():  # the choice of sentences is part of it, so what is not possible leaves none
+        about["indexes"] = batches.drawn()
+    folder = locked_folder(out, RECORD, about, "set of graphs", grows=True)
+    indexes = read_json(folder / RECORD, ("indexes",))["indexes"]
     chosen = {request.block: list(range(len(layers)))}
     for start in range(0, len(indexes), PART):
         path = folder / f"part-{start // PART:04}.pt"
@@ -140,7 +151,8 @@ def extract(checkpoint: str, request: Request, out: str, watch: Watch) -> Graphs
                 batch, tokens = batches.of(index)
                 part.append(_packed(index, batches.words(tokens), capture(model, batch, chosen)))
                 watch(start + i + 1, len(indexes))
-            _write_part(path, part)
+            kept = "the parts before it are kept: make room, and repeat the command"
+            write_with(path, partial(torch.save, part), kept)
         watch(start + len(wanted), len(indexes))
     return Graphs(folder)
 
@@ -160,12 +172,20 @@ def teacher_layers(model: Any, block: str, checkpoint: str) -> list[MechanismAtt
     return found[block]
 
 
+def loaded(task: Any, subset: str, data: str) -> Any:
+    """A part of the data. Raises LeapformerError where there is none of this name."""
+    try:
+        task.load_dataset(subset)
+    except FileNotFoundError as error:
+        raise LeapformerError(f"--subset {subset}: {data} holds no such part of the data; check both") from error
+    return task.dataset(subset)
+
+
 class _Batches:
     """The sentences of a data set, as batches of one for teacher forcing."""
 
     def __init__(self, task: Any, request: Request) -> None:
-        task.load_dataset(request.subset)
-        self.dataset, self.request = task.dataset(request.subset), request
+        self.dataset, self.request = loaded(task, request.subset, request.data), request
         side = "source" if request.block.startswith("encoder") else "target"
         self.dictionary = getattr(task, f"{side}_dictionary")
         if hasattr(self.dataset, "set_epoch"):
@@ -227,17 +247,6 @@ def packed_bits(x: Tensor) -> Tensor:
 def unpacked_bits(x: Tensor, count: int) -> Tensor:
     """What `packed_bits` packed, the first `count` of the last dimension."""
     return ((x.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1).bool().flatten(-2)[..., :count]
-
-
-def _write_part(path: Path, part: list[dict[str, Any]]) -> None:
-    try:
-        with replacing(path) as partial:
-            torch.save(part, partial)
-    except (OSError, RuntimeError) as error:  # PyTorch raises the latter when the disk is full
-        raise LeapformerError(
-            f"{path} cannot be written ({' '.join(str(error).split())}); the parts before it are kept: make room, and "
-            "repeat the command"
-        ) from error
 
 
 def _read_part(path: Path) -> list[Sentence]:

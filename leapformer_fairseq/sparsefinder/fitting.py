@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..attention.ops.blocks import in_blocks
 from ..attention.sparse.fitted import FORMAT, first_projection, projected
 from ..errors import LeapformerError
-from ..files import replacing
+from ..files import write_with
 from ..progress import Watch
 from .extraction import Graphs, Sentence
 from .grids import values_of
@@ -54,9 +55,14 @@ class Settings:
 
     def check(self) -> None:
         """Raise LeapformerError for a value that cannot be."""
-        for name, least in (("dimensions", 1), ("batch", 1), ("epochs", 1), ("points", 0)):
-            if getattr(self, name) < least:
+        for name, least in (
+            ("dimensions", 1), ("batch", 1), ("epochs", 1), ("points", 0), ("margin", 0), ("l2", 0)
+        ):  # fmt: skip
+            if not getattr(self, name) >= least:
                 raise LeapformerError(f"--{name} {getattr(self, name)}: give at least {least}")
+        for name in ("lr", "clip"):
+            if not getattr(self, name) > 0:
+                raise LeapformerError(f"--{name} {getattr(self, name)}: give a number above 0")
         for size in self.blocks:
             if size < 2:
                 raise LeapformerError(f"--blocks {size}: give blocks of at least 2 tokens")
@@ -93,8 +99,7 @@ def fit(graphs: Graphs, settings: Settings, seed: int, path: Path, watch: Watch)
         "layers": graphs.about["fingerprints"],
         "entries": dict(zip(graphs.about["fingerprints"], found, strict=True)),
     }
-    with replacing(path) as partial:
-        torch.save(content, partial)
+    write_with(path, partial(torch.save, content), "the seeds before it are kept: make room, and repeat the command")
 
 
 def parameter_count(graphs: Graphs, settings: Settings) -> int:

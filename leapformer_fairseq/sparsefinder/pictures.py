@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..pictures.figures import save
 from ..pictures.heatmaps import Axis, label
 from .report import by_seed, front
 
@@ -48,7 +49,7 @@ def draw_curves(
         worst, room = gold[measure] * (1 - WORSE if larger else 1 + WORSE), 0.05 * WORSE * gold[measure]
         axes.set_ylim(*((worst, best + room) if larger else (worst, best - room)))
     axes.legend(fontsize=7)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_graph(
@@ -70,7 +71,7 @@ def draw_graph(
         label(panel.xaxis, axes_of[1], matrix.shape[1], rotation=90)
         label(panel.yaxis, axes_of[0], matrix.shape[0])
     figure.suptitle(title, fontsize=10)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_panels(points: Mapping[str, tuple[Tensor, Tensor]], path: str | Path, title: str) -> None:
@@ -102,7 +103,7 @@ def draw_panels(points: Mapping[str, tuple[Tensor, Tensor]], path: str | Path, t
     lines, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=5, fontsize=7)
     figure.suptitle(f"{title}: recall over sparsity", fontsize=10)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_blocks(rows: Sequence[Row], full: Row, name: str, path: str | Path) -> None:
@@ -123,7 +124,7 @@ def draw_blocks(rows: Sequence[Row], full: Row, name: str, path: str | Path) -> 
     axes.set(xlabel="seconds of the model", ylabel=f"{name} (lower is better)", title="blocks attended to")
     axes.invert_yaxis()
     axes.legend(fontsize=7)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_tags(shares: Tensor, tags: Sequence[str], path: str | Path, title: str) -> None:
@@ -136,7 +137,7 @@ def draw_tags(shares: Tensor, tags: Sequence[str], path: str | Path, title: str)
         below += part
     axes.set(xlabel="bucket", ylabel="share of its tokens", title=title)
     axes.legend(fontsize=6, ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
-    _save(figure, path)
+    save(figure, path)
 
 
 def _reached(points: Sequence[Row], sparsity: float, measure: str, larger: bool) -> float:
@@ -149,9 +150,3 @@ def _figure(rows: int, columns: int, panel: tuple[float, float], **options: Any)
 
     figure = Figure(figsize=(columns * panel[0] + 0.4, rows * panel[1] + 0.6), layout="constrained")
     return figure, figure.subplots(rows, columns, **options)
-
-
-def _save(figure: Any, path: str | Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure).print_png(str(path))

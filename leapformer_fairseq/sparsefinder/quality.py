@@ -23,7 +23,7 @@ from ..errors import LeapformerError
 from ..loading import load_model
 from ..modules.capture import attentions_by_block
 from ..scoring.quality import bleu
-from .extraction import MODELS, PURPOSE
+from .extraction import MODELS, PURPOSE, loaded
 
 # Subwords of a translation are at most a times those of its source, and b more: a pattern that lacks too many edges
 # would write on and on.
@@ -74,14 +74,38 @@ def score(test: Scored, mechanism: str = "entmax", options: Mapping[str, Any] | 
     attentions = attentions_by_block(model)
     if test.block not in attentions:
         raise LeapformerError(f"--block {test.block}: {test.checkpoint} has no such block")
-    incremental = all(layer.mechanism.capabilities.incremental for layer in attentions[test.block])
-    task.load_dataset(test.subset)
-    translates = hasattr(model, "encoder") and hasattr(model, "decoder")
+    decodes = test.block != "encoder-self"
+    incremental = not decodes or all(layer.mechanism.capabilities.incremental for layer in attentions[test.block])
+    loaded(task, test.subset, test.data)
+    translates = _translates(model)
     with torch.no_grad():
         if translates:
             return _bleu(test, model, task, incremental)
+        if not incremental:
+            raise LeapformerError(
+                f"{mechanism}: its edges depend on later tokens, so that a language model would see what it predicts; "
+                "leave it out of --mechanisms"
+            )
         value, seconds = _perplexity(test, model, task)
     return Quality("perplexity", value, seconds, incremental)
+
+
+def check(test: Scored) -> None:
+    """Raise LeapformerError for what cannot be scored, before minutes are spent on it: see `score`."""
+    model, task = load_model(test.checkpoint, MODELS, PURPOSE, {"data": test.data})
+    loaded(task, test.subset, test.data)
+    if _translates(model):
+        _references(test)
+
+
+def _translates(model: Any) -> bool:
+    return hasattr(model, "encoder") and hasattr(model, "decoder")
+
+
+def _references(test: Scored) -> list[str]:
+    if test.references is None:
+        raise LeapformerError("--references is missing: give the file with a detokenised reference per line, for BLEU")
+    return list(read_lines(Path(test.references)))
 
 
 def _samples(test: Scored, task: Any) -> Iterator[dict[str, Any]]:
@@ -111,9 +135,7 @@ def _perplexity(test: Scored, model: Any, task: Any) -> tuple[float, float]:
 
 
 def _bleu(test: Scored, model: Any, task: Any, incremental: bool) -> Quality:
-    if test.references is None:
-        raise LeapformerError("--references is missing: give the file with a detokenised reference per line, for BLEU")
-    references = list(read_lines(Path(test.references)))
+    references = _references(test)
     generator = task.build_generator([model], Namespace(beam=test.beam, max_len_a=LONGEST[0], max_len_b=LONGEST[1]))
     generator.model.has_incremental = incremental
     found: dict[int, str] = {}

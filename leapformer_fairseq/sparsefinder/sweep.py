@@ -5,6 +5,7 @@ Each point and seed is a file in OUT/points, so that an interrupted sweep goes o
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from ..attention import build, find
+from ..attention.sparse.entmax import ALPHA
 from ..attention.sparse.fitted import DIMENSIONS, FILE, Fitted, read_file
 from ..attention.sparse.pattern import SEED, WINDOW, Pattern
 from ..errors import LeapformerError
@@ -25,6 +27,7 @@ from .grids import Point
 from .measures import Measures, measure_windows
 
 RECORD, POINTS, SCORES = "sweep.json", "points", "scores"
+FITTED = "--fitted"
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def evaluated(graphs: Graphs, files: Sequence[str], limit: int | None) -> list[S
     """
     start = 0
     for path in files:
-        fitted = read_file(path)
+        fitted = read_file(path, FITTED)
         if fitted["layers"] != graphs.about["fingerprints"]:
             raise LeapformerError(
                 f"{path} was fitted to {fitted['teacher']} ({fitted['block']}), {graphs.folder} is of "
@@ -56,6 +59,8 @@ def evaluated(graphs: Graphs, files: Sequence[str], limit: int | None) -> list[S
             )
         if fitted["graphs"] == str(graphs.folder.resolve()):
             start = max(start, fitted_count(len(graphs), fitted["settings"]["part"]))
+    if limit is not None and limit < 1:
+        raise LeapformerError(f"--sentences {limit}: give at least 1")
     if start >= len(graphs):
         raise LeapformerError(
             f"{graphs.folder}: all {len(graphs)} sentences were fitted to; give other graphs of this teacher, or fit "
@@ -68,12 +73,13 @@ def evaluated(graphs: Graphs, files: Sequence[str], limit: int | None) -> list[S
 def run(graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Watch) -> list[dict[str, Any]]:
     """The rows of all points, seeds and windows; `watch` gets what is measured, how many are done, and of how many."""
     sentences = evaluated(graphs, sweep.files, limit)
+    check_windows(sweep.windows, sentences)
     about = {
         "graphs": str(graphs.folder.resolve()),
         "sentences": [sentence.index for sentence in sentences],
         "windows": list(sweep.windows),
         "global": sweep.ends,
-        "files": [str(Path(path).resolve()) for path in sweep.files],
+        "files": [digest(path) for path in sweep.files],
     }
     locked_folder(out, RECORD, about, "sweep", among_others=True)
     (out / POINTS).mkdir(exist_ok=True)
@@ -88,6 +94,22 @@ def run(graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Watch
         found += _rows(point, seed, sweep.windows, Measures(*(torch.tensor(held[name]) for name in Measures._fields)))
     watch(len(units), len(units))
     return found
+
+
+def digest(path: str | Path) -> str:
+    """SHA-256 of a file: a fit that was repeated is another one, whatever its name."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def check_windows(windows: Sequence[int], sentences: Sequence[Sentence]) -> None:
+    """Raise LeapformerError for windows without a middle: below 0, or even and shorter than the longest sentence."""
+    longest = max(max(sentence.graph.shape[2:]) for sentence in sentences)
+    for window in windows:
+        if window < 0 or (window % 2 == 0 and 0 < window < longest):
+            raise LeapformerError(
+                f"--window {window}: it has no middle, and the longest sentence has {longest} tokens; give an odd "
+                "number, or 0 for none"
+            )
 
 
 def by_head(sweep: Sweep, out: Path, window: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -127,12 +149,14 @@ def measure_point(graphs: Graphs, sentences: Sequence[Sentence], point: Point, s
 
 def mechanisms(graphs: Graphs, point: Point, ends: str, files: Sequence[str], seed: int) -> Iterator[Pattern]:
     """The pattern of each layer, with what was fitted to it."""
-    about, options = graphs.about, pattern_options(point, ends, files, seed)
-    for key in about["fingerprints"]:
+    about, options = graphs.about, {ALPHA.name: graphs.about["alpha"], **pattern_options(point, ends, files, seed)}
+    for layer, key in enumerate(about["fingerprints"]):
         made = build(point.mechanism, about["head_dim"], about["heads"], block=about["block"], **options)
         assert isinstance(made, Pattern)
         if isinstance(made, Fitted):
             made.adopt(_file(point, files, seed)["entries"][key])
+        if made.alpha_logit is not None:
+            made.alpha_logit.data.copy_(torch.logit(torch.tensor(about["alphas"][layer]) - 1))
         yield made
 
 
@@ -176,7 +200,7 @@ def _file(point: Point, files: Sequence[str], seed: int) -> dict[str, Any]:
         raise LeapformerError(
             f"{point.mechanism} has fitted parts; give the files of `leapformer sparsefinder fit` with --fitted"
         )
-    return read_file(files[seed])
+    return read_file(files[seed], FITTED)
 
 
 def _file_name(name: str) -> str:

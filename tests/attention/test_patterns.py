@@ -396,8 +396,10 @@ def test_without_a_checkpoint_the_file_is_not_used(file):
     mechanism = cases.make("sparsefinder-kmeans", sparsefinder_file=str(path))
     mechanism.receive(layers)
     q, k, v = cases.inputs(5, 5)
-    with pytest.raises(LeapformerError, match="train an entmax model first"):
-        mechanism(q, k, v)
+    with pytest.raises(LeapformerError, match="changes in training; train with entmax, and put it in the place"):
+        mechanism.train()(q, k, v)
+    with pytest.raises(LeapformerError, match="none were loaded; load a trained entmax model"):
+        mechanism.eval()(q, k, v)
 
 
 def test_files_that_do_not_serve_are_one_line(file, tmp_path):

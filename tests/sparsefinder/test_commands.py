@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,6 +132,8 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_finished(root, monkeypatch, c
         ({"block": "middle"}, "no such block; choose from: encoder-self, decoder-self, decoder-cross"),
         ({"sentences": 500}, "train has 120 of at least 4 tokens; give --sentences 120"),
         ({"length": 9, "sentences": 100}, "of at least 9 tokens; give --sentences"),
+        ({"sentences": 0}, "--sentences 0: give at least 1"),
+        ({"length": -1}, "--min-length -1: give at least 1"),
         ({"out": "graphs", "sentences": 39}, "holds a set of graphs with another sentences (40, not 39)"),
     ],
 )
@@ -135,6 +141,47 @@ def test_bad_requests_are_one_line(root, graphs, change, message, capsys):
     assert main(extract(root, **{"out": "bad" + "".join(map(str, change.values())), **change})) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("leapformer: error") == 1
+
+
+def test_the_remedy_for_too_few_sentences_works_in_the_same_folder(root, capsys):
+    assert main(extract(root, out="few", sentences=500)) == 2
+    assert "give --sentences 120" in capsys.readouterr().err and not (root / "few").exists()
+    assert main(extract(root, out="few", sentences=120)) == 0 and len(Graphs(root / "few")) == 120
+
+
+def test_a_part_of_the_data_that_is_not_there(root, graphs, fitted, tmp_path, capsys):
+    assert main([*extract(root, out="nosuch"), "--subset", "nosuch"]) == 2
+    assert f"--subset nosuch: {root}/mt holds no such part of the data" in capsys.readouterr().err
+    options = ("--data", f"{root}/mt", "--references", f"{root}/test.de", "--subset", "nosuch")
+    assert main(pareto(root, graphs, fitted, tmp_path / "out", *options)) == 2
+    assert "--subset nosuch" in capsys.readouterr().err and not (tmp_path / "out/points").exists(), "before the sweep"
+
+
+LIMITED = """
+import resource, signal, sys
+from leapformer_fairseq.cli.main import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python does by itself
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def limited(size: int, *command: str) -> subprocess.CompletedProcess[str]:
+    """The command where files may have so many bytes: what PyTorch makes of a full disk."""
+    return subprocess.run([sys.executable, "-c", LIMITED, str(size), *command], capture_output=True, text=True)
+
+
+def test_what_really_cannot_be_written_is_one_line(root, graphs, fitted, tmp_path):
+    command = ["sparsefinder", "fit", str(graphs), "--out", str(tmp_path / "fitted"), "--seeds", "1"]
+    done = limited(4096, *command)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "seed1.pt cannot be written: the disk is full, or a limit of file sizes was reached" in done.stderr
+    assert not list((tmp_path / "fitted").iterdir())
+    pattern = ["--mechanism", "sparsefinder-distance", "--set", "sparsefinder_threshold=1", "--layer", "0"]
+    command = ["sparsefinder", "draw", str(graphs), "--fitted", fitted[0], "--out", str(tmp_path / "drawn"), *pattern]
+    done = limited(4096, *command)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-2000:]
+    assert "head0.png cannot be written: File too large" in done.stderr and not list((tmp_path / "drawn").iterdir())
 
 
 # ------------------------------------------------------------------------------------------------------------- fit
@@ -182,6 +229,74 @@ def test_curves_tables_and_quality(root, graphs, fitted):
     assert "entmax-routing (non-causal)" in text and "full entmax: BLEU" in text
     for picture in ("recall.png", "quality.png", "heads.png"):
         assert (out / picture).stat().st_size > 5000
+
+
+def test_scores_of_other_data_or_another_fit_are_not_taken_for_these(root, graphs, tmp_path, capsys):
+    one = tmp_path / "one"
+    assert main(["sparsefinder", "fit", str(graphs), "--out", str(one), "--seeds", "1"]) == 0
+    files, quality = [str(one / "seed1.pt")], ["--data", str(root / "mt"), "--references", str(root / "test.de")]
+    few = ["--mechanisms", "sparsefinder-distance", "--quality-points", "1"]
+    command = pareto(root, graphs, files, tmp_path / "out", *quality, *few)
+    assert main([*command, "--limit", "2"]) == 0
+    assert main([*command, "--limit", "3"]) == 2
+    assert "holds a set of scores with another limit (2, not 3)" in capsys.readouterr().err
+    shutil.rmtree(one)
+    assert main(["sparsefinder", "fit", str(graphs), "--out", str(one), "--seeds", "1", "--epochs", "3"]) == 0
+    assert main([*command, "--limit", "2"]) == 2
+    assert "holds a sweep with another files" in capsys.readouterr().err
+
+
+def test_an_option_for_all_patterns_that_have_it(root, graphs, fitted, tmp_path):
+    few = ["--mechanisms", "sparsefinder-distance", "sparsefinder-kmeans", "--set", "sparsefinder_distance=squared"]
+    assert main(pareto(root, graphs, fitted, tmp_path / "out", *few)) == 0
+    rows = list(csv.DictReader((tmp_path / "out/curves.csv").open()))
+    squared = {row["mechanism"] for row in rows if "distance=squared" in row["options"]}
+    assert squared == {"sparsefinder-distance"} < {row["mechanism"] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--window", "4"], "--window 4: it has no middle, and the longest sentence has"),
+        (["--window", "-3"], "--window -3: it has no middle"),
+        (["--sentences", "0"], "--sentences 0: give at least 1"),
+        (["--mechanism", "softmax"], "--mechanism softmax: it is no sparsity pattern"),
+        (["--fitted", "moved.pt"], "--fitted moved.pt: there is no such file"),
+        (["--set", "sparse_noncausal=maybe"], "give sparse_noncausal=True or sparse_noncausal=False"),
+        (
+            ["--mechanism", "sparsefinder-block1", "--set", "sparsefinder_block_size=4"],
+            "fit it with `.* fit --blocks 4`",
+        ),
+    ],
+)
+def test_bad_patterns_are_one_line(graphs, fitted, tmp_path, more, message, capsys):
+    command = ["sparsefinder", "evaluate", str(graphs), "--fitted", *fitted, "--out", str(tmp_path)]
+    assert main([*command, "--mechanism", "sparsefinder-distance", *more]) == 2
+    err = capsys.readouterr().err
+    assert re.search(message, err) and err.count("leapformer: error") == 1
+
+
+def test_bad_windows_of_a_sweep(root, graphs, fitted, tmp_path, capsys):
+    assert main([*pareto(root, graphs, fitted, tmp_path / "out"), "--windows", "0", "4"]) == 2
+    assert "--window 4: it has no middle" in capsys.readouterr().err
+
+
+def test_the_teachers_alpha_is_drawn_and_compared(root, graphs, fitted, tmp_path, capsys):
+    from leapformer_fairseq.sparsefinder.grids import Point
+    from leapformer_fairseq.sparsefinder.sweep import mechanisms
+
+    point = Point("sparsefinder-distance", {"sparsefinder_threshold": 1.0})
+    for alpha, wanted in (("1.5", 1.5), ("2", 2.0)):
+        other = Graphs(graphs)
+        other.about["alpha"] = alpha
+        assert [one.alpha for one in mechanisms(other, point, "none", fitted, 0)] == [wanted, wanted]
+    other.about |= {"alpha": "learned", "alphas": [[1.2, 1.8], [1.5, 1.9]]}
+    found = [one.alpha.flatten().tolist() for one in mechanisms(other, point, "none", fitted, 0)]
+    assert found == [pytest.approx([1.2, 1.8]), pytest.approx([1.5, 1.9])]
+    plan = {"decoder_self_attention": "sparsefinder-distance", "sparsefinder_file": fitted[0], "entmax_alpha": "2"}
+    command = f"generate {root}/mt --path {root}/nmt/checkpoint_last.pt --max-tokens 2000 --gen-subset test"
+    assert main([*command.split(), "--model-overrides", repr(plan)]) == 2
+    assert "fitted to a teacher with --entmax-alpha 1.5, this model has 2" in capsys.readouterr().err
 
 
 def test_an_interrupted_sweep_goes_on_to_identical_files(root, graphs, fitted, monkeypatch):
@@ -404,5 +519,8 @@ def test_training_from_scratch_is_refused(root, fitted, capsys):
     command = f"train {root}/mt --arch leapformer_nmt_tiny {plan} --save-dir {root}/no"
     assert main([*command.split(), *TRAINING.split()]) == 2
     assert "train that, and give the file" in capsys.readouterr().err
-    assert main([*command.split(), *TRAINING.split(), "--sparsefinder-file", fitted[0]]) == 2
-    assert "train an entmax model first" in capsys.readouterr().err
+    more = [*TRAINING.split(), "--sparsefinder-file", fitted[0]]
+    assert main([*command.split(), *more]) == 2
+    assert "changes in training; train with entmax, and put it in the place of that" in capsys.readouterr().err
+    assert main([*command.split(), *more, "--finetune-from-model", f"{root}/nmt/checkpoint_last.pt"]) == 2
+    assert "changes in training; train with entmax, and put it in the place of that" in capsys.readouterr().err

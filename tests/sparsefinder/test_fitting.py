@@ -8,7 +8,7 @@ import torch
 from leapformer_fairseq.attention import CAUSAL
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.files import write_json
-from leapformer_fairseq.sparsefinder.extraction import PART, RECORD, Graphs, _write_part, packed_bits, unpacked_bits
+from leapformer_fairseq.sparsefinder.extraction import PART, RECORD, Graphs, packed_bits, unpacked_bits
 from leapformer_fairseq.sparsefinder.fitting import (
     Settings,
     as_many,
@@ -100,7 +100,19 @@ def test_bits_are_packed_without_loss():
         assert packed.shape[-1] == -(-count // 8) and torch.equal(unpacked_bits(packed, count), x)
 
 
-@pytest.mark.parametrize("bad", [{"dimensions": 0}, {"part": 0.0}, {"part": 1.5}, {"batch": 0}, {"blocks": (1,)}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"dimensions": 0},
+        {"part": 0.0},
+        {"part": 1.5},
+        {"batch": 0},
+        {"blocks": (1,)},
+        {"lr": -1.0},
+        {"l2": -0.1},
+        {"clip": 0.0},
+    ],
+)
 def test_bad_settings_are_one_line(bad):
     with pytest.raises(LeapformerError, match=f"--{next(iter(bad))}"):
         Settings(**bad).check()
@@ -120,7 +132,7 @@ def known_graphs(folder, sentences=160, tokens=24, layers=1, heads=2, dim=16):
             made.append(
                 {"index": index, "words": list(map(str, range(tokens))), "q": q, "k": k, "keys": tokens, "graph": bits}
             )
-        _write_part(folder / f"part-{part:04}.pt", made)
+        torch.save(made, folder / f"part-{part:04}.pt")
     about = {
         "teacher": "known",
         "block": "encoder-self",

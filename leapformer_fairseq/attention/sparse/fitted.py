@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -74,9 +75,11 @@ class Fitted(Pattern):
             if name not in entry:
                 kind = name.rpartition(".")[0]
                 known = [other for other in entry if kind and other.startswith(kind + ".")]
+                remedy = f"choose from: {', '.join(known)}, or fit it" if known else "fit it"
+                size = re.match(r"block(\d+)\.", name)
+                how = f" --blocks {size[1]}" if size else ""
                 raise LeapformerError(
-                    f"{self.name}: {name} was not fitted; choose from: {', '.join(known) or 'nothing of this kind'}, "
-                    "or fit it with `leapformer sparsefinder fit`"
+                    f"{self.name}: {name} was not fitted; {remedy} with `leapformer sparsefinder fit{how}`"
                 )
             own = getattr(self, buffer)
             if entry[name].shape != own.shape:
@@ -98,6 +101,11 @@ class Fitted(Pattern):
                 f"{FILE.flag} {self.file} was fitted to {found['teacher']}, which has other weights in this layer; fit "
                 "it to this checkpoint with `leapformer sparsefinder extract` and `fit`"
             )
+        if str(found.get("alpha", self.chosen.entmax_alpha)) != str(self.chosen.entmax_alpha):
+            raise LeapformerError(
+                f"{FILE.flag} {self.file} was fitted to a teacher with --entmax-alpha {found['alpha']}, this model has "
+                f"{self.chosen.entmax_alpha}; use the alpha of the teacher"
+            )
         self.adopt(entries[wanted])
 
     def edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
@@ -105,11 +113,16 @@ class Fitted(Pattern):
         return self._edges(q, k, seen)
 
     def check_adopted(self) -> None:
-        """Raise LeapformerError while it is unknown whether the file was fitted to these weights."""
+        """Raise LeapformerError in training, and while it is unknown whether the file was fitted to these weights."""
+        if self._projections is not None and self.training:
+            raise LeapformerError(
+                f"{self.name} predicts the graph of a trained model, and what it is fitted to changes in training; "
+                "train with entmax, and put it in the place of that with --model-overrides"
+            )
         if not self.adopted:
             raise LeapformerError(
                 f"{self.name}: the weights are not those that {FILE.flag} {self.file} was fitted to, none were loaded; "
-                "train an entmax model first (--finetune-from-model takes it from there)"
+                "load a trained entmax model"
             )
 
     def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
@@ -187,30 +200,31 @@ def fingerprint(projections: Projections) -> str:
     return found.hexdigest()
 
 
-def read_file(path: str) -> dict[str, Any]:
+def read_file(path: str, option: str = FILE.flag) -> dict[str, Any]:
     """What `leapformer sparsefinder fit` wrote: format, teacher, entries by fingerprint.
 
-    Raises LeapformerError for a file that is not there or is something else.
+    Raises LeapformerError, naming the option that the path is from, for one that is not there or is something else.
     """
     try:
-        return _read(path, Path(path).stat().st_mtime_ns)
+        found = _read(path, Path(path).stat().st_mtime_ns)
     except OSError:
         raise LeapformerError(
-            f"{FILE.flag} {path}: there is no such file; check the path, or make it with `leapformer sparsefinder fit`"
+            f"{option} {path}: there is no such file; check the path, or make it with `leapformer sparsefinder fit`"
         ) from None
+    if found is None:
+        raise LeapformerError(
+            f"{option} {path} is not a file of `leapformer sparsefinder fit` (format {FORMAT}); make it again"
+        )
+    return found
 
 
 @lru_cache(maxsize=4)  # all layers read the same file
-def _read(path: str, changed: int) -> dict[str, Any]:
+def _read(path: str, changed: int) -> dict[str, Any] | None:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
-        found = None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise LeapformerError(
-            f"{FILE.flag} {path} is not a file of `leapformer sparsefinder fit` (format {FORMAT}); make it again"
-        )
-    return found
+        return None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
 
 
 def _adopt_own_entry(mechanism: nn.Module, _: Any) -> None:
