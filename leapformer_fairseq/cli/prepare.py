@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ..audio import SAMPLE_RATE
-from ..data import choices, covost2, documents, glue, ljspeech, mustc, parallel, speech, wikitext
+from ..data import choices, covost2, documents, glue, ljspeech, mustc, parallel, speech, tables, wikitext
 from ..data.lra import prepare as lra
+from ..errors import LeapformerError
 
 HELP = "prepare a data set: speech translation, translation, language modelling, classification, text to speech"
 SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2)}
 _ROOTS = {
+    "speech": "recordings of your own, described by tables",
     "mustc": "MuST-C en-de: holds en-de/data",
     "covost2": "CoVoST 2 fr-en: holds validated.tsv, covost_v2.*.tsv, clips",
     "multi30k": "Multi30k: holds {train,val,test_2016_flickr}.LANGUAGE, all files here as they are or with .gz",
@@ -42,6 +45,7 @@ _TASKS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one sub-command per data set."""
     adders = {
+        tables.NAME: _add_tables,
         **dict.fromkeys(SPEECH, _add_speech),
         **dict.fromkeys(parallel.DATASETS, _add_parallel),
         **dict.fromkeys(wikitext.SIZES, _add_wikitext),
@@ -56,8 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=root, description=f"prepare {root}")
         if name in _TASKS:
             action.add_argument("task", metavar="TASK", help=_TASKS[name])
-        optional = "?" if name in wikitext.SIZES else None
-        action.add_argument("root", metavar="ROOT", nargs=optional, help=root.partition(": ")[2])
+        if name != tables.NAME:
+            optional = "?" if name in wikitext.SIZES else None
+            action.add_argument("root", metavar="ROOT", nargs=optional, help=root.partition(": ")[2])
         action.add_argument("--out", required=True, metavar="DIR", help="where to write; the same command resumes")
         action.set_defaults(dataset=name)
         adders[name](action, name)
@@ -73,6 +78,23 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
 
 def _add_download(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="fetch the files that ROOT lacks")
+
+
+def _add_tables(parser: argparse.ArgumentParser, name: str) -> None:
+    needed = "columns audio and text, and if there translation, speaker, id, start and end in seconds; tabs, or .csv"
+    parser.add_argument("--train", required=True, metavar="TABLE", help=f"the recordings to train on: {needed}")
+    parser.add_argument("--dev", required=True, metavar="TABLE", help="those that choose the best epoch")
+    parser.add_argument("--test", required=True, metavar="TABLE", help="those for evaluation")
+    parser.add_argument(
+        "--columns", nargs="+", default=[], metavar="NAME=COLUMN", help="other names, as audio=path text=sentence"
+    )
+    parser.add_argument("--audio-root", metavar="DIR", help="paths of audio begin here (default: beside the table)")
+    _add_vocabulary(parser, tables.VOCAB_SIZE, "subwords per language")
+    parser.add_argument(
+        "--vocab-type", choices=("unigram", "bpe", "char"), default="unigram", help="(default: %(default)s)"
+    )
+    _add_workers(parser)
+    parser.set_defaults(prepare=_tables)
 
 
 def _add_speech(parser: argparse.ArgumentParser, name: str) -> None:
@@ -171,6 +193,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _speech(args: argparse.Namespace) -> list[str]:
     return _split_lines(speech.prepare(SPEECH[args.dataset], args.root, args.out, args.vocab_size, args.workers))
+
+
+def _tables(args: argparse.Namespace) -> list[str]:
+    found = {split: Path(getattr(args, split)).absolute() for split in ("train", "dev", "test")}
+    names = {}
+    for text in args.columns:
+        name, equals, column = text.partition("=")
+        if not equals or not column:
+            raise LeapformerError(f"--columns {text}: give NAME=COLUMN, as in audio=path")
+        names[name] = column
+    audio_root = None if args.audio_root is None else Path(args.audio_root).absolute()
+    dataset = tables.dataset(found, names, audio_root, args.vocab_type)
+    recordings = {split: dataset.read_split(found["train"].parent, split) for split in found}
+    notes = [f"{split}: {line}" for split, rows in recordings.items() for line in tables.kinds_of_audio(rows)]
+    summaries = speech.prepare(dataset, found["train"].parent, args.out, args.vocab_size, args.workers)
+    out = Path(args.out).absolute()
+    lists = [f"{split}: {out}/left_out_{split}.tsv lists them" for split, one in summaries.items() if one.dropped]
+    return [*notes, *_split_lines(summaries), *lists, *tables.advice(out, summaries["train"].seconds / 3600)]
 
 
 def _ljspeech(args: argparse.Namespace) -> list[str]:

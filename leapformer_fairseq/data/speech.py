@@ -50,13 +50,17 @@ SPECAUGMENT = {"freq_mask_N": 1, "freq_mask_F": 27, "time_mask_N": 1, "time_mask
 
 @dataclass(frozen=True)
 class SpeechDataset:
-    """How to read a data set. `splits` begins with the training split; `clean_text` is for its texts only."""
+    """How to read a data set. `splits` begins with the training split; `clean_text` is for its texts only.
+
+    `vocab_type` is sentencepiece's: unigram, bpe or char.
+    """
 
     name: str
     splits: tuple[str, ...]
     read_split: Callable[[Path, str], list[Recording]]
     read_audio: Callable[[Recording], np.ndarray]
     clean_text: Callable[[str], str]
+    vocab_type: str = "unigram"
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def prepare(
             done[split] = _prepare_split(dataset, split, recordings, out, run)
             _write_state(out, dataset, root, vocab_size, done)
     for task in TASKS:
-        _write_subwords(out, task, dataset.splits[0], vocab_size)
+        _write_subwords(out, task, dataset, vocab_size)
         write_config(out / f"config_{task}.yaml", out, f"spm_{task}", SPECAUGMENT)
     for split in dataset.splits[1:]:
         _write_evaluation_lists(out, split)
@@ -176,12 +180,12 @@ class _Split:
         self.rows: dict[str, list[list[str]]] = {task: [] for task in TASKS}
         self.statistics = BinStatistics()
         self._archive, self._frames = archive, 0
-        self._dropped: Counter[str] = Counter()
+        self.left_out: list[tuple[str, Path, str]] = []
 
     def add(self, recording: Recording, features: np.ndarray | str, in_statistics: bool) -> None:
         """Store a recording, or count the reason to leave it out."""
         if isinstance(features, str):
-            self._dropped[features] += 1
+            self.left_out.append((recording.id, recording.path, features))
             return
         place = self._archive.add(recording.id, features)
         self._frames += place.frames
@@ -192,7 +196,8 @@ class _Split:
 
     def summary(self) -> SplitSummary:
         """What was stored and what was not."""
-        return SplitSummary(len(self.rows[TASKS[0]]), round(self._frames * FRAME_MS / 1000, 2), dict(self._dropped))
+        dropped = dict(Counter(reason for _, _, reason in self.left_out))
+        return SplitSummary(len(self.rows[TASKS[0]]), round(self._frames * FRAME_MS / 1000, 2), dropped)
 
 
 def _prepare_split(
@@ -215,6 +220,8 @@ def _prepare_split(
         for rank, (recording, features) in enumerate(progress):
             split.add(recording, features, in_statistics=rank % every == 0)
     summary = split.summary()
+    if split.left_out:
+        write_lines(out / f"left_out_{name}.tsv", ("\t".join(map(str, one)) for one in split.left_out))
     if not summary.utterances:
         raise LeapformerError(f"all of split {name} was left out ({summary.reasons()}); check the audio files")
     if training:
@@ -230,11 +237,11 @@ def _new_wav_folder(out: Path, split: str) -> Path:
     return folder
 
 
-def _write_subwords(out: Path, task: str, training_split: str, vocab_size: int) -> None:
+def _write_subwords(out: Path, task: str, dataset: SpeechDataset, vocab_size: int) -> None:
     subwords = out / f"spm_{task}"
     if not subwords.with_suffix(".model").is_file():
-        texts = (row["tgt_text"] for row in read_manifest(out / f"{training_split}_{task}.tsv"))
-        train_subwords(subwords, texts, vocab_size)
+        texts = (row["tgt_text"] for row in read_manifest(out / f"{dataset.splits[0]}_{task}.tsv"))
+        train_subwords(subwords, texts, vocab_size, dataset.vocab_type)
 
 
 def _write_evaluation_lists(out: Path, split: str) -> None:

@@ -1,0 +1,175 @@
+"""Recordings of one's own: a table for each part of the data, with tabs (.tsv) or commas (.csv) and a line of names.
+
+Columns: `audio`, a path relative to the table or to --audio-root, and `text`, what is said; `translation`, without
+which the target is the text; and if there, `speaker`, `id`, and `start` and `end` in seconds, which cut a segment from
+a longer recording. Audio may have any format that libsndfile reads, any rate and any number of channels.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+import soundfile
+
+from ..audio import FRAME_MS, SAMPLE_RATE
+from ..errors import LeapformerError
+from .manifests import read_manifest
+from .recordings import Recording, Unusable, need_file, resample
+from .speech import SpeechDataset
+from .text import tidy
+
+NAME = "speech"
+NEEDED, OPTIONAL = ("audio", "text"), ("translation", "speaker", "id", "start", "end")
+COLUMNS = (*NEEDED, *OPTIONAL)
+VOCAB_SIZE = 1_000
+SILENCE_RMS = 1e-3  # -60 dB of full scale
+STATE_MS = 4 * FRAME_MS  # an encoder state: two convolutions halve the frames
+
+
+def dataset(
+    tables: Mapping[str, Path], names: Mapping[str, str], audio_root: Path | None, vocab_type: str
+) -> SpeechDataset:
+    """The data of `tables`, by split, the training split first; `names` are those of the columns in the tables.
+
+    Raises LeapformerError for names of columns that mean nothing.
+    """
+    for column in names:
+        if column not in COLUMNS:
+            raise LeapformerError(f"--columns {column}=...: choose from {', '.join(COLUMNS)}")
+    called = f"{NAME} ({', '.join(f'{split} {path}' for split, path in tables.items())})"
+    reading = partial(_read_split, tables, {column: names.get(column, column) for column in COLUMNS}, audio_root)
+    return SpeechDataset(called, tuple(tables), reading, read_audio, tidy, vocab_type)
+
+
+def _read_split(
+    tables: Mapping[str, Path], names: Mapping[str, str], audio_root: Path | None, _: Path, split: str
+) -> list[Recording]:
+    """The rows of a table. Raises LeapformerError with the line of a row that makes no recording."""
+    table, found, seen = tables[split], list[Recording](), dict[str, int]()
+    for line, row in _rows(table, names):
+        value = {column: (row.get(name) or "").strip() for column, name in names.items()}
+        if not value["audio"]:
+            raise LeapformerError(f"{table}, line {line}: no {names['audio']}; name the audio file, or delete the line")
+        start, duration = _span(table, line, value["start"], value["end"])
+        name = value["id"] or f"{split}-line{line:06d}"
+        if name in seen:
+            raise LeapformerError(f"{table}, line {line}: id {name} is that of line {seen[name]}; give each its own")
+        if "/" in name:
+            raise LeapformerError(f"{table}, line {line}: id {name} has a slash, and files get such names; replace it")
+        seen[name] = line
+        path = (audio_root or table.parent) / value["audio"]
+        if not path.is_file():
+            raise LeapformerError(f"{table}, line {line}: no file {path}; correct the path, or give --audio-root")
+        target = value["translation"] if names["translation"] in row else value["text"]
+        found.append(Recording(name, path, value["speaker"] or "speaker", value["text"], target, start, duration))
+    return found
+
+
+def _rows(table: Path, names: Mapping[str, str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line numbers and rows. Raises LeapformerError for a file that is no table, or has not the columns."""
+    need_file(table)
+    commas = table.suffix == ".csv"
+    quoting = csv.QUOTE_MINIMAL if commas else csv.QUOTE_NONE
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter="," if commas else "\t", quoting=quoting)
+            header = list(reader.fieldnames or ())
+            for column in NEEDED:
+                if names[column] not in header:
+                    raise LeapformerError(
+                        f"{table} has no column {names[column]!r}, it has {', '.join(header)[:200] or 'none'}; say "
+                        f"which is meant with --columns {column}=NAME"
+                    )
+            for row in reader:
+                if None in row or None in row.values():
+                    raise LeapformerError(
+                        f"{table}, line {reader.line_num}: another number of fields than the {len(header)} of the "
+                        f"first line; separate them by {'commas' if commas else 'tabs'}"
+                    )
+                yield reader.line_num, row
+    except UnicodeDecodeError as error:
+        raise LeapformerError(f"{table} is not UTF-8 ({error.reason}); convert it") from error
+    except csv.Error as error:
+        raise LeapformerError(f"{table} cannot be read as a table ({error})") from error
+
+
+def _span(table: Path, line: int, start: str, end: str) -> tuple[float, float | None]:
+    """Start and duration in seconds."""
+    try:
+        first, last = float(start or 0), float(end) if end else None
+    except ValueError:
+        raise LeapformerError(f"{table}, line {line}: start {start!r}, end {end!r}; give seconds") from None
+    if not 0 <= first < (float("inf") if last is None else last) or last == float("inf"):
+        raise LeapformerError(f"{table}, line {line}: start {start or 0}, end {end}; the end comes after the start")
+    return first, None if last is None else last - first
+
+
+def read_audio(recording: Recording) -> np.ndarray:
+    """The samples of a recording, (T,) float32 at 16 kHz mono. Raises Unusable when it cannot be read or is silent."""
+    try:
+        with soundfile.SoundFile(str(recording.path)) as file:
+            start, rate = round(recording.start * file.samplerate), file.samplerate
+            if start >= file.frames:
+                raise Unusable("start after the end of the file")
+            file.seek(start)
+            wanted = -1 if recording.duration is None else round(recording.duration * rate)
+            samples = file.read(wanted, dtype="float32", always_2d=True).mean(axis=1)
+    except soundfile.LibsndfileError as error:
+        raise Unusable("unreadable audio") from error
+    if not np.isfinite(samples).all():
+        raise Unusable("samples that are no numbers")
+    if len(samples) and np.sqrt(np.mean(np.square(samples, dtype=np.float64))) < SILENCE_RMS:
+        raise Unusable("silent")
+    return resample(samples, rate)
+
+
+def kinds_of_audio(recordings: Sequence[Recording]) -> list[str]:
+    """What is resampled and mixed down, a line for each kind of file."""
+    counts: Counter[tuple[int, int]] = Counter()
+    for path in sorted({recording.path for recording in recordings}):
+        try:
+            info = soundfile.info(str(path))
+        except soundfile.LibsndfileError:
+            continue  # left out, and counted, when it is read
+        if (info.samplerate, info.channels) != (SAMPLE_RATE, 1):
+            counts[info.samplerate, info.channels] += 1
+    return [
+        f"{count} files of {rate:,} Hz with {channels} channel{'s' * (channels > 1)} become {SAMPLE_RATE:,} Hz mono"
+        for (rate, channels), count in sorted(counts.items())
+    ]
+
+
+def advice(out: Path, hours: float) -> list[str]:
+    """How fast the speech is in target tokens, the step of wait-k that fits it, and a command that trains."""
+    model = sentencepiece.SentencePieceProcessor(model_file=str(out / "spm_st.model"))
+    tokens = frames = 0
+    for row in read_manifest(out / "train_st.tsv"):
+        tokens += len(model.encode(row["tgt_text"])) + 1  # the end
+        frames += int(row["n_frames"])
+    seconds = frames * FRAME_MS / 1000 / tokens
+    ratio = max(1, round(seconds * 1000 / STATE_MS))
+    batch, updates = sizes(hours)
+    command = (
+        f"leapformer train {out} --task speech_to_text --config-yaml config_asr.yaml --train-subset train_asr "
+        "--valid-subset dev_asr --arch leapformer_s2t_tiny --criterion label_smoothed_cross_entropy "
+        "--label-smoothing 0.1 --optimizer adam --lr 2e-3 --lr-scheduler inverse_sqrt "
+        f"--warmup-updates {updates // 10} --clip-norm 10 --max-tokens {batch} --max-update {updates} "
+        f"--report-accuracy --save-dir {out.parent / 'asr'}"
+    )
+    return [
+        f"a target token lasts {seconds:.2f} s on average: for wait-k, --fixed-pre-decision-ratio {ratio} writes one "
+        f"for each {ratio * STATE_MS} ms; a much smaller ratio asks for words before they are said",
+        f"next, a recogniser whose encoder translation begins with: {command}",
+    ]
+
+
+def sizes(hours: float) -> tuple[int, int]:
+    """Frames of a batch and updates for so many hours of speech: some forty passes, and at least 1,500 updates."""
+    batch = 16_000 if hours < 20 else 40_000
+    return batch, max(1_500, round(40 * hours * 3_600 * 1_000 / FRAME_MS / batch))
