@@ -1,0 +1,216 @@
+"""Several processes: two train what one does with two batches an update, what fairseq does in silence is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from leapformer_fairseq.checkpoints import load_checkpoint
+from leapformer_fairseq.compat import distributed
+from leapformer_fairseq.data.arrays import About, Example, write_about, write_split
+from leapformer_fairseq.errors import LeapformerError
+
+from .data.tiny_corpus import build_tiny
+from .e2e.test_text import done, sentences
+from .e2e.test_training import leapformer
+
+TORCHRUN = {"MASTER_ADDR": "here", "MASTER_PORT": "1", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
+
+
+def configuration(cpu: bool = True, **training):
+    values = {
+        "distributed_world_size": 1, "distributed_rank": 0, "distributed_init_method": None, "device_id": 0,
+        "distributed_backend": "nccl", "distributed_no_spawn": False, **training,
+    }  # fmt: skip
+    return SimpleNamespace(common=SimpleNamespace(cpu=cpu), distributed_training=SimpleNamespace(**values))
+
+
+class TestPlace:
+    def test_a_process_alone(self):
+        cfg = configuration()
+        assert distributed.place(cfg, {}, 0) == 0 and cfg.distributed_training.distributed_init_method is None
+        assert distributed.place(configuration(), {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, 0) == 0
+
+    @pytest.mark.parametrize(("cpu", "gpus", "device", "backend"), [(True, 2, 0, "gloo"), (False, 2, 1, "nccl")])
+    def test_one_of_torchruns(self, cpu, gpus, device, backend):
+        cfg = configuration(cpu, distributed_world_size=gpus)
+        assert distributed.place(cfg, TORCHRUN, gpus) == 0
+        found = cfg.distributed_training
+        assert (found.distributed_world_size, found.distributed_rank, found.device_id) == (4, 3, device)
+        assert found.distributed_init_method == "env://" and found.distributed_no_spawn
+        assert found.distributed_backend == backend
+
+    def test_processes_to_start_on_this_machine(self):
+        cfg = configuration(distributed_world_size=3)
+        assert distributed.place(cfg, {}, 0) == 3
+        assert cfg.distributed_training.distributed_init_method.startswith("tcp://localhost:")
+
+    def test_gpus_are_left_to_fairseq(self):
+        cfg = configuration(cpu=False, distributed_world_size=2)
+        assert distributed.place(cfg, {}, 2) == 0 and cfg.distributed_training.distributed_init_method is None
+
+    @pytest.mark.parametrize(
+        ("environment", "training", "cpu", "gpus", "message"),
+        [
+            (TORCHRUN, {"distributed_world_size": 3}, True, 0, "--distributed-world-size 3: torchrun started 4"),
+            (TORCHRUN, {}, False, 1, "process 1 has no GPU, there are 1; start fewer"),
+            ({"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}, {}, True, 0, "would train independent copies"),
+            ({}, {"distributed_world_size": 2, "distributed_rank": 1}, True, 0, "--distributed-rank 1: on CPUs"),
+        ],
+    )
+    def test_what_would_be_silent(self, environment, training, cpu, gpus, message):
+        with pytest.raises(LeapformerError, match=message):
+            distributed.place(configuration(cpu, **training), environment, gpus)
+
+
+COMMON = (
+    "--optimizer sgd --lr 0.003 --max-update 5 --num-workers 0 --seed 1 --cpu --log-format simple "
+    "--no-epoch-checkpoints --required-batch-size-multiple 1 --disable-validation "
+    "--dropout 0 --attention-dropout 0 --activation-dropout 0 --batch-size 4"
+)
+TEXT = "--encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 16"
+SPEECH = (
+    f"DATA/speech --task speech_to_text --config-yaml config_st.yaml --train-subset train_st --valid-subset dev_st "
+    f"{TEXT} --conv-out-channels 2 --criterion label_smoothed_cross_entropy"
+)
+LM = "DATA/lm --task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16"
+NMT = f"DATA/mt --arch leapformer_nmt_tiny {TEXT}"
+CLASSES = (
+    "DATA/classes --task leapformer_classification --criterion leapformer_classification --arch leapformer_classifier "
+    "--longest 64"
+)
+#: every model, and every family of mechanisms
+CASES = {
+    "lm-leap": f"{LM} --decoder-self-attention leap",
+    "lm-abc-rope": f"{LM} --decoder-self-attention abc-mlp,rope",
+    "lm-rfa-gate": f"{LM} --decoder-self-attention rfa-gate,entmax --entmax-alpha learned",
+    "mlm-luna": "DATA/lm --task masked_lm --criterion masked_lm --arch leapformer_mlm_tiny --tokens-per-sample 24 "
+    "--encoder-self-attention luna",
+    "nmt-luna": f"{NMT} --encoder-self-attention luna --decoder-self-attention luna --decoder-cross-attention luna",
+    "nmt-mixed": f"{NMT} --encoder-self-attention t2r --decoder-self-attention softmax,leap "
+    "--decoder-cross-attention abc-linformer --abc-max-length 64",
+    "nmt-length": f"{NMT} --encoder-self-attention cosformer --decoder-self-attention cosformer "
+    "--decoder-cross-attention cosformer --length-predictor conv --length-dropout 0 "
+    "--criterion label_smoothed_cross_entropy_with_length",
+    "s2t": f"{SPEECH} --arch leapformer_s2t_tiny --encoder-self-attention leap",
+    "simulst": f"{SPEECH} --arch leapformer_simulst_tiny --waitk-lagging 2 --fixed-pre-decision-ratio 3",
+    "classifier-bigbird": f"{CLASSES} --encoder-self-attention bigbird",
+    "classifier-packed": f"{CLASSES} --encoder-self-attention luna --pooling packed",
+    "classifier-s4d": f"{CLASSES} --encoder-self-attention s4d,sinkhorn",
+}
+WAYS = {
+    "one": "--update-freq 2",
+    "c10d": "--distributed-world-size 2 --find-unused-parameters",
+    "legacy_ddp": "--distributed-world-size 2 --ddp-backend legacy_ddp",
+}
+DRIVER = """
+import json, sys
+from leapformer_fairseq.cli.main import main
+print(json.dumps({name: main(command.split()) for name, command in json.load(sys.stdin).items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("distributed")
+    for split, (count, seed) in {"train": (100, 1), "valid": (20, 2)}.items():
+        lines = sentences(count, seed)
+        (root / f"{split}.en").write_text("\n".join(lines) + "\n")
+        (root / f"{split}.de").write_text("\n".join(" ".join(reversed(line.split())) for line in lines) + "\n")
+    prefixes = [f"--{split}pref={root / split}" for split in ("train", "valid")]
+    common = ["--workers", "1", "--joined-dictionary"]
+    done(leapformer("preprocess", "-s", "en", "-t", "de", *prefixes, "--destdir", str(root / "mt"), *common))
+    prefixes = [f"--{split}pref={root / split}.en" for split in ("train", "valid")]
+    done(leapformer("preprocess", "--only-source", *prefixes, "--destdir", str(root / "lm"), "--workers", "1"))
+    build_tiny(root / "speech")
+    random, about = np.random.default_rng(1), About(12, 2)
+    (root / "classes").mkdir()
+    write_about(root / "classes", about)
+    for split in ("train", "valid"):
+        examples = (
+            Example((random.integers(1, 11, random.integers(5, 30)),), int(random.integers(2))) for _ in range(60)
+        )
+        write_split(root / "classes", split, examples, about)
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(data) -> Path:
+    """Every case in every way, in processes that one imported for."""
+    commands = {
+        f"{name}/{way}": f"train {options.replace('DATA', str(data))} {COMMON} {more} --save-dir {data}/{name}/{way}"
+        for name, options in CASES.items()
+        for way, more in WAYS.items()
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", DRIVER], input=json.dumps(commands), capture_output=True, text=True, timeout=900
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    statuses = json.loads(ran.stdout.splitlines()[-1])
+    assert not any(statuses.values()), (statuses, ran.stderr[-3000:])
+    return data
+
+
+def parameters(save: Path) -> dict[str, torch.Tensor]:
+    return load_checkpoint(save / "checkpoint_last.pt")["model"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_train_what_one_does_with_two_batches_an_update(trained, name):
+    one = parameters(trained / name / "one")
+    for way in ("c10d", "legacy_ddp"):
+        two = parameters(trained / name / way)
+        assert one.keys() == two.keys()
+        for key, value in ((key, value) for key, value in one.items() if value.is_floating_point()):
+            torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_another_batch_ends_at_other_parameters(trained, data):
+    """Inverted control: the comparison would notice processes that do not talk to each other."""
+    command = f"{CASES['lm-leap'].replace('DATA', str(data))} {COMMON} --save-dir {data}/alone"
+    done(leapformer("train", *command.split()))
+    one, alone = parameters(trained / "lm-leap/one"), parameters(data / "alone")
+    assert max(float((one[key] - alone[key]).abs().max()) for key in one if one[key].is_floating_point()) > 1e-4
+
+
+def torchrun(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "leapformer_fairseq.cli.main",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300, env=environment)
+
+
+def test_torchrun_trains_one_model_and_resumes(trained, data):
+    """Stopped after 3 of 5 updates, it ends where one process does that was never stopped."""
+    command = f"train {CASES['lm-leap'].replace('DATA', str(data))} {COMMON} --save-dir {data}/torchrun"
+    for limit in ("--max-update 3", ""):
+        ran = torchrun(*command.split(), *limit.split())
+        assert ran.returncode == 0, ran.stderr[-3000:]
+    one, two = parameters(trained / "lm-leap/one"), parameters(data / "torchrun")
+    assert max(float((one[key] - two[key]).abs().max()) for key in one) < 1e-5
+    assert "Loaded checkpoint" in ran.stderr + ran.stdout
+
+
+def test_errors_are_one_line_of_one_process(data):
+    command = f"train {CASES['lm-leap'].replace('DATA', str(data))} {COMMON} --save-dir {data}/no"
+    ran = subprocess.run(
+        leapformer(*command.split(), "--distributed-world-size", "2", "--decoder-self-attention", "leep"),
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 2 and "unknown attention mechanism 'leep'" in ran.stderr
+    assert "Traceback" not in ran.stderr
