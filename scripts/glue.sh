@@ -36,6 +36,15 @@ defaults() {
     root='' pretrained='' pretrained_seed=1 vocabulary='' out='' workers=1 download=''
 }
 
+eval "glue_$(declare -f finish_options)" # of text.sh, and
+finish_options() {
+    local task
+    glue_finish_options
+    for task in $tasks; do
+        one_of --tasks "$task" "MNLI QNLI QQP SST-2"
+    done
+}
+
 need_data() {
     need_root --root
     need_dir "--vocabulary (or else --pretrained, the folder that holds it)" "$(vocabulary_folder)"

@@ -31,6 +31,15 @@ defaults() {
     root='' train='' valid='' test='' out='' workers=1 download='' train_on_valid=''
 }
 
+eval "lm_$(declare -f finish_options)" # of text.sh, and
+finish_options() {
+    local context
+    lm_finish_options
+    for context in $contexts; do
+        whole_number --contexts "$context" 0
+    done
+}
+
 need_data() {
     [[ $download || ($valid && $test) ]] || need_dir "--root (or else --train, --valid and --test)" "$root"
     [[ $root || ! $download ]] || fail "--download needs --root, the folder to put the data into; see --help"

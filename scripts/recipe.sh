@@ -91,6 +91,16 @@ whole_number() {
     [[ $2 =~ ^[0-9]+$ && $2 -ge ${3:-1} ]] || fail "$1 $2: give a whole number from ${3:-1}"
 }
 
+# positive OPTION VALUE: stop with a clear message unless VALUE is a number above 0.
+positive() {
+    [[ $2 =~ ^[0-9]*\.?[0-9]+$ && ! $2 =~ ^[0.]+$ ]] || fail "$1 $2: give a number above 0"
+}
+
+# one_of OPTION VALUE CHOICES: stop with a clear message unless VALUE is one of these.
+one_of() {
+    [[ " $3 " == *" $2 "* ]] || fail "$1 $2: choose from ${3// /, }"
+}
+
 # need_root NAME: stop unless --root, called NAME, is a folder, or --download is given with a folder to fill.
 need_root() {
     [[ $download ]] || need_dir "$1" "$root"

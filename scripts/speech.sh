@@ -6,6 +6,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
 
 paper=leapformer
+known_sets=${sets:-}
 value_options="--root --out --attention --k --sets --vocab-size --workers --average --longest"
 list_options="--asr-options --st-options --eval-options"
 flag_options="--offline"
@@ -43,7 +44,14 @@ defaults() {
 }
 
 finish_options() {
+    local lagging set
     whole_number --average "$average"
+    for lagging in $k; do
+        whole_number --k "$lagging"
+    done
+    for set in $sets; do
+        one_of --sets "$set" "$known_sets"
+    done
     [[ $longest ]] || return 0
     whole_number --longest "$longest"
     sets=dev-long eval_options+=(--max-after-read 10)

@@ -66,7 +66,8 @@ defaults() {
 eval "text_$(declare -f finish_options)" # of text.sh, and
 finish_options() {
     text_finish_options
-    [[ $set == test || $set == valid ]] || fail "--set $set: choose test or valid"
+    one_of --set "$set" "test valid"
+    [[ ! $window ]] || whole_number --window "$window"
 }
 
 need_data() {

@@ -53,8 +53,7 @@ finish_options() {
     whole_number --pictures "$pictures" 0
     local predictor
     for predictor in $predictors; do
-        [[ $predictor =~ ^(ratio|lookup|conv|oracle)$ ]] ||
-            fail "--predictors $predictor: choose from ratio, lookup, conv, oracle"
+        one_of --predictors "$predictor" "ratio lookup conv oracle"
     done
 }
 

@@ -22,6 +22,7 @@ $(usage_of_data)
   --sizes               also train models whose network is twice as wide, or has three convolutions (table 11)
   --attention, --seed, --pictures, --paper, --train-options, --tts-options
                         as in scripts/$dataset/run.sh
+  --dry-run             print the settings, do nothing
   --help                this text
 HELP
 }
@@ -31,6 +32,18 @@ defaults() {
     sweep_defaults
     attention=softmax/softmax/cosformer sizes=''
     ratios="0.5 0.6 0.75 1.0 1.25 1.5 1.75" dampenings="1.1 1.0 0.9"
+}
+
+eval "sweep_$(declare -f finish_options)" # those of the recipe, and
+finish_options() {
+    local value
+    sweep_finish_options
+    for value in $ratios; do
+        positive --ratios "$value"
+    done
+    for value in $dampenings; do
+        positive --dampenings "$value"
+    done
 }
 
 step_sweep() {

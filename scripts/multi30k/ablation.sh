@@ -30,6 +30,7 @@ epochs are continued, too: their first epochs are the same.
   --seed N              training seed (default: 1)
   --paper, --average, --vocab-size, --workers, --train-options, --eval-options
                         as in scripts/multi30k/run.sh
+  --dry-run             print the settings, do nothing
   --help                this text
 HELP
 }

@@ -190,6 +190,24 @@ def test_the_commands_of_the_page_can_be_parsed(command, tmp_path):
         build_parser(words[0]).parse_args(words)
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("wikitext103/run.sh --contexts '0 -5'", "--contexts -5: give a whole number from 0"),
+        ("mustc/run.sh --k '3 0'", "--k 0: give a whole number from 1"),
+        ("mustc/run.sh --sets nonsense", "--sets nonsense: choose from tst-COMMON, tst-HE"),
+        ("ljspeech/sweep.sh --ratios -1", "--ratios -1: give a number above 0"),
+        ("ljspeech/sweep.sh --dampenings 0.0", "--dampenings 0.0: give a number above 0"),
+        ("iwslt14_esen_doc/run.sh --window 0", "--window 0: give a whole number from 1"),
+        ("multi30k/run.sh --set dev", "--set dev: choose from test, valid"),
+        ("glue/run.sh --tasks COLA", "--tasks COLA: choose from MNLI, QNLI, QQP, SST-2"),
+    ],
+)
+def test_values_out_of_range_are_named_before_anything_is_trained(command, message, tmp_path):
+    done = dry_run(f"bash scripts/{command} --root /nowhere --out {tmp_path}/out")
+    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_a_command_that_is_wrong_is_noticed():
     """Inverted control."""
     assert len(COMMANDS) > 40
