@@ -16,6 +16,12 @@ from leapformer_fairseq.modules import MechanismAttention
 CPU = measure.Place(torch.device("cpu"))
 
 
+def test_tables_reach_the_longest_text():
+    for name, row in lra.ROWS.items():
+        limits = [value for option, value in row.train.items() if option.endswith("-max-length")]
+        assert all(limit >= lra.LENGTHS[-1] for limit in limits), name
+
+
 def test_results_beside_softmax_and_cosformer(tmp_path, monkeypatch):
     monkeypatch.setattr(lra, "SECONDS", 0.2)
     monkeypatch.setattr(lra, "QUICK_LENGTHS", (24, 48))

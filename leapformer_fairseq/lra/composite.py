@@ -106,14 +106,17 @@ def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol,
     if not shared:
         raise LeapformerError("no task that all rows have a result in; run more, or leave rows out")
     length, speeds, memory = read_bench(bench)
-    rows = {}
+    titles = {name: protocol.rows[name].title if name in protocol.rows else name for name in table}
+    rows, left_out = {}, []
     for name, row in table.items():
-        if name not in speeds:
-            raise LeapformerError(f"--bench {bench}: no row {name} in it; measure it with `leapformer bench lra`")
-        average = fmean(row[task].mean for task in shared)
-        rows[name] = Measured(average, speeds[name], memory.get(name))
-    titles = {name: protocol.rows[name].title if name in protocol.rows else name for name in rows}
-    source = f"Protocol {protocol.name}, tasks {', '.join(shared)}; throughput and memory at {length:,} tokens"
+        if name in speeds:
+            rows[name] = Measured(fmean(row[task].mean for task in shared), speeds[name], memory.get(name))
+        else:
+            left_out.append(titles[name])
+    if not rows:
+        raise LeapformerError(f"--bench {bench}: none of the rows is in it; measure them with `leapformer bench lra`")
+    source = f"Protocol {protocol.name}, tasks {', '.join(shared)}; throughput and memory of Text at {length:,} tokens"
+    source += f"; not measured: {', '.join(left_out)}" if left_out else ""
     return Composite(source, std, titles, rows, scores(rows, std), {})
 
 

@@ -42,6 +42,11 @@ class TestDispatch:
         assert cli.main(["fake"]) == 2
         assert capsys.readouterr() == ("", "leapformer: error: no such plan\n")
 
+    def test_a_reader_who_has_seen_enough(self):
+        command = f"{sys.executable} -m leapformer_fairseq.cli.main list | head -n 1"
+        done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+        assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
+
     def test_error_of_a_worker_process_loses_its_traceback(self, command, capsys):
         text = "Caught LeapformerError in DataLoader worker.\nTraceback:\nx.errors.LeapformerError: no file: a.wav"
         command.run = failing(LeapformerError(text))

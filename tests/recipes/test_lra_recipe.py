@@ -41,7 +41,7 @@ def tiny(tmp_path):
 def test_generated_tasks(tmp_path, tiny):
     out = tmp_path / "out"
     options = ("--out", out, "--protocol", tiny, "--attention", "softmax luna-packed", "--seeds", "1", "--jobs", 2)
-    options += ("--train-options", "--log-interval 1")
+    options += ("--train-options", "--log-interval 1", "--no-bench")
     told = finished("lra/run.sh", *options)
     assert "Softmax" in told and "Luna-16, mean of Y_P" in told
     results = out / "results"
@@ -69,8 +69,9 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
     out = tmp_path / "out"
     finished(
         "lra/run.sh", "--out", out, "--protocol", "leapformer", "--root", root, "--attention", "leap", "--jobs", 2,
-        "--train-options", SHORT,
+        "--train-options", SHORT, "--no-bench",
     )  # fmt: skip
+    assert (out / "results/maps-leap/encoder-self_layer0_reweighting.png").is_file()
     found = json.loads((out / "results/results.json").read_text())
     assert {run["task"] for run in found["runs"]} == set(TASKS)
     assert all("brackets-dropped" in run["quirks"] for run in found["runs"])
@@ -79,6 +80,10 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
     other = ("--protocol", "luna", "--tasks", "retrieval", "--data", str(out / "data"), "--out", str(tmp_path / "luna"))
     options = ("--attention", "luna-16-packed", "--seeds", "5", "--train-options", SHORT)
     assert main(["lra", "run", *other, *options]) == 0
+    options = ("--out", out / "corrected", "--protocol", "corrected", "--root", root, "--tasks", "listops image")
+    options += ("--attention", "luna-16-packed abc-mlp sinkhorn", "--seeds", "2", "--jobs", 2, "--no-bench")
+    told = finished("lra/run.sh", *options, "--train-options", SHORT)
+    assert "ABC, learned control" in told and "without Retrieval" not in told
     text = ("--protocol", "corrected", "--tasks", "text", "--data", str(out / "data"), "--out", str(tmp_path / "text"))
     assert main(["lra", "run", *text]) == 2
 
