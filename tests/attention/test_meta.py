@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from leapformer_fairseq.attention import CAUSAL, Carry, ChunkMask, PrefixMask, Projections, TokenInfo, build
 from leapformer_fairseq.attention.ops import dispatch, linear
+from leapformer_fairseq.attention.sparse.fitted import Fitted
 
 from .cases import CONSTANT, DIM, HEADS, LINEAR, NAMES, OPTIONS, WAYS, attend, inputs, make, serving
 
@@ -70,11 +71,11 @@ def with_state():
 
 
 def built(name, block, dtype=torch.float32, **options):
-    """A mechanism and its block's projections."""
+    """A mechanism and its block's projections; what is fitted to a trained model refuses to train."""
     mechanism = build(name, DIM, HEADS, block=block, **{**OPTIONS.get(name, {}), **options}).to(META, dtype)
     stock = Projections(*(nn.Linear(WIDTH, WIDTH).to(META, dtype) for _ in range(4)))
     mechanism.receive(stock)
-    return mechanism, stock
+    return mechanism.train(not isinstance(mechanism, Fitted)), stock
 
 
 def described(mechanism, count, dtype=torch.float32, padded=True):
