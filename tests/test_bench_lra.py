@@ -33,10 +33,26 @@ def test_results_beside_softmax_and_cosformer(tmp_path, monkeypatch):
         rows = {(row["length"], row["mechanism"]): row for row in found[section]}
         assert rows.keys() == {(length, name) for length in (24, 48) for name in names}
         assert all(rows[length, base]["ratio"] == 1 for length in (24, 48))
-    assert found["tasks"] == [], "not in quick runs"
+    assert "tasks" not in found, "not in quick runs"
     assert "times as fast as softmax" in (tmp_path / "lra.md").read_text()
     length, speeds, memory = composite.read_bench(tmp_path / "lra.json")
     assert length == 48 and speeds.keys() == memory.keys() == set(names)
+
+
+def test_what_was_measured_before_an_interruption_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(lra, "SECONDS", 0.2)
+    monkeypatch.setattr(lra, "QUICK_LENGTHS", (24,))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lra, "_memory", interrupted)
+    options = ["--quick", "--device", "cpu", "--mechanisms", lra.BASELINE, lra.LEAP, "--out", str(tmp_path)]
+    assert main(["bench", "lra", *options]) == 130
+    found = json.loads((tmp_path / "lra.json").read_text())
+    assert [row["mechanism"] for row in found["softmax"]] == [lra.BASELINE, lra.LEAP] and "memory" not in found
+    report = (tmp_path / "lra.md").read_text()
+    assert "times as fast as softmax" in report and "Peak memory" not in report
 
 
 @pytest.mark.parametrize("name", lra.MECHANISMS_MEASURED)

@@ -294,7 +294,7 @@ def test_bounds_hold_in_every_thread_and_only_inside(monkeypatch):
         thread = threading.Thread(target=lambda: seen.append(dispatch.bounds(CPU)))
         thread.start()
         thread.join()
-    assert (seen[0].chunk, seen[0].kept_tokens, seen[0].pairs) == (32, 0, 0)
+    assert (seen[0].chunk, seen[0].kept_numbers, seen[0].pairs) == (32, 0, 0)
     assert dispatch.bounds(CPU).chunk == 16
 
 

@@ -272,7 +272,8 @@ class Mechanism(nn.Module):
     def _limits(self, x: Inputs) -> tuple[float, int]:
         """Up to so many tokens, over heads and batch, all is kept for the backward pass; the tokens of a segment."""
         bounds, whole = dispatch.bounds(x.q.device), x.mask is None and not self.capabilities.append
-        return math.inf if whole else bounds.kept_tokens, dispatch.segment_size(x.q, bounds.segment_tokens)
+        kept = math.inf if whole else bounds.kept_numbers / x.q.shape[3]
+        return kept, dispatch.segment_size(x.q, bounds.segment_tokens)
 
 
 def _described(

@@ -18,14 +18,13 @@ Nothing is reported of a mechanism one of whose executions differs from its refe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from ..attention import CAUSAL, MECHANISMS, Mechanism, PrefixMask, TokenInfo, build
 from ..attention.ops import dispatch
@@ -107,25 +106,17 @@ AIMS = {
 MEMORY_AIM = 1.2  # peak memory of leap over that of SDPA, at most
 
 
-def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Rows of results: `times`, `steps` and `memory`. The mechanisms must have passed `disagreement`."""
-    found: dict[str, list[dict[str, Any]]] = {"times": [], "steps": [], "memory": []}
-    cases = QUICK_CASES if quick else CASES
+def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
+    """Rows of `times`, `steps` and `memory`. The mechanisms must have passed `disagreement`."""
     seconds = SECONDS / 10 if quick else SECONDS
     memory_case = QUICK_MEMORY_CASE if quick else MEMORY_CASE
-    with measure.one_thread(), tqdm(total=len(places) * (len(cases) + 1), unit="case") as progress:
-        for place in places:
-            for case in cases:
-                progress.set_description(f"{place}: {case}")
-                torch.manual_seed(seed)
-                found["times"] += times(case, names, place, seconds)
-                if case.kind == "causal":
-                    found["steps"] += steps(case.keys, names, place, seconds / 10)
-                progress.update()
-            progress.set_description(f"{place}: memory of {memory_case}")
-            found["memory"] += memory(memory_case, names, place)
-            progress.update()
-    return found
+    for place in places:
+        for case in QUICK_CASES if quick else CASES:
+            yield measure.case(f"{place}: {case}", "times", times, case, names, place, seconds)
+            if case.kind == "causal":
+                about = f"{place}: a step after {case.keys:,} keys"
+                yield measure.case(about, "steps", steps, case.keys, names, place, seconds / 10)
+        yield measure.case(f"{place}: memory of {memory_case}", "memory", memory, memory_case, names, place)
 
 
 def make(name: str, device: torch.device | str = "cpu") -> Mechanism:
@@ -148,7 +139,7 @@ def disagreement(name: str) -> str | None:
         expected = _results(mechanism, q, k, v, case, "reference")
         for kept in (0, 10**9):  # tokens whose features are kept for the backward pass: none, all
             with dispatch.override(
-                kept_tokens=kept, kept_slot_tokens=kept, segment_tokens=100, segment_slot_tokens=100, least_segment=1
+                kept_numbers=kept, kept_slot_tokens=kept, segment_tokens=100, segment_slot_tokens=100, least_segment=1
             ):
                 error = _largest_error(_results(mechanism, q, k, v, case, "scan"), expected)
             if not error < PARITY:

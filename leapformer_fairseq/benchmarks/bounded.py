@@ -15,20 +15,19 @@ Nothing is reported of a mechanism one of whose executions differs from its refe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from ..attention import CAUSAL, MECHANISMS, Mechanism, TokenInfo, build, find
 from ..attention.bounded.base import BoundedMechanism
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
-from .tables import Table
+from .tables import Found, Table
 
 HEADS, HEAD_DIM, SLOTS = 8, 64, 32
 SDPA, CUMULATIVE, REFERENCE = "sdpa", "cumulative sums", "abc-mlp"
@@ -55,22 +54,22 @@ class System(NamedTuple):
     parameters: Sequence[Tensor] = ()
 
 
-def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Rows of results: `times`, `cumulative` and `memory`. The mechanisms must have passed `disagreement`."""
-    found: dict[str, list[dict[str, Any]]] = {"times": [], "cumulative": [], "memory": []}
-    cases, seconds = (QUICK_CASES, SECONDS / 10) if quick else (CASES, SECONDS)
-    with measure.one_thread(), tqdm(total=2 * len(places) * len(cases), unit="case") as progress:
-        for place in places:
-            for length in cases:
-                progress.set_description(f"{place}: {length:,}")
-                torch.manual_seed(seed)
-                times = medians(length, names, place, seconds)
-                found["times"] += compared(times, SDPA, length, place, AIMS)
-                found["cumulative"] += compared(times, CUMULATIVE, length, place, CUMULATIVE_AIMS)
-                progress.update()
-                found["memory"] += memory(length, names, place)
-                progress.update()
-    return found
+def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
+    """Rows of `times`, `cumulative` and `memory`. The mechanisms must have passed `disagreement`."""
+    lengths, seconds = (QUICK_CASES, SECONDS / 10) if quick else (CASES, SECONDS)
+    for place in places:
+        for length in lengths:
+            yield measure.Case(f"{place}: {length:,}", partial(times, length, names, place, seconds))
+            yield measure.case(f"{place}: memory, {length:,}", "memory", memory, length, names, place)
+
+
+def times(length: int, names: list[str], place: measure.Place, seconds: float) -> Found:
+    """A training step of every system, against softmax and against cumulative sums."""
+    found = medians(length, names, place, seconds)
+    return {
+        "times": compared(found, SDPA, length, place, AIMS),
+        "cumulative": compared(found, CUMULATIVE, length, place, CUMULATIVE_AIMS),
+    }
 
 
 def medians(length: int, names: list[str], place: measure.Place, seconds: float) -> dict[str, float]:

@@ -19,14 +19,13 @@ Nothing is reported of a mechanism whose decoder, token by token, differs from i
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ..attention import CAUSAL, MECHANISMS, OPTIONS, TokenInfo, build
 from ..attention.ops import cpu
@@ -118,25 +117,16 @@ BLOCK_AIMS = {
 }
 
 
-def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Rows of results: `decoders` and `blocks`. The mechanisms must have passed `disagreement`."""
-    found: dict[str, list[dict[str, Any]]] = {"decoders": [], "blocks": []}
-    cases, keys = (QUICK_CASES, QUICK_KEYS) if quick else (CASES, KEYS)
+def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
+    """Rows of `decoders` and `blocks`. The mechanisms must have passed `disagreement`."""
     seconds = SECONDS / 10 if quick else SECONDS
-    with measure.one_thread(), torch.no_grad(), tqdm(total=len(places) * 2 * len(cases), unit="case") as progress:
-        for place in places:
-            for case in cases:
-                progress.set_description(f"{place}: {case}")
-                torch.manual_seed(seed)
-                found["decoders"] += decoders(case, names, place, seconds)
-                progress.update()
-            for rows in BLOCK_ROWS:
-                for count in keys:
-                    progress.set_description(f"{place}: one block, {rows} rows, {count:,} keys")
-                    torch.manual_seed(seed)
-                    found["blocks"] += blocks(rows, count, place, seconds / 10)
-            progress.update(len(cases))
-    return found
+    for place in places:
+        for case in QUICK_CASES if quick else CASES:
+            yield measure.case(f"{place}: {case}", "decoders", decoders, case, names, place, seconds)
+        for rows in BLOCK_ROWS:
+            for count in QUICK_KEYS if quick else KEYS:
+                about = f"{place}: one block, {rows} rows, {count:,} keys"
+                yield measure.case(about, "blocks", blocks, rows, count, place, seconds / 10)
 
 
 def disagreement(name: str) -> str | None:
@@ -171,6 +161,7 @@ def _worst(name: str, dtype: torch.dtype) -> float:
     return float((torch.cat(parts, 1) - expected).abs().max())
 
 
+@torch.no_grad()
 def decoders(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Milliseconds a token and bytes of state of every decoder, fairseq's own first."""
     systems = [FAIRSEQ, "softmax", *(name for name in names if name != "softmax")]
@@ -261,6 +252,7 @@ def held_bytes(state: dict[str, Any]) -> int:
     return state_bytes(state) + sum(x.numel() * x.element_size() for x in buffers)
 
 
+@torch.no_grad()
 def blocks(rows: int, keys: int, place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Microseconds of a step of one self-attention block; our softmax first."""
     from fairseq.modules import MultiheadAttention

@@ -23,8 +23,8 @@ NAMES = tuple(sorted(name for name, cls in MECHANISMS.items() if not issubclass(
 KINDS: dict[str, Mask] = {"causal": CAUSAL, "bidirectional": None, "wait-k": PrefixMask(lagging=3, ratio=8)}
 # bounds that make the dispatch take one way
 NO_PAIRS: dict[str, Any] = {"pairs": 0, "pairs_per_token": 0}
-KEPT = {**NO_PAIRS, "kept_tokens": 10**12, "kept_slot_tokens": 10**12}
-AGAIN = {**NO_PAIRS, "kept_tokens": 0, "kept_slot_tokens": 0}
+KEPT = {**NO_PAIRS, "kept_numbers": 10**12, "kept_slot_tokens": 10**12}
+AGAIN = {**NO_PAIRS, "kept_numbers": 0, "kept_slot_tokens": 0}
 
 
 class Task(NamedTuple):

@@ -309,7 +309,7 @@ def _sweeps(place: Place, sizes: Sizes) -> list[Task]:
         ("half_operands", WIDE, "causal", long, operands),
         ("segment_tokens", WIDE, "causal", long, segments),
         ("segment_slot_tokens", SLOTS, "causal", long, segments),
-        ("kept_tokens", WIDE, "causal", long, again),
+        ("kept_numbers", WIDE, "causal", long, again),
         ("kept_slot_tokens", SLOTS, "causal", long, again),
         ("chunk_keys", WIDE, "wait-k", long, keys),
     ]

@@ -17,7 +17,7 @@ Nothing is reported of a mechanism whose training form differs from its referenc
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from ..attention import build
 from ..data.lra import prepare
@@ -34,7 +33,7 @@ from ..lra import protocols
 from ..lra.protocols import BASELINE, Row
 from ..modules import MechanismAttention
 from . import measure
-from .tables import Table
+from .tables import Found, Table
 
 MATERIALISED, COSFORMER, LEAP, SMALL = "softmax, materialised", "cosformer", "leap", "leap-1"
 BATCH, SECONDS = 4, 60.0  # per case
@@ -105,31 +104,35 @@ def disagreement(name: str) -> str | None:
     return None if worst < PARITY else f"its training form differs from its reference by {worst:.1e}"
 
 
-def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Rows of results: `softmax`, `cosformer`, `memory` and `tasks`."""
-    found: dict[str, list[dict[str, Any]]] = {"softmax": [], "cosformer": [], "memory": [], "tasks": []}
+def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
+    """Rows of `softmax`, `cosformer`, `memory` and, but for quick runs, `tasks`."""
     lengths, seconds = (QUICK_LENGTHS, SECONDS / 20) if quick else (LENGTHS, SECONDS)
-    tasks = {} if quick else TASKS
-    with measure.one_thread(), tqdm(total=len(places) * (2 * len(lengths) + len(tasks)), unit="case") as progress:
-        for place in places:
-            for length in lengths:
-                progress.set_description(f"{place}: {length:,} tokens")
-                torch.manual_seed(seed)
-                times = _times(names, "text", BATCH, length, place, seconds)
-                found["softmax"] += _compared(times, BASELINE, f"{length:,} tokens", length, place)
-                found["cosformer"] += _compared(times, COSFORMER, f"{length:,} tokens", length, place)
-                progress.update()
-                found["memory"] += _memory(names, length, place)
-                progress.update()
-            for label, task in tasks.items():
-                progress.set_description(f"{place}: {task}")
-                settings = protocols.load("leapformer").tasks[task]
-                length = {"pathfinder": 1024, "listops": 2000, "text": 4000}[task]
-                plain = [name for name in names if name != MATERIALISED]  # it would not fit
-                times = _times(plain, task, settings["batch-size"], length, place, seconds)
-                found["tasks"] += _compared(times, BASELINE, f"{label} ({task})", length, place)
-                progress.update()
-    return found
+    for place in places:
+        for length in lengths:
+            yield measure.Case(f"{place}: {length:,} tokens", partial(by_length, names, length, place, seconds))
+            yield measure.case(f"{place}: memory, {length:,} tokens", "memory", _memory, names, length, place)
+        for label, task in [] if quick else TASKS.items():
+            yield measure.case(f"{place}: {task}", "tasks", with_own_batch, names, label, task, place, seconds)
+
+
+def by_length(names: list[str], length: int, place: measure.Place, seconds: float) -> Found:
+    """A training step of every row, against softmax and against cosFormer."""
+    times, case = _times(names, "text", BATCH, length, place, seconds), f"{length:,} tokens"
+    return {
+        "softmax": _compared(times, BASELINE, case, length, place),
+        "cosformer": _compared(times, COSFORMER, case, length, place),
+    }
+
+
+def with_own_batch(
+    names: list[str], label: str, task: str, place: measure.Place, seconds: float
+) -> list[dict[str, Any]]:
+    """The same with the batch of the task's protocol; all weights of softmax would not fit."""
+    settings = protocols.load("leapformer").tasks[task]
+    length = {"pathfinder": 1024, "listops": 2000, "text": 4000}[task]
+    plain = [name for name in names if name != MATERIALISED]
+    times = _times(plain, task, settings["batch-size"], length, place, seconds)
+    return _compared(times, BASELINE, f"{label} ({task})", length, place)
 
 
 def _times(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import torch
+
+if TYPE_CHECKING:
+    from .tables import Found, Row
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 31
 MIB = 2**20
@@ -19,6 +22,32 @@ MIB = 2**20
 T = TypeVar("T")
 # what a measured call returns: the seconds of its parts
 Seconds = tuple[float, ...]
+
+
+class Case(NamedTuple):
+    """A part of a benchmark: what it is of, and what measures it, rows of results by their section."""
+
+    about: str
+    measure: Callable[[], Found]
+
+
+def case(about: str, section: str, rows: Callable[..., list[Row]], *arguments: Any) -> Case:
+    """A case whose rows are all of one section."""
+    return Case(about, lambda: {section: rows(*arguments)})
+
+
+def run(cases: Iterable[Case], seed: int) -> Iterator[Found]:
+    """The results so far, after every case, so that what stops a later one loses nothing. Progress is shown."""
+    from tqdm import tqdm  # the GPU's checks need no other library than torch
+
+    found: Found = {}
+    with one_thread(), tqdm(list(cases), unit="case") as progress:
+        for case in progress:
+            progress.set_description(case.about)
+            torch.manual_seed(seed)
+            for section, rows in case.measure().items():
+                found.setdefault(section, []).extend(rows)
+            yield found
 
 
 class Place(NamedTuple):

@@ -34,8 +34,8 @@ Nothing is reported of a plan whose decoder, step by step, differs from its full
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -43,7 +43,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
-from tqdm import tqdm
 
 from .. import register
 from ..attention import LinearMechanism, find
@@ -51,7 +50,7 @@ from ..attention.ops import cpu
 from ..errors import LeapformerError
 from ..modules import BLOCKS
 from . import measure
-from .tables import Table
+from .tables import Found, Table
 
 FAIRSEQ, ONCE = "fairseq", "fairseq (post-net once)"
 SIZES: dict[str, Any] = {
@@ -119,25 +118,26 @@ def plan_of(name: str) -> dict[str, str]:
     return {block.argument: mechanism for block, mechanism in zip(BLOCKS, mechanisms, strict=True)}
 
 
-def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Rows of results: `decoders`, `encoders` and `flops`. The plans must have passed `disagreement`."""
-    found: dict[str, list[dict[str, Any]]] = {"decoders": [], "encoders": [], "flops": []}
-    cases, share = (QUICK_CASES, 0.1) if quick else (CASES, 1.0)
-    with measure.one_thread(), torch.no_grad(), tqdm(total=(len(places) + 1) * len(cases), unit="case") as progress:
-        for place in places:
-            torch.manual_seed(seed)
-            models = {name: make(name, place) for name in (FAIRSEQ, ONCE, *names)}
-            for case in cases:
-                progress.set_description(f"{place}: {case}")
-                seconds = share * SECONDS * case.steps
-                found["decoders"] += decoders(case, models, place, seconds)
-                found["encoders"] += encoders(case, models, place, seconds / 10)
-                progress.update()
-        for case in cases:
-            progress.set_description(f"FLOPs: {case}")
-            found["flops"] += sentences(case, names)
-            progress.update()
-    return found
+def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
+    """Rows of `decoders`, `encoders` and `flops`. The plans must have passed `disagreement`."""
+    sizes, share = (QUICK_CASES, 0.1) if quick else (CASES, 1.0)
+    for place in places:
+        models = cache(partial(_models, names, place))
+        for case in sizes:
+            yield measure.Case(f"{place}: {case}", partial(_times, case, models, place, share * SECONDS * case.steps))
+    for case in sizes:
+        yield measure.case(f"FLOPs: {case}", "flops", sentences, case, names)
+
+
+def _models(names: list[str], place: measure.Place) -> dict[str, Any]:
+    return {name: make(name, place) for name in (FAIRSEQ, ONCE, *names)}
+
+
+def _times(case: Case, models: Callable[[], dict[str, Any]], place: measure.Place, seconds: float) -> Found:
+    return {
+        "decoders": decoders(case, models(), place, seconds),
+        "encoders": encoders(case, models(), place, seconds / 10),
+    }
 
 
 @torch.no_grad()
@@ -202,6 +202,7 @@ def decode(model: Any, encoder_out: dict[str, list[Any]], steps: int) -> Tensor:
     return torch.cat(frames, 1)
 
 
+@torch.no_grad()
 def decoders(case: Case, models: Models, place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Steps per second of every decoder, fairseq's own first."""
     sentence = phonemes(case, place.device)
@@ -213,6 +214,7 @@ def decoders(case: Case, models: Models, place: measure.Place, seconds: float) -
     return _rates(measure.medians(calls, seconds), case.steps, case, place, aims)
 
 
+@torch.no_grad()
 def encoders(case: Case, models: Models, place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Sentences per second of every encoder, fairseq's own first."""
     sentence = phonemes(case, place.device)
@@ -224,6 +226,7 @@ def encoders(case: Case, models: Models, place: measure.Place, seconds: float) -
     return _rates(measure.medians(calls, seconds), 1, case, place, {})
 
 
+@torch.no_grad()
 def sentences(case: Case, names: list[str]) -> list[dict[str, Any]]:
     """GFLOP of a sentence by every model, fairseq's own first: by the formula, and as counted."""
     place, rows = measure.Place(torch.device("cpu")), []

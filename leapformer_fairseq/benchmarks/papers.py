@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..attention import build
 from ..modules import MechanismAttention
@@ -75,34 +74,21 @@ TABLES = (
 Found = list[dict[str, Any]]
 
 
-def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, Found]:
-    """Rows of results: `encoding`, `memory`, `decoding` and `blocks`; softmax is always measured."""
-    found: dict[str, Found] = {"encoding": [], "memory": [], "decoding": [], "blocks": []}
+def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
+    """Rows of `encoding`, `memory`, `decoding` and `blocks`; softmax is always measured."""
     lengths, seconds = (QUICK_LENGTHS, SECONDS / 20) if quick else (LENGTHS, SECONDS)
-    cases = list(_block_cases(quick))
-    with (
-        measure.one_thread(),
-        torch.no_grad(),
-        tqdm(total=len(places) * (2 + len(lengths) + len(cases)), unit="case") as progress,
-    ):
-        for place in places:
-            progress.set_description(f"{place}: encoding")
-            torch.manual_seed(seed)
-            found["encoding"] += encoding(names, place, quick, seconds)
-            progress.update()
-            found["memory"] += memory(names, place, quick)
-            progress.update()
-            for length in lengths:
-                progress.set_description(f"{place}: decoding {length:,} tokens")
-                found["decoding"] += decoding(names, length, place, seconds)
-                progress.update()
-            for batch, width, length in cases:
-                progress.set_description(f"{place}: {batch} x {length:,} tokens of width {width}")
-                found["blocks"] += blocks(names, batch, width, length, place, seconds / 4)
-                progress.update()
-    return found
+    for place in places:
+        yield measure.case(f"{place}: encoding", "encoding", encoding, names, place, quick, seconds)
+        yield measure.case(f"{place}: memory of encoding", "memory", memory, names, place, quick)
+        for length in lengths:
+            about = f"{place}: decoding {length:,} tokens"
+            yield measure.case(about, "decoding", decoding, names, length, place, seconds)
+        for batch, width, length in _block_cases(quick):
+            about = f"{place}: {batch} x {length:,} tokens of width {width}"
+            yield measure.case(about, "blocks", blocks, names, batch, width, length, place, seconds / 4)
 
 
+@torch.no_grad()
 def encoding(names: list[str], place: measure.Place, quick: bool, seconds: float) -> Found:
     """Milliseconds of a forward pass of every encoder."""
     calls = {
@@ -164,6 +150,7 @@ def sentences(place: measure.Place, quick: bool) -> Tensor:
     return torch.randint(4, 30, shape, device=place.device)
 
 
+@torch.no_grad()
 def decoding(names: list[str], length: int, place: measure.Place, seconds: float) -> Found:
     """Milliseconds of a token of every decoder, and bytes of state at the end."""
     chosen = _chosen(DECODERS, names)
@@ -192,6 +179,7 @@ def decoder(name: str, case: decode.Case, place: measure.Place) -> tuple[dict[st
     return state, partial(decode.token, made, state, source, case)
 
 
+@torch.no_grad()
 def blocks(names: list[str], batch: int, width: int, length: int, place: measure.Place, seconds: float) -> Found:
     """Milliseconds of a forward pass of self-attention with every mechanism."""
     from fairseq.modules import MultiheadAttention

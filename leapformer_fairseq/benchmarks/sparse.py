@@ -16,7 +16,7 @@ Nothing is reported of a mechanism whose gathered blocks differ from its masked 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -24,14 +24,13 @@ import torch
 import torch.nn.functional as F
 from entmax import entmax15  # type: ignore[import-untyped]
 from torch import Tensor
-from tqdm import tqdm
 
 from ..attention import MECHANISMS, TokenInfo, build, find
 from ..attention.sparse.blocks import ATTENDED, Blocked, ProjectedBlocks, top
 from ..attention.sparse.blocks import SIZE as SIZE_OPTION
 from ..attention.sparse.kmeans import CENTROIDS as CENTROIDS_OPTION
 from . import measure
-from .tables import Table
+from .tables import Found, Table
 
 HEADS, HEAD_DIM, SIZE, CENTROIDS = 4, 64, 32, 8
 SORTED, TOP_K, ENTMAX, SOFTMAX, RANDOM = "entmax, sorted", "entmax, top-k", "entmax", "softmax", "random blocks"
@@ -68,21 +67,25 @@ def disagreement(name: str) -> str | None:
     return None if worst < PARITY else f"its blocks differ from the masked matrix by {worst:.1e}"
 
 
-def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Rows of results against each baseline, `sorted` and `softmax`. The mechanisms must have passed `disagreement`."""
-    found: dict[str, list[dict[str, Any]]] = {"sorted": [], "softmax": []}
-    cases, seconds = (QUICK_CASES, SECONDS / 20) if quick else (CASES, SECONDS)
-    with measure.one_thread(), torch.no_grad(), tqdm(total=len(places) * len(cases), unit="case") as progress:
-        for place in places:
-            for tokens, attended in cases:
-                progress.set_description(f"{place}: {tokens:,} tokens, {attended} blocks")
-                torch.manual_seed(seed)
-                times = measure.medians(systems(names, tokens, attended, place), seconds)
-                for section, base, aims in (("sorted", SORTED, AIMS), ("softmax", SOFTMAX, SOFTMAX_AIMS)):
-                    wanted = aims.get((tokens, attended), {}) if place.has_aims else {}
-                    found[section] += rows(times, base, tokens, attended, wanted, place)
-                progress.update()
-    return found
+def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
+    """Rows against each baseline, `sorted` and `softmax`. The mechanisms must have passed `disagreement`."""
+    sizes, seconds = (QUICK_CASES, SECONDS / 20) if quick else (CASES, SECONDS)
+    for place in places:
+        for tokens, attended in sizes:
+            about = f"{place}: {tokens:,} tokens, {attended} blocks"
+            yield measure.Case(about, partial(times, names, tokens, attended, place, seconds))
+
+
+@torch.no_grad()
+def times(names: list[str], tokens: int, attended: int, place: measure.Place, seconds: float) -> Found:
+    """A forward pass of every system, against each baseline."""
+    found = measure.medians(systems(names, tokens, attended, place), seconds)
+
+    def against(base: str, aims: dict[tuple[int, int], dict[str, float]]) -> list[dict[str, Any]]:
+        wanted = aims.get((tokens, attended), {}) if place.has_aims else {}
+        return rows(found, base, tokens, attended, wanted, place)
+
+    return {"sorted": against(SORTED, AIMS), "softmax": against(SOFTMAX, SOFTMAX_AIMS)}
 
 
 def systems(names: list[str], tokens: int, attended: int, place: measure.Place) -> dict[str, Call]:

@@ -17,19 +17,18 @@ is that of a decoder step when that much speech was heard, over the same after o
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ..agents.engine import Engine, engine_for
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
-from .tables import Table
+from .tables import Found, Table
 
 STEP_MS, LAGGING, VOCABULARY, BINS, EOS = 280, 3, 1000, 80, 2
 BASE = "softmax, anew"
@@ -64,25 +63,34 @@ AIMED, AIMS = "leap, causal", {5.6: 2.0, 11.2: 3.5, 28.0: 10.0}
 GROWTH_AIM, TOKEN_AIM = 1.1, 1.1
 
 
-def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Rows of results: `utterances`, `growth` and `tokens`. The mechanisms must have passed `disagreement`."""
-    found: dict[str, list[dict[str, Any]]] = {"utterances": [], "growth": [], "tokens": []}
-    cases, seconds = (QUICK_CASES, SECONDS / 20) if quick else (CASES, SECONDS)
+def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
+    """Rows of `utterances`, `growth` and `tokens`. The mechanisms must have passed `disagreement`."""
+    lengths, seconds = (QUICK_CASES, SECONDS / 20) if quick else (CASES, SECONDS)
     systems = systems_of(list(dict.fromkeys(["softmax", *names])))
-    with measure.one_thread(), tqdm(total=len(places) * (len(cases) + 1), unit="case") as progress:
-        for place in places:
-            torch.manual_seed(seed)
-            models = {name: make(system, place) for name, system in systems.items()}
-            for length in cases:
-                progress.set_description(f"{place}: {length} s")
-                found["utterances"] += utterances(length, models, place, seconds)
-                progress.update()
-            here = [row for row in found["utterances"] if row["device"] == str(place)]
-            found["growth"] += growth(here, place)
-            progress.set_description(f"{place}: a token")
-            found["tokens"] += tokens(max(cases), models, place, seconds / 10)
-            progress.update()
-    return found
+    for place in places:
+        models = cache(partial(_models, systems, place))
+        known: list[dict[str, Any]] = []
+        for length in lengths:
+            yield measure.Case(f"{place}: {length} s", partial(_spoken, length, models, place, seconds, known))
+        yield measure.case(f"{place}: growth", "growth", growth, known, place)
+        yield measure.Case(f"{place}: a token", partial(_written, max(lengths), models, place, seconds / 10))
+
+
+def _models(systems: dict[str, System], place: measure.Place) -> dict[str, Any]:
+    return {name: make(system, place) for name, system in systems.items()}
+
+
+def _spoken(
+    length: float, models: Callable[[], dict[str, Any]], place: measure.Place, seconds: float, known: list[Any]
+) -> Found:
+    """`utterances`, which `growth` needs `known`."""
+    rows = utterances(length, models(), place, seconds)
+    known += rows
+    return {"utterances": rows}
+
+
+def _written(length: float, models: Callable[[], dict[str, Any]], place: measure.Place, seconds: float) -> Found:
+    return {"tokens": tokens(length, models(), place, seconds)}
 
 
 def make(system: System, place: measure.Place) -> Any:

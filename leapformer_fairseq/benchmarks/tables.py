@@ -26,8 +26,8 @@ class Table(NamedTuple):
 
 
 def summary(found: Found, tables: Sequence[Table], style: str = "simple") -> list[tuple[str, str]]:
-    """Titles and tables of what matters first."""
-    return [(table.title, by_case(found[table.section], table, style)) for table in tables]
+    """Titles and tables of what matters first, and was measured."""
+    return [(table.title, by_case(rows, table, style)) for table in tables if (rows := found.get(table.section))]
 
 
 def markdown(found: Found, tables: Sequence[Table], title: str, method: str, signature: str) -> str:

@@ -12,6 +12,7 @@ memory of fairseq.
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tqdm import tqdm
 
 from .. import register
 from . import measure
@@ -61,22 +61,13 @@ CASES, QUICK_CASES = (Case(512), Case(4096)), (Case(256),)
 AIMS, MEMORY_AIMS = {Case(512): 1.0, Case(4096): 2.0}, {Case(4096): 1.0}
 
 
-def run(names: list[str], places: list[measure.Place], quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Rows of results: `times` and `memory`."""
-    found: dict[str, list[dict[str, Any]]] = {"times": [], "memory": []}
-    cases = QUICK_CASES if quick else CASES
-    seconds = SECONDS / 20 if quick else SECONDS
-    with measure.one_thread(), tqdm(total=2 * len(places) * len(cases), unit="case") as progress:
-        for place in places:
-            for case in cases:
-                progress.set_description(f"{place}: {case}")
-                torch.manual_seed(seed)
-                found["times"] += times(case, names, place, seconds, quick)
-                progress.update()
-                progress.set_description(f"{place}: memory, {case}")
-                found["memory"] += memory(case, names, place, quick)
-                progress.update()
-    return found
+def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
+    """Rows of `times` and `memory`."""
+    sizes, seconds = (QUICK_CASES, SECONDS / 20) if quick else (CASES, SECONDS)
+    for place in places:
+        for case in sizes:
+            yield measure.case(f"{place}: {case}", "times", times, case, names, place, seconds, quick)
+            yield measure.case(f"{place}: memory, {case}", "memory", memory, case, names, place, quick)
 
 
 def make(name: str, place: measure.Place, quick: bool, length: int) -> nn.Module:
@@ -157,4 +148,4 @@ def _labels(case: Case, place: measure.Place, mechanism: str) -> dict[str, Any]:
     return {"device": str(place), "case": str(case), **case._asdict(), "mechanism": mechanism}
 
 
-__all__ = ["MECHANISMS_MEASURED", "TABLES", "TITLE", "disagreement", "run"]
+__all__ = ["MECHANISMS_MEASURED", "TABLES", "TITLE", "cases", "disagreement"]

@@ -15,6 +15,7 @@ from ..files import made_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from ..benchmarks.measure import Place
+    from ..benchmarks.tables import Found
 
 HELP = "speed, memory and FLOPs of attention, decoding, training and whole models"
 BENCHMARKS = {
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; the status is 1 when something was wrong and is missing from the results."""
-    from ..benchmarks import tables
+    from ..benchmarks import measure, tables
 
     benchmark = importlib.import_module(f"..benchmarks.{args.benchmark}", __package__)
     names, places = check_names(args.mechanisms, benchmark), find_places(args.device, args.dtype)
@@ -62,9 +63,10 @@ def run(args: argparse.Namespace) -> int:
     names = [name for name in names if name not in wrong]
     if names:
         folder = made_folder(args.out)
-        found = benchmark.run(names, places, args.quick, args.seed)
         options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places))}
-        _write(folder, args.benchmark, benchmark, found, options)
+        found: Found = {}
+        for found in measure.run(benchmark.cases(names, places, args.quick), args.seed):
+            _write(folder, args.benchmark, benchmark, found, options)
         for title, table in tables.summary(found, benchmark.TABLES):
             print(f"{title}\n{table}\n")
         print("\n".join(f"aim missed: {line}" for line in tables.missed(found)) or "No aim measured here is missed.")
@@ -104,16 +106,13 @@ def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Pla
     return [Place.parse(f"{device} {dtype}") for device in check_devices(devices) for dtype in precisions(device)]
 
 
-def _write(
-    folder: Path, name: str, benchmark: ModuleType, found: dict[str, list[dict[str, Any]]], options: dict[str, Any]
-) -> None:
-    """NAME.json and NAME.md in `folder`."""
-    from ..benchmarks import measure, tables
+def _write(folder: Path, name: str, benchmark: ModuleType, found: Found, options: dict[str, Any]) -> None:
+    """NAME.json and NAME.md in `folder`, of what was measured so far."""
+    from ..benchmarks import tables
     from ..signature import environment, signature
 
     method = benchmark.__doc__ or ""
-    with measure.one_thread():  # as it was measured
-        about = {"benchmark": name, "signature": signature(**options), "environment": environment()}
+    about = {"benchmark": name, "signature": signature(**options), "environment": environment()}
     content = {**about, "options": options, "method": method, **found}
     write_json(folder / f"{name}.json", content, "--out")
     report = tables.markdown(found, benchmark.TABLES, benchmark.TITLE, method, about["signature"])

@@ -64,7 +64,7 @@ OPTIONS = {
 SIDES = (None, "left", "right")
 HEADS, DIM, VALUE_DIM = 2, 8, 5
 NO_PAIRS = {"pairs": 0, "pairs_per_token": 0}
-KEPT = {"kept_tokens": 10**9, "kept_slot_tokens": 10**9}
+KEPT = {"kept_numbers": 10**9, "kept_slot_tokens": 10**9}
 #: every way to an output: the execution, and bounds that make the dispatch take one way
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("auto", {}),
@@ -75,7 +75,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         "scan",
         {
             **NO_PAIRS,
-            "kept_tokens": 0,
+            "kept_numbers": 0,
             "kept_slot_tokens": 0,
             "segment_tokens": 64,
             "segment_slot_tokens": 64,

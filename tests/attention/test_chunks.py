@@ -20,7 +20,7 @@ COUNT = 23
 def way(request):
     """Linear mechanisms choose by size how they go through chunks; here they must go every way."""
     pairs = 10**9 if request.param == "pairs" else 0
-    again = {"kept_tokens": 0, "segment_tokens": 40, "least_segment": 1} if request.param == "again" else {}
+    again = {"kept_numbers": 0, "segment_tokens": 40, "least_segment": 1} if request.param == "again" else {}
     tokens = 2 if request.param == "long chunks" else 20
     with dispatch.override(pairs=pairs, pairs_per_token=pairs, chunk_tokens=tokens, **again):
         yield

@@ -37,6 +37,7 @@ from leapformer_fairseq.attention.bidirectional.base import Bidirectional
 from leapformer_fairseq.attention.linear import base as linear_base
 from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.attention.ops import dispatch, linear, segments
+from leapformer_fairseq.attention.sparse.fitted import Fitted
 from leapformer_fairseq.attention.sparse.pattern import Pattern
 
 from .cases import DIM, HEADS, NAMES, VALUE_DIM, WAYS, heads, joined
@@ -153,7 +154,7 @@ class Drawn:
                 nn.init.normal_(parameter, std=0.4)
         for i, parameter in enumerate(mechanism.parameters()):
             parameter.requires_grad_(bool(self.parameters >> i & 1))
-        return mechanism
+        return mechanism.train(not isinstance(mechanism, Fitted))  # what is fitted to a trained model refuses to train
 
     def stock(self) -> Projections | None:
         """What Luna gets from a block."""

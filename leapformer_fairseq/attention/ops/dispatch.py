@@ -31,9 +31,9 @@ class Bounds:
 
     pairs:            up to so many pairs of a query and a key per feature, all pairs beat chunks.
     pairs_per_token:  bidirectional, up to so many pairs per token and feature, all pairs beat one state.
-    kept_tokens:      up to so many tokens, over heads and batch, features are kept for the backward pass; beyond that
-                      segments are computed again.
-    kept_slot_tokens: the same for memories of slots, which keep more per token.
+    kept_numbers:     up to so many numbers in queries and keys together, all is kept for the backward pass; beyond that
+                      segments are computed again, which is faster, too: what is kept no longer fits the caches.
+    kept_slot_tokens: the same in tokens, over heads and batch, for memories of slots, which keep more per token.
     segment_tokens:   tokens of a segment, queries and keys, over heads and batch, but of each sequence at least
                       `least_segment`, or the states before segments would be more than the tokens themselves;
                       `segment_slot_tokens` for memories of slots.
@@ -45,7 +45,7 @@ class Bounds:
 
     pairs: float = 200.0
     pairs_per_token: float = 0.35
-    kept_tokens: int = 40_000
+    kept_numbers: int = 3_000_000
     kept_slot_tokens: int = 8192
     segment_tokens: int = 8192
     segment_slot_tokens: int = 16_384
@@ -62,7 +62,7 @@ BOUNDS: dict[str, Bounds] = {
     "cuda": Bounds(
         pairs=1000,
         pairs_per_token=1.0,
-        kept_tokens=1_000_000,
+        kept_numbers=64_000_000,
         kept_slot_tokens=250_000,
         segment_tokens=250_000,
         segment_slot_tokens=250_000,
