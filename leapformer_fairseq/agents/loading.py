@@ -45,7 +45,13 @@ def load_system(
         in_parts = engine_for(model, engine) is IncrementalEngine
         width = model.decoder.embed_dim  # of a carry, which fitted when the model was built
         check_decoder(model.decoder, None, Context(True, width, source_streams=True, source_in_parts=in_parts))
-    if getattr(model.encoder, "length_predictor", None) is not None:
+    predictor = getattr(model.encoder, "length_predictor", None)
+    if predictor is not None and predictor.chosen == "oracle":
+        raise LeapformerError(
+            f"{checkpoint} was trained with the true length of its target (--length-predictor oracle), which nobody "
+            "knows while translating; train a plan that needs no length"
+        )
+    if predictor is not None:
         raise LeapformerError(
             f"{checkpoint} predicts the target's length from the whole source, which arrives while it is translated; "
             "train without --length-predictor, or use `leapformer generate`"

@@ -21,6 +21,7 @@ $(usage_of_data)
   --predictors LIST     of ratio, lookup, conv, oracle (default: all)
   --seed, --pictures, --paper, --train-options, --tts-options
                         as in scripts/espeak_tts/run.sh
+  --dry-run             print the settings, do nothing
   --help                this text
 HELP
 }

@@ -15,12 +15,15 @@ from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
+from leapformer_fairseq import register
 from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.agents.loading import load_system, resolve_policy
 from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
+
+register()
 
 PLAN = ["--encoder-self-attention", "leap", "--decoder-self-attention", "leap", "--decoder-cross-attention", "leap"]
 
@@ -230,6 +233,14 @@ def test_a_model_that_predicts_lengths_is_refused(tmp_path: Path, data_root: Pat
     path = save_checkpoint(tmp_path / "checkpoint.pt", data_root, "leapformer_s2t_tiny", *PLAN, *flags)
     with pytest.raises(LeapformerError, match="predicts the target's length from the whole source"):
         load_system(path, data_root, "config.yaml", PolicyOptions(k=2), 5)
+
+
+def test_a_model_that_was_told_lengths_is_refused_live(tmp_path: Path, data_root: Path) -> None:
+    """Table 5 of the LeaPformer paper has cosFormer with true lengths: in training and analysis, not live."""
+    plan = ["--decoder-self-attention", "cosformer", "--length-predictor", "oracle"]
+    path = save_checkpoint(tmp_path / "checkpoint.pt", data_root, "leapformer_simulst_tiny", *plan)
+    with pytest.raises(LeapformerError, match="true length of its target .*oracle.*nobody knows while translating"):
+        load_system(path, data_root)
 
 
 def test_file_that_is_no_checkpoint(tmp_path: Path, data_root: Path) -> None:

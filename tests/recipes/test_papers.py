@@ -79,7 +79,7 @@ def found(name: str, array: str) -> dict[str, Any]:
     if array != "variables":
         return parsed(name, array)
     names = list(TABLE[name][array])
-    return dict(zip(names, sourced(name, " ".join(f'"${x}"' for x in names)), strict=True))
+    return dict(zip(names, sourced(name, " ".join(f'"${{{x}}}"' for x in names)), strict=True))
 
 
 def alike(value: Any, other: Any) -> bool:
