@@ -36,9 +36,9 @@ LETTERS = {"E": "encoder-self", "D": "decoder-self", "C": "decoder-cross"}
 
 
 def rows_of_the_mechanism_table() -> list[tuple[list[str], dict[str, str]]]:
-    """(names, cells) of every row of the README's table."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("| mechanism | weight of key j for query i")[2].partition("\n\n")[0].splitlines()[2:]
+    """(names, cells) of every row of the table of mechanisms."""
+    page = (ROOT / "docs/mechanisms.md").read_text(encoding="utf-8")
+    table = page.partition("| mechanism | weight of key j for query i")[2].partition("\n\n")[0].splitlines()[2:]
     rows = []
     for line in table:
         first, *cells = (cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|"))
@@ -46,12 +46,12 @@ def rows_of_the_mechanism_table() -> list[tuple[list[str], dict[str, str]]]:
     return rows
 
 
-def test_the_readme_has_a_row_for_every_mechanism():
+def test_every_mechanism_has_a_row():
     assert sorted(name for names, _ in rows_of_the_mechanism_table() for name in names) == sorted(MECHANISMS)
 
 
 @pytest.mark.parametrize(("names", "cells"), rows_of_the_mechanism_table())
-def test_blocks_in_the_readme_are_those_of_the_code(names, cells):
+def test_blocks_in_the_table_are_those_of_the_code(names, cells):
     for name in names:
         assert tuple(LETTERS[letter] for letter in cells["blocks"].split()) == MECHANISMS[name].capabilities.blocks, (
             name
@@ -61,7 +61,7 @@ def test_blocks_in_the_readme_are_those_of_the_code(names, cells):
 
 
 @pytest.mark.parametrize(("names", "cells"), rows_of_the_mechanism_table())
-def test_the_sizes_of_states_in_the_readme_are_those_of_the_code(names, cells):
+def test_the_sizes_of_states_in_the_table_are_those_of_the_code(names, cells):
     d, e, n, heads, tokens = 8, 5, 3, 2, 12
     for name, size in zip(names, cells["state"].removesuffix(", grows").split(", "), strict=True):
         options = {"abc_slots": n, "luna_length": n, "cosformer_length": 20, "abc_pool_size": 9, "abc_global_every": 4}
