@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from ..errors import LeapformerError
-from .recordings import Recording, Unusable, read_clip, read_table
+from .recordings import Recording, read_audible, read_table
 from .speech import SpeechDataset
 from .text import without_quotes
 
 PAIR = "fr_en"
 SPLITS = ("train", "dev", "test")
 ALSO_IN = {"train_covost": "train"}  # CoVoST's extension of Common Voice's training set
-SILENCE_RMS = 1e-3  # -60 dB of full scale, below any intelligible recording; clips of digital silence do occur
 
 
 def read_split(root: Path, split: str) -> list[Recording]:
@@ -52,14 +49,6 @@ def _clip(clips: Path, name: str) -> Path:
     """The clip as the table names it, or as wav if only that is there."""
     wav = (clips / name).with_suffix(".wav")
     return wav if not (clips / name).is_file() and wav.is_file() else clips / name
-
-
-def read_audible(recording: Recording) -> np.ndarray:
-    """The samples of a clip at 16 kHz. Raises Unusable when it is broken or silent."""
-    samples = read_clip(recording)
-    if len(samples) and np.sqrt(np.mean(np.square(samples, dtype=np.float64))) < SILENCE_RMS:
-        raise Unusable("silent")
-    return samples
 
 
 DATASET = SpeechDataset("covost2", SPLITS, read_split, read_audible, without_quotes)

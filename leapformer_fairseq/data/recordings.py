@@ -14,6 +14,8 @@ import soundfile
 from ..audio import SAMPLE_RATE, check_speech
 from ..errors import LeapformerError
 
+SILENCE_RMS = 1e-3  # -60 dB of full scale, below any intelligible recording; clips of digital silence do occur
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -56,16 +58,30 @@ def read_segment(recording: Recording) -> np.ndarray:
         raise LeapformerError(f"{recording.path} cannot be read as audio ({error}); is the file truncated?") from error
 
 
-def read_clip(recording: Recording) -> np.ndarray:
-    """The samples of a whole file of any format, rate and number of channels, (T,) float32 at 16 kHz mono.
+def read_audible(recording: Recording) -> np.ndarray:
+    """The samples of a recording of any format, rate and number of channels, (T,) float32 at 16 kHz mono.
 
-    Raises Unusable when it cannot be decoded.
+    Raises Unusable when it cannot be decoded, ends before it starts, or is silent.
     """
-    return resample(*read_mono(recording))
+    try:
+        with soundfile.SoundFile(str(recording.path)) as file:
+            start, rate = round(recording.start * file.samplerate), file.samplerate
+            if start >= file.frames:
+                raise Unusable("start after the end of the file")
+            file.seek(start)
+            wanted = -1 if recording.duration is None else round(recording.duration * rate)
+            samples = file.read(wanted, dtype="float32", always_2d=True).mean(axis=1)
+    except soundfile.LibsndfileError as error:
+        raise Unusable("broken") from error
+    if not np.isfinite(samples).all():
+        raise Unusable("samples that are no numbers")
+    if len(samples) and np.sqrt(np.mean(np.square(samples, dtype=np.float64))) < SILENCE_RMS:
+        raise Unusable("silent")
+    return resample(samples, rate)
 
 
 def read_mono(recording: Recording) -> tuple[np.ndarray, int]:
-    """The same at the file's own rate, and that rate."""
+    """The samples of a whole file, (T,) float32, mono at the file's own rate, and that rate. Raises Unusable."""
     try:
         samples, rate = soundfile.read(str(recording.path), dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import sentencepiece
 import soundfile
 
 from ..audio import FRAME_MS, SAMPLE_RATE
 from ..errors import LeapformerError
 from .manifests import read_manifest
-from .recordings import Recording, Unusable, need_file, resample
+from .recordings import Recording, need_file, read_audible
 from .speech import SpeechDataset
 from .text import tidy
 
@@ -28,7 +27,6 @@ NAME = "speech"
 NEEDED, OPTIONAL = ("audio", "text"), ("translation", "speaker", "id", "start", "end")
 COLUMNS = (*NEEDED, *OPTIONAL)
 VOCAB_SIZE = 1_000
-SILENCE_RMS = 1e-3  # -60 dB of full scale
 STATE_MS = 4 * FRAME_MS  # an encoder state: two convolutions halve the frames
 
 
@@ -44,7 +42,7 @@ def dataset(
             raise LeapformerError(f"--columns {column}=...: choose from {', '.join(COLUMNS)}")
     called = f"{NAME} ({', '.join(f'{split} {path}' for split, path in tables.items())})"
     reading = partial(_read_split, tables, {column: names.get(column, column) for column in COLUMNS}, audio_root)
-    return SpeechDataset(called, tuple(tables), reading, read_audio, tidy, vocab_type)
+    return SpeechDataset(called, tuple(tables), reading, read_audible, tidy, vocab_type)
 
 
 def _read_split(
@@ -108,25 +106,6 @@ def _span(table: Path, line: int, start: str, end: str) -> tuple[float, float | 
     if not 0 <= first < (float("inf") if last is None else last) or last == float("inf"):
         raise LeapformerError(f"{table}, line {line}: start {start or 0}, end {end}; the end comes after the start")
     return first, None if last is None else last - first
-
-
-def read_audio(recording: Recording) -> np.ndarray:
-    """The samples of a recording, (T,) float32 at 16 kHz mono. Raises Unusable when it cannot be read or is silent."""
-    try:
-        with soundfile.SoundFile(str(recording.path)) as file:
-            start, rate = round(recording.start * file.samplerate), file.samplerate
-            if start >= file.frames:
-                raise Unusable("start after the end of the file")
-            file.seek(start)
-            wanted = -1 if recording.duration is None else round(recording.duration * rate)
-            samples = file.read(wanted, dtype="float32", always_2d=True).mean(axis=1)
-    except soundfile.LibsndfileError as error:
-        raise Unusable("unreadable audio") from error
-    if not np.isfinite(samples).all():
-        raise Unusable("samples that are no numbers")
-    if len(samples) and np.sqrt(np.mean(np.square(samples, dtype=np.float64))) < SILENCE_RMS:
-        raise Unusable("silent")
-    return resample(samples, rate)
 
 
 def kinds_of_audio(recordings: Sequence[Recording]) -> list[str]:

@@ -108,11 +108,11 @@ def test_what_cannot_be_used_is_listed(root, capsys):
     assert main(command(root)) == 0
     told, data = capsys.readouterr().out, root.parent / "data"
     assert "train: 12 utterances" in told
-    assert "1 no text, 1 samples that are no numbers, 1 silent, 1 unreadable audio" in told
+    assert "1 broken, 1 no text, 1 samples that are no numbers, 1 silent" in told
     assert f"train: {data}/left_out_train.tsv lists them" in told
     left_out = [line.split("\t") for line in (data / "left_out_train.tsv").read_text().splitlines()]
     assert [(one[0], one[2]) for one in left_out] == [
-        ("train-line000014", "unreadable audio"), ("train-line000015", "silent"),
+        ("train-line000014", "broken"), ("train-line000015", "silent"),
         ("train-line000016", "samples that are no numbers"), ("train-line000017", "no text"),
     ]  # fmt: skip
 
