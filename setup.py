@@ -23,6 +23,14 @@ setup(
     long_description_content_type="text/markdown",
     author="The leapformer_fairseq authors",
     license="MIT",
+    keywords=["linear attention", "fairseq", "simultaneous translation", "transformer"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     packages=find_packages(include=["leapformer_fairseq", "leapformer_fairseq.*"]),
     package_data={"leapformer_fairseq": ["py.typed", "attention/ops/cpu/*.c", "lra/*.json", "lra/protocols/*.yaml"]},
     python_requires=">=3.11",
@@ -45,6 +53,7 @@ setup(
         "tqdm",
     ],
     extras_require={
+        "docs": ["mkdocs-material", "mkdocstrings[python]"],
         "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff", "sacremoses"],
         "apollo": ["pytorch_optimizer"],  # the optimizer of Luna's best translation models
         "fla": ["flash-linear-attention"],  # a peer in `leapformer bench attention` on a GPU

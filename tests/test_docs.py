@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,13 @@ def test_the_sizes_of_states_in_the_table_are_those_of_the_code(names, cells):
         numbers = sum(x.numel() for x in state.tensors().values() if x.is_floating_point())
         formula = re.sub(r"(\d)([a-z])", r"\1 * \2", size).replace(" (", " * (")
         assert numbers == heads * eval(formula, {"d": d, "e": e, "n": n, "l": n, "r": 4, "T": tokens}), name
+
+
+def test_the_site_has_every_page_and_no_broken_link(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert (tmp_path / "site/api/index.html").is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

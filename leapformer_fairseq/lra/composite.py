@@ -14,7 +14,7 @@ from ..errors import LeapformerError
 from ..files import read_json
 from ..pictures.lra import Point, draw_tradeoff
 from . import tables
-from .protocols import BASELINE, Protocol
+from .protocols import BASELINE, Protocol, Row, load
 from .rcp import Measured, Score, scores
 
 LENGTH = "4k"  # where the paper compares throughput
@@ -109,15 +109,27 @@ def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol,
     titles = {name: protocol.rows[name].title if name in protocol.rows else name for name in table}
     rows, left_out = {}, []
     for name, row in table.items():
-        if name in speeds:
-            rows[name] = Measured(fmean(row[task].mean for task in shared), speeds[name], memory.get(name))
-        else:
+        timed = name if name in speeds else next((x for x in _same_cost(name, protocol) if x in speeds), None)
+        if timed is None:
             left_out.append(titles[name])
+        else:
+            rows[name] = Measured(fmean(row[task].mean for task in shared), speeds[timed], memory.get(timed))
     if not rows:
         raise LeapformerError(f"--bench {bench}: none of the rows is in it; measure them with `leapformer bench lra`")
     source = f"Protocol {protocol.name}, tasks {', '.join(shared)}; throughput and memory of Text at {length:,} tokens"
     source += f"; not measured: {', '.join(left_out)}" if left_out else ""
     return Composite(source, std, titles, rows, scores(rows, std), {})
+
+
+def _same_cost(name: str, protocol: Protocol) -> list[str]:
+    """Rows of the papers' protocols that are trained with the same options; pooling costs nothing beside attention."""
+
+    def options(row: Row) -> dict[str, Any]:
+        return {option: value for option, value in row.train.items() if option != "pooling"}
+
+    own = protocol.rows.get(name)
+    papers = [load(paper) for paper in ("leapformer", "luna")]
+    return [x for paper in papers for x, row in paper.rows.items() if own and options(row) == options(own)]
 
 
 def read_bench(path: Path) -> tuple[int, dict[str, float], dict[str, float]]:

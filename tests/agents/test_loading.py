@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 import yaml
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
-from leapformer_fairseq import register
+from leapformer_fairseq import PLUGIN_DIR, register
 from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.agents.loading import load_system, resolve_policy
 from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
@@ -82,6 +85,19 @@ def translate(system: TranslationSystem, samples: np.ndarray, size: int, **optio
         translation.push(samples[start : start + size])
         translation.advance(source_finished=start + size >= len(samples))
     return translation.emitter._tokens
+
+
+def test_the_example_streams_a_recording(simulst, data_root, speech, tmp_path, monkeypatch, capsys) -> None:
+    recording = str(tmp_path / "speech.wav")
+    soundfile.write(recording, speech(3.0, 1), 16_000)
+    arguments = [str(simulst), str(data_root), "config.yaml", recording]
+    monkeypatch.setattr(sys, "argv", ["stream.py", *arguments])
+    runpy.run_path(str(PLUGIN_DIR.parent / "examples/stream.py"))
+    said = capsys.readouterr().out.split()
+    whole = TranslationStream(load_system(*arguments[:3], PolicyOptions(k=3)), DecodingOptions())
+    whole.push(soundfile.read(recording, dtype="float32")[0])
+    whole.advance(source_finished=True)
+    assert said and said == whole.flush(final=True).split()
 
 
 def test_trained_values_are_the_default(simulst: Path, data_root: Path) -> None:

@@ -50,6 +50,19 @@ def test_memory_that_is_only_in_a_figure_gives_the_score_it_is_from():
     assert "circular" in found.text() and "circular" not in composite.published("paper", "luna").text()
 
 
+def test_rows_take_the_speed_of_those_that_are_trained_alike(tmp_path):
+    """`bench lra` has the papers' names, and no rows that differ in pooling alone."""
+    labels = {"length": 9, "device": "cpu"}
+    times = [{**labels, "mechanism": "softmax", "ms": 8.0}, {**labels, "mechanism": "luna-16", "ms": 2.0}]
+    peaks = [{**row, "peak_mib": 3.0} for row in times]
+    write_json(tmp_path / "lra.json", {"softmax": times, "memory": peaks}, "--out")
+    names = ("softmax", "luna", "luna-packed", "cosformer-body")
+    cells = {name: {"listops": tables.Cell((40.0, 41.0), 17.0, 100)} for name in names}
+    found = composite.measured(cells, load("reduced"), tmp_path / "lra.json", "paper")
+    assert {name: row.speed for name, row in found.rows.items()} == {"softmax": 125, "luna": 500, "luna-packed": 500}
+    assert "not measured: cosFormer, 1.05 × without embeddings" in found.source
+
+
 def test_luna_without_retrieval():
     found = composite.published("paper", "luna")
     assert found.rows["softmax"] == Measured(pytest.approx(54.02, abs=0.005), 1.0, 1.0)
