@@ -10,6 +10,7 @@ import torch
 from leapformer_fairseq.attention import Mechanism, find
 from leapformer_fairseq.benchmarks import lra, measure
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.lra import composite
 from leapformer_fairseq.modules import MechanismAttention
 
@@ -34,6 +35,7 @@ def test_results_beside_softmax_and_cosformer(tmp_path, monkeypatch):
         assert rows.keys() == {(length, name) for length in (24, 48) for name in names}
         assert all(rows[length, base]["ratio"] == 1 for length in (24, 48))
     assert "tasks" not in found, "not in quick runs"
+    assert found["cases_left"] == 0
     assert "times as fast as softmax" in (tmp_path / "lra.md").read_text()
     length, speeds, memory = composite.read_bench(tmp_path / "lra.json")
     assert length == 48 and speeds.keys() == memory.keys() == set(names)
@@ -51,8 +53,10 @@ def test_what_was_measured_before_an_interruption_is_kept(tmp_path, monkeypatch)
     assert main(["bench", "lra", *options]) == 130
     found = json.loads((tmp_path / "lra.json").read_text())
     assert [row["mechanism"] for row in found["softmax"]] == [lra.BASELINE, lra.LEAP] and "memory" not in found
+    with pytest.raises(LeapformerError, match=r"lra.json was interrupted, 1 cases are left; measure it again"):
+        composite.read_bench(tmp_path / "lra.json")
     report = (tmp_path / "lra.md").read_text()
-    assert "times as fast as softmax" in report and "Peak memory" not in report
+    assert "times as fast as softmax" in report and "Peak memory" not in report and "1 cases are left" in report
 
 
 @pytest.mark.parametrize("name", lra.MECHANISMS_MEASURED)

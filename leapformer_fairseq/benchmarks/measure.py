@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -36,12 +36,12 @@ def case(about: str, section: str, rows: Callable[..., list[Row]], *arguments: A
     return Case(about, lambda: {section: rows(*arguments)})
 
 
-def run(cases: Iterable[Case], seed: int) -> Iterator[Found]:
+def run(cases: Sequence[Case], seed: int) -> Iterator[Found]:
     """The results so far, after every case, so that what stops a later one loses nothing. Progress is shown."""
     from tqdm import tqdm  # the GPU's checks need no other library than torch
 
     found: Found = {}
-    with one_thread(), tqdm(list(cases), unit="case") as progress:
+    with one_thread(), tqdm(cases, unit="case") as progress:
         for case in progress:
             progress.set_description(case.about)
             torch.manual_seed(seed)

@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
         folder = made_folder(args.out)
         options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places))}
         found: Found = {}
-        for found in measure.run(benchmark.cases(names, places, args.quick), args.seed):
-            _write(folder, args.benchmark, benchmark, found, options)
+        cases = list(benchmark.cases(names, places, args.quick))
+        for measured, found in enumerate(measure.run(cases, args.seed), 1):
+            _write(folder, args.benchmark, benchmark, found, options, len(cases) - measured)
         for title, table in tables.summary(found, benchmark.TABLES):
             print(f"{title}\n{table}\n")
         print("\n".join(f"aim missed: {line}" for line in tables.missed(found)) or "No aim measured here is missed.")
@@ -106,14 +107,16 @@ def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Pla
     return [Place.parse(f"{device} {dtype}") for device in check_devices(devices) for dtype in precisions(device)]
 
 
-def _write(folder: Path, name: str, benchmark: ModuleType, found: Found, options: dict[str, Any]) -> None:
+def _write(folder: Path, name: str, benchmark: ModuleType, found: Found, options: dict[str, Any], left: int) -> None:
     """NAME.json and NAME.md in `folder`, of what was measured so far."""
     from ..benchmarks import tables
     from ..signature import environment, signature
 
     method = benchmark.__doc__ or ""
     about = {"benchmark": name, "signature": signature(**options), "environment": environment()}
-    content = {**about, "options": options, "method": method, **found}
+    if left:
+        method += f"\nNot finished: {left} cases are left.\n"
+    content = {**about, "options": options, "cases_left": left, "method": method, **found}
     write_json(folder / f"{name}.json", content, "--out")
     report = tables.markdown(found, benchmark.TABLES, benchmark.TITLE, method, about["signature"])
     write_text(folder / f"{name}.md", report, "--out")

@@ -134,9 +134,12 @@ def _same_cost(name: str, protocol: Protocol) -> list[str]:
 
 def read_bench(path: Path) -> tuple[int, dict[str, float], dict[str, float]]:
     """The longest length in a report of `leapformer bench lra`, and there steps a second and MiB of each row."""
-    found = read_json(path, ("softmax", "memory"), "give the lra.json of `leapformer bench lra`")
+    found = read_json(path, ("softmax",), "give the lra.json of `leapformer bench lra`")
+    memory = found.get("memory", [])
+    if found.get("cases_left"):
+        raise LeapformerError(f"{path} was interrupted, {found['cases_left']} cases are left; measure it again")
     needed = {"length", "device", "mechanism"}
-    if not found["softmax"] or not all(needed <= set(row) for row in (*found["softmax"], *found["memory"])):
+    if not found["softmax"] or not all(needed <= set(row) for row in (*found["softmax"], *memory)):
         raise LeapformerError(f"{path} is no report of `leapformer bench lra` with a row of softmax; measure it again")
     length, device = max(row["length"] for row in found["softmax"]), found["softmax"][0]["device"]
 
@@ -144,7 +147,7 @@ def read_bench(path: Path) -> tuple[int, dict[str, float], dict[str, float]]:
         here = [row for row in rows if row["length"] == length and row["device"] == device]
         return {row["mechanism"]: row[name] for row in here}
 
-    return length, {name: 1e3 / ms for name, ms in at(found["softmax"], "ms").items()}, at(found["memory"], "peak_mib")
+    return length, {name: 1e3 / ms for name, ms in at(found["softmax"], "ms").items()}, at(memory, "peak_mib")
 
 
 def _written(value: float | None) -> str:

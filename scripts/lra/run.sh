@@ -68,7 +68,7 @@ for row in cosformer leap; do
 done
 if [[ $bench ]]; then
     say "speed and memory"
-    [[ -f $out/results/lra.json ]] || leapformer bench lra --out "$out/results"
+    grep -qs '"cases_left": 0' "$out/results/lra.json" || leapformer bench lra --out "$out/results"
     leapformer lra rcp "$out/runs" --bench "$out/results/lra.json" --out "$out/results"
 fi
 say "done: $out/results"
