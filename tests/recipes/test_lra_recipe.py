@@ -93,6 +93,7 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path, tiny, capsys):
     common = ["--protocol", str(tiny), "--tasks", "listops"]
     assert main(["lra", "prepare", *common, "--data", str(data)]) == 0
     common += ["--data", str(data), "--out", str(out), "--attention", "linear-relu"]
+    common += ["--seeds", "1", "2", "3", "4"]  # so that some are left when the interrupt arrives
     command = [sys.executable, "-m", "leapformer_fairseq.cli.main", "lra", "run", *common]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     first = out / "listops/linear-relu-seed1/result.json"
