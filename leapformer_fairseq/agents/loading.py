@@ -48,8 +48,8 @@ def load_system(
     predictor = getattr(model.encoder, "length_predictor", None)
     if predictor is not None and predictor.chosen == "oracle":
         raise LeapformerError(
-            f"{checkpoint} was trained with the true length of its target (--length-predictor oracle), which nobody "
-            "knows while translating; train a plan that needs no length"
+            f"{checkpoint} was trained with the true length of its target (--length-predictor oracle), which is "
+            "unknown during translation; train a plan that needs no length"
         )
     if predictor is not None:
         raise LeapformerError(

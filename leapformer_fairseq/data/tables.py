@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import sentencepiece
@@ -41,7 +41,8 @@ def dataset(
         if column not in COLUMNS:
             raise LeapformerError(f"--columns {column}=...: choose from {', '.join(COLUMNS)}")
     called = f"{NAME} ({', '.join(f'{split} {path}' for split, path in tables.items())})"
-    reading = partial(_read_split, tables, {column: names.get(column, column) for column in COLUMNS}, audio_root)
+    named = {column: names.get(column, column) for column in COLUMNS}
+    reading = cache(partial(_read_split, tables, named, audio_root))  # asked twice: what the audio is, then all else
     return SpeechDataset(called, tuple(tables), reading, read_audible, tidy, vocab_type)
 
 
