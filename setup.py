@@ -31,21 +31,24 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
-    packages=find_packages(include=["leapformer_fairseq", "leapformer_fairseq.*"]),
-    package_data={"leapformer_fairseq": ["py.typed", "attention/ops/cpu/*.c", "lra/*.json", "lra/protocols/*.yaml"]},
+    # The hyperparameters of the recipes stay where a reader looks for them, and travel with the package.
+    packages=[*find_packages(include=["leapformer_fairseq", "leapformer_fairseq.*"]), "leapformer_fairseq.configs"],
+    package_dir={"leapformer_fairseq.configs": "configs"},
+    package_data={
+        "leapformer_fairseq": ["py.typed", "attention/ops/cpu/*.c", "lra/*.json", "lra/protocols/*.yaml"],
+        "leapformer_fairseq.configs": ["*.yaml", "*/*.yaml"],
+    },
     python_requires=">=3.11",
     install_requires=[
         "torch>=2.6",  # the first that loads checkpoints with weights_only=True unless told otherwise
         "fairseq-fixed==0.12.3.1",  # imported as `fairseq`; the original 0.12.2 does not run on Python 3.11
-        "simuleval==1.1.4",
-        "entmax>=1.3",  # what `leapformer bench sparse` and the tests compare with
         "kaldi-native-fbank>=1.20",
         "matplotlib",
         "numpy>=1.26",
         "pillow",
         "pyyaml",
         "sacrebleu>=2.3",
-        "scikit-learn",
+        "scikit-learn",  # which fairseq imports, and Sparsefinder's k-means
         "scipy",
         "sentencepiece",
         "soundfile",
@@ -53,6 +56,8 @@ setup(
         "tqdm",
     ],
     extras_require={
+        "simul": ["simuleval==1.1.4"],  # the agent; brings pandas, tornado, yt-dlp, pytest
+        "bench": ["entmax>=1.3"],  # what `leapformer bench sparse` and the tests compare with
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
         "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff", "sacremoses"],
         "apollo": ["pytorch_optimizer"],  # the optimizer of Luna's best translation models

@@ -14,6 +14,9 @@ from typing import Any
 
 from .errors import LeapformerError, one_line
 
+#: packages that only some commands need, and the extra that brings each
+EXTRAS = {"simuleval": "simul", "entmax": "bench"}
+
 
 def explained(error: BaseException) -> LeapformerError | None:
     """The user error that caused an exception of fairseq; None where the traceback is more useful."""
@@ -157,8 +160,16 @@ def _number_of_classes(error: BaseException) -> str | None:
     )
 
 
+def _missing_package(error: BaseException) -> str | None:
+    """A package of an extra that is not installed."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    extra = EXTRAS.get(name or "")
+    return f"the package {name} is not installed; pip install 'leapformer-fairseq[{extra}]'" if extra else None
+
+
 _RULES: tuple[Callable[[BaseException], str | None], ...] = (
     _in_another_process,
+    _missing_package,
     _missing_checkpoint,
     _unreadable_checkpoint,
     _parameters_that_do_not_fit,

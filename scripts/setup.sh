@@ -87,7 +87,7 @@ install_torch
 say "installing fairseq (compiled the first time: some minutes, a C++ compiler and Python headers)"
 install_fairseq
 say "installing the package and its development tools"
-pip_install --no-build-isolation --editable ".[dev,demo,docs]"
+pip_install --no-build-isolation --editable ".[dev,demo,docs,simul,bench]"
 say "checking the installation"
 report=$(.venv/bin/leapformer doctor 2>&1) || {
     echo "$report" >&2

@@ -1,8 +1,11 @@
 """The layers of the package, read off its import statements, and what must work without fairseq."""
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -32,7 +35,7 @@ LAYERS = [
     {"models"},
     {"criterions", "data", "optimizers", "pictures", "scoring"},
     {"tasks"},
-    {"ablation", "agents", "lra", "sparsefinder"},
+    {"ablation", "agents", "lra", "recipes", "sparsefinder"},
     {"benchmarks"},
     {"cli"},
 ]  # lowest first
@@ -136,3 +139,76 @@ def test_setup_reads_the_version():
         [sys.executable, "setup.py", "--version"], cwd=root, capture_output=True, text=True, timeout=300
     )
     assert done.stdout.split()[-1] == __version__
+
+
+# ------------------------------------------------------------------------------------------------ the wheel, elsewhere
+ROOT = PLUGIN_DIR.parent
+SOURCE = ("setup.py", "pyproject.toml", "README.md", PACKAGE, "configs")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """A folder with the wheel and the source distribution."""
+    if not (ROOT / "setup.py").is_file():
+        pytest.skip("the installed package has no setup.py beside it")
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in SOURCE:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    for words in (
+        ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out), "."],
+        ["setup.py", "--quiet", "sdist", "--dist-dir", str(out)],
+    ):
+        done = subprocess.run([sys.executable, *words], cwd=source, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def elsewhere(built, tmp_path_factory):
+    """Runs `leapformer` of the wheel, away from the repository; returns what it prints."""
+    site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("elsewhere")
+    (wheel,) = built.glob("*.whl")
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([sys.executable, *install], check=True, capture_output=True, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+
+    def run(*words: str, module: str = f"{PACKAGE}.cli.main") -> str:
+        command = [sys.executable, "-m", module, *words]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    assert run("user-dir").strip() == str(site / PACKAGE)
+    return run
+
+
+def test_the_wheel_is_small_and_the_source_is_whole(built):
+    (wheel,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    assert wheel.stat().st_size < 1_000_000
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"configs/tables.yaml", "configs/multi30k/small.yaml", f"{PACKAGE}/lra/protocols/luna.yaml"}
+    assert needed | {f"{PACKAGE}/attention/ops/cpu/linear_step.c", f"{PACKAGE}/py.typed"} <= names
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["recipe", "multi30k", "--out", "out", "--dry-run"], "--arch leapformer_nmt_multi30k"),
+        (["recipe", "abc-3b", "--out", "out", "--dry-run"], "--arch leapformer_lm_wiki103_32"),
+        (
+            ["lra", "params", "--protocol", "luna", "--tasks", "text", "--attention", "luna-16", "--out", "out"],
+            "Luna-16",
+        ),
+        (["corpus", "--task", "listops", "--out", "corpus", "--train", "20", "--dev", "5", "--test", "5"], ""),
+        (["list"], "leapformer_simulst"),
+        pytest.param(
+            ["bench", "attention", "--quick", "--mechanisms", "leap", "--out", "bench"],
+            "leap",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_commands_work_outside_the_repository(elsewhere, words, shown):
+    assert shown in elsewhere(*words)

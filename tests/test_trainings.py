@@ -163,7 +163,7 @@ class TestFolder:
         for _ in range(2):
             with trainings.locked(tmp_path, "data --lr 1", "ablation"):
                 pass
-        with pytest.raises(LeapformerError, match="another training command .data --lr 1.; choose another folder"):
+        with pytest.raises(LeapformerError, match="another command .data --lr 1.; choose another folder"):
             trainings.check_folder(tmp_path, "data --lr 2", "ablation")
 
     def test_it_must_not_hold_something_else(self, tmp_path):

@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
     try:
         found = version("simuleval")
     except PackageNotFoundError:
-        message = f"LeapformerAgent needs SimulEval: pip install simuleval=={SIMULEVAL}"
+        message = "LeapformerAgent needs SimulEval: pip install 'leapformer-fairseq[simul]'"
         raise ModuleNotFoundError(message, name="simuleval") from None
     if found != SIMULEVAL:
         raise LeapformerError(

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "prepare",
         "prepare a data set: speech translation, translation, language modelling, classification, text to speech",
     ),
+    "recipe": ("recipe", "a data set or a paper's table from data to scores: prepare, train, evaluate"),
     "average": ("average", "average the parameters of a training's last or best checkpoints"),
     "score": (
         "score",

@@ -29,7 +29,6 @@ from .protocols import Protocol, check_names, data_quirks, load, words
 RESULT, PROTOCOL, STUDY = "result.json", "protocol.json", "grid of Long Range Arena"
 FIELDS = ("task", "row", "seed", "accuracy", "dev", "examples", "chance", "updates", "speed", "parameters")
 BEST = "checkpoint_best.pt"
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Cell(NamedTuple):
@@ -151,7 +150,7 @@ class Grid:
             trainings.mend_last(folder)
             for name, command in (("train.log", self.command(cell)), ("test.log", self.test_command(cell))):
                 start = trainings.size_of(folder / name)
-                status = yield trainings.Process(command, folder / name, look, ONE_THREAD)
+                status = yield trainings.Process(command, folder / name, look, trainings.environment(1))
                 if status:
                     raise trainings.failure(folder / name, start, status)
             write_json(folder / RESULT, self._found(cell))

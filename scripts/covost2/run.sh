@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
-# All steps for CoVoST 2 French-English: prepare, pre-train, train, average, evaluate. See --help.
-set -euo pipefail
-dataset=covost2 root_holds="validated.tsv, covost_v2.fr_en.tsv and clips" sets="test dev"
-. "$(dirname "$0")/../speech.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe covost2, in .venv: bash scripts/covost2/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" covost2 "$@"

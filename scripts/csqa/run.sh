@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
-# All steps for CommonsenseQA: prepare, train, evaluate. See --help.
-set -euo pipefail
-dataset=csqa paper=luna root_holds="{train,dev}_rand_split.jsonl" choices=5
-. "$(dirname "$0")/../choices.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe csqa, in .venv: bash scripts/csqa/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" csqa "$@"

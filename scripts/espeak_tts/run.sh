@@ -1,7 +1,3 @@
 #!/usr/bin/env bash
-# All steps for the embedded espeak-ng voice: prepare, train, synthesise, score. See --help.
-set -euo pipefail
-dataset=espeak_tts paper=tiny root_holds=''
-. "$(dirname "$0")/../tts.sh"
-. "$(dirname "$0")/corpus.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe espeak_tts, in .venv: bash scripts/espeak_tts/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" espeak_tts "$@"

@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
-# All steps for GLUE: prepare, train, evaluate. See --help.
-set -euo pipefail
-dataset=glue paper=small
-. "$(dirname "$0")/../glue.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe glue, in .venv: bash scripts/glue/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" glue "$@"

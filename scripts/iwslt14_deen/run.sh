@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
-# All steps for IWSLT 2014 German-English: prepare, train, evaluate. See --help.
-set -euo pipefail
-dataset=iwslt14_deen paper=fairseq root_holds="{train,valid,test}.{de,en}, or de-en.tgz of the release"
-. "$(dirname "$0")/../translation.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe iwslt14_deen, in .venv: bash scripts/iwslt14_deen/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" iwslt14_deen "$@"

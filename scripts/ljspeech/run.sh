@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
-# All steps for LJSpeech: prepare, train, synthesise, score. See --help.
-set -euo pipefail
-dataset=ljspeech paper=mla root_holds="metadata.csv and wavs"
-. "$(dirname "$0")/../tts.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe ljspeech, in .venv: bash scripts/ljspeech/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" ljspeech "$@"

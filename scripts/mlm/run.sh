@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
-# All steps for masked language models: prepare, train, evaluate. See --help.
-set -euo pipefail
-dataset=mlm paper=small
-. "$(dirname "$0")/../mlm.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe mlm, in .venv: bash scripts/mlm/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" mlm "$@"

@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
-# All steps for MuST-C English-German: prepare, pre-train, train, average, evaluate. See --help.
-set -euo pipefail
-dataset=mustc root_holds="en-de/data" sets="tst-COMMON tst-HE dev"
-. "$(dirname "$0")/../speech.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe mustc, in .venv: bash scripts/mustc/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" mustc "$@"

@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
-# All steps for RACE: prepare, train, evaluate. See --help.
-set -euo pipefail
-dataset=race paper=luna root_holds="{train,dev,test}/{middle,high}/*.txt" choices=4
-. "$(dirname "$0")/../choices.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe race, in .venv: bash scripts/race/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" race "$@"

@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
-# All steps for WikiText-103: prepare, train, evaluate. See --help.
-set -euo pipefail
-dataset=wikitext103 paper=leapformer
-. "$(dirname "$0")/../lm.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe wikitext103, in .venv: bash scripts/wikitext103/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" wikitext103 "$@"

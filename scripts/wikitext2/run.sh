@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
-# All steps for WikiText-2: prepare, train, evaluate. See --help.
-set -euo pipefail
-dataset=wikitext2 paper=small
-. "$(dirname "$0")/../lm.sh"
-recipe prepare train evaluate "$@"
+# leapformer recipe wikitext2, in .venv: bash scripts/wikitext2/run.sh [STEP ...] --out DIR [OPTIONS]; --help says which.
+. "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh" wikitext2 "$@"

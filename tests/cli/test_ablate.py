@@ -264,7 +264,7 @@ class TestFolder:
         before = table(tmp_path / "out")
         trainer.plans.clear()
         assert ablate(more=("--lr", "0.5")) == 2
-        assert "holds the ablation of another training command" in capsys.readouterr().err.splitlines()[-1]
+        assert "holds the ablation of another command" in capsys.readouterr().err.splitlines()[-1]
         assert trainer.plans == [] and table(tmp_path / "out") == before
 
     def test_one_with_other_files_is_refused(self, ablate, trainer, tmp_path, capsys):

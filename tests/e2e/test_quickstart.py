@@ -42,17 +42,17 @@ def test_the_report_is_complete(finished):
 
 
 def test_a_second_run_repeats_nothing(finished):
-    before = (finished / SYSTEM / "st/log").read_text(encoding="utf-8")
+    before = (finished / SYSTEM / "st/train.log").read_text(encoding="utf-8")
     run = quickstart("--fast", "--k", "1 3", "--out", str(finished))
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.count("is finished, skipped") == 5
-    assert (finished / SYSTEM / "st/log").read_text(encoding="utf-8") == before
+    assert (finished / SYSTEM / "st/train.log").read_text(encoding="utf-8") == before
 
 
 def test_another_runs_results_are_refused(finished):
     run = quickstart("--fast", "--seed", "2", "--out", str(finished))
     assert run.returncode != 0
-    assert "holds the results of another run" in run.stderr
+    assert "holds the run of another command" in run.stderr
     assert f"({OPTIONS})" in run.stderr or "(--encoder leap:encoder-chunk-ms=280 --seed 1 --fast)" in run.stderr
 
 
@@ -68,16 +68,16 @@ def test_training_for_one_k_joins_the_report_with_the_same_recogniser(finished):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--k", "0"), "--k 0: k is a number of steps, at least 1"),
+        (("--k", "0"), "--k 0: give a whole number from 1"),
         (("--train-k", "9-"), "--train-k 9-: give a number from 1, or a range as in 1-9"),
-        (("--seed", "x"), "--seed x: give a whole number"),
+        (("--seed", "x"), "--seed x: give a whole number from 0"),
         (("--speed",), "unknown option --speed; see --help"),
     ],
 )
 def test_bad_options_end_with_one_line(options, message):
     run = quickstart(*options)
     assert run.returncode != 0
-    assert run.stderr.strip().splitlines() == [f"quickstart.sh: {message}"]
+    assert run.stderr.strip().splitlines() == [f"leapformer: error: {message}"]
 
 
 def test_a_bad_plan_is_refused_before_training(tmp_path):

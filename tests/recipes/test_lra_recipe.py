@@ -1,4 +1,4 @@
-"""scripts/lra: from data to tables, generated and from files in the published layout, interrupted and gone on with."""
+"""The recipe of Long Range Arena: from data to tables, generated and from published files, interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.lra.prepare import TASKS
 
 from ..data.lra.fakes import fake_image, fake_listops, fake_pathfinder, fake_retrieval, fake_text
-from .test_recipes import SCRIPTS
-from .test_text_recipes import finished, recipe
+from .running import finished, refused
 
-pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the installed package has no scripts beside it")
 SHORT = "--max-update 3 --batch-size 4 --log-interval 1"
 TINY = """
 base: reduced
@@ -42,7 +40,7 @@ def test_generated_tasks(tmp_path, tiny):
     out = tmp_path / "out"
     options = ("--out", out, "--protocol", tiny, "--attention", "softmax luna-packed", "--seeds", "1", "--jobs", 2)
     options += ("--train-options", "--log-interval 1", "--no-bench")
-    told = finished("lra/run.sh", *options)
+    told = finished("lra", *options)
     assert "Softmax" in told and "Luna-16, mean of Y_P" in told
     results = out / "results"
     found = json.loads((results / "results.json").read_text())
@@ -54,7 +52,7 @@ def test_generated_tasks(tmp_path, tiny):
     assert json.loads((results / "params.json").read_text())[0]["total"] > 50_000
     before = (results / "table.md").read_bytes()
     began = time.monotonic()
-    finished("lra/run.sh", *options)
+    finished("lra", *options)
     assert (results / "table.md").read_bytes() == before and time.monotonic() - began < 60, "nothing is trained twice"
 
 
@@ -68,7 +66,7 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
     (pictures / "curv_baseline").rename(pictures / "curv_contour_length_14")
     out = tmp_path / "out"
     finished(
-        "lra/run.sh", "--out", out, "--protocol", "leapformer", "--root", root, "--attention", "leap", "--jobs", 2,
+        "lra", "--out", out, "--protocol", "leapformer", "--root", root, "--attention", "leap", "--jobs", 2,
         "--train-options", SHORT, "--no-bench",
     )  # fmt: skip
     assert (out / "results/maps-leap/encoder-self_layer0_reweighting.png").is_file()
@@ -82,7 +80,7 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
     assert main(["lra", "run", *other, *options]) == 0
     options = ("--out", out / "corrected", "--protocol", "corrected", "--root", root, "--tasks", "listops image")
     options += ("--attention", "luna-16-packed abc-mlp sinkhorn", "--seeds", "2", "--jobs", 2, "--no-bench")
-    told = finished("lra/run.sh", *options, "--train-options", SHORT)
+    told = finished("lra", *options, "--train-options", SHORT)
     assert "ABC, learned control" in told and "without Retrieval" not in told
     text = ("--protocol", "corrected", "--tasks", "text", "--data", str(out / "data"), "--out", str(tmp_path / "text"))
     assert main(["lra", "run", *text]) == 2
@@ -120,8 +118,7 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path, tiny, capsys):
     ],
 )
 def test_bad_options_are_one_line(options, message):
-    done = recipe("lra/run.sh", *options)
-    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+    assert message in refused("lra", *options)
 
 
 @pytest.mark.parametrize(

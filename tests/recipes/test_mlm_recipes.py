@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,26 +13,24 @@ from fairseq import options
 
 from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.loading import load_model
+from leapformer_fairseq.recipes import configuration
 
 from ..data.choice_trees import csqa_tree, race_tree
 from ..data.glue_trees import COUNTS, qnli_tree, sst2_tree
 from ..data.text_trees import wikitext_tree
-from .test_text_recipes import SCRIPTS, finished, recipe, table
+from .running import finished, recipe, refused, table
 
-CONFIGS = SCRIPTS.parent / "configs"
 TINY = "--arch leapformer_mlm_tiny --encoder-embed-dim 16 --encoder-ffn-embed-dim 32"
 TINY_MLM = ("--vocab-size", 150, "--epochs", 1, "--train-options", f"{TINY} --tokens-per-sample 32 --max-tokens 600")
 TINY_GLUE = ("--epochs", 1, "--train-options", f"{TINY} --max-positions 32")
 
-pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the installed package has no scripts beside it")
-
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory) -> Path:
-    """The folder of a softmax model of seed 3, as scripts/mlm leaves it."""
+    """The folder of a softmax model of seed 3, as the recipe mlm leaves it."""
     root = tmp_path_factory.mktemp("mlm")
     files = wikitext_tree(root / "data")
-    finished("mlm/run.sh", "--root", files, "--out", root / "out", "--attention", "softmax", "--seeds", 3, *TINY_MLM)
+    finished("mlm", "--root", files, "--out", root / "out", "--attention", "softmax", "--seeds", 3, *TINY_MLM)
     return root / "out"
 
 
@@ -66,7 +63,7 @@ def test_pre_training_ends_in_a_table_of_masked_perplexities(pretrained):
 def test_another_attention_goes_on_from_a_trained_model(pretrained, tmp_path):
     first = pretrained / "softmax-seed3/model/checkpoint_best.pt"
     done = finished(
-        "mlm/run.sh", "--root", pretrained.parent / "data", "--out", tmp_path, "--attention", "leap", "--seeds", 2,
+        "mlm", "--root", pretrained.parent / "data", "--out", tmp_path, "--attention", "leap", "--seeds", 2,
         "--init", first, "--vocabulary", pretrained / "data/text", *TINY_MLM,
         # nothing is learned, so that the checkpoint shows where it started
         "--train-options", "--lr 1e-9 --max-update 1",
@@ -82,7 +79,7 @@ def test_another_attention_goes_on_from_a_trained_model(pretrained, tmp_path):
 
 def test_sst2_from_the_pretrained_model(pretrained, tmp_path):
     root, out = sst2_tree(tmp_path / "data"), tmp_path / "out"
-    shown = finished("glue/run.sh", "--root", root, "--out", out, "--pretrained", pretrained, "--attention", "softmax",
+    shown = finished("glue", "--root", root, "--out", out, "--pretrained", pretrained, "--attention", "softmax",
         "--pretrained-seed", 3,
                      *TINY_GLUE)  # fmt: skip
     assert "accuracy" in shown
@@ -101,90 +98,76 @@ def test_sst2_from_the_pretrained_model(pretrained, tmp_path):
 def test_a_model_of_another_size_is_one_line(pretrained, tmp_path):
     """The data of one task is prepared without its training, then the training is asked for too large a model."""
     options_of_data = ("--out", tmp_path / "out", "--pretrained", pretrained, "--tasks", "QNLI")
-    finished("glue/prepare.sh", "--root", qnli_tree(tmp_path / "data"), *options_of_data)
+    finished("glue", "prepare", "--root", qnli_tree(tmp_path / "data"), *options_of_data)
     assert (tmp_path / "out/data/QNLI/binary/input1/valid.bin").is_file()
-    done = recipe("glue/train.sh", *options_of_data, "--attention", "softmax", "--pretrained-seed", 3)
-    assert done.returncode == 1
-    (line,) = (line for line in done.stdout.splitlines() if "error" in line)
-    assert "is (16, 16) in the checkpoint and (256, 256) in this model; use the --arch" in line
+    told = refused("glue", "train", *options_of_data, "--attention", "softmax", "--pretrained-seed", 3)
+    assert "is (16, 16) in the checkpoint and (256, 256) in this model; use the --arch" in told
 
 
 @pytest.mark.parametrize("dataset", ["mlm", "glue"])
 def test_the_options_of_every_configuration_exist(dataset):
     """fairseq refuses what it does not know, after the data was prepared."""
-    names = sorted(path.stem for path in (CONFIGS / dataset).glob("*.sh"))
+    names = configuration.names(dataset)
     assert {"small", "abc", "luna"} <= set(names)
     for name in names:
-        shown = subprocess.run(
-            ["bash", "-euc", 'f() { . "$0"; printf "%s\\n" "${train_options[@]}" ${task_settings[@]:-}; }; f',
-             str(CONFIGS / dataset / f"{name}.sh")],
-            capture_output=True, text=True, check=True, timeout=60, env=os.environ,
-        )  # fmt: skip
+        configured = configuration.load(dataset, name)
+        words = configuration.flags(configured["train"])
+        for more in configured.get("task-settings", {}).values():
+            words += configuration.flags(more)
         task = {"mlm": "masked_lm", "glue": "sentence_prediction"}[dataset]
         parser = options.get_training_parser(default_task=task)
         flags = ["data", "--task", task, "--criterion", task, "--encoder-self-attention", "leap"]
-        args = options.parse_args_and_arch(parser, [*flags, *shown.stdout.splitlines()])
+        args = options.parse_args_and_arch(parser, [*flags, *words])
         assert args.arch.startswith("leapformer_mlm")
 
 
 class TestErrors:
     @pytest.mark.parametrize(
-        ("script", "given", "named"),
+        ("words", "named"),
         [
-            ("mlm/run.sh", ["--root", "nowhere"], "nowhere"),
-            ("glue/run.sh", ["--root", "nowhere", "--pretrained", "x"], "nowhere"),
-            ("glue/run.sh", ["--root", "."], "--vocabulary (or else --pretrained"),
-            ("glue/run.sh", ["--download"], "--download needs --root"),
-            ("mlm/train.sh", [], "run scripts/mlm/prepare.sh first"),
-            ("mlm/evaluate.sh", [], "run scripts/mlm/train.sh first"),
-            ("mlm/train.sh", ["--init", "gone.pt"], "--init gone.pt: no such checkpoint"),
-            ("mlm/run.sh", ["--root", ".", "--vocab-size", "few"], "--vocab-size few"),
-            ("glue/train.sh", [], "no --pretrained given"),
-            ("glue/train.sh", ["--pretrained", "x"], "run scripts/glue/prepare.sh first"),
-            ("glue/evaluate.sh", [], "run scripts/glue/train.sh first"),
-            ("mlm/train.sh", ["--attention", "leap/relu"], "scripts/mlm/prepare.sh first"),
-            ("glue/evaluate.sh", ["--attention", "leap/relu"], "one attention block"),
-            ("glue/run.sh", ["--speed", "3"], "--speed"),
+            ("mlm --root nowhere", "nowhere"),
+            ("glue --root nowhere --pretrained x", "nowhere"),
+            ("glue --root .", "--vocabulary (or else --pretrained"),
+            ("glue --download", "--download needs --root"),
+            ("mlm train", "run the step prepare first"),
+            ("mlm evaluate", "run the step train first"),
+            ("mlm train --init gone.pt", "--init gone.pt: no such checkpoint"),
+            ("mlm --root . --vocab-size few", "--vocab-size few"),
+            ("glue train", "no --pretrained given"),
+            ("glue train --pretrained x", "run the step prepare first"),
+            ("glue evaluate", "run the step train first"),
+            ("glue evaluate --attention leap/relu", "one attention block"),
+            ("glue --attention ''", "name no run"),
+            ("glue --tasks SST-3", "--tasks SST-3: choose from MNLI, QNLI, QQP, SST-2"),
+            ("glue --speed 3", "--speed"),
         ],
     )
-    def test_what_is_wrong_is_named(self, script, given, named, tmp_path):
-        done = recipe(script, "--out", tmp_path / "out", *given)
-        assert done.returncode == 1
-        assert named in done.stderr and done.stderr.count("\n") == 1
+    def test_what_is_wrong_is_named(self, words, named, tmp_path):
+        assert named in refused(*shlex.split(words), "--out", tmp_path / "out")
 
     def test_no_model_of_that_attention(self, tmp_path):
         (tmp_path / "out/data/SST-2/binary").mkdir(parents=True)
         (tmp_path / "out/data/SST-2/binary/done").touch()
         (tmp_path / "mlm").mkdir()
-        done = recipe(
-            "glue/train.sh", "--out", tmp_path / "out", "--pretrained", tmp_path / "mlm", "--attention", "relu"
-        )
-        assert done.returncode == 1
-        assert "there is no " in done.stderr and "mlm/relu-seed1/model/checkpoint_best.pt" in done.stderr
-
-    def test_an_unknown_task_is_named(self, pretrained, tmp_path):
-        given = ("--root", tmp_path, "--out", tmp_path / "out", "--pretrained", pretrained, "--tasks", "SST-3")
-        done = recipe("glue/prepare.sh", *given)
-        assert done.returncode == 1
-        assert "--tasks SST-3: choose from MNLI, QNLI, QQP, SST-2" in done.stderr
+        options = ("--pretrained", tmp_path / "mlm", "--attention", "relu")
+        told = refused("glue", "train", "--out", tmp_path / "out", *options)
+        assert "there is no " in told and "mlm/relu-seed1/model/checkpoint_best.pt" in told
 
 
 @pytest.mark.parametrize("dataset", ["mlm", "glue"])
 def test_help_is_complete(dataset):
-    for script in sorted((SCRIPTS / dataset).glob("*.sh")):
-        done = recipe(f"{dataset}/{script.name}", "--help")
-        assert done.returncode == 0
-        assert f"scripts/{dataset}/{script.name}" in done.stdout
-        for option in ("--root", "--attention", "--seeds", "--jobs", "--train-options"):
-            assert f"\n  {option} " in done.stdout
-        assert "abc" in done.stdout and "(default: small)" in done.stdout
+    done = recipe(dataset, "--help")
+    assert done.returncode == 0
+    for option in ("--root", "--attention", "--seeds", "--jobs", "--train-options"):
+        assert f"\n  {option} " in done.stdout
+    assert "abc" in done.stdout and "(default: small)" in done.stdout
 
 
 @pytest.mark.parametrize(("dataset", "tree", "sets"), [("race", race_tree, 2), ("csqa", csqa_tree, 1)])
 def test_choices_from_the_pretrained_model(dataset, tree, sets, pretrained, tmp_path):
     root, out = tree(tmp_path / "data"), tmp_path / "out"
     finished(
-        f"{dataset}/run.sh", "--root", root, "--out", out, "--pretrained", pretrained, "--attention", "softmax",
+        dataset, "--root", root, "--out", out, "--pretrained", pretrained, "--attention", "softmax",
         "--pretrained-seed", 3, "--epochs", 1,
         "--train-options", f"{TINY} --max-positions 32 --max-update 2 --warmup-updates 1",
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,72 +13,55 @@ from fairseq import options as fairseq_options
 
 from leapformer_fairseq import PLUGIN_DIR, register
 from leapformer_fairseq.attention import find
-from leapformer_fairseq.cli.main import build_parser
+from leapformer_fairseq.cli import recipe
+from leapformer_fairseq.cli.main import build_parser, main
+from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.recipes import catalog, configuration
+from leapformer_fairseq.recipes.plans import Attention
 
 register()
-ROOT = PLUGIN_DIR.parent
-CONFIGS = ROOT / "configs"
-
-pytestmark = pytest.mark.skipif(not CONFIGS.is_dir(), reason="the installed package has no configurations beside it")
-
-TABLE: dict[str, Any] = yaml.safe_load((CONFIGS / "papers.yaml").read_text("utf-8")) if CONFIGS.is_dir() else {}
-SPEECH = ("mustc", "covost2")
-STEPS = {
-    **dict.fromkeys(("wikitext103",), "lm"),
-    **dict.fromkeys(SPEECH, "speech"),
-    "ljspeech": "tts",
-    **dict.fromkeys(("wmt14_ende", "iwslt14_esen_doc", "iwslt17"), "translation"),
-    "mlm": "mlm",
-    "glue": "glue",
-    **dict.fromkeys(("race", "csqa"), "choices"),
-}
-# what the scripts give to fairseq beside the configuration's options
+TABLE: dict[str, Any] = yaml.safe_load((configuration.configs() / "papers.yaml").read_text("utf-8"))
+# What the recipes give to fairseq besides the configuration's options.
 TASKS = {
-    "lm": "--task language_modeling",
+    "wikitext103": "--task language_modeling",
     "mlm": "--task masked_lm",
     "glue": "--task sentence_prediction",
-    "choices": "--task sentence_ranking --criterion sentence_ranking",
-    "tts": "--task text_to_speech --criterion tacotron2_with_length",
+    **dict.fromkeys(("race", "csqa"), "--task sentence_ranking --criterion sentence_ranking"),
+    "ljspeech": "--task text_to_speech --criterion tacotron2_with_length",
 }
-MORE = {
-    "asr": '"${asr_options[@]}"',
-    "st": '"${simul_options[@]}" "${st_options[@]}"',
-    "length": '"${offline_options[@]}" "${length_options[@]}" "${st_options[@]}"',
-}
-
-
-def sourced(name: str, values: str) -> list[str]:
-    """Words that bash makes of `values` after a configuration was read."""
-    dataset = name.split("/")[0]
-    script = f'dataset={dataset}; . "$0"; . "$1"; printf "%s\\n" {values}'
-    command = ["bash", "-euc", script, str(ROOT / f"scripts/{STEPS[dataset]}.sh"), str(CONFIGS / f"{name}.sh")]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+# Option lists that stand together on a command line, by what papers.yaml calls them.
+TOGETHER = {"st": ("simul", "st"), "length": ("offline", "length", "st")}
 
 
 def parsed(name: str, array: str) -> dict[str, Any]:
-    """An array of options as fairseq understands them, with what the --arch fills in."""
-    words = sourced(name, MORE.get(array, '"${' + array + '_options[@]}"'))
+    """A list of options as fairseq understands them, with what the --arch fills in."""
+    configured = configuration.load(*name.split("/"))
+    words = [word for one in TOGETHER.get(array, (array,)) for word in configuration.flags(configured.get(one, {}))]
     if array == "eval":
         return {key.replace("-", "_"): value for key, value in re.findall(r"--([\w-]+) (\S+)", " ".join(words))}
-    words = ["data", *TASKS.get(STEPS[name.split("/")[0]], "").split(), *words]
+    words = ["data", *TASKS.get(name.split("/")[0], "").split(), *words]
     return vars(fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words))
 
 
 def comments(name: str) -> str:
     """All comments of a configuration and of those it is based on, as one line."""
-    path = CONFIGS / f"{name}.sh"
+    path = configuration.configs() / f"{name}.yaml"
     text = path.read_text("utf-8")
     found = " ".join(part.strip() for part in re.findall(r"#(.*)", text))
-    for base in re.findall(r'^\. "\$\(dirname [^)]*\)/(\S+)\.sh"', text, re.MULTILINE):
-        found += " " + comments(str((path.parent / base).resolve().relative_to(CONFIGS.resolve())))
+    for base in re.findall(r"^base: (\S+)", text, re.MULTILINE):
+        found += " " + comments(str((path.parent / base).resolve().relative_to(configuration.configs().resolve())))
     return re.sub(r"\s+", " ", found)
 
 
 def found(name: str, array: str) -> dict[str, Any]:
     if array != "variables":
         return parsed(name, array)
-    names = list(TABLE[name][array])
-    return dict(zip(names, sourced(name, " ".join(f'"${{{x}}}"' for x in names)), strict=True))
+    configured = configuration.load(*name.split("/"))
+    tasks = configured.get("task-settings", {}).items()
+    return {
+        **{key.replace("-", "_"): value for key, value in configured.items()},
+        **{f"task_settings[{task}]": " ".join(configuration.flags(options)) for task, options in tasks},
+    }
 
 
 def alike(value: Any, other: Any) -> bool:
@@ -113,37 +95,33 @@ def test_another_value_and_a_missing_comment_are_noticed():
 def test_every_configuration_of_a_paper_is_in_the_table():
     """What has values of our own, of fairseq's examples or of released scripts says so in its first lines."""
     others = {"small", "tiny", "fairseq", "roberta", "leapformer_script", "luna_code", "mt"}
-    names = {str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.glob("*/*.sh")}
+    folder = configuration.configs()
+    names = {str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*/*.yaml")}
     left = {name for name in names - set(TABLE) if Path(name).name not in others}
     assert left == {"iwslt14_esen_doc/luna", "sparsefinder/mlm"}, "which combine papers, or are small"
 
 
-def tables() -> dict[str, list[str]]:
-    """The rows of the tables of configs/tables.txt."""
-    found: dict[str, list[str]] = {}
-    for line in (CONFIGS / "tables.txt").read_text("utf-8").splitlines() if CONFIGS.is_dir() else ():
-        if line.startswith(" "):
-            found[list(found)[-1]].append(line.strip())
-        elif line and not line.startswith("#"):
-            found[line.split()[0]] = []
-    return found
+TABLES = catalog.tables()
 
 
-def dry_run(command: str) -> subprocess.CompletedProcess[str]:
-    words = [*shlex.split(command), "--dry-run"]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+def dry_run(*words: object) -> list[str]:
+    """The commands of a recipe; raises LeapformerError."""
+    said: list[str] = []
+    recipe.run_recipe([*map(str, words), "--dry-run"], said.append)
+    return [line for line in said if not line.startswith("== ")]
 
 
-@pytest.mark.parametrize("name", tables())
+@pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_a_command_for_each_of_its_rows(name, tmp_path):
-    done = dry_run(f"bash scripts/tables.sh {name} --root /nowhere --out {tmp_path}/out")
-    assert done.returncode == 0, done.stderr
-    shown = re.findall(r"^ +--attention (.*)", done.stdout, re.MULTILINE)
-    assert shown == tables()[name] or len(shown) == 1 and not tables()[name]
-    assert not (tmp_path / "out").exists()
+    root = () if TABLES[name].recipe == "espeak_tts" else ("--root", "/nowhere")
+    shown = dry_run(name, *root, "--out", tmp_path / "out")
+    trained = {line.split("--save-dir ")[1].split()[0] for line in shown if line.startswith("leapformer train")}
+    for row in TABLES[name].rows:
+        assert f"{tmp_path}/out/" in " ".join(trained) and any(Attention(row).folder in save for save in trained), row
+    assert trained and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("row", sorted({row for rows in tables().values() for row in rows}))
+@pytest.mark.parametrize("row", sorted({row for table in TABLES.values() for row in table.rows}))
 def test_rows_of_tables_can_be_built(row):
     """Mechanisms exist, serve their blocks and have these options."""
     plan, *options = row.split(":")
@@ -154,16 +132,17 @@ def test_rows_of_tables_can_be_built(row):
         assert block in find(name).capabilities.blocks
 
 
-def test_a_row_that_fails_is_named_and_the_others_run(tmp_path):
-    done = dry_run(f"bash scripts/tables.sh leapformer-5 --out {tmp_path}/out --average none")
-    assert done.returncode == 1 and done.stderr.count("--average none: give a whole number") == 2
-    assert "failed: softmax/cosformer/softmax:cosformer-length=0 softmax/leap/softmax; the messages" in done.stderr
-    other = dry_run("bash scripts/tables.sh leapformer-11 --out x")
-    assert other.returncode == 1 and "there is no table leapformer-11; choose from leapformer-4 " in other.stderr
+def test_a_row_that_fails_is_named_and_the_others_run(tmp_path, capsys):
+    assert main(["recipe", "leapformer-5", "train", "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert told.count("holds no prepared data; run the step prepare first") == 2
+    assert "failed: softmax/cosformer/softmax:cosformer-length=0 softmax/leap/softmax; the messages" in told
+    assert main(["recipe", "leapformer-11", "--out", "x"]) == 2
+    assert "there is no recipe leapformer-11; choose from quickstart, " in capsys.readouterr().err
 
 
-PAGE = (ROOT / "docs/papers.md").read_text("utf-8") if CONFIGS.is_dir() else ""
-COMMANDS = sorted(set(re.findall(r"`((?:bash scripts/|leapformer )[^`]+)`", re.sub(r"\n(?!\|)", " ", PAGE))))
+PAGE = (PLUGIN_DIR.parent / "docs/papers.md").read_text("utf-8")
+COMMANDS = sorted(set(re.findall(r"`(leapformer [^`]+)`", re.sub(r"\n(?!\|)", " ", PAGE))))
 # the tables that the papers have, by the headings of the page
 PAPERS = {"LeaPformer": 10, "Modular Linearized Attention": 11, "ABC": 13, "Luna": 6, "Sparsefinder": 6}
 
@@ -181,36 +160,39 @@ def test_the_page_has_every_table_of_every_paper(paper, count):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_page_can_be_parsed(command, tmp_path):
-    if command.startswith("bash"):
-        done = dry_run(command.replace("--out DIR", f"--out {tmp_path}/out"))
-        assert done.returncode == 0, done.stderr
+    words = shlex.split(command)[1:]
+    if words[0] == "recipe":
+        assert dry_run(*(str(tmp_path / "out") if word == "DIR" else word for word in words[1:]))
         assert not (tmp_path / "out").exists()
     else:
-        words = shlex.split(command)[1:]
         build_parser(words[0]).parse_args(words)
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("words", "message"),
     [
-        ("wikitext103/run.sh --contexts '0 -5'", "--contexts -5: give a whole number from 0"),
-        ("mustc/run.sh --k '3 0'", "--k 0: give a whole number from 1"),
-        ("mustc/run.sh --sets nonsense", "--sets nonsense: choose from tst-COMMON, tst-HE"),
-        ("ljspeech/sweep.sh --ratios -1", "--ratios -1: give a number above 0"),
-        ("ljspeech/sweep.sh --dampenings 0.0", "--dampenings 0.0: give a number above 0"),
-        ("iwslt14_esen_doc/run.sh --window 0", "--window 0: give a whole number from 1"),
-        ("multi30k/run.sh --set dev", "--set dev: choose from test, valid"),
-        ("glue/run.sh --tasks COLA", "--tasks COLA: choose from MNLI, QNLI, QQP, SST-2"),
+        ("wikitext103 --contexts '0 -5'", "--contexts -5: give a whole number from 0"),
+        ("mustc --k '3 0'", "--k 0: give a whole number from 1"),
+        ("mustc --sets nonsense", "--sets nonsense: choose from tst-COMMON, tst-HE, dev"),
+        ("ljspeech --ratios -1", "--ratios -1: give a number above 0"),
+        ("ljspeech --dampenings 0.0", "--dampenings 0.0: give a number above 0"),
+        ("iwslt14_esen_doc --window 0", "--window 0: give a whole number from 1"),
+        ("multi30k --set dev", "--set dev: choose from test, valid"),
+        ("glue --tasks COLA", "--tasks COLA: choose from MNLI, QNLI, QQP, SST-2"),
+        ("multi30k --launcher ssh", "--launcher ssh: choose from local, torchrun, slurm"),
+        ("multi30k --processes 2", "--processes 2 needs --launcher torchrun or slurm"),
+        ("multi30k --launcher torchrun --machines 2", "need --launcher slurm, not torchrun"),
     ],
 )
-def test_values_out_of_range_are_named_before_anything_is_trained(command, message, tmp_path):
-    done = dry_run(f"bash scripts/{command} --root /nowhere --out {tmp_path}/out")
-    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+def test_values_out_of_range_are_named_before_anything_is_trained(words, message, tmp_path):
+    with pytest.raises(LeapformerError, match=re.escape(message)):
+        dry_run(*shlex.split(words), "--root", "/nowhere", "--out", tmp_path / "out")
 
 
 def test_a_command_that_is_wrong_is_noticed():
     """Inverted control."""
     assert len(COMMANDS) > 40
-    assert dry_run("bash scripts/lra/run.sh --protocol luna --out x --sedes 1").returncode == 1
+    with pytest.raises(LeapformerError, match="--sedes"):
+        dry_run("lra", "--protocol", "luna", "--out", "x", "--sedes", "1")
     with pytest.raises(SystemExit):
         build_parser("bench").parse_args(["bench", "newspapers"])

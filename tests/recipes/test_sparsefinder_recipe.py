@@ -7,12 +7,10 @@ import json
 import pytest
 
 from ..data.text_trees import multi30k_tree, wikitext_tree
-from .test_text_recipes import SCRIPTS, finished, recipe
+from .running import finished, refused
 
 COMMON = ("--epochs", "1 1", "--grid", "small", "--seeds", "1")
 BATCHES = "--max-tokens 600 --update-freq 1 --warmup-updates 2"
-
-pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the installed package has no scripts beside it")
 
 
 def curves(out, name):
@@ -26,14 +24,14 @@ def curves(out, name):
 def test_translation(tmp_path):
     out = tmp_path / "out"
     options = (
-        "--root", multi30k_tree(tmp_path / "data"), "--out", out, "--task", "mt", *COMMON,
+        "--root", multi30k_tree(tmp_path / "data"), "--out", out, "--paper", "mt", *COMMON,
         "--teacher-options", "--vocab-size 150", "--train-options", f"--arch leapformer_nmt_tiny {BATCHES}",
         "--extract-options", "--sentences 16 --min-length 4", "--pareto-options", "--quality-points 1",
     )  # fmt: skip
-    finished("sparsefinder/run.sh", *options)
+    finished("sparsefinder", *options)
     curves(out, "BLEU")
     before = (out / "curves/curves.csv").read_bytes()
-    assert "is finished, skipped" in finished("sparsefinder/run.sh", *options)
+    assert "is finished, skipped" in finished("sparsefinder", *options)
     assert (out / "curves/curves.csv").read_bytes() == before
 
 
@@ -43,7 +41,7 @@ def test_a_masked_language_model_without_a_training_text(tmp_path):
         path.unlink()
     out = tmp_path / "out"
     finished(
-        "sparsefinder/run.sh", "--root", files, "--out", out, "--task", "mlm", "--train-on-valid", *COMMON,
+        "sparsefinder", "--root", files, "--out", out, "--paper", "mlm", "--train-on-valid", *COMMON,
         "--stages", "8:1",
         "--teacher-options", "--vocab-size 120 --jobs 1",
         "--train-options", "--arch leapformer_mlm_tiny --tokens-per-sample 16 --max-tokens 400 --warmup-updates 2",
@@ -56,15 +54,15 @@ def test_a_masked_language_model_without_a_training_text(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--out", "x"), "--task (none): choose mlm or mt"),
-        (("--out", "x", "--task", "speech"), "--task speech: choose mlm or mt"),
-        (("--task", "mt"), "no --out given"),
-        (("--out", "x", "--task", "mt"), "no --root given"),
-        (("--out", "x", "--task", "mlm", "--root", ".", "--stages", "32"), "--stages 32: give TOKENS:EPOCHS"),
+        (("--out", "x", "--paper", "speech"), "no configs/sparsefinder/speech.yaml; choose from mlm, mt"),
+        (("--paper", "mt"), "no --out given"),
+        (("--out", "x", "--paper", "mt"), "no --root given"),
+        (("--out", "x", "--paper", "mlm", "--root", ".", "--stages", "32"), "--stages 32: give TOKENS:EPOCHS"),
+        (("--out", "x", "--root", ".", "--epochs", "3"), "give two numbers, of softmax and of entmax"),
+        (("--out", "x", "--root", ".", "--train-on-valid"), "is for --paper mlm; leave it out"),
         (("--grids", "small"), "unknown option --grids"),
         (("--out",), "--out needs a value"),
     ],
 )
 def test_bad_options_are_one_line(options, message):
-    done = recipe("sparsefinder/run.sh", *options)
-    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+    assert message in refused("sparsefinder", *options)

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from ..data.test_ljspeech import IDS, ljspeech_tree
-from .test_text_recipes import SCRIPTS, finished, recipe
+from .running import finished, recipe, refused
 
 SIZES = "--encoder-transformer-layers 1 --decoder-transformer-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16"
 TINY = (
     "--train-options", f"--arch leapformer_tts_tiny {SIZES} --prenet-dim 16 --postnet-conv-dim 16 --max-update 3",
     "--tts-options", "--max-steps 8 --iterations 2",
 )  # fmt: skip
-
-pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="the installed package has no scripts beside it")
 
 
 def table(out: Path) -> dict[str, dict]:
@@ -29,8 +27,8 @@ def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
     out = tmp_path / "out"
     options = ("--out", out, "--train", 12, "--dev", 2, "--test", 2, "--pictures", 1, *TINY)
     predictors = ("--predictors", "ratio lookup conv oracle")
-    finished("espeak_tts/run.sh", *options, "--attention", "cosformer/relu/cosformer", *predictors)
-    finished("espeak_tts/run.sh", *options, "--attention", "softmax", "--seed", 2)
+    finished("espeak_tts", *options, "--attention", "cosformer/relu/cosformer", *predictors)
+    finished("espeak_tts", *options, "--attention", "softmax", "--seed", 2)
     systems = [f"cosformer+relu+cosformer-seed1-{name}" for name in ("conv", "lookup", "oracle", "ratio")]
     found = table(out)
     assert list(found) == [*systems, "softmax-seed2", "floor", "mean spectrogram"]
@@ -43,14 +41,14 @@ def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
     for row in losses:
         parts = [row["scores"][name]["mean"] for name in ("L1", "MSE", "end")]
         assert min(parts) > 0 and row["scores"]["loss"]["mean"] == pytest.approx(sum(parts))
-    again = finished("espeak_tts/run.sh", *options, "--attention", "softmax", "--seed", 2)
+    again = finished("espeak_tts", *options, "--attention", "softmax", "--seed", 2)
     assert again.count("is finished, skipped") == 2
 
 
 def test_lengths_are_swept_with_one_model(tmp_path):
     out, plan = tmp_path / "out", "softmax+softmax+cosformer"
     options = ("--out", out, "--train", 12, "--dev", 2, "--test", 2, "--pictures", 0, *TINY)
-    finished("espeak_tts/sweep.sh", *options, "--ratios", "0.5 1.5", "--dampenings", "0.9", "--sizes")
+    finished("espeak-lengths", *options, "--ratios", "0.5 1.5", "--dampenings", "0.9", "--sizes")
     names = {name for name, row in table(out).items() if row.get("model")}
     sizes = {f"{plan}{size}-seed1-conv" for size in ("", "_length-hidden_256", "_length-layers_3")}
     assert names == {f"{plan}-seed1-ratio0.5", f"{plan}-seed1-ratio1.5", f"{plan}-seed1-lookup0.9", *sizes}
@@ -60,16 +58,15 @@ def test_ljspeech_step_by_step(tmp_path):
     out = tmp_path / "out"
     options = ("--root", ljspeech_tree(tmp_path / "LJSpeech-1.1"), "--out", out, "--pictures", 0, *TINY)
     for step in ("prepare", "train", "evaluate"):
-        finished(f"ljspeech/{step}.sh", *options)
+        finished("ljspeech", step, *options)
     assert table(out)["leap-seed1"]["n_instances"] == len(IDS["test"])
 
 
 @pytest.mark.parametrize("dataset", ["espeak_tts", "ljspeech"])
 class TestWrongUse:
-    @pytest.mark.parametrize("script", ["prepare", "train", "evaluate", "run"])
-    def test_help(self, dataset, script):
-        done = recipe(f"{dataset}/{script}.sh", "--help")
-        assert done.returncode == 0 and f"scripts/{dataset}/{script}.sh" in done.stdout
+    def test_help(self, dataset):
+        done = recipe(dataset, "--help")
+        assert done.returncode == 0 and "--predictors" in done.stdout and "sweep" in done.stdout
 
     @pytest.mark.parametrize(
         ("options", "named"),
@@ -81,12 +78,8 @@ class TestWrongUse:
         ],
     )
     def test_wrong_option_is_named(self, dataset, options, named):
-        done = recipe(f"{dataset}/train.sh", *options)
-        assert done.returncode == 1 and named in done.stderr
+        assert named in refused(dataset, "train", *options)
 
-    @pytest.mark.parametrize(
-        ("step", "message"), [("train", "run scripts/{}/prepare.sh"), ("evaluate", "run scripts/{}/train.sh")]
-    )
-    def test_steps_need_the_one_before(self, dataset, tmp_path, step, message):
-        done = recipe(f"{dataset}/{step}.sh", "--out", tmp_path / "out")
-        assert done.returncode == 1 and message.format(dataset) in done.stderr
+    @pytest.mark.parametrize(("step", "before"), [("train", "prepare"), ("evaluate", "train")])
+    def test_steps_need_the_one_before(self, dataset, tmp_path, step, before):
+        assert f"run the step {before} first" in refused(dataset, step, "--out", tmp_path / "out")

@@ -1,0 +1,88 @@
+"""`leapformer recipe`: a data set, or a paper's table, from data to scores."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from ..errors import LeapformerError, one_line
+
+_EPILOG = (
+    "`leapformer recipe NAME --help` has the steps and options of one; docs/recipes.md and docs/papers.md say more."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.epilog = _EPILOG
+    parser.usage = "leapformer recipe NAME [STEP ...] --out DIR [OPTIONS]"
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a data set or a table; without it, they are listed")
+    parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="steps and options of the recipe")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the steps of a recipe. Raises LeapformerError for wrong names and options, and when a step fails."""
+    if args.name is None:
+        return _list()
+    if {"--help", "-h"} & {*args.words}:
+        return _help(args.name)
+    run_recipe([args.name, *args.words], _say)
+    return 0
+
+
+def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> None:
+    """Run a recipe by name, its steps and options; `say` gets a line for every step."""
+    from ..recipes import catalog
+
+    name, *words = words
+    if name not in catalog.tables():
+        catalog.start(name, words, say=say, call=_call).run_all()
+        return
+    rows: list[str] = []
+    if "--rows" in words[:-1]:
+        at = words.index("--rows")
+        rows, words = words[at + 1].split(), [*words[:at], *words[at + 2 :]]
+    wrong = catalog.fill(name, words, rows, _show, say=say, call=_call)
+    if wrong:
+        raise LeapformerError(f"{name}: failed: {' '.join(wrong)}; the messages above say why")
+
+
+def _list() -> int:
+    from ..recipes import catalog
+
+    width = max(map(len, catalog.known_names()))
+    for name, about in catalog.DATASETS.items():
+        print(f"{name:{width}}  {about.title}")
+    for name, table in catalog.tables().items():
+        print(f"{name:{width}}  {table.recipe} {' '.join(table.options)}: {len(table.rows) or 'all'} rows")
+    return 0
+
+
+def _help(name: str) -> int:
+    from ..recipes import catalog
+
+    table = catalog.tables().get(name)
+    parser, _ = catalog.parser_for(table.recipe if table else name)
+    if table:
+        rows = "\n  ".join(table.rows)
+        parser.description = f"{parser.description} {name} repeats it for its rows, or for --rows LIST:\n  {rows}"
+    parser.print_help()
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _show(error: LeapformerError) -> None:
+    print(f"leapformer: error: {one_line(error)}", file=sys.stderr)
+
+
+def _call(words: Sequence[str]) -> None:
+    """A short command of ours, in this process. Raises LeapformerError when it fails."""
+    from .main import build_parser
+
+    args = build_parser(words[0]).parse_args(words)
+    if args.run(args):
+        raise LeapformerError(f"leapformer {' '.join(words)} failed; the messages above say why")

@@ -1,0 +1,171 @@
+"""All recipes by name: data sets, and the papers' tables, which are recipes with a row for each attention."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import LeapformerError
+from . import configuration
+from .fine_tuning import Choices, Glue
+from .language_models import LanguageModel, MaskedLanguageModel
+from .long_range_arena import LongRangeArena
+from .options import Parser
+from .quickstart import Quickstart
+from .recipe import DataSet, Recipe, Titles, launcher_of, parser_of
+from .shell import Shell
+from .sparsefinder import Sparsefinder
+from .speaking import SynthesisedSpeech, TextToSpeech
+from .speech import SpeechTranslation
+from .translation import Documents, Translation
+
+DATASETS = {
+    "quickstart": DataSet("Simultaneous speech translation from scratch", Quickstart),
+    "multi30k": DataSet("Multi30k English-German", Translation, "small", "{train,val,test_2016_flickr}.{en,de}"),
+    "iwslt14_deen": DataSet(
+        "IWSLT 2014 German-English", Translation, "fairseq", "{train,valid,test}.{de,en}, or de-en.tgz of the release"
+    ),
+    "iwslt14_esen_doc": DataSet(
+        "IWSLT 2014 Spanish-English, talks as documents", Documents, "abc",
+        "es-en.tgz of the release, or {train,valid,test}.{es,en}",
+    ),
+    "iwslt17": DataSet(
+        "IWSLT 2017 English-German or English-French", Translation, "sparsefinder",
+        "{train,valid,test}.{en,de}, or en-de.tgz of WIT3",
+    ),
+    "wmt14_ende": DataSet(
+        "WMT 2014 English-German", Translation, "fairseq",
+        "{train,valid,test}.{en,de}, or the archives of the release",
+    ),
+    "wikitext2": DataSet("WikiText-2", LanguageModel, "small"),
+    "wikitext103": DataSet("WikiText-103", LanguageModel, "leapformer"),
+    "mlm": DataSet("Masked language models", MaskedLanguageModel, "small"),
+    "glue": DataSet("GLUE", Glue, "small", "MNLI/train.tsv and so on, plain or with .gz"),
+    "race": DataSet("RACE", Choices, "luna", "{train,dev,test}/{middle,high}/*.txt", choices=4),
+    "csqa": DataSet("CommonsenseQA", Choices, "luna", "{train,dev}_rand_split.jsonl", choices=5),
+    "mustc": DataSet(
+        "MuST-C English-German", SpeechTranslation, "leapformer", "en-de/data", ("tst-COMMON", "tst-HE", "dev")
+    ),
+    "covost2": DataSet(
+        "CoVoST 2 French-English", SpeechTranslation, "leapformer", "validated.tsv, covost_v2.fr_en.tsv and clips",
+        ("test", "dev"),
+    ),
+    "ljspeech": DataSet("LJSpeech", TextToSpeech, "mla", "metadata.csv and wavs"),
+    "espeak_tts": DataSet("Text to speech with the embedded espeak-ng voice", SynthesisedSpeech, "tiny"),
+    "sparsefinder": DataSet(
+        "Sparsefinder from data to curves", Sparsefinder, "mt",
+        "{train,valid,test}.txt as for mlm, or {train,val,test_2016_flickr}.{en,de} as for multi30k",
+    ),
+    "lra": DataSet("Long Range Arena", LongRangeArena, holds="the published files, DIR/TASK or DIR itself"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of trained models: the recipe, its options, the attentions of the rows, and what the paper expects."""
+
+    recipe: str
+    options: Sequence[str] = ()
+    steps: Sequence[str] = ()
+    rows: Sequence[str] = ()
+    expect: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe with its settings, and the steps that were asked for."""
+
+    recipe: Recipe
+    steps: Sequence[str] = field(default_factory=tuple)
+
+    def run_all(self) -> None:
+        self.recipe.run(self.steps or self.recipe.steps)
+
+
+def tables() -> dict[str, Table]:
+    """All tables. Raises LeapformerError for a damaged file."""
+    found = {}
+    for name, about in configuration.read_yaml(configuration.configs() / "tables.yaml").items():
+        found[name] = Table(
+            about["recipe"],
+            shlex.split(about.get("options", "")),
+            about.get("steps", "").split(),
+            about.get("rows", []),
+            about.get("expect", []),
+        )
+    return found
+
+
+def parser_for(name: str, words: Sequence[str] = ()) -> tuple[Parser, dict[str, Any]]:
+    """The parser of a data set's recipe, with the defaults of the configuration that the words choose."""
+    about, configured = _find(name), dict[str, Any]()
+    if about.paper:
+        paper = about.paper
+        for i, word in enumerate(words):
+            if word == "--paper" and i + 1 < len(words):
+                paper = words[i + 1]
+            paper = word.removeprefix("--paper=") if word.startswith("--paper=") else paper
+        configured = configuration.load(name, paper)
+    return parser_of(name, about, configured), configured
+
+
+def start(name: str, words: Sequence[str], titles: Titles | None = None, **of_shell: Any) -> Job:
+    """The recipe of a data set with the options in `words`, which may begin with steps; `of_shell` as for `Shell`.
+
+    Raises LeapformerError for wrong names, options and values.
+    """
+    parser, configured = parser_for(name, words)
+    about = DATASETS[name]
+    steps, words = apart(words)
+    known = (*about.recipe.steps, *about.recipe.more_steps)
+    for step in steps:
+        if step not in known:
+            raise LeapformerError(f"{name} has no step {step}; choose from {', '.join(known)}")
+    settings = parser.read(words)
+    if settings.out is None:
+        raise LeapformerError("no --out given; see --help")
+    settings.out, settings.configured = settings.out.absolute(), configured
+    shell = Shell(settings.out, dry=settings.dry_run, launcher=launcher_of(settings), **of_shell)
+    titles = titles or Titles(expect=[configured["expect"]] if "expect" in configured else [])
+    return Job(about.recipe(name, about, settings, shell, titles), steps)
+
+
+def apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The steps that words begin with, and the options."""
+    options = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:options]), list(words[options:])
+
+
+def fill(name: str, words: Sequence[str], rows: Sequence[str], failed: Any, **of_shell: Any) -> list[str]:
+    """Train and evaluate the rows of a table, one after the other; those that failed.
+
+    rows: instead of the table's; failed: is shown each error.
+    """
+    table = tables()[name]
+    titles = Titles(name, rows or table.rows, table.expect)
+    rows, wrong = [*(rows or table.rows)], []
+    steps, options = apart(words)
+    words = [*(steps or table.steps), *table.options, *options]
+    for row in rows or [None]:
+        own = ["--attention", row] if row else []
+        try:
+            start(table.recipe, [*words, *own], titles=titles, **of_shell).run_all()
+        except LeapformerError as error:
+            if row is None:
+                raise
+            failed(error)
+            wrong.append(row)
+    return wrong
+
+
+def _find(name: str) -> DataSet:
+    if name not in DATASETS:
+        raise LeapformerError(f"there is no recipe {name}; choose from {', '.join(known_names())}")
+    return DATASETS[name]
+
+
+def known_names() -> list[str]:
+    """Of data sets, then tables."""
+    return [*DATASETS, *tables()]

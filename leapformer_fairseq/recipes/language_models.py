@@ -1,0 +1,163 @@
+"""Language models and masked language models: text, a training for each attention and seed, perplexity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import LeapformerError
+from ..trainings import Work
+from .options import Parser, list_of, whole
+from .recipe import DataSet
+from .runs import Run, Runs
+from .translation import LIMITS
+
+PARTS = ("train", "valid", "test")
+TEXTS = "{train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain or with .gz"
+
+
+class LanguageModel(Runs):
+    """Perplexity of the words of a test text, with more or less of the text before each of them."""
+
+    task_options = ("--task", "language_modeling")
+    option_lists = {
+        "train": ("training", "--max-update 1000 --fp16"),
+        "eval": ("fairseq-eval-lm", "--context-window 400"),
+    }
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        parser.option("--root", "DIR", f"the data, a folder that holds {TEXTS} (only to prepare)", Path)
+        for part in PARTS:
+            parser.option(f"--{part}", "FILE", "instead of the one in --root", Path)
+        parser.flag(
+            "--train-on-valid", "without a training file: train on the validation text except its last tenth, and "
+            "validate on that",
+        )  # fmt: skip
+        parser.flag("--download", "fetch what --root lacks")
+        parser.option(
+            "--contexts", "LIST", "evaluate with so many words before each segment, in quotes, each a row (by default "
+            "--context-window of the evaluation)", list_of(whole(0)), default=[],
+        )  # fmt: skip
+        cls.add_run_options(parser)
+
+    def check_data(self) -> None:
+        if not (self.settings.valid and self.settings.test):
+            self.need_root("--root (or else --train, --valid and --test)")
+
+    def step_prepare(self) -> None:
+        s, text, binary = self.settings, self.data / "text", self.data / "binary"
+        files = [word for part in PARTS if getattr(s, part) for word in (f"--{part}", getattr(s, part))]
+        given = [*([s.root] if s.root else []), "--out", text, *files]
+        given += [f"--{flag.replace('_', '-')}" for flag in ("train_on_valid", "download") if getattr(s, flag)]
+        self.shell.say(f"preparing {self.name} in {self.data}")
+        self.shell.run(
+            self.shell.leapformer("prepare", self.name, *given),
+            self.shell.once(binary, self.binarise(binary, {part: text / f"{part}.txt" for part in PARTS})),
+        )
+
+    def model_options(self, run: Run) -> list[str]:
+        return ["--decoder-self-attention", run.attention.plan]
+
+    @property
+    def marks(self) -> list[str]:
+        return ["--train-on-valid"] if self.settings.train_on_valid else []
+
+    def evaluations(self, run: Run) -> Mapping[str, list[str]]:
+        options = self.options("eval")
+        contexts = {f"test-context{n}": [*options, "--context-window", str(n)] for n in self.settings.contexts}
+        return contexts or {"test": options}
+
+    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
+        log = out / "eval.log"
+        yield from self.shell.logged(
+            log, "eval-lm", self.data / "binary", "--path", checkpoint, "--gen-subset", "test", *options
+        )
+        text = self.data / "text/test.txt"
+        yield from self.shell.leapformer(
+            "score", log, "--text", text, "--checkpoint", checkpoint, "--json", out / "scores.json"
+        )
+
+    def notes(self) -> list[str]:
+        of_all = (
+            "Words of the test text, line ends included; of each run the checkpoint with the lowest validation loss."
+        )
+        if not self.settings.train_on_valid:
+            return [of_all]
+        return [
+            of_all,
+            "There was no training text: the models were trained on the validation text without its last tenth and "
+            "validated on that tenth. Words that only the test text has count as <unk>. So these perplexities cannot "
+            "be compared with published ones.",
+        ]
+
+
+class MaskedLanguageModel(Runs):
+    """Perplexity of the masked subwords of a test text, the same ones for every model."""
+
+    task_options = ("--task", "masked_lm", "--criterion", "masked_lm")
+    option_lists = {
+        "train": ("training", "--max-update 1000 --fp16"),
+        "eval": ("fairseq-validate", "--mask-prob 0.2"),
+    }
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        lines = "one sentence per line, an empty line between documents"
+        parser.option("--root", "DIR", f"the data, a folder that holds {TEXTS}: {lines} (only to prepare)", Path)
+        parser.option("--vocab-size", "N", "number of subwords, learned from the training text", whole())
+        parser.option(
+            "--vocabulary", "DIR", "subwords to use instead: OUT/data/text of another run, or a folder with RoBERTa's "
+            "encoder.json, vocab.bpe and dict.txt", Path,
+        )  # fmt: skip
+        parser.option(
+            "--init", "CHECKPOINT", "initialise with this model, of any attention: a RoBERTa of fairseq, or "
+            "OUT/ATTENTION-seedN/model/checkpoint_best.pt; requires the vocabulary that it was trained with", Path,
+        )  # fmt: skip
+        cls.add_run_options(parser)
+
+    def check_data(self) -> None:
+        self.need_root()
+
+    def step_prepare(self) -> None:
+        s, text, binary = self.settings, self.data / "text", self.data / "binary"
+        more = ["--vocabulary", s.vocabulary] if s.vocabulary else []
+        files = {part: text / f"{part}.txt" for part in PARTS}
+        self.shell.say(f"preparing the text in {self.data}")
+        self.shell.run(
+            self.shell.leapformer("prepare", "mlm", s.root, "--out", text, "--vocab-size", s.vocab_size, *more),
+            self.shell.once(binary, self.binarise(binary, files, text / "dict.txt")),
+        )
+
+    def before_training(self) -> None:
+        init = self.settings.init
+        if init and not (init.is_file() or self.shell.dry):
+            raise LeapformerError(f"--init {init}: no such checkpoint; train it first or check the path")
+
+    def model_options(self, run: Run) -> list[str]:
+        return ["--encoder-self-attention", run.attention.plan]
+
+    def training_options(self, run: Run) -> list[str]:
+        init = self.settings.init
+        return [*(["--finetune-from-model", str(init)] if init else []), *self.options("train")]
+
+    def evaluations(self, run: Run) -> Mapping[str, list[str]]:
+        return {"test": self.options("eval")}
+
+    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
+        """The text is cut into full blocks, so that no line is too long, and the seed determines what is masked."""
+        log, text = out / "validate.log", self.data / "text/test.txt"
+        yield from self.shell.logged(
+            log, "validate", self.data / "binary", "--path", checkpoint, "--task", "masked_lm", "--valid-subset",
+            "test", "--sample-break-mode", "none", "--seed", 1, *LIMITS, "--log-format", "simple",
+            *options,
+        )  # fmt: skip
+        yield from self.shell.leapformer(
+            "score", log, "--examples", text, "--checkpoint", checkpoint, "--json", out / "scores.json"
+        )
+
+    def notes(self) -> list[str]:
+        return [
+            "Perplexity of the masked subwords of the test text, the same ones for every model; of each run the "
+            "checkpoint with the lowest validation loss."
+        ]

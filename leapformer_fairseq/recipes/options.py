@@ -1,0 +1,97 @@
+"""Options of recipes: defaults from a configuration, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ..errors import LeapformerError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises LeapformerError, and takes an option's value as it comes, also one that begins with --."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **settings)
+        self._with_value: set[str] = set()
+
+    def option(self, name: str, metavar: str, help: str, check: Callable[[str], Any] = str, **more: Any) -> None:
+        """An option with a value."""
+        self._with_value.add(name)
+        self.add_argument(name, metavar=metavar, help=help, type=check, **more)
+
+    def more(self, name: str, of: str, example: str) -> None:
+        """Words that are added to the options of a command, and where it is repeated to each other."""
+        help_text = f'more options for {of}, e.g. "{example}"'
+        self.option(name, "TEXT", help_text, words, action="append", default=[])
+
+    def flag(self, name: str, help: str) -> None:
+        """An option without a value."""
+        self.add_argument(name, action="store_true", help=help)
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """The values. Raises LeapformerError for unknown options and wrong values."""
+        joined: list[str] = []
+        rest = iter(words)
+        for word in rest:
+            value = next(rest, None) if word in self._with_value else None
+            joined.append(word if value is None else f"{word}={value}")
+        return self.parse_args(joined)
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument (--\S+): expected one argument", r"\1 needs a value; see --help", message)
+        message = re.sub(r"^unrecognized arguments: (\S+?)(=.*| .*)?$", r"unknown option \1; see --help", message)
+        raise LeapformerError(re.sub(r"^argument (--\S+): ", r"\1 ", message))
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shown = action.default not in (None, False, "", [], argparse.SUPPRESS)
+        return f"{action.help} (default: %(default)s)" if shown else action.help
+
+
+def whole(least: int = 1) -> Callable[[str], int]:
+    """A whole number of at least that."""
+
+    def check(text: str) -> int:
+        if not re.fullmatch(r"\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: give a whole number from {least}")
+        return int(text)
+
+    return check
+
+
+def positive(text: str) -> str:
+    """A number above 0, as it is written."""
+    if not re.fullmatch(r"\d*\.?\d+", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+    return text
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """One of these."""
+
+    def check(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text or '(none)'}: choose from {', '.join(choices)}")
+        return text
+
+    return check
+
+
+def list_of(check: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
+    """Several values in quotes."""
+    return lambda text: [check(word) for word in text.split()]
+
+
+def words(text: str) -> list[str]:
+    """Options of a command, as a shell reads them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}; close the quotes") from error

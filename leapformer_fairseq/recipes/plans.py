@@ -1,0 +1,64 @@
+"""What recipes call an attention: a plan for each block, and options of its mechanisms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One mechanism or plan for all blocks, or ENCODER/DECODER/CROSS; options follow after colons.
+
+    As in luna:luna-length=32 or softmax/abc-mlp/abc-mlp:abc-slots=32/8/32.
+    """
+
+    text: str
+
+    @property
+    def plan(self) -> str:
+        """Without the options."""
+        return self.text.partition(":")[0]
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The plans of the three blocks."""
+        given = self.plan.split("/")
+        return (*given, *[given[-1]] * 3)[:3]
+
+    @property
+    def options(self) -> list[str]:
+        """The options as words of a command line."""
+        pairs = (option.partition("=") for option in self.text.split(":")[1:])
+        return [word for name, _, value in pairs for word in (f"--{name}", *([value] if value else []))]
+
+    @property
+    def encoder(self) -> Attention:
+        """That of the encoder, everywhere."""
+        return Attention(self.blocks[0] + self._tail)
+
+    @property
+    def recogniser(self) -> Attention:
+        """The same encoder with a decoder of softmax, as encoders are pre-trained."""
+        return Attention(f"{self.blocks[0]}/softmax{self._tail}")
+
+    @property
+    def _tail(self) -> str:
+        return self.text[len(self.plan) :]
+
+    @property
+    def flags(self) -> list[str]:
+        """The plans of three blocks and the options, as words of a command line."""
+        plans = zip(BLOCKS, self.blocks, strict=True)
+        return [word for block, plan in plans for word in (f"--{block}-attention", plan)] + self.options
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether a decoder block has a mechanism that needs the target's length."""
+        return any("cosformer" in plan for plan in self.blocks[1:])
+
+    @property
+    def folder(self) -> str:
+        """A name for the folder of a run with it."""
+        return self.text.translate(str.maketrans("/,*:=", "+____"))

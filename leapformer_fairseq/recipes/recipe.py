@@ -1,0 +1,178 @@
+"""What all recipes have in common: steps, settings, and the folder of their results."""
+
+from __future__ import annotations
+
+import argparse
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..errors import LeapformerError
+from ..trainings import Work
+from . import configuration
+from .options import Parser, one_of, whole, words
+from .shell import LAUNCHERS, Launcher, Shell
+
+REPEATED = (
+    "Repeat the command to resume. If an option of fairseq is repeated, the last value counts, so all of the "
+    "configuration can be overridden."
+)
+ATTENTION = (
+    "mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS; options after colons, as in "
+    "luna:luna-length=32"
+)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What a recipe works on.
+
+    paper: its configuration unless another is chosen
+    holds: the files that --root has
+    """
+
+    title: str
+    recipe: type[Recipe]
+    paper: str = ""
+    holds: str = ""
+    sets: Sequence[str] = ()
+    choices: int = 0
+
+
+class Recipe(ABC):
+    """How a data set becomes models and scores: a method for each step, whose name begins with `step_`.
+
+    option_lists: options of fairseq in the configuration, which --NAME-options add to
+    """
+
+    steps: ClassVar[tuple[str, ...]] = ("prepare", "train", "evaluate")
+    more_steps: ClassVar[tuple[str, ...]] = ()
+    option_lists: ClassVar[Mapping[str, tuple[str, str]]] = {}
+
+    def __init__(self, name: str, about: DataSet, settings: argparse.Namespace, shell: Shell, titles: Titles) -> None:
+        self.name, self.about, self.settings, self.shell, self.titles = name, about, settings, shell, titles
+        self.out: Path = settings.out
+        self.data = self.out / "data"
+        self.check()
+
+    # ------------------------------------------------------------------------------------------------------- settings
+    @classmethod
+    @abstractmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        """Add the options of this recipe, without those that all have."""
+
+    def check(self) -> None:  # noqa: B027  # most have nothing to check
+        """Raise LeapformerError for settings that do not go together."""
+
+    def check_data(self) -> None:  # noqa: B027
+        """Raise LeapformerError before the data is prepared if it is not there."""
+
+    def options(self, name: str) -> list[str]:
+        """Options of fairseq: the configuration's, then those of the command line."""
+        given = getattr(self.settings, f"{name}_options", [])
+        return [*configuration.flags(self.settings.configured.get(name, {})), *(word for one in given for word in one)]
+
+    @property
+    def downloads(self) -> bool:
+        """Whether --root is to be filled."""
+        return getattr(self.settings, "download", False)
+
+    def need_root(self, what: str = "--root") -> None:
+        """Raise LeapformerError unless --root, which messages call `what`, is a folder or is to be filled."""
+        root: Path | None = self.settings.root
+        if root is None and self.downloads:
+            raise LeapformerError("--download needs --root, the folder to put the data into; see --help")
+        if root is None:
+            raise LeapformerError(f"no {what} given; see --help")
+        if not (root.is_dir() or self.downloads):
+            raise LeapformerError(f"--root {root} is not a folder; check the path")
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+    def run(self, steps: Iterable[str]) -> None:
+        """Carry out some steps. Raises LeapformerError with the reason when one fails."""
+        steps = list(steps)
+        if "prepare" in steps and not self.shell.dry:
+            self.check_data()
+        if not self.shell.dry:
+            self.out.mkdir(parents=True, exist_ok=True)
+        for step in steps:
+            self.step(step)()
+
+    def step(self, name: str) -> Callable[[], None]:
+        return getattr(self, f"step_{name}")
+
+    def row_order(self) -> Sequence[str]:
+        """The attentions of the table in their order, where that is not the order of names."""
+        return ()
+
+    def table(self, title: str, *notes: str, folder: Path | None = None) -> Work:
+        """The table of all scored runs."""
+        options = ["--title", self.titles.title or title]
+        rows = self.titles.rows or self.row_order()
+        if rows:
+            options += ["--rows", *rows]
+        for order in self.titles.expect:
+            options += ["--expect", *order.split()]
+        for note in notes:
+            options += ["--note", note]
+        yield from self.shell.leapformer("table", folder or self.out, *options)
+        self.shell.say(
+            f"done: {folder or self.out}/table.md, table.json, table.png; details in the folders of the runs"
+        )
+
+
+@dataclass(frozen=True)
+class Titles:
+    """What a table of results says besides its scores: a title, the order of its rows, the papers' order of scores."""
+
+    title: str = ""
+    rows: Sequence[str] = ()
+    expect: Sequence[str] = ()
+
+
+def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parser:
+    """The parser of a data set's recipe, with the defaults of a configuration."""
+    kind = about.recipe
+    others = [step for step in kind.more_steps]
+    parser = Parser(
+        prog=f"leapformer recipe {name} [{'|'.join((*kind.steps, *others))} ...]",
+        usage=f"leapformer recipe {name} [STEP ...] --out DIR [OPTIONS]",
+        description=f"{about.title}: {', '.join(kind.steps)}"
+        + (f"; or only the steps that are named, of these and {', '.join(others)}" if others else "")
+        + ".",
+        epilog=REPEATED,
+    )
+    parser.option("--out", "DIR", "prepared data, runs, results, and commands.sh with all commands", Path)
+    if configuration.names(name):
+        parser.option(
+            "--paper", "NAME", f"hyperparameters: {', '.join(configuration.names(name))}", default=about.paper
+        )
+    kind.add_options(parser, about)
+    for option, (of, example) in kind.option_lists.items():
+        parser.more(f"--{option}-options", of, example)
+    parser.option("--launcher", "NAME", f"of trainings: {', '.join(LAUNCHERS)}", one_of(*LAUNCHERS), default="local")
+    parser.option("--processes", "N", "with torchrun or slurm: processes on each machine", whole(), default=1)
+    parser.option("--machines", "N", "with slurm: machines", whole(), default=1)
+    parser.option("--slurm-options", "TEXT", 'more options for srun, e.g. "--gpus-per-node 8"', words, default=[])
+    parser.flag("--dry-run", "print the commands, do nothing")
+    known = {action.dest for action in parser._actions}
+    defaults = {key.replace("-", "_"): value for key, value in configured.items() if not isinstance(value, dict)}
+    unknown = sorted(defaults.keys() - known - {"expect"})
+    if unknown:
+        raise LeapformerError(f"configs/{name}: there is no setting {', '.join(unknown)}; see --help")
+    parser.set_defaults(**{key: value for key, value in defaults.items() if key != "expect"})
+    return parser
+
+
+def launcher_of(settings: argparse.Namespace) -> Launcher:
+    """Raises LeapformerError for options of a launcher that is not chosen."""
+    name = settings.launcher
+    if name == "local" and settings.processes > 1:
+        raise LeapformerError(
+            f"--processes {settings.processes} needs --launcher torchrun or slurm; fairseq alone takes all GPUs"
+        )
+    if name != "slurm" and (settings.machines > 1 or settings.slurm_options):
+        raise LeapformerError(f"--machines and --slurm-options need --launcher slurm, not {name}")
+    return Launcher(name, settings.processes, settings.machines, settings.slurm_options)

@@ -1,0 +1,207 @@
+"""What recipes run: commands that are written down, logged, watched, and not repeated once they are finished.
+
+A finished step leaves a file DIR/done. OUT/commands.sh has every command that was started, as one would type it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import trainings
+from ..errors import LeapformerError
+from ..files import write_text
+from ..trainings import Work
+
+DONE, COMMANDS = "done", "commands.sh"
+_HEADING = """\
+# `leapformer train` is `fairseq-train --user-dir $(leapformer user-dir)`, and so are generate, validate, eval-lm and
+# preprocess.
+"""
+LAUNCHERS = ("local", "torchrun", "slurm")
+# On each machine of a SLURM job; the first one is where they meet.
+_ON_EACH_MACHINE = (
+    'exec {torchrun} --nnodes "$SLURM_NNODES" --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d '
+    '--rdzv-endpoint "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):29400" "$@"'
+)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What starts the processes of a training: nothing but fairseq, torchrun on this machine, or srun on several."""
+
+    name: str = "local"
+    processes: int = 1  # on each machine
+    machines: int = 1
+    slurm_options: Sequence[str] = ()
+
+    def prefix(self) -> list[str]:
+        """What stands before `leapformer train`."""
+        torchrun = [sys.executable, "-m", "torch.distributed.run"]
+        program = [f"--nproc-per-node={self.processes}", "-m", trainings.PROGRAM[-1]]
+        if self.name == "torchrun":
+            return [*torchrun, "--standalone", *program]
+        if self.name == "slurm":
+            on_each = _ON_EACH_MACHINE.format(torchrun=shlex.join(torchrun))
+            srun = ["srun", f"--nodes={self.machines}", "--ntasks-per-node=1", *self.slurm_options]
+            return [*srun, "bash", "-c", on_each, "leapformer", *program]
+        return list(trainings.PROGRAM)
+
+
+class Shell:
+    """Runs the commands of a recipe whose results are in `out`.
+
+    say: shows a line to the user; call: runs a short `leapformer` command in this process; dry: commands are only said.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        say: Callable[[str], None],
+        call: Callable[[Sequence[str]], None],
+        dry: bool = False,
+        launcher: Launcher | None = None,
+    ) -> None:
+        self.out, self.dry = out, dry
+        self._say, self._call, self._launcher = say, call, launcher or Launcher()
+        self._start, self._threads = time.monotonic(), None
+
+    def say(self, text: str) -> None:
+        """Show what is done next, and how long it took so far."""
+        minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
+        self._say(f"== [{minutes}m{seconds}s] {text}")
+
+    def run(self, *works: Work, at_once: int = 1, threads: int | None = None) -> None:
+        """Carry out works, so many at once, each then with one thread. What one raises ends all."""
+        at_once = min(at_once, len(works))
+        self._threads = 1 if at_once > 1 else threads
+        trainings.run_all(works, max(1, at_once))
+
+    # ------------------------------------------------------------------------------------------------------- commands
+    def leapformer(self, *words: object) -> Work:
+        """A short command of ours, in this process."""
+        if self._noted(["leapformer", *map(str, words)]):
+            self._call([str(word) for word in words])
+        return
+        yield
+
+    def logged(self, log: Path, *words: object, program: str = "leapformer", threads: int | None = None) -> Work:
+        """A long command, with all its output in a file. Raises LeapformerError when it fails."""
+        start = [*trainings.PROGRAM] if program == "leapformer" else [str(Path(sys.executable).with_name(program))]
+        if self._noted([program, *map(str, words)]):
+            if not Path(start[0]).is_file():
+                raise ModuleNotFoundError(f"no {start[0]}", name=program)
+            yield from self._complete([*start, *map(str, words)], log, lambda entry: None, threads)
+
+    def train(self, name: str, data: Path, save: Path, *words: str) -> Work:
+        """A training with the options common to all recipes; it goes on from its last checkpoint if there is one.
+
+        Losses are said as they come, with the `name` of the run.
+        """
+        options = ["--num-workers", "1", "--required-batch-size-multiple", "1"]
+        options += ["--skip-invalid-size-inputs-valid-test", "--log-format", "json"]
+        command = ["train", str(data), "--save-dir", str(save), *options, *words]
+        if self._noted(["leapformer", *command]):
+            trainings.mend_last(save)
+            watch = Losses(command, lambda line: self._say(f"  {name}: {line}"))
+            yield from self._complete([*self._launcher.prefix(), *command], save / "train.log", watch)
+
+    def once(self, folder: Path, *works: Work) -> Work:
+        """Works that need not be repeated once all have ended."""
+        if not self.dry:
+            if (folder / DONE).is_file():
+                self.say(f"{folder} is finished, skipped")
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+        for work in works:
+            yield from work
+        if not self.dry:
+            (folder / DONE).touch()
+
+    def _complete(self, command: Sequence[str], log: Path, watch: trainings.Watch, threads: int | None = None) -> Work:
+        start, threads = trainings.size_of(log), threads or self._threads
+        status = yield trainings.Process(command, log, watch, trainings.environment(threads))
+        if status:
+            raise trainings.failure(log, start, status)
+
+    def _noted(self, command: Sequence[str]) -> bool:
+        """Say a command, or write it down; whether it is to be run."""
+        line = shlex.join(command)
+        if self.dry:
+            self._say(line)
+        else:
+            noted = self.out / COMMANDS
+            if not noted.is_file():
+                write_text(noted, _HEADING)
+            if line not in noted.read_text(encoding="utf-8").splitlines():
+                with noted.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+        return not self.dry
+
+    # -------------------------------------------------------------------------------------------------------- folders
+    @contextmanager
+    def folder(self, folder: Path, record: Sequence[str]) -> Iterator[None]:
+        """The folder of a run with these options, for this process alone; see `trainings.locked`."""
+        if self.dry:
+            yield
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with trainings.locked(folder, " ".join(record), "run"):
+            yield
+
+    def need(self, folder: Path, step: str) -> None:
+        """Raise LeapformerError unless the step that leaves `folder`/done is finished."""
+        if not (self.dry or (folder / DONE).is_file()):
+            raise LeapformerError(f"{folder} is not finished; run the step {step} first")
+
+
+class Losses:
+    """Says the losses of a training as its log brings them, each with the time that is left."""
+
+    def __init__(self, command: Sequence[str], say: Callable[[str], None]) -> None:
+        self._say = say
+        self._updates, self._epochs = (_last(command, f"--max-{unit}") for unit in ("update", "epoch"))
+        self._begin: tuple[float, float] | None = None
+
+    def __call__(self, entry: Mapping[str, Any]) -> None:
+        if "num_updates" in entry and "loss" in entry:
+            self._say(f"update {entry['num_updates']}: {_losses(entry, '')}{self._left(entry)}")
+            return
+        for name, updates in entry.items():
+            subset = name.removesuffix("num_updates")
+            if subset not in (name, "", "train_") and f"{subset}loss" in entry:
+                self._say(f"update {updates}: valid {_losses(entry, subset)}")
+
+    def _left(self, entry: Mapping[str, Any]) -> str:
+        """How long it will take from here, by updates or epochs."""
+        shares = [float(entry["num_updates"]) / self._updates] if self._updates else []
+        shares += [float(entry["update"]) / self._epochs] if self._epochs and "update" in entry else []
+        if not shares:
+            return ""
+        now, share = time.monotonic(), max(shares)
+        if self._begin is None:
+            self._begin = now, share
+        begun, first = self._begin
+        if share <= first:
+            return ""
+        seconds = (now - begun) * max(0.0, 1 - share) / (share - first)
+        return f", {seconds / 60:.0f} min left" if seconds >= 90 else f", {seconds:.0f} s left"
+
+
+def _losses(entry: Mapping[str, Any], subset: str) -> str:
+    """What a line of the log says, the first two of it while training."""
+    titles = {"loss": "loss", "l1_loss": "L1", "ppl": "perplexity", "accuracy": "accuracy"}
+    wanted = list(titles) if subset else ["loss", "l1_loss"]
+    return ", ".join(f"{titles[name]} {entry[subset + name]}" for name in wanted if subset + name in entry)
+
+
+def _last(command: Sequence[str], flag: str) -> float:
+    """The value that counts of an option that may be repeated; 0 where it is not given."""
+    places = [i for i, word in enumerate(command[:-1]) if word == flag]
+    return float(command[places[-1] + 1]) if places else 0.0

@@ -1,0 +1,137 @@
+"""Sparsefinder from data to curves: an entmax teacher, its graphs, projections, sparsity against recall and quality."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import shlex
+from pathlib import Path
+
+from ..errors import LeapformerError
+from ..trainings import Work
+from . import configuration
+from .options import Parser, list_of, whole
+from .plans import Attention
+from .recipe import DataSet, Recipe
+
+
+def _stage(text: str) -> tuple[str, str]:
+    """TOKENS:EPOCHS."""
+    tokens, _, epochs = text.partition(":")
+    if not (tokens.isdigit() and epochs.isdigit() and int(tokens) and int(epochs)):
+        raise argparse.ArgumentTypeError(f'{text}: give TOKENS:EPOCHS for each, as in "32:7 64:1"')
+    return tokens, epochs
+
+
+class Sparsefinder(Recipe):
+    """Trains a model with softmax and goes on with entmax; the configuration says of which task."""
+
+    steps = ("teach", "extract", "fit", "measure")
+    option_lists = {
+        "train": ("both trainings", "--max-tokens 1000"),
+        "teacher": ("the teacher's recipe, mlm or multi30k", "--vocab-size 4000"),
+        "extract": ("`leapformer sparsefinder extract`", "--sentences 100"),
+        "fit": ("`leapformer sparsefinder fit`", "--loss query"),
+        "pareto": ("`leapformer sparsefinder pareto`", "--quality-points 0"),
+    }
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        parser.option("--root", "DIR", f"the data: {about.holds}; plain or with .gz", Path)
+        parser.flag(
+            "--train-on-valid", "mlm, without a training text: nine tenths of the validation text, the last tenth "
+            "validates",
+        )  # fmt: skip
+        parser.option("--grid", "NAME", "section5 or c2 of the paper, union, small", default="union")
+        parser.option("--seeds", "LIST", "of the projections, in quotes", list_of(whole()), default="1 2 3")
+        parser.option("--epochs", "LIST", "of softmax and of entmax, in quotes", list_of(whole()))
+        parser.option(
+            "--stages", "LIST", 'of softmax before these, TOKENS:EPOCHS each, on pieces of so many tokens; "" for none',
+            list_of(_stage),
+        )  # fmt: skip
+        for setting in ("block", "recipe", "softmax", "entmax"):
+            parser.option(f"--{setting}", "NAME", "of the configuration")
+
+    def check(self) -> None:
+        if len(self.settings.epochs) != 2:
+            raise LeapformerError(f"--epochs {self.settings.epochs}: give two numbers, of softmax and of entmax")
+        if self.settings.train_on_valid and self.settings.recipe != "mlm":
+            raise LeapformerError("--train-on-valid is for --paper mlm; leave it out")
+
+    @property
+    def root(self) -> Path:
+        return self.out / "text" if self.settings.train_on_valid else self.settings.root
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+    def step_teach(self) -> None:
+        s, begin = self.settings, ["--warmup-updates", "50"]
+        self.need_root() if not self.shell.dry else None
+        if s.train_on_valid:
+            self.shell.run(self.shell.once(self.root, self.split_valid(self.root)))
+        self.shell.say(f"teacher: {s.softmax}, then {s.entmax}")
+        best: list[str] = []
+        for tokens, epochs in s.stages:
+            more = ["--tokens-per-sample", tokens, *(begin if best else []), *best]
+            best = self.teach(f"stage-{tokens}", s.softmax, epochs, more)
+        best = self.teach("teacher", s.softmax, s.epochs[0], [*(begin if best else []), *best])
+        configured = configuration.flags(s.configured.get("entmax-train", {}))
+        self.teach("teacher", s.entmax, s.epochs[1], [*best, *configured])
+
+    def teach(self, folder: str, attention: str, epochs: object, more: list[str]) -> list[str]:
+        """Train in OUT/folder with the recipe of the data set; the option that begins with what came out."""
+        name, training = self.settings.recipe, shlex.join([*self.options("train"), *more])
+        given = ["--root", self.root, "--out", self.out / folder, "--attention", attention, "--epochs", epochs]
+        options = [*given, "--train-options", training, *self.options("teacher")]
+        self.shell.run(self.shell.leapformer("recipe", name, *options))
+        return ["--finetune-from-model", str(self.best(folder, attention))]
+
+    def best(self, folder: str, attention: str) -> Path:
+        return self.out / folder / f"{Attention(attention).folder}-seed1/model/checkpoint_best.pt"
+
+    def step_extract(self) -> None:
+        s = self.settings
+        self.shell.say(f"graphs of {s.block}")
+        path, out = self.best("teacher", s.entmax), self.out / "graphs"
+        options = ["--path", path, "--block", s.block, "--out", out, *self.options("extract")]
+        self.shell.run(self.shell.leapformer("sparsefinder", "extract", self.out / "teacher/data/binary", *options))
+
+    def step_fit(self) -> None:
+        self.shell.say("projections and centroids")
+        options = ["--out", self.out / "fitted", "--seeds", *self.settings.seeds, *self.options("fit")]
+        self.shell.run(self.shell.leapformer("sparsefinder", "fit", self.out / "graphs", *options))
+
+    def step_measure(self) -> None:
+        s, data, curves = self.settings, self.out / "teacher/data", self.out / "curves"
+        fitted = [self.out / f"fitted/seed{seed}.pt" for seed in s.seeds]
+        references = [] if s.recipe == "mlm" else ["--references", data / "text/raw/test.de"]
+        self.shell.say("curves")
+        self.shell.run(
+            self.shell.leapformer(
+                "sparsefinder", "pareto", self.out / "graphs", "--fitted", *fitted, "--out", curves, "--grid", s.grid,
+                "--data", data / "binary", *references, *self.options("pareto"),
+            )
+        )  # fmt: skip
+        self.shell.say(f"done: {curves}/curves.md, curves.csv, curves.json, recall.png, quality.png")
+
+    # ----------------------------------------------------------------------------------------------------------- text
+    def split_valid(self, out: Path) -> Work:
+        """Training and validation text from the validation text."""
+        if not self.shell.dry:
+            lines = self.text("valid").splitlines(keepends=True)
+            kept = len(lines) * 9 // 10
+            parts = {"train": lines[:kept], "valid": lines[kept:], "test": [self.text("test")]}
+            for name, part in parts.items():
+                (out / f"{name}.txt").write_text("".join(part), encoding="utf-8")
+        return
+        yield
+
+    def text(self, name: str) -> str:
+        """A text of --root, unpacked if need be."""
+        root: Path = self.settings.root
+        for file in (root / f"{name}.txt", root / f"wiki.{name}.tokens"):
+            if file.is_file():
+                return file.read_text(encoding="utf-8")
+            packed = file.with_name(f"{file.name}.gz")
+            if packed.is_file():
+                return gzip.decompress(packed.read_bytes()).decode("utf-8")
+        raise LeapformerError(f"--root {root} holds no {name}.txt and no wiki.{name}.tokens, nor with .gz")

@@ -1,0 +1,200 @@
+"""Speech translation: an encoder pre-trained on recognition, a training, simultaneous or offline translation."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from ..errors import LeapformerError
+from ..trainings import Work
+from .options import Parser, list_of, one_of, whole
+from .plans import Attention
+from .recipe import ATTENTION, DataSet, Recipe
+from .shell import Shell
+from .translation import LIMITS
+
+LONG = "dev-long"
+
+
+class SpeechTranslation(Recipe):
+    """MuST-C and CoVoST 2."""
+
+    option_lists = {
+        "asr": ("recognition pre-training", "--max-update 1000 --fp16"),
+        "st": ("translation training", "--update-freq 4"),
+        "eval": ("SimulEval", "--end-index 100"),
+    }
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        parser.option("--root", "DIR", f"the data, the folder that holds {about.holds} (only to prepare)", Path)
+        parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
+        parser.option("--k", "LIST", "k of wait-k to evaluate, in quotes", list_of(whole()))
+        parser.option(
+            "--sets", "LIST", f"test sets to evaluate, in quotes, of {', '.join(about.sets)}",
+            list_of(one_of(*about.sets)), default=about.sets[0],
+        )  # fmt: skip
+        parser.option(
+            "--longest", "N", "translate instead the N longest utterances of the development set, with at most 10 "
+            "tokens after their end, as for table 10 of the LeaPformer paper, which does not say how many it took",
+            whole(),
+        )  # fmt: skip
+        parser.option("--vocab-size", "N", "subwords per language", whole())
+        parser.option("--workers", "N", "processes that prepare the data", whole(), default=1)
+        parser.option("--average", "N", "translate with the average of the last N epochs", whole())
+        parser.flag(
+            "--offline", "translate whole recordings instead of simultaneous translation; cosformer in a decoder block "
+            'then predicts the target length (--st-options "--length-predictor ..." for another predictor)',
+        )  # fmt: skip
+
+    def check_data(self) -> None:
+        self.need_root(f"--root (the folder that holds {self.about.holds})")
+
+    # ---------------------------------------------------------------------------------------------------------- names
+    @property
+    def recogniser(self) -> Path:
+        return self.out / f"asr-{self.settings.attention.encoder.folder}"
+
+    @property
+    def run_folder(self) -> Path:
+        return self.out / (self.settings.attention.folder + ("-offline" if self.settings.offline else ""))
+
+    @property
+    def plan(self) -> list[str]:
+        """The attention, the model, and what stands for target lengths: nothing that is known while translating."""
+        s = self.settings
+        words = [*s.attention.flags, *self.options("offline" if s.offline else "simul")]
+        if s.attention.needs_length:
+            words += self.options("length") if s.offline else ["--length-predictor", "oracle"]
+        return words
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+    def step_prepare(self) -> None:
+        s = self.settings
+        self.shell.say(f"preparing {self.name} in {self.data}")
+        self.shell.run(
+            self.shell.leapformer(
+                "prepare", self.name, s.root, "--out", self.data, "--vocab-size", s.vocab_size, "--workers", s.workers
+            )
+        )
+
+    def step_train(self) -> None:
+        if not ((self.data / "config_st.yaml").is_file() or self.shell.dry):
+            raise LeapformerError(f"{self.data} holds no prepared data; run the step prepare first")
+        # Only the encoder is used later: its mechanism is that of the translation model, and plans with the same
+        # encoder share the pre-training. The decoder is softmax, as in the released scripts.
+        asr, run, s = self.recogniser, self.run_folder, self.settings
+        plan = s.attention.recogniser.flags
+        self.shell.say(f"pre-training the encoder on speech recognition in {asr}")
+        with self.shell.folder(asr, [*plan, *self.options("asr")]):
+            self.shell.run(self.train("asr", asr, *plan, "--keep-last-epochs", "1", *self.options("asr")))
+        self.shell.say(f"training translation in {run}")
+        with self.shell.folder(run, [*self.plan, *self.options("st")]):
+            self.shell.run(
+                self.train(
+                    "st", run, *self.plan, "--keep-last-epochs", str(s.average), "--load-pretrained-encoder-from",
+                    str(asr / "model/checkpoint_best.pt"), *self.options("st"),
+                )
+            )  # fmt: skip
+
+    def train(self, task: str, folder: Path, *words: str) -> Work:
+        training = train_speech(self.shell, folder.name, self.data, task, folder / "model", *words)
+        yield from self.shell.once(folder / "model", training)
+
+    def step_evaluate(self) -> None:
+        run, s = self.run_folder, self.settings
+        self.shell.need(run / "model", "train")
+        checkpoint = run / f"model/average{s.average}.pt"
+        if s.longest and not self.shell.dry:
+            write_longest(self.data, s.longest)
+        if not checkpoint.is_file():
+            options = ["--inputs", run / "model", "--last", s.average, "--output", checkpoint]
+            self.shell.run(self.shell.leapformer("average", *options))
+        self.shell.say("perplexity of the development set")
+        forced = run / "teacher-forced"
+        self.shell.run(self.shell.once(forced, self.force(checkpoint, forced)))
+        sets = [LONG] if s.longest else s.sets
+        if s.attention.needs_length and not s.offline:
+            self.shell.say(f"{s.attention.text} knows no target length while translating, so there is no translation")
+            sets = []
+        for name in sets:
+            self.translate(checkpoint, name)
+        self.shell.say("report")
+        self.shell.run(self.shell.leapformer("report", self.out))
+        self.shell.say(f"done: {self.out}/report.md, scores.json, curve.png; details in {run}/SET/")
+
+    def options(self, name: str) -> list[str]:
+        more = ["--max-after-read", "10"] if name == "eval" and self.settings.longest else []
+        return [*super().options(name), *more]
+
+    def translate(self, checkpoint: Path, name: str) -> None:
+        """A test set, for every k unless offline, and as a whole."""
+        s, results = self.settings, self.run_folder / name
+        with self.shell.folder(results, ["--average", str(s.average), *self.options("eval")]):
+            for k in [] if s.offline else s.k:
+                out = results / f"k{k}"
+                self.shell.say(f"{name}: simultaneous translation with k = {k}")
+                work = simulate(self.shell, self.data, name, checkpoint, k, out, *self.options("eval"))
+                self.shell.run(self.shell.once(out, work))
+            self.shell.say(f"{name}: offline translation, beam 5")
+            whole_sources = translate_offline(self.shell, self.data, name, checkpoint, results / "offline", "--beam", 5)
+            self.shell.run(self.shell.once(results / "offline", whole_sources))
+
+    def force(self, checkpoint: Path, out: Path) -> Work:
+        """Perplexity of the development set given the references."""
+        log = out / "validate.log"
+        yield from self.shell.logged(
+            log, "validate", self.data, "--path", checkpoint, "--task", "speech_to_text", "--config-yaml",
+            "config_st.yaml", "--valid-subset", "dev_st", "--max-tokens", 20000, *LIMITS, "--log-format", "simple",
+        )  # fmt: skip
+        yield from self.shell.leapformer(
+            "score", log, "--examples", self.data / "dev.target", "--checkpoint", checkpoint, "--json",
+            out / "scores.json",
+        )  # fmt: skip
+
+
+def train_speech(shell: Shell, name: str, data: Path, task: str, save: Path, *words: str) -> Work:
+    """A training on the manifests of a task, asr or st."""
+    subsets = ("--train-subset", f"train_{task}", "--valid-subset", f"dev_{task}")
+    yield from shell.train(
+        name, data, save, "--task", "speech_to_text", "--config-yaml", f"config_{task}.yaml", *subsets,
+        "--report-accuracy", *words,
+    )  # fmt: skip
+
+
+def simulate(shell: Shell, data: Path, name: str, checkpoint: Path, k: int, out: Path, *words: object) -> Work:
+    """SimulEval with the wait-k agent on a list of recordings, then our scores. One thread, as time is measured."""
+    yield from shell.logged(
+        out / "log", "--agent-class", "leapformer_fairseq.agents.LeapformerAgent", "--checkpoint", checkpoint,
+        "--data-root", data, "--config-yaml", "config_st.yaml", "--waitk-lagging", k, "--source",
+        data / f"{name}.source", "--target", data / f"{name}.target", "--output", out, "--source-segment-size", 40,
+        "--quality-metrics", "BLEU", "--latency-metrics", "AL", "LAAL", "AP", "DAL", "ATD", *words,
+        program="simuleval", threads=1,
+    )  # fmt: skip
+    yield from shell.leapformer("score", out, "--json", out / "scores.json")
+
+
+def translate_offline(shell: Shell, data: Path, name: str, checkpoint: Path, out: Path, *words: object) -> Work:
+    """fairseq-generate on whole recordings, then our scores."""
+    yield from shell.logged(
+        out / "log", "generate", data, "--task", "speech_to_text", "--config-yaml", "config_st.yaml", "--gen-subset",
+        f"{name}_st", "--path", checkpoint, "--model-overrides", "{'waitk_lagging': 'offline'}", "--max-tokens", 20000,
+        *LIMITS, "--results-path", out, *words,
+    )  # fmt: skip
+    yield from shell.leapformer(
+        "score", out / f"generate-{name}_st.txt", "--references", data / f"{name}.target", "--json",
+        out / "scores.json",
+    )  # fmt: skip
+
+
+def write_longest(data: Path, count: int) -> None:
+    """The longest utterances of the development set, as lists for simulation and as a manifest."""
+    with (data / "dev_st.tsv").open(encoding="utf-8", newline="") as file:
+        heading, *rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    frames = heading.index("n_frames")
+    order = sorted(range(len(rows)), key=lambda i: -int(rows[i][frames]))[:count]
+    for part in ("source", "target"):
+        lines = (data / f"dev.{part}").read_text(encoding="utf-8").splitlines()
+        (data / f"{LONG}.{part}").write_text("".join(f"{lines[i]}\n" for i in order), encoding="utf-8")
+    chosen = [heading, *(rows[i] for i in order)]
+    (data / f"{LONG}_st.tsv").write_text("".join("\t".join(row) + "\n" for row in chosen), encoding="utf-8")

@@ -1,0 +1,173 @@
+"""Text translation: subwords for both languages, a training, BLEU and chrF of detokenised text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar
+
+from ..trainings import Work
+from .options import Parser, one_of, whole
+from .plans import Attention
+from .recipe import ATTENTION, DataSet, Recipe
+
+LIMITS = ["--num-workers", "1", "--required-batch-size-multiple", "1"]  # of every evaluation
+SEPARATOR = "<sep>"
+
+
+class Translation(Recipe):
+    """One training run at a time, all runs of a folder in one table."""
+
+    can_download: ClassVar[bool] = True
+    option_lists = {
+        "train": ("training", "--max-update 1000 --fp16"),
+        "eval": ("fairseq-generate", "--beam 1"),
+    }
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        parser.option("--root", "DIR", f"the data, a folder that holds {about.holds} (only to prepare)", Path)
+        if cls.can_download:
+            parser.flag("--download", "fetch what --root lacks")
+        parser.option("--pair", "SOURCE-TARGET", "languages")
+        parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
+        parser.option("--seed", "N", "of the training", whole(), default=1)
+        parser.option("--epochs", "N", "maximum passes over the training data", whole())
+        parser.option(
+            "--average", "N", "translate with the average of the last N epochs; 0: with the best epoch by validation "
+            "loss", whole(0),
+        )  # fmt: skip
+        parser.option("--set", "NAME", "what to translate: test, or valid", one_of("test", "valid"), default="test")
+        parser.option("--vocab-size", "N", "subwords for both languages together", whole())
+        parser.option("--workers", "N", "processes that binarise the text", whole(), default=1)
+
+    def check_data(self) -> None:
+        self.need_root(f"--root (the folder that holds {self.about.holds})")
+
+    # ------------------------------------------------------------------------------------------------------- names
+    @property
+    def languages(self) -> list[str]:
+        source, _, target = self.settings.pair.partition("-")
+        return ["--source-lang", source, "--target-lang", target]
+
+    @property
+    def target(self) -> str:
+        return self.settings.pair.partition("-")[2]
+
+    @property
+    def run_folder(self) -> Path:
+        return self.out / f"{self.settings.attention.folder}-seed{self.settings.seed}"
+
+    def options(self, name: str) -> list[str]:
+        epochs = ["--max-epoch", str(self.settings.epochs)] if name == "train" else []
+        return [*epochs, *super().options(name)]
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+    def prepare_options(self) -> list[str]:
+        """Those of `leapformer prepare` for this data set: what it is called there first."""
+        return [self.name.partition("_")[0], *(["--download"] if self.downloads else [])]
+
+    def step_prepare(self) -> None:
+        text, binary, s = self.data / "text", self.data / "binary", self.settings
+        name, *more = self.prepare_options()
+        self.shell.say(f"preparing {self.name} in {self.data}")
+        parts = (word for part in ("train", "valid", "test") for word in (f"--{part}pref", text / part))
+        # One dictionary for both languages, so that they can share embeddings.
+        binarise = self.shell.logged(
+            binary / "preprocess.log", "preprocess", *self.languages, *parts, "--destdir", binary,
+            "--joined-dictionary", "--srcdict", text / "spm.txt", "--workers", s.workers,
+        )  # fmt: skip
+        self.shell.run(
+            self.shell.leapformer(
+                "prepare", name, s.root, "--out", text, "--pair", s.pair, "--vocab-size", s.vocab_size, *more
+            ),
+            self.shell.once(binary, binarise),
+        )
+
+    def step_train(self) -> None:
+        s, run, binary = self.settings, self.run_folder, self.data / "binary"
+        self.shell.need(binary, "prepare")
+        keep = ["--keep-last-epochs", str(s.average)] if s.average else ["--no-epoch-checkpoints"]
+        record = ["--attention", s.attention.text, "--seed", str(s.seed), *self.options("train")]
+        self.shell.say(f"training {s.attention.text}, seed {s.seed}, in {run}")
+        training = self.shell.train(
+            run.name, binary, run / "model", "--task", "translation", *self.languages, "--seed", str(s.seed), *keep,
+            *self.options("train"), *s.attention.flags,
+        )  # fmt: skip
+        with self.shell.folder(run, record):
+            self.shell.run(self.shell.once(run / "model", training))
+
+    def step_evaluate(self) -> None:
+        s, run = self.settings, self.run_folder
+        self.shell.need(run / "model", "train")
+        self.shell.say(f"translating the {s.set} set with {s.attention.text}, seed {s.seed}")
+        checkpoint, works = run / "model/checkpoint_best.pt", []
+        if s.average:
+            checkpoint = run / f"model/average{s.average}.pt"
+            works.append(self.average(run / "model", checkpoint))
+        works.append(self.shell.once(run / s.set, self.translate(checkpoint, run / s.set)))
+        with self.shell.folder(run / s.set, ["--average", str(s.average), *self.options("eval")]):
+            self.shell.run(*works)
+        self.shell.run(self.table(f"{self.name}, {s.pair}", self.note()))
+
+    def average(self, folder: Path, checkpoint: Path) -> Work:
+        """The average of the last epochs, unless it is there."""
+        if not checkpoint.is_file():
+            options = ["--inputs", folder, "--last", self.settings.average, "--output", checkpoint]
+            yield from self.shell.leapformer("average", *options)
+
+    def translate(self, checkpoint: Path, out: Path) -> Work:
+        """The set, then BLEU and chrF."""
+        s, text = self.settings, self.data / "text"
+        translations = out / f"generate-{s.set}.txt"
+        yield from self.shell.logged(
+            out / "generate.log", "generate", self.data / "binary", "--task", "translation", *self.languages,
+            "--gen-subset", s.set, "--path", checkpoint, "--max-tokens", 8000, *LIMITS, "--bpe", "sentencepiece",
+            "--sentencepiece-model", text / "spm.model", "--results-path", out, *self.options("eval"),
+        )  # fmt: skip
+        references = text / f"raw/{s.set}.{self.target}"
+        yield from self.shell.leapformer(
+            "score", self.scored(translations), "--references", references, "--checkpoint", checkpoint,
+            "--json", out / "scores.json",
+        )  # fmt: skip
+
+    def scored(self, translations: Path) -> Path:
+        """What of the translations is compared with the references."""
+        return translations
+
+    def note(self) -> str:
+        by = f"the average of the last {self.settings.average} epochs of each run"
+        if not self.settings.average:
+            by = "the checkpoint with the lowest validation loss of each run"
+        return f"Detokenised text, one reference; translated with {by}."
+
+
+class Documents(Translation):
+    """Documents in windows of sentences that are translated together, of which only the last is scored."""
+
+    can_download = False
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        super().add_options(parser, about)
+        parser.option(
+            "--window", "N", "sentences of a document translated together, of which only the last is scored; in plain "
+            "files an empty line ends a document (only to prepare)", whole(),
+        )  # fmt: skip
+
+    def prepare_options(self) -> list[str]:
+        return [f"{self.name.partition('_')[0]}-documents", "--window", str(self.settings.window)]
+
+    def scored(self, translations: Path) -> Path:
+        sentences = translations.with_name(f"sentences-{self.settings.set}.txt")
+        if not self.shell.dry:
+            sentences.write_text(last_sentences(translations.read_text(encoding="utf-8")), encoding="utf-8")
+        return sentences
+
+    def note(self) -> str:
+        return super().note().rstrip(".") + ", in windows of sentences, of which the last one counts."
+
+
+def last_sentences(translations: str) -> str:
+    """fairseq-generate's output with, of every translated window, what follows the last separator."""
+    return re.sub(rf"^(D-\d+\t[^\t\n]*\t).*{SEPARATOR} ?", r"\1", translations, flags=re.MULTILINE)

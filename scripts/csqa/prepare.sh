@@ -1,6 +1,0 @@
-#!/usr/bin/env bash
-# Binary data of CommonsenseQA. See --help.
-set -euo pipefail
-dataset=csqa paper=luna root_holds="{train,dev}_rand_split.jsonl" choices=5
-. "$(dirname "$0")/../choices.sh"
-recipe prepare "$@"

@@ -1,6 +1,0 @@
-#!/usr/bin/env bash
-# Translation on prepared IWSLT 2014 German-English. See --help.
-set -euo pipefail
-dataset=iwslt14_deen paper=fairseq root_holds="{train,valid,test}.{de,en}, or de-en.tgz of the release"
-. "$(dirname "$0")/../translation.sh"
-recipe train "$@"

@@ -1,6 +1,0 @@
-#!/usr/bin/env bash
-# Subwords and binary data of windows of IWSLT 2014 Spanish-English talks. See --help.
-set -euo pipefail
-dataset=iwslt14_esen_doc paper=abc root_holds="es-en.tgz of the release, or {train,valid,test}.{es,en}"
-. "$(dirname "$0")/../translation.sh"
-recipe prepare "$@"
