@@ -31,8 +31,9 @@ POLL_S = 1.0
 PATIENCE_S = 60.0  # for an interrupted training to exit
 GRACE_S = 2.0  # for what an interrupted training started to give its lock back
 Watch = Callable[[dict[str, Any]], None]  # gets the JSON objects of fairseq's log
-# The last line of a traceback, and argparse's error about options.
-_REASON = re.compile(r"[\w.]*(Error|Exception)\b|leapformer[\w -]*: error: ")
+# The last line of a traceback, and argparse's error about options; not torchrun's about a process that said more.
+_RANK = re.compile(r"^\[rank\d+\]: ?")
+_REASON = re.compile(r"(?!.*\bChildFailedError)[\w.]*(Error|Exception)\b|leapformer[\w -]*: error: ")
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,8 @@ def failure(log: Path, start: int, status: int) -> LeapformerError:
     """What the last attempt died of: the last line in the log from byte `start` on that names an error."""
     with log.open("rb") as file:
         file.seek(start)
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        output = file.read().decode(errors="replace")
+    lines = [line for line in (_RANK.sub("", line.strip()) for line in output.splitlines()) if line]
     named = [line for line in lines if _REASON.match(line)] or lines[-1:]
     how = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
     reason = named[-1].removeprefix("leapformer: error: ")[:300] if named else "no output"

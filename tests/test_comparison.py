@@ -32,9 +32,9 @@ def test_generation_is_scored_in_the_order_of_the_references(tmp_path):
         "D-0\t-0.1\tdas ist der erste Satz",
         "D-0\t-0.9\ta worse hypothesis",
     )
-    scores = score_generation(path, references(tmp_path, "das ist der erste Satz", "das ist der zweite Satz"))
+    scores = score_generation([path], references(tmp_path, "das ist der erste Satz", "das ist der zweite Satz"))
     assert scores["scores"]["BLEU"] == pytest.approx(100)
-    swapped = score_generation(path, references(tmp_path, "das ist der zweite Satz", "das ist der erste Satz"))
+    swapped = score_generation([path], references(tmp_path, "das ist der zweite Satz", "das ist der erste Satz"))
     assert swapped["scores"]["BLEU"] < 90
 
 
@@ -43,12 +43,22 @@ def test_a_dropped_sentence_is_noticed(tmp_path):
     with pytest.raises(
         LeapformerError, match=r"lacks 1 of 2 sentences, first number 1.*--required-batch-size-multiple"
     ):
-        score_generation(path, references(tmp_path, "ein Satz", "noch einer"))
+        score_generation([path], references(tmp_path, "ein Satz", "noch einer"))
+
+
+def test_shards_are_put_together_and_given_once(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    shards = [generated(tmp_path / "one", "D-1\t-0.1\tnoch einer"), generated(tmp_path / "two", "D-0\t-0.1\tein Satz")]
+    of_all = references(tmp_path, "ein Satz", "noch einer")
+    assert score_generation(shards, of_all)["scores"]["chrF"] == pytest.approx(100)
+    with pytest.raises(LeapformerError, match="has sentence 1 again; give each shard"):
+        score_generation([*shards, shards[0]], of_all)
 
 
 def test_missing_output_is_named(tmp_path):
     with pytest.raises(LeapformerError, match="no generation output"):
-        score_generation(tmp_path / "generate-x.txt", references(tmp_path, "x"))
+        score_generation([tmp_path / "generate-x.txt"], references(tmp_path, "x"))
 
 
 def scored(folder, bleu, lag=None):

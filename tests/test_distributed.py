@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,9 +18,11 @@ import pytest
 import torch
 
 from leapformer_fairseq.checkpoints import load_checkpoint
+from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.compat import distributed
 from leapformer_fairseq.data.arrays import About, Example, write_about, write_split
 from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.recipes.shell import Launcher, Shell
 
 from .data.tiny_corpus import build_tiny
 from .data.tts_trees import MELS, tts_tree
@@ -70,6 +76,14 @@ class TestPlace:
     def test_what_would_be_silent(self, environment, training, cpu, gpus, message):
         with pytest.raises(LeapformerError, match=message):
             distributed.place(configuration(cpu, **training), environment, gpus)
+
+
+def test_shards_that_fairseq_would_ignore_are_refused(monkeypatch, capsys):
+    assert main(["generate", "DATA", "--path", "x", "--num-shards", "3", "--shard-id=1"]) == 2
+    assert "does not read --num-shards; give --distributed-world-size 3 --distributed-rank" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["generate", "DATA", "--path", "x"]) == 2
+    assert "2 processes would each translate everything into one file" in capsys.readouterr().err
 
 
 COMMON = (
@@ -230,6 +244,35 @@ def test_two_machines_train_one_model(trained, data):
     said = [machine.communicate(timeout=300)[1] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
     check_alike(trained / "lm-leap/one", data / "machines")
+
+
+def test_a_killed_process_is_restarted_and_ends_at_the_same_model(data, tmp_path):
+    """A recipe starts torchrun again, which on CPUs does not restart its processes itself."""
+    words = f"{CASES['lm-leap'].replace('DATA/lm', '')} {COMMON} --max-update 300 --save-interval-updates 30".split()
+    launcher, said = Launcher("torchrun", processes=2, restarts=1), list[str]()
+    shell = Shell(tmp_path, said.append, lambda words: None, launcher=launcher)
+    killed = Thread(target=kill_the_second_process, args=(tmp_path / "killed",))
+    killed.start()
+    for name in ("killed", "whole"):
+        shell.run(shell.train(name, data / "lm", tmp_path / name, *words), threads=1)
+    killed.join()
+    assert any("killed goes on from its last checkpoint, it died: " in line for line in said), said
+    assert "Loaded checkpoint" in (tmp_path / "killed/train.log").read_text()
+    check_alike(tmp_path / "whole", tmp_path / "killed")
+
+
+def kill_the_second_process(save: Path) -> None:
+    """Once there is a checkpoint."""
+    end = time.monotonic() + 240
+    while not (save / "checkpoint_last.pt").is_file():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            ours = str(save).encode() in (process / "cmdline").read_bytes()
+            if ours and b"\0RANK=1\0" in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+                return
 
 
 def test_errors_are_one_line_of_one_process(data):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,6 +51,8 @@ def run(name: str, arguments: list[str]) -> int:
     if wants_help:
         _print_help(command, [argument for argument in arguments if argument not in ("-h", "--help")])
         return 0
+    if name == "generate":
+        _check_shards(arguments)
     if name == "train" and not any(argument.split("=")[0] in ("--arch", "-a") for argument in arguments):
         raise LeapformerError("train needs --arch; `leapformer list` shows ours, e.g. --arch leapformer_lm")
     module = importlib.import_module(f"fairseq_cli.{command.module}")
@@ -57,6 +60,23 @@ def run(name: str, arguments: list[str]) -> int:
         module.main = _Main(module.main)
     module.cli_main()
     return 0
+
+
+def _check_shards(arguments: list[str]) -> None:
+    """Raise LeapformerError for what fairseq-generate leaves out in silence: jobs that share a test set."""
+    shards = [word for word in zip(arguments, [*arguments[1:], ""], strict=True) if word[0].startswith("--num-shards")]
+    if shards:
+        count = shards[0][0].partition("=")[2] or shards[0][1]
+        raise LeapformerError(
+            f"fairseq-generate does not read --num-shards; give --distributed-world-size {count} --distributed-rank N, "
+            "from 0, and a --results-path to each job"
+        )
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    if processes > 1:
+        raise LeapformerError(
+            f"{processes} processes would each translate everything into one file; without torchrun, start each by "
+            f"itself with --distributed-world-size {processes} --distributed-rank N and its own --results-path"
+        )
 
 
 class _Main:

@@ -38,8 +38,9 @@ DEGENERATE = 20.0  # per cent, see `scoring.latency.simultaneity`
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument(
-        "output", metavar="OUTPUT",
-        help="the --output folder of simuleval, a generate-*.txt, or the output of eval-lm or validate",
+        "output", metavar="OUTPUT", nargs="+",
+        help="the --output folder of simuleval, a generate-*.txt (or those of all shards), or the output of eval-lm or "
+        "validate",
     )  # fmt: skip
     parser.add_argument("--references", metavar="FILE", help="for a generate-*.txt: one detokenised reference per line")
     parser.add_argument("--text", metavar="FILE", help="for the output of eval-lm: the text that was evaluated")
@@ -60,14 +61,17 @@ def run(args: argparse.Namespace) -> int:
         raise LeapformerError(
             "--references is for translations, --text for language models, --examples for validate; give one of them"
         )
+    if len(args.output) > 1 and not args.references:
+        raise LeapformerError(f"{args.output[1]}: only translations are scored from several files, with --references")
+    (output, *_) = args.output
     if args.references:
         report = score_generation(args.output, args.references, args.tokenize)
     elif args.text:
-        report = score_evaluation(args.output, count_tokens(args.text))
+        report = score_evaluation(output, count_tokens(args.text))
     elif args.examples:
-        report = score_validation(args.output, sum(1 for _ in read_lines(Path(args.examples))))
+        report = score_validation(output, sum(1 for _ in read_lines(Path(args.examples))))
     else:
-        report = score_run(args.output, args.tokenize, args.unit)
+        report = score_run(output, args.tokenize, args.unit)
     if args.checkpoint:
         report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature()}
     if args.json:

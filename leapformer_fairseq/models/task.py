@@ -76,9 +76,23 @@ def adapt(task: Any, args: Namespace, *served: str) -> None:
 
 
 def get_batch_iterator(task: FairseqTask, dataset: FairseqDataset, *args: Any, **kwargs: Any) -> Any:
-    """fairseq's, with batches that leave nothing out."""
+    """fairseq's, with batches that leave nothing out, and that are the same for a training that was interrupted.
+
+    fairseq makes them by the epoch that a process begins with, and keeps them: one that resumes would have others.
+    """
     override(dataset, "batch_by_size", batch_by_size)
-    return type(task).get_batch_iterator(task, dataset, *args, **kwargs)
+    epoch = kwargs.get("epoch", 1)
+    made_once = task.can_reuse_epoch_itr(dataset) and not (
+        kwargs.get("disable_iterator_cache")
+        or kwargs.get("update_epoch_batch_itr")
+        or getattr(task.cfg, "rebuild_batches", False)
+    )
+    if epoch == 1 or not made_once or dataset in task.dataset_to_epoch_iter:
+        return type(task).get_batch_iterator(task, dataset, *args, **kwargs)
+    found = type(task).get_batch_iterator(task, dataset, *args, **{**kwargs, "epoch": 1})
+    found.epoch = epoch
+    dataset.set_epoch(epoch)
+    return found
 
 
 def batch_by_size(dataset: FairseqDataset, indices: Any, *args: Any, **kwargs: Any) -> list[np.ndarray]:

@@ -156,6 +156,13 @@ def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parse
     parser.option("--processes", "N", "with torchrun or slurm: processes on each machine", whole(), default=1)
     parser.option("--machines", "N", "with slurm: machines", whole(), default=1)
     parser.option("--slurm-options", "TEXT", 'more options for srun, e.g. "--gpus-per-node 8"', words, default=[])
+    parser.option(
+        "--restarts",
+        "N",
+        "how often a training that dies goes on by itself from its last checkpoint",
+        whole(0),
+        default=0,
+    )
     parser.flag("--dry-run", "print the commands, do nothing")
     known = {action.dest for action in parser._actions}
     defaults = {key.replace("-", "_"): value for key, value in configured.items() if not isinstance(value, dict)}
@@ -175,4 +182,4 @@ def launcher_of(settings: argparse.Namespace) -> Launcher:
         )
     if name != "slurm" and (settings.machines > 1 or settings.slurm_options):
         raise LeapformerError(f"--machines and --slurm-options need --launcher slurm, not {name}")
-    return Launcher(name, settings.processes, settings.machines, settings.slurm_options)
+    return Launcher(name, settings.processes, settings.machines, settings.slurm_options, settings.restarts)

@@ -34,12 +34,16 @@ _ON_EACH_MACHINE = (
 
 @dataclass(frozen=True)
 class Launcher:
-    """What starts the processes of a training: nothing but fairseq, torchrun on this machine, or srun on several."""
+    """What starts the processes of a training: nothing but fairseq, torchrun on this machine, or srun on several.
+
+    restarts: how often a training that dies goes on by itself from its last checkpoint, if it left a new one
+    """
 
     name: str = "local"
     processes: int = 1  # on each machine
     machines: int = 1
     slurm_options: Sequence[str] = ()
+    restarts: int = 0
 
     def prefix(self) -> list[str]:
         """What stands before `leapformer train`."""
@@ -107,10 +111,19 @@ class Shell:
         options = ["--num-workers", "1", "--required-batch-size-multiple", "1"]
         options += ["--skip-invalid-size-inputs-valid-test", "--log-format", "json"]
         command = ["train", str(data), "--save-dir", str(save), *options, *words]
-        if self._noted(["leapformer", *command]):
+        if not self._noted(["leapformer", *command]):
+            return
+        for left in range(self._launcher.restarts, -1, -1):
             trainings.mend_last(save)
+            before = _age(save / trainings.LAST)
             watch = Losses(command, lambda line: self._say(f"  {name}: {line}"))
-            yield from self._complete([*self._launcher.prefix(), *command], save / "train.log", watch)
+            try:
+                yield from self._complete([*self._launcher.prefix(), *command], save / "train.log", watch)
+                return
+            except LeapformerError as error:
+                if not left or _age(save / trainings.LAST) == before:
+                    raise
+                self.say(f"{name} goes on from its last checkpoint, it died: {error}")
 
     def once(self, folder: Path, *works: Work) -> Work:
         """Works that need not be repeated once all have ended."""
@@ -159,6 +172,11 @@ class Shell:
         """Raise LeapformerError unless the step that leaves `folder`/done is finished."""
         if not (self.dry or (folder / DONE).is_file()):
             raise LeapformerError(f"{folder} is not finished; run the step {step} first")
+
+
+def _age(checkpoint: Path) -> int:
+    """When a file was written, in nanoseconds; 0 where there is none."""
+    return checkpoint.stat().st_mtime_ns if checkpoint.is_file() else 0
 
 
 class Losses:

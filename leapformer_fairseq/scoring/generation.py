@@ -10,45 +10,53 @@ from ..errors import LeapformerError
 from .quality import bleu, chrf
 
 
-def read_hypotheses(path: str | Path) -> dict[int, str]:
-    """Best detokenised hypothesis by sample number, from the D- lines of a generate-*.txt."""
-    path = Path(path)
-    if not path.is_file():
-        raise LeapformerError(
-            f"no generation output {path}; run `leapformer generate ... --results-path {path.parent}`"
-        )
+def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
+    """Best detokenised hypothesis by sample number, from the D- lines of one generate-*.txt, or of one for each shard.
+
+    Raises LeapformerError when a file is missing, or two of them have the same sentence.
+    """
     hypotheses: dict[int, str] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("D-"):
-            name, _, text = line.split("\t", 2)
-            hypotheses.setdefault(int(name[2:]), text)
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise LeapformerError(
+                f"no generation output {path}; run `leapformer generate ... --results-path {path.parent}`"
+            )
+        own: dict[int, str] = {}
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("D-"):
+                name, _, text = line.split("\t", 2)
+                own.setdefault(int(name[2:]), text)
+        twice = sorted(own.keys() & hypotheses.keys())
+        if twice:
+            raise LeapformerError(f"{path} has sentence {twice[0]} again; give each shard (--shard-id) once")
+        hypotheses |= own
     return hypotheses
 
 
-def aligned_hypotheses(path: str | Path, references: Sequence[str]) -> list[str]:
+def aligned_hypotheses(paths: Sequence[str | Path], references: Sequence[str]) -> list[str]:
     """The hypotheses in the order of the references.
 
     Raises LeapformerError when a sentence is missing: fairseq drops the last batch of a model that is not ours, unless
     it was told `--required-batch-size-multiple 1`.
     """
-    hypotheses = read_hypotheses(path)
+    hypotheses = read_hypotheses(paths)
     missing = sorted(set(range(len(references))) - set(hypotheses))
     if missing:
         raise LeapformerError(
-            f"{path} lacks {len(missing)} of {len(references)} sentences, first number {missing[0]}; "
-            "generate all of them: --required-batch-size-multiple 1 for a model of fairseq's own, and no "
-            "--skip-invalid-size-inputs-valid-test"
+            f"{', '.join(map(str, paths))} lacks {len(missing)} of {len(references)} sentences, first number "
+            f"{missing[0]}; give all shards, and generate all sentences: --required-batch-size-multiple 1 for a model "
+            "of fairseq's own, and no --skip-invalid-size-inputs-valid-test"
         )
     return [hypotheses[i] for i in range(len(references))]
 
 
-def score_generation(path: str | Path, references: str | Path, tokenize: str = "13a") -> dict[str, Any]:
-    """BLEU and chrF of generated text against one reference per line, with signatures.
+def score_generation(paths: Sequence[str | Path], references: str | Path, tokenize: str = "13a") -> dict[str, Any]:
+    """BLEU and chrF of generated text, of all its shards, against one reference per line, with signatures.
 
     Raises LeapformerError when a sentence is missing.
     """
     lines = Path(references).read_text(encoding="utf-8").splitlines()
-    predictions = aligned_hypotheses(path, lines)
+    predictions = aligned_hypotheses(paths, lines)
     scores = (bleu(predictions, lines, tokenize), chrf(predictions, lines))
     return {
         "scores": {score.name: score.value for score in scores},

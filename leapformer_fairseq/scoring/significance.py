@@ -80,7 +80,7 @@ def read_systems(places: Sequence[str], references: Path) -> tuple[dict[str, lis
         name = Path(place).name if Path(place).is_dir() else place
         if name in systems:
             raise LeapformerError(f"{place}: another system is called {name}; name its generate-*.txt instead")
-        systems[name] = aligned_hypotheses(files[0], lines)
+        systems[name] = aligned_hypotheses(files[:1], lines)
     return systems, lines
 
 

@@ -60,6 +60,16 @@ class Sentences(FairseqDataset):
         return samples
 
 
+class Shuffled(Sentences):
+    epoch = 0
+
+    def ordered_indices(self) -> np.ndarray:
+        return np.random.permutation(20)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
 def translation(ours: bool) -> TranslationTask:
     task = TranslationTask(TranslationConfig(), WORDS, WORDS)
     if ours:
@@ -77,6 +87,25 @@ class TestBatches:
         ours, stock = (batches(translation(ours), Sentences()) for ours in (True, False))
         assert [len(batch) for batch in stock] == [16], "fairseq drops 4 of 20 sentences"
         assert ours == [*stock, [0, 1, 2, 3]]
+
+    def test_a_training_that_resumes_in_a_later_epoch_has_the_same_ones(self):
+        found, stock = [], []
+        for ours, batches_of in ((True, found), (False, stock)):
+            for epoch in (1, 4):
+                dataset = Shuffled()
+                iterator = translation(ours).get_batch_iterator(dataset, max_sentences=4, seed=1, epoch=epoch)
+                assert (iterator.epoch, dataset.epoch) == (epoch, epoch)
+                batches_of.append([list(map(int, batch)) for batch in iterator.frozen_batches])
+        assert found[0] == found[1] == stock[0] and stock[0] != stock[1], "fairseq's differ"
+
+    def test_batches_that_fairseq_makes_for_each_epoch_stay_so(self):
+        made = [
+            translation(True).get_batch_iterator(Shuffled(), max_sentences=4, seed=1, epoch=epoch, **never_kept)
+            for epoch in (1, 4)
+            for never_kept in ({"disable_iterator_cache": True},)
+        ]
+        first, fourth = ([list(map(int, batch)) for batch in one.frozen_batches] for one in made)
+        assert first != fourth
 
     def test_every_model_of_ours_asks_for_it(self):
         """Seen in what all but one of them refuse: a task for language models."""

@@ -112,6 +112,29 @@ def test_torchrun_stands_before_a_training():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("restarts", "leaves", "attempts"), [(0, True, 1), (1, True, 2), (5, False, 1)])
+def test_a_training_that_dies_goes_on_if_it_came_further(tmp_path, monkeypatch, restarts, leaves, attempts):
+    script = tmp_path / "training"
+    save = tmp_path / "run"
+    script.write_text(
+        f"#!/bin/bash\necho attempt\n[[ -f {save}/checkpoint_last.pt ]] && exit 0\n"
+        f"{f'touch {save}/checkpoint_last.pt' if leaves else ':'}\nkill -KILL $$\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(Launcher, "prefix", lambda self: [str(script)])
+    monkeypatch.setattr(trainings, "mend_last", lambda folder: None)
+    said: list[str] = []
+    host = Shell(tmp_path, said.append, lambda words: None, launcher=Launcher(restarts=restarts))
+    work = host.train("run", tmp_path, save)
+    if attempts == 1:
+        with pytest.raises(LeapformerError, match="attempt .killed by SIGKILL; see "):
+            host.run(work)
+    else:
+        host.run(work)
+        assert "run goes on from its last checkpoint, it died: attempt (killed by SIGKILL" in said[-1]
+    assert (save / "train.log").read_text().count("attempt") == attempts
+
+
 def test_slurm_starts_torchrun_on_each_machine(tmp_path):
     """A stand-in for srun runs the command for each of two nodes, as SLURM does."""
     srun = tmp_path / "srun"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from ..data.text_trees import (
     wikitext_tree,
     wmt14_archives,
 )
-from .running import finished, recipe, refused, table
+from .running import finished, leapformer, recipe, refused, table
 
 register()  # the architectures that configurations name
 DOCUMENTS = "iwslt14_esen_doc"
@@ -109,7 +110,31 @@ def test_iwslt14_step_by_step_from_the_release(tmp_path):
     for step in ("prepare", "train", "evaluate"):
         finished("iwslt14_deen", step, *options)
     check_translation(tmp_path / "out", "leap-seed1", size=5)
-    assert (tmp_path / "out/data/text/raw/test.en").is_file()
+    references = tmp_path / "out/data/text/raw/test.en"
+    assert references.is_file()
+    check_shards(tmp_path / "out/leap-seed1/model/checkpoint_best.pt", tmp_path / "out/data", references)
+
+
+def check_shards(checkpoint: Path, data: Path, references: Path) -> None:
+    """Jobs that share a test set write what one job writes, and are scored as one."""
+    outputs = []
+    for name, shard in (("whole", ()), ("shard0", ("0",)), ("shard1", ("1",)), ("shard2", ("2",))):
+        results = checkpoint.parent / name
+        words = [data / "binary", "--path", checkpoint, "--batch-size", 2, "--max-len-b", 9, "--results-path", results]
+        words += ["--bpe", "sentencepiece", "--sentencepiece-model", data / "text/spm.model", "--num-workers", 0]
+        words += ["--required-batch-size-multiple", 1]
+        words += ["--distributed-world-size", 3, "--distributed-rank", *shard] if shard else []
+        leapformer("generate", *words)
+        outputs.append(results / "generate-test.txt")
+    whole, *shards = outputs
+    kinds = re.compile(r"[SHDPT]-\d+\t.*")
+    lines = sorted(line for shard in shards for line in kinds.findall(shard.read_text(encoding="utf-8")))
+    assert lines == sorted(kinds.findall(whole.read_text(encoding="utf-8"))) and lines
+    assert len(kinds.findall(shards[1].read_text(encoding="utf-8"))) not in (0, len(lines))
+    leapformer("score", *shards, "--references", references, "--json", whole.parent / "together.json")
+    leapformer("score", whole, "--references", references, "--json", whole.parent / "whole.json")
+    together, alone = (json.loads((whole.parent / f"{n}.json").read_text()) for n in ("together", "whole"))
+    assert together["scores"] == alone["scores"] and together["n_instances"] == 5
 
 
 def test_wmt14_averages_its_last_epochs(tmp_path):
