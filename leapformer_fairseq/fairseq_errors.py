@@ -140,7 +140,7 @@ def _too_long(error: BaseException) -> str | None:
 def _half_precision_without_gpu(error: BaseException) -> str | None:
     """fairseq's trainer fails with an assertion about CUDA. (--bf16 trains on CPUs.)"""
     trainer = (_locals(error, "fairseq.trainer") or {}).get("self")
-    if not hasattr(trainer, "cfg"):
+    if trainer is None or not hasattr(trainer, "cfg"):
         return None
     import torch
 

@@ -78,7 +78,7 @@ def synthesise(
     """
     model.compose_attention(alignments)
     encoder_out = model.forward_encoder(tokens, lengths, speaker=speaker, target_lengths=target_lengths)
-    decoder, state = model.decoder, {}
+    decoder, state = model.decoder, dict[str, Any]()
     step = encoder_out["encoder_out"][0].new_zeros(len(tokens), 1, decoder.out_dim)
     frames, ended, maps = [], [], []
     last = torch.full((len(tokens),), manner.max_steps, device=tokens.device)
@@ -123,10 +123,16 @@ def speak(
         tokens, lengths = encoded(batch, task.src_dict)
         speakers = torch.tensor([[script.speaker] for script in batch]) if task.speaker_to_id else None
         steps = [script.frames // per_step for script in batch if script.frames is not None]
-        inputs = [tokens, lengths, speakers, torch.tensor(steps) if len(steps) == len(batch) else None]
+        targets = torch.tensor(steps) if len(steps) == len(batch) else None
         torch.manual_seed(manner.seed * 1_000_003 + start)
         said = synthesise(
-            model, *(x if x is None else x.to(device) for x in inputs), manner, alignments=start < manner.alignments
+            model,
+            tokens.to(device),
+            lengths.to(device),
+            None if speakers is None else speakers.to(device),
+            None if targets is None else targets.to(device),
+            manner,
+            alignments=start < manner.alignments,
         )
         for i, (script, utterance) in enumerate(zip(batch, said, strict=True), start):
             if script.id not in done:

@@ -46,7 +46,7 @@ def complete(command: Sequence[str], folder: Path, measure: str, watch: Watch) -
     status = train(command, log, measure, watch)
     if status:
         raise trainings.failure(log, start, status)
-    best = describe_checkpoint(folder / BEST) if (folder / BEST).is_file() else {"valid_loss": None}
+    best: dict[str, Any] = describe_checkpoint(folder / BEST) if (folder / BEST).is_file() else {"valid_loss": None}
     if best["valid_loss"] is None or not math.isfinite(best["valid_loss"]):
         raise LeapformerError(f"no validation loss ({best['valid_loss']}) in {folder / BEST}; see {log}")
     result = Result(

@@ -68,7 +68,9 @@ class Training:
         found = {}
         for block in BLOCKS:
             stack = getattr(model, block.stack, None)
-            layers = [] if stack is None else layers_of(stack)
+            if stack is None:
+                continue
+            layers = layers_of(stack)
             if len(layers) and isinstance(getattr(layers[0], block.attribute, None), MechanismAttention):
                 found[block.name] = len(layers)
         return found

@@ -116,8 +116,8 @@ def mel_filters(sample_rate: int, n_fft: int, n_mels: int, f_min: float, f_max: 
     """
     to_mel, to_hz = _SCALES[scale]
     bins = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
-    ends = to_mel(torch.tensor([f_min, f_max], dtype=torch.float64)).tolist()
-    edges = to_hz(torch.linspace(*ends, n_mels + 2, dtype=torch.float64))
+    first, last = to_mel(torch.tensor([f_min, f_max], dtype=torch.float64)).tolist()
+    edges = to_hz(torch.linspace(first, last, n_mels + 2, dtype=torch.float64))
     left, centre, right = (edges[i : i + n_mels, None] for i in range(3))
     filters = torch.minimum((bins - left) / (centre - left), (right - bins) / (right - centre)).clamp(min=0)
     if scale == "slaney":

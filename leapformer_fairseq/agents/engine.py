@@ -231,6 +231,7 @@ class IncrementalEngine(Engine):
                 self._states = new if self._states is None else torch.cat([self._states, new])
             self._closed = self.finished
             self.times.encoder_passes += 1
+        assert self._states is not None  # a step comes after frames
         return _first(self._states, visible)
 
 

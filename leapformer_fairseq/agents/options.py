@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from typing import Any
+from argparse import Namespace
+from typing import Any, Protocol
 
 import torch
 
@@ -14,7 +14,13 @@ from .stream import EARLY_EOS, DecodingOptions
 from .text import EMITTERS
 
 
-def add_system_options(parser: ArgumentParser) -> None:
+class TakesOptions(Protocol):
+    """An argparse parser, or what passes on to one."""
+
+    def add_argument(self, option: str, /, **settings: Any) -> Any: ...
+
+
+def add_system_options(parser: TakesOptions) -> None:
     """Declare model, policy, limits of the output and threads."""
     add = parser.add_argument
     add("--checkpoint", required=True, help="fairseq checkpoint, leapformer_simulst* or leapformer_s2t*")

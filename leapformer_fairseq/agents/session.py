@@ -162,8 +162,8 @@ class Session:
     def _hear(self, piece: np.ndarray) -> Iterator[Event]:
         self.n_samples += len(piece)
         # A segment whose end is known may still wait for states; the tokens are then of the one before.
-        own = self._stream is not None and self._segmenter.n_ended == self.n_segments
-        place = self._segmenter.push(piece, self._stream.n_tokens if own else 0)
+        own = self._stream if self._segmenter.n_ended == self.n_segments else None
+        place = self._segmenter.push(piece, 0 if own is None else own.n_tokens)
         for place_, unit in self._input.push(piece, place):
             yield from self._translate(place_, unit)
 

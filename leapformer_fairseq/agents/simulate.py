@@ -208,7 +208,8 @@ def logged(folder: Path, unit: str) -> set[int]:
 def put_in_order(folder: Path) -> None:
     """Sort the log in `folder` by utterance, as SimulEval writes it."""
     log = folder / INSTANCES_LOG
-    _rewrite(log, b"".join(sorted(_lines(log), key=lambda line: json.loads(line)["index"])))
+    lines = sorted(_lines(log), key=lambda line: json.loads(line)["index"])
+    _rewrite(log, b"".join(lines))
 
 
 def _lines(log: Path) -> list[bytes]:

@@ -180,7 +180,9 @@ class TranslationStream:
             return False
         snapshot = self.engine.snapshot()
         token = self._best_token(eos_open=True, layer=self.system.policy.align_layer)
-        written = token != self.system.eos and int(self.engine.attention.argmax()) < below
+        attention = self.engine.attention
+        assert attention is not None  # that of the layer
+        written = token != self.system.eos and int(attention.argmax()) < below
         if written:
             self._commit(token)
         else:

@@ -18,7 +18,7 @@ Nothing is reported of a mechanism one of whose executions differs from its refe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -153,7 +153,8 @@ def disagreement(name: str) -> str | None:
         outputs, state = [], mechanism.init_state(1, HEAD_DIM, k, mask=CAUSAL)
         for t in range(20):
             here = tokens.narrow(t, t + 1)
-            out, state = mechanism.scan(state, *(x[:, :, t : t + 1] for x in (q, k, v)), here, here)
+            q_t, k_t, v_t = (x[:, :, t : t + 1] for x in (q, k, v))
+            out, state = mechanism.scan(state, q_t, k_t, v_t, here, here)
             outputs.append(out)
         error = _largest_error([torch.cat(outputs, 2)], expected)
     return None if error < PARITY else f"token by token it differs from the reference by {error:.1e}"
@@ -199,8 +200,8 @@ def steps(length: int, names: list[str], place: measure.Place, seconds: float) -
     for name in ("softmax", *(name for name in serving(names, case) if name != "softmax")):
         mechanism = make(name, device)
         _, state = mechanism.scan(mechanism.init_state(1, HEAD_DIM, k, mask=CAUSAL), k, k, v, past, past)
-        token = (x[:, :, :1] for x in (q, k, v))
-        calls[name] = partial(_step, partial(mechanism.scan, state, *token, next_one, next_one), device)
+        q_t, k_t, v_t = (x[:, :, :1] for x in (q, k, v))
+        calls[name] = partial(_step, partial(mechanism.scan, state, q_t, k_t, v_t, next_one, next_one), device)
     found = measure.medians(calls, seconds)
     return [
         {**_labels(case, place, name, "step"), "us": step * 1e6, "ratio": found["softmax"][0] / step}
@@ -269,7 +270,7 @@ def _sdpa(case: Case, device: torch.device) -> Callable[..., Tensor]:
 
 
 def _time(
-    attend: Callable[..., Tensor], inputs: tuple[Tensor, ...], parameters: list[Tensor], grad: Tensor
+    attend: Callable[..., Tensor], inputs: tuple[Tensor, ...], parameters: Sequence[Tensor], grad: Tensor
 ) -> measure.Seconds:
     """Seconds of the forward pass, and of forward and backward pass."""
     for tensor in (*inputs, *parameters):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..attention import CAUSAL, MECHANISMS, Mechanism, TokenInfo, build, find
 from ..attention.bounded.base import BoundedMechanism
+from ..attention.bounded.mlp import MLP
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
 from .tables import Found, Table
@@ -141,8 +142,9 @@ def system(name: str, place: measure.Place) -> System:
 def make(name: str) -> Mechanism:
     """A mechanism of the size that is measured here; the first option of a bounded memory is its number of slots."""
     options = [option.name for option in find(name).options]
-    slots = {options[0]: SLOTS} if issubclass(find(name), BoundedMechanism) else {}
-    return build(name, HEAD_DIM, HEADS, **slots, **{option: ROOM[option] for option in options if option in ROOM})
+    slots: dict[str, Any] = {options[0]: SLOTS} if issubclass(find(name), BoundedMechanism) else {}
+    room: dict[str, Any] = {option: ROOM[option] for option in options if option in ROOM}
+    return build(name, HEAD_DIM, HEADS, **slots, **room)
 
 
 def _members() -> tuple[str, ...]:
@@ -161,7 +163,8 @@ MECHANISMS_MEASURED = _members()
 
 def cumulative(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal abc-mlp as its formula reads (Peng et al., 2022, arXiv:2110.02488, appendix B.1)."""
-    alpha = mechanism.control(k, TokenInfo.whole(k.shape[2], device=k.device)).unsqueeze(-1)  # (B, H, N, n, 1)
+    control = cast(MLP, mechanism).control(k, TokenInfo.whole(k.shape[2], device=k.device))
+    alpha = control.unsqueeze(-1)  # (B, H, N, n, 1)
     total = alpha.cumsum(2)
     keys, values = ((alpha * x.unsqueeze(3)).cumsum(2) / total for x in (k, v))
     weights = torch.einsum("bhtnd,bhtd->bhtn", keys, q * q.shape[-1] ** -0.5).softmax(-1)

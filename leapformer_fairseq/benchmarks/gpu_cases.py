@@ -78,7 +78,7 @@ def make(name: str, sizes: Sizes, device: torch.device, block: str | None = None
     room = {"cosformer_length": longest, "abc_max_length": longest, "abc_pool_size": share, "abc_global_every": share}
     alone = {option.name: option.without_encoder for option in MECHANISMS[name].options}
     given = {option: room.get(option, value) for option, value in alone.items()}
-    options = {option: value for option, value in given.items() if value is not None}
+    options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     return build(name, sizes.dim, sizes.heads, block=block, **options).to(device)
 
 

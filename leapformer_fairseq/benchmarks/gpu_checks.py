@@ -187,7 +187,8 @@ def synchronisation(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
             block(x, "scan").backward(grad)
 
     rows = []
-    for what, run in {"scan, forward and backward": scan, "three steps": step}.items():
+    runs: dict[str, Callable[[], object]] = {"scan, forward and backward": scan, "three steps": step}
+    for what, run in runs.items():
         row: Row = {"mechanism": name, "what": what}
         try:
             run()  # what torch does late, once

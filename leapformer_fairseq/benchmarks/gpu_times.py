@@ -176,9 +176,10 @@ def _attention(place: Place, kind: str, length: int, ways: Mapping[str, Attend],
     tensors = cases.inputs(sizes, kind, length, None, place.dtype, place.device)
     grad, calls = torch.randn_like(tensors[0]), dict[str, Call]()
     for name, way in ways.items():
-        module = isinstance(way, nn.Module)
-        parameters = list(way.parameters()) if module else []
-        calls[name] = partial(both, partial(way, mask=KINDS[kind]) if module else way, tensors, parameters, grad)
+        if isinstance(way, nn.Module):
+            calls[name] = partial(both, partial(way, mask=KINDS[kind]), tensors, list(way.parameters()), grad)
+        else:
+            calls[name] = partial(both, way, tensors, [], grad)
     labels: Row = {"device": str(place), "case": f"{kind} {length:,}", "batch": len(grad)}
     return compared(labels, calls, sizes.seconds, SDPA, "forward_", "")
 

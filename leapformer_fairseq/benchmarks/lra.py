@@ -220,7 +220,8 @@ def system(name: str, task: str, place: measure.Place) -> System:
     if name == MATERIALISED:
         for module in model.modules():
             if isinstance(module, MechanismAttention):
-                module.mechanism.forward = partial(module.mechanism.forward, execution="reference")
+                forward = partial(module.mechanism.forward, execution="reference")
+                module.mechanism.forward = forward  # type: ignore[method-assign]  # of this instance alone
     return System(model, torch.optim.Adam(model.parameters(), 1e-4))
 
 

@@ -20,6 +20,7 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 31
 MIB = 2**20
 
 T = TypeVar("T")
+K = TypeVar("K")
 # what a measured call returns: the seconds of its parts
 Seconds = tuple[float, ...]
 
@@ -79,7 +80,7 @@ def clock(device: torch.device) -> float:
     return time.thread_time()
 
 
-def medians(calls: Mapping[str, Callable[[], Seconds]], seconds: float) -> dict[str, Seconds]:
+def medians(calls: Mapping[K, Callable[[], Seconds]], seconds: float) -> dict[K, Seconds]:
     """The median of each part of each call. Calls take turns, so that all meet the same state of the machine.
 
     After a round to warm up there are as many rounds as fit into about `seconds`, but 3 to 31.
@@ -88,7 +89,7 @@ def medians(calls: Mapping[str, Callable[[], Seconds]], seconds: float) -> dict[
     for call in calls.values():
         call()
     rounds = round(seconds / (time.perf_counter() - start))
-    samples: dict[str, list[Seconds]] = {name: [] for name in calls}
+    samples: dict[K, list[Seconds]] = {name: [] for name in calls}
     for _ in range(min(MAX_ROUNDS, max(MIN_ROUNDS, rounds))):
         for name, call in calls.items():
             samples[name].append(call())

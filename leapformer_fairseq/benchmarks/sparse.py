@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from entmax import entmax15  # type: ignore[import-untyped]
+from entmax import entmax15
 from torch import Tensor
 
 from ..attention import MECHANISMS, TokenInfo, build, find

@@ -43,7 +43,11 @@ class System(NamedTuple):
 
 def systems_of(names: list[str]) -> dict[str, System]:
     """What is measured: softmax encoded anew, and each mechanism in three ways."""
-    ways = {"anew": {}, "causal": {"encoder_causal": True}, "chunks": {"encoder_chunk_ms": STEP_MS}}
+    ways: dict[str, dict[str, Any]] = {
+        "anew": {},
+        "causal": {"encoder_causal": True},
+        "chunks": {"encoder_chunk_ms": STEP_MS},
+    }
     return {f"{name}, {way}": System(name, options) for name in names for way, options in ways.items()}
 
 

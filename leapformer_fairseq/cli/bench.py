@@ -113,10 +113,11 @@ def _write(folder: Path, name: str, benchmark: ModuleType, found: Found, options
     from ..signature import environment, signature
 
     method = benchmark.__doc__ or ""
-    about = {"benchmark": name, "signature": signature(**options), "environment": environment()}
+    signed = signature(**options)
+    about = {"benchmark": name, "signature": signed, "environment": environment()}
     if left:
         method += f"\nNot finished: {left} cases are left.\n"
     content = {**about, "options": options, "cases_left": left, "method": method, **found}
     write_json(folder / f"{name}.json", content, "--out")
-    report = tables.markdown(found, benchmark.TABLES, benchmark.TITLE, method, about["signature"])
+    report = tables.markdown(found, benchmark.TABLES, benchmark.TITLE, method, signed)
     write_text(folder / f"{name}.md", report, "--out")

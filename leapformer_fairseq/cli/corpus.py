@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
         with progress("corpus", "tree") as watch:
             _print_summary(listops.build(args.out, counts, args.seed, listops.Trees(**given), watch), args.out)
         return 0
-    make = {SPEECH_TRANSLATION: build.build, tts.NAME: tts.build}[args.task]
-    print_table(make(args.out, counts, args.seed, **given))
+    makers: dict[str, Callable[..., Corpus]] = {SPEECH_TRANSLATION: build.build, tts.NAME: tts.build}
+    print_table(makers[args.task](args.out, counts, args.seed, **given))
     return 0
 
 

@@ -65,7 +65,7 @@ class _Shared:
         self.parser = parser
         self.options: list[str] = []
 
-    def add_argument(self, option: str, **settings: Any) -> None:
+    def add_argument(self, option: str, /, **settings: Any) -> None:
         if option not in _OF_RUNS:
             self.parser.add_argument(option, **settings)
             self.options.append(option)
@@ -117,7 +117,8 @@ def _plan(args: argparse.Namespace) -> Curve:
     from ..agents.curve import Curve, Grid, name_checkpoints
 
     lists = {option: _numbers(option, getattr(args, _dest(option))) for option, *_ in _NUMBERS}
-    ratios, sizes = lists.pop("--pre-decision-ratios") or [None], lists.pop("--segment-sizes")
+    ratios: Sequence[int | None] = lists.pop("--pre-decision-ratios") or [None]
+    sizes = lists.pop("--segment-sizes")
     numbers = {_dest(option): values for option, values in lists.items()}
     grid = Grid(name_checkpoints(args.checkpoints, args.names), _items(args.policies), numbers, ratios, sizes)
     shared, parser = _shared_flags(args), argparse.ArgumentParser()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
 from ..files import write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HELP = "perplexity of a language model over one long text, read as a stream in constant memory"
 
@@ -46,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _text(data: str, subset: str, task: object) -> object:
+def _text(data: str, subset: str, task: Any) -> Tensor:
     """All tokens of a subset, concatenated, sentence ends included, as --sample-break-mode none has them."""
     import torch
     from fairseq.data import data_utils

@@ -55,7 +55,7 @@ def run(name: str, arguments: list[str]) -> int:
         _check_shards(arguments)
     if name == "train" and not any(argument.split("=")[0] in ("--arch", "-a") for argument in arguments):
         raise LeapformerError("train needs --arch; `leapformer list` shows ours, e.g. --arch leapformer_lm")
-    module = importlib.import_module(f"fairseq_cli.{command.module}")
+    module: Any = importlib.import_module(f"fairseq_cli.{command.module}")
     if not isinstance(module.main, _Main):
         module.main = _Main(module.main)
     module.cli_main()

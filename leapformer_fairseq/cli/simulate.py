@@ -14,6 +14,7 @@ from ..scoring.runlog import UNITS
 from . import score
 
 if TYPE_CHECKING:
+    from ..agents.options import TakesOptions
     from ..agents.simulate import Simulation
 
 HELP = "translate a test set simultaneously, with delays and scores as of a SimulEval run, without SimulEval"
@@ -22,7 +23,7 @@ RECORD = "simulate.json"
 _FREE = ("out", "jobs", "tokenize", "run")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: TakesOptions) -> None:
     """Add the arguments of the sub-command."""
     from ..agents.options import add_system_options
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,7 +255,7 @@ def _score_fronts(
             point = Point(row["mechanism"], row["options"])
             watch(i, len(wanted), f"{point.name} window={row['window']}")
             options = model_options(point, row["window"], sweep, row["seed"] - 1)
-            scored.append(kept(folder, point.name, row, lambda row, options=options: _add_score(row, test, options)))
+            scored.append(kept(folder, point.name, row, partial(_add_score, test=test, options=options)))
     return scored
 
 
@@ -347,7 +348,7 @@ def _blocks(args: argparse.Namespace) -> None:
             options = model_options(point, 0, sweep, 0)
             row = {"mechanism": point.mechanism, "options": point.options, "seed": 1, "window": 0}
             row["attended"] = point.options["sparsefinder_blocks"]
-            rows.append(kept(folder, point.name, row, lambda row, options=options: _add_score(row, test, options)))
+            rows.append(kept(folder, point.name, row, partial(_add_score, test=test, options=options)))
     write_json(folder / "blocks.json", _signed({"full": full, "rows": rows}, args), "--out")
     write_text(folder / "blocks.md", report.blocks_markdown(rows, full) + "\n", "--out")
     draw_blocks(rows, full, full["name"], folder / "blocks.png")

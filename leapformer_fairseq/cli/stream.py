@@ -11,8 +11,9 @@ import time
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from io import BufferedReader
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..audio import SAMPLE_RATE, read_blocks, read_pcm
 from ..errors import LeapformerError
@@ -107,7 +108,7 @@ def _blocks(args: argparse.Namespace) -> Iterator[np.ndarray]:
             "stream - ...`"
         )
     else:
-        return read_pcm(sys.stdin.buffer, "standard input")
+        return read_pcm(cast(BufferedReader, sys.stdin.buffer), "standard input")
     blocks = chain(list(islice(blocks, 1)), blocks)
     return _paced(blocks) if args.realtime else blocks
 

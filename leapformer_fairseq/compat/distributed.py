@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.multiprocessing.spawn import start_processes
 
 from ..errors import LeapformerError
 from .patch import Patch
@@ -93,9 +94,7 @@ def _start_processes_anywhere() -> None:
             return
         cfg.distributed_training.distributed_rank = None  # given to each
         # Forked, they need not import everything again, nor do their data loaders; that would take a minute.
-        torch.multiprocessing.start_processes(
-            _one_of_several, (here, main, cfg, {**kwargs, "start_rank": 0}), here, start_method="fork"
-        )
+        start_processes(_one_of_several, (here, main, cfg, {**kwargs, "start_rank": 0}), here, start_method="fork")
 
     utils.call_main = call_main
 
@@ -124,7 +123,7 @@ def _talk_anywhere() -> None:
     def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
         group = utils.get_global_group() if group is None else group
         if torch.distributed.get_backend(group) != "gloo":
-            return original(data, group, max_size)  # type: ignore[no-any-return]
+            return original(data, group, max_size)
         found = [None] * utils.get_world_size(group)
         torch.distributed.all_gather_object(found, data, group=group)
         return found
@@ -149,7 +148,7 @@ def _let_ddp_take_cpus() -> None:
     def parallel(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         if all(parameter.device.type == "cpu" for parameter in module.parameters()):
             kwargs.update(device_ids=None, output_device=None)
-        return original(module, **kwargs)  # type: ignore[no-any-return]
+        return original(module, **kwargs)
 
     distributed_fairseq_model.DistributedDataParallel = parallel
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq import utils
-from fairseq.criterions import register_criterion
+from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
@@ -14,6 +14,7 @@ from fairseq.criterions.tacotron2_loss import Tacotron2Criterion, Tacotron2Crite
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
+from ..lengths import LengthPredictor
 from ..models.lengths import LEARNING, Learning
 
 
@@ -21,7 +22,8 @@ class _Recorder:
     """A model that remembers its last output, for a criterion that has to look at it once more."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.output = model, None
+        self.model = model
+        self.output: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.output = self.model(*args, **kwargs)
@@ -31,7 +33,7 @@ class _Recorder:
         return getattr(self.model, name)
 
 
-class WithLength:
+class WithLength(FairseqCriterion):
     """Mixin for criterions: adds the length predictor's loss, and shows it the durations that the data has.
 
     The loss of a batch is a mean over its tokens or sentences. `summed` says that the criterion's own is a sum.
@@ -51,9 +53,9 @@ class WithLength:
                 log["loss"], log["length_loss"] = utils.item(loss.data), utils.item(length_loss.data)
         return loss, sample_size, log
 
-    def length_loss(self, model: nn.Module, learning: Learning, durations: Tensor | None) -> Tensor | None:
+    def length_loss(self, model: Any, learning: Learning, durations: Tensor | None) -> Tensor | None:
         """The loss, if the chosen predictor has one."""
-        predictor = model.encoder.length_predictor
+        predictor: LengthPredictor = model.encoder.length_predictor
         if durations is not None and predictor.training:
             predictor.observe_durations(learning.source, durations)
         if learning.log_durations is None:

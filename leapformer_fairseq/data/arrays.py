@@ -13,6 +13,7 @@ data.json has `vocabulary`, `classes` and `inputs`. Whoever has arrays of their 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -164,7 +165,7 @@ def write_split(folder: Path, split: str, examples: Iterable[Example], about: Ab
             labels.append(example.label)
         for i, name in enumerate(names):
             files[i].seek(0)
-            _save_raw(out / f"{name}.npy", iter(lambda file=files[i]: file.read(1 << 24), b""), dtype, offsets[i][-1])
+            _save_raw(out / f"{name}.npy", iter(functools.partial(files[i].read, 1 << 24), b""), dtype, offsets[i][-1])
             _save(out / f"{name}.offsets.npy", np.array(offsets[i], dtype=np.int64))
             (out / f".{name}.partial").unlink()
     digest.update(np.array(labels, dtype=np.int64).tobytes())

@@ -39,7 +39,7 @@ def prepare(
     files = _find(root)
     cut = None if given is None else load_vocabulary(given)
     prepared.begin(out, options)
-    if cut is None:
+    if given is None or cut is None:
         make_vocabulary(out, partial(_sentences, files["train"]), vocab_size)
         cut = load_vocabulary(out)
     else:

@@ -78,12 +78,12 @@ def member_lines(archive: Path, member: str) -> Iterator[str]:
 @contextmanager
 def _member(archive: Path, name: str) -> Iterator[IO[bytes]]:
     if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as opened, opened.open(name) as file:
+        with zipfile.ZipFile(archive) as zipped, zipped.open(name) as file:
             yield file
         return
-    with tarfile.open(archive) as opened:
-        file = opened.extractfile(name)
-        if file is None:
+    with tarfile.open(archive) as tape:
+        member = tape.extractfile(name)
+        if member is None:
             raise KeyError(name)
-        with file:
-            yield file
+        with member:
+            yield member

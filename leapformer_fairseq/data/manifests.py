@@ -25,7 +25,8 @@ from .lines import write_lines
 BINS = 80
 CMVN = "gcmvn.npz"
 COLUMNS = ("id", "audio", "n_frames", "tgt_text", "speaker")  # src_text may follow
-SPECIAL_PIECES = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}  # the ids of fairseq's dictionaries
+# the ids of fairseq's dictionaries
+SPECIAL_PIECES: dict[str, Any] = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}
 ZIP_HEADER = 30  # bytes before the name in a zip's local file header
 _MANIFEST_FORMAT: dict[str, Any] = {
     "delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None, "lineterminator": "\n",

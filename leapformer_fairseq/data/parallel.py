@@ -130,17 +130,18 @@ def _find(
     if not root.is_dir() and not download:
         raise LeapformerError(f"{dataset.name} root {root} is not a folder; check the path")
     dataset.provide(root, languages, download)
-    found = {}
+    found: dict[str, tuple[Path, Path]] = {}
     for split in SPLITS:
-        names = {language: [f"{stem}.{language}" for stem in dataset.stems[split]] for language in languages}
-        paths = {language: find_text(root, names[language]) for language in languages}
-        for language, path in paths.items():
+        paths = []
+        for language in languages:
+            names = [f"{stem}.{language}" for stem in dataset.stems[split]]
+            path = find_text(root, names)
             if path is None:
-                wanted = root / names[language][0]
                 raise LeapformerError(
-                    f"no file {wanted}, nor with .gz; check the data folder, or let --download fetch it"
+                    f"no file {root / names[0]}, nor with .gz; check the data folder, or let --download fetch it"
                 )
-        found[split] = (paths[languages[0]], paths[languages[1]])
+            paths.append(path)
+        found[split] = (paths[0], paths[1])
     return found
 
 

@@ -74,10 +74,12 @@ def _rows(table: Path, names: Mapping[str, str]) -> Iterator[tuple[int, dict[str
     """Line numbers and rows. Raises LeapformerError for a file that is no table, or has not the columns."""
     need_file(table)
     commas = table.suffix == ".csv"
-    quoting = csv.QUOTE_MINIMAL if commas else csv.QUOTE_NONE
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter="," if commas else "\t", quoting=quoting)
+            if commas:
+                reader = csv.DictReader(file, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+            else:
+                reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
             header = list(reader.fieldnames or ())
             for column in NEEDED:
                 if names[column] not in header:

@@ -6,9 +6,9 @@ Shapes: B sentences, S source positions, C width.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -132,34 +132,41 @@ class LengthPredictor(nn.Module):
                 self.by_name[name] = cls(setting)
 
     @property
+    def _predictor(self) -> Predictor:
+        return cast(Predictor, self.by_name[self.chosen])
+
+    def _predictors(self) -> Iterable[Predictor]:
+        return cast(Iterable[Predictor], self.by_name.values())
+
+    @property
     def ready(self) -> bool:
         """Whether the chosen predictor has learned enough to predict."""
-        return self.by_name[self.chosen].ready
+        return self._predictor.ready
 
     @torch.no_grad()
     def forward(self, source: Source) -> Tensor:
         """Predicted decoder steps, (B,), at least 1."""
-        return self.by_name[self.chosen](source).clamp_min(1)
+        return self._predictor(source).clamp_min(1)
 
     @torch.no_grad()
     def observe(self, source: Source) -> None:
         """Learn from sentences of known target lengths, in training."""
-        for predictor in self.by_name.values():
+        for predictor in self._predictors():
             predictor.observe(source)
 
     @torch.no_grad()
     def observe_durations(self, source: Source, durations: Tensor) -> None:
         """Learn from the durations (B, S) of the source tokens, in frames, in training."""
-        for predictor in self.by_name.values():
+        for predictor in self._predictors():
             predictor.observe_durations(source, durations)
 
     def log_durations(self, source: Source) -> Tensor | None:
         """The input of the chosen predictor's loss, from the model's forward pass; None if it has no loss."""
-        return self.by_name[self.chosen].log_durations(source)
+        return self._predictor.log_durations(source)
 
     def loss(self, log_durations: Tensor, source: Source, durations: Tensor | None = None) -> Tensor:
         """The training loss of the chosen predictor."""
-        return self.by_name[self.chosen].loss(log_durations, source, durations)
+        return self._predictor.loss(log_durations, source, durations)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Load checkpoints with another predictor or none: what is missing keeps its initial value."""

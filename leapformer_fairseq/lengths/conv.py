@@ -28,6 +28,7 @@ class Conv(Predictor):
     """
 
     trained = True
+    updates: Tensor
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -66,6 +67,7 @@ class Conv(Predictor):
         if self.training:
             self.updates += 1
         if durations is None:
+            assert source.target is not None
             predicted = _durations(log_durations).sum(1).log1p()
             expected = (source.target.float() * self.frames_per_step).log1p()
         else:

@@ -30,6 +30,8 @@ class Lookup(Predictor):
     """
 
     needs_tokens = True
+    frames: Tensor
+    tokens: Tensor
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -48,7 +50,7 @@ class Lookup(Predictor):
         self.table = Path(setting.options.length_table) if setting.options.length_table else None
         # The checkpoint contains the table, so the file is needed in training only.
         self.read = self.table is not None and self.table.is_file()
-        if self.read:
+        if self.table is not None and self.read:
             for token, frames in _read_table(self.table, setting.dictionary):
                 self.frames[token] = round(frames * PRECISION)
                 self.tokens[token] = PRECISION
@@ -69,6 +71,7 @@ class Lookup(Predictor):
 
     def observe_durations(self, source: Source, durations: Tensor) -> None:
         if self.table is None:
+            assert source.tokens is not None
             counted = source.keep & source.tokens.ne(self.end)
             tokens = source.tokens[counted]
             self.frames.index_add_(0, tokens, durations[counted].long())

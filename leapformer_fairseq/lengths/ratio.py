@@ -19,6 +19,9 @@ from .base import Predictor, Setting, Source, register
 class Ratio(Predictor):
     """A constant times the source length (in the paper 1.25 to 1.5 for speech, 0.6 for translation)."""
 
+    source_length: Tensor
+    target_length: Tensor
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.given = setting.options.length_ratio
@@ -28,6 +31,7 @@ class Ratio(Predictor):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
 
     def observe(self, source: Source) -> None:
+        assert source.target is not None
         self.source_length += source.keep.sum()
         self.target_length += source.target.sum()
 

@@ -89,6 +89,7 @@ def published(std: str, paper: str) -> Composite:
     for name, row in about["rows"].items():
         if paper == "luna" and "relative_speed" in row:
             without = tables.average(about["tasks"], row["accuracy"], ("retrieval",))
+            assert without is not None  # the paper prints all the others
             rows[name] = Measured(without, row["relative_speed"][LENGTH], row["relative_memory"][LENGTH])
         elif paper == "leapformer" and "speed" in row:
             rows[name] = Measured(row["average"], row["speed"][LENGTH], row["memory_from_rcpmem"])

@@ -69,7 +69,7 @@ def score(row: Measured, baseline: Measured, std: float) -> Score:
     """
     speed, denominator = row.speed / baseline.speed, 1 + (baseline.accuracy - row.accuracy) / std
     fine = denominator > 0
-    memory = None if None in (row.memory, baseline.memory) else baseline.memory / row.memory  # type: ignore[operator]
+    memory = None if row.memory is None or baseline.memory is None else baseline.memory / row.memory
     return Score(
         rcp=speed / denominator if fine else None,
         rcpmem=(speed + memory) / 2 / denominator if fine and memory is not None else None,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from fairseq.models import FairseqEncoder
+from torch import Tensor
 
 from ..attention import Carry
 from ..modules import PassContext
@@ -15,7 +16,7 @@ from .lengths import EncoderOut
 CARRY = "carry"  # key of the encoder's output: [values (B, l, C)], or [values, keep (B, l)]
 
 
-class CarryingEncoder(nn.Module):
+class CarryingEncoder(FairseqEncoder):
     """Mixin for fairseq encoders: the carry of the last layer goes to the decoder with the encoder's output."""
 
     context: PassContext

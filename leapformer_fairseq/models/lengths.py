@@ -6,7 +6,8 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from fairseq.models import FairseqEncoder
+from torch import Tensor
 
 from ..errors import LeapformerError
 from ..lengths import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
@@ -49,7 +50,7 @@ def build_length_predictor(
     return LengthPredictor(Setting(args, width, dictionary, frames_per_step, timed))
 
 
-class PredictingEncoder(nn.Module):
+class PredictingEncoder(FairseqEncoder):
     """Mixin for fairseq encoders: what a generator asks for holds the predicted length of each target.
 
     `length_predictor` may be None; then there is no length.

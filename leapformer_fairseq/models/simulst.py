@@ -62,7 +62,7 @@ class WaitKDecoder(Decoder):
     ) -> tuple[Tensor, dict[str, Any]]:
         x, extra = super().forward(prev_output_tokens, encoder_out, incremental_state, **options)
         mask = self.context.schedule or self.mask
-        if mask is not None and incremental_state is not None:
+        if mask is not None and incremental_state is not None and encoder_out is not None:
             before = mask.ratio * (prev_output_tokens.shape[1] - 2 + mask.lagging)
             extra[END_CLOSED] = (~encoder_out["encoder_padding_mask"][0]).sum(1) > before
         return x, extra
@@ -149,8 +149,9 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
 
     def train(self, mode: bool = True) -> LeapformerSimulSTModel:
         # Training samples k per batch; whoever evaluates next must find a fixed one.
-        if self.training and not mode and getattr(self, "lagging", None) is not None:
-            self.set_lagging(self.lagging[1])
+        lagging = getattr(self, "lagging", None)
+        if self.training and not mode and lagging is not None:
+            self.set_lagging(lagging[1])
         return super().train(mode)
 
     def forward(

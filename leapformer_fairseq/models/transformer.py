@@ -40,7 +40,7 @@ class Decoder(TransformerDecoderBase):
         self,
         config: TransformerConfig,
         dictionary: Any,
-        embed_tokens: nn.Embedding,
+        embed_tokens: nn.Module,
         no_encoder_attn: bool = False,
         target_length: int | None = None,
     ) -> None:
@@ -89,8 +89,9 @@ class Decoder(TransformerDecoderBase):
             true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
         tell_length(self.context, encoder_out, true_lengths)
         if incremental_state is not None:
-            if self.context.prompt is not None and not incremental_state:
-                self._read_prompt(len(prev_output_tokens), incremental_state)
+            prompt = self.context.prompt
+            if prompt is not None and not incremental_state:
+                self._read_prompt(prompt, len(prev_output_tokens), incremental_state)
             ahead, column = incremental_state.get(_AHEAD), prev_output_tokens.shape[1] - 1
             if ahead is not None and column < ahead.shape[1]:
                 if column + 1 == ahead.shape[1]:
@@ -101,12 +102,12 @@ class Decoder(TransformerDecoderBase):
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
 
-    def _read_prompt(self, batch: int, incremental_state: IncrementalState) -> None:
+    def _read_prompt(self, prompt: Tensor, batch: int, incremental_state: IncrementalState) -> None:
         """Read the prompt once a sentence and give each of its hypotheses a copy of the state."""
-        incremental_state[_AHEAD] = self.read(self.context.prompt, incremental_state)
-        beam = batch // len(self.context.prompt)
+        incremental_state[_AHEAD] = self.read(prompt, incremental_state)
+        beam = batch // len(prompt)
         if beam > 1:
-            order = torch.arange(len(self.context.prompt), device=self.context.prompt.device).repeat_interleave(beam)
+            order = torch.arange(len(prompt), device=prompt.device).repeat_interleave(beam)
             self.reorder_incremental_state_scripting(incremental_state, order)
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:

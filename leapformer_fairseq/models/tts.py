@@ -9,7 +9,7 @@ Shapes: B sentences, S phonemes, T decoder steps, F values a step (mel channels 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from fairseq.data.data_utils import lengths_to_padding_mask
@@ -120,8 +120,9 @@ class TTSDecoder(TTSTransformerDecoder):
         tell_length(self.context, encoder_out, target_lengths if incremental_state is None else None)
         with carried(self.context, encoder_out):
             x, extra = super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
-        if self.guided and incremental_state is None and extra["attn"] is not None:  # what the loss will see
-            extra["attn"] = spread(extra["attn"], *encoder_out["encoder_padding_mask"])
+        alignment = extra["attn"] if self.guided and incremental_state is None else None
+        if alignment is not None and encoder_out is not None:  # what the loss will see
+            extra["attn"] = spread(alignment, *encoder_out["encoder_padding_mask"])
         return x, extra
 
     def forward(
@@ -140,7 +141,7 @@ class TTSDecoder(TTSTransformerDecoder):
         """
         x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, target_lengths, speaker)
         frames = self.feat_proj(x)
-        refined = frames if incremental_state is not None else self.refine(frames, target_lengths)
+        refined = frames if incremental_state is not None else self.refine(frames, cast(Tensor, target_lengths))
         return refined, self.eos_proj(x), {**extra, "feature_out": frames}
 
     def refine(self, frames: Tensor, lengths: Tensor) -> Tensor:

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from ..attention import ChunkMask, Mask, Mechanism, Projections, State, Step, TokenInfo
+from ..attention import ChunkMask, Mask, Mechanism, PrefixMask, Projections, State, Step, TokenInfo
 from .context import PassContext, StackFacts
 from .decoding import IncrementalState, Memory
 from .state_dict import remember_slots, upgrade
+
+
+class Where(TypedDict):
+    """Both sides' tokens, and who sees what."""
+
+    query: TokenInfo
+    key: TokenInfo
+    mask: Mask
 
 
 class MechanismAttention(FairseqIncrementalState, nn.Module):
@@ -29,6 +37,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     simultaneous cross-attention, chunks in streaming encoders, None otherwise; it holds in training and generation
     alike. `context` describes the current pass of its stack; without a stack there is no carry.
     """
+
+    _get_full_incremental_state_key: Callable[[str], str]  # fairseq's
 
     def __init__(
         self,
@@ -56,7 +66,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def forward(
         self,
         query: Tensor,
-        key: Tensor | None,
+        key: Tensor,
         value: Tensor | None,
         key_padding_mask: Tensor | None = None,
         incremental_state: IncrementalState | None = None,
@@ -74,7 +84,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         if torch.is_grad_enabled():
             self._prepared = None  # weights are about to change; see `train`
         composes = self.weights_in_training if self.training else self.compose_weights
-        wanted = (need_weights or need_head_weights) and composes and key is not None
+        wanted = (need_weights or need_head_weights) and composes
         if isinstance(self.mask, ChunkMask):
             out, weights = self._in_chunks(query, _keep(key_padding_mask), wanted)
         elif incremental_state is None:
@@ -95,7 +105,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         query_info = key_info
         if not self.self_attention:
             query_info = TokenInfo.whole(len(query), device=query.device).of_length(self.context.told("lengths"))
-        where = {"query": query_info, "key": key_info, "mask": self.mask}
+        where: Where = {"query": query_info, "key": key_info, "mask": self.mask}
         k, v = self._kv(key)
         q = k if "q_proj" in self.mechanism.capabilities.unused_projections else self._q(query)
         if self.watcher is not None:
@@ -111,7 +121,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """Encoder self-attention over whole utterances, or over more chunks of an utterance that arrives."""
         tokens, states = self.context.told("tokens"), self.context.states
         tokens = self._described(TokenInfo.whole(len(x), keep, x.device) if tokens is None else tokens, x)
-        where = {"query": tokens, "key": tokens, "mask": self.mask}
+        where: Where = {"query": tokens, "key": tokens, "mask": self.mask}
         q, (k, v) = self._q(x), self._kv(x)
         if states is not None:
             state = states.get(self.slot) or self._first_state(k, v, tokens)
@@ -128,8 +138,9 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
             first = self._described(memory.tokens(0, None, query.device), query)
             value_dim = self.v_proj.out_features // self.num_heads
             memory.state = self.mechanism.init_state(query.shape[1], value_dim, query, first, self.mask)
-        if len(query) == 1 and keep is None and memory.padded is None and memory.step_serves(query.device):
-            out = memory.step(query[0], memory.state, memory.queries + 1, memory.lengths).unsqueeze(0)
+        step = memory.fused(query.device) if len(query) == 1 and keep is None and memory.padded is None else None
+        if step is not None:
+            out = step(query[0], memory.state, memory.queries + 1, memory.lengths).unsqueeze(0)
         else:
             tokens = self._described(memory.tokens(len(query), keep, query.device), query)
             q, (k, v) = self._q(query), self._kv(query)
@@ -146,8 +157,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         outputs = []
         # Under wait-k one query after the other, since each sees more of the source.
         for part in query.split(len(query) if self.mask is None else 1):
-            self._read(memory, key, padding)
-            outputs.append(self._attend(part, memory))
+            state = self._read(memory, key, padding)
+            outputs.append(self._attend(part, state, memory))
             memory.advance(len(part))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), weights
 
@@ -155,13 +166,13 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """Cross-attention weights (B, H, T, S) of the next queries."""
         tokens = memory.tokens(len(query), None, query.device)
         source = self._described(TokenInfo.whole(len(key), keep, key.device), key)
-        mask = None if self.mask is None else self.mask.after(memory.queries)
+        mask = self.mask.after(memory.queries) if isinstance(self.mask, PrefixMask) else None
         return self.mechanism.weights(self._q(query), self._kv(key)[0], query=tokens, key=source, mask=mask)
 
-    def _read(self, memory: Memory, key: Tensor, padding: Tensor | None) -> None:
-        """Bring the source columns that the next query may see into the state."""
-        stop = len(key) if self.mask is None else self.mask.count(memory.queries, len(key))
-        if stop > memory.read:
+    def _read(self, memory: Memory, key: Tensor, padding: Tensor | None) -> State:
+        """The state, with the source columns that the next query may see brought into it."""
+        stop = self.mask.count(memory.queries, len(key)) if isinstance(self.mask, PrefixMask) else len(key)
+        if memory.state is None or stop > memory.read:
             keep = _keep(padding)
             if memory.state is None:
                 memory.shared = self._shared(key, keep)
@@ -172,19 +183,21 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
             memory.state, memory.read = self.mechanism.write(state, k, v, source), stop
         if self.hands_on:
             self.context.carry = self.mechanism.carry(memory.state)
+        return memory.state
 
-    def _attend(self, query: Tensor, memory: Memory) -> Tensor:
+    def _attend(self, query: Tensor, state: State, memory: Memory) -> Tensor:
         """Cross-attention of more tokens to what was read of the source."""
-        if len(query) == 1 and memory.step_serves(query.device):
-            return memory.step(query[0], memory.state, memory.queries + 1, memory.lengths).unsqueeze(0)
+        step = memory.fused(query.device) if len(query) == 1 else None
+        if step is not None:
+            return step(query[0], state, memory.queries + 1, memory.lengths).unsqueeze(0)
         q, tokens = self._q(query), memory.tokens(len(query), None, query.device)
         if memory.shared == 1:
-            return self._out(self.mechanism.read(memory.state, q, tokens))
+            return self._out(self.mechanism.read(state, q, tokens))
         # The hypotheses of a sentence are queries of one batch entry.
         together = q.unflatten(0, (-1, memory.shared)).transpose(1, 2)  # (sentences, H, shared, T, D)
         lengths = None if tokens.lengths is None else tokens.lengths[:: memory.shared]
         tokens = TokenInfo(tokens.positions.repeat(1, memory.shared), lengths)
-        out = self.mechanism.read(memory.state, together.flatten(2, 3), tokens)
+        out = self.mechanism.read(state, together.flatten(2, 3), tokens)
         return self._out(out.unflatten(2, (memory.shared, -1)).transpose(1, 2).flatten(0, 1))
 
     def _shared(self, key: Tensor, keep: Tensor | None) -> int:

@@ -76,12 +76,15 @@ class Captured:
 
 def attentions_by_block(model: nn.Module) -> dict[str, list[MechanismAttention]]:
     """The swapped attention of every layer, for each block that the model has."""
-    found = {}
+    found: dict[str, list[MechanismAttention]] = {}
     for block in BLOCKS:
-        layers = layers_of(getattr(model, block.stack)) if hasattr(model, block.stack) else []
+        if not hasattr(model, block.stack):
+            continue
+        layers = layers_of(getattr(model, block.stack))
         # By index: iterating may skip layers (layer drop).
-        parts = [getattr(layers[i], block.attribute, None) for i in range(len(layers))]
-        if parts and all(isinstance(part, MechanismAttention) for part in parts):
+        attentions = [getattr(layers[i], block.attribute, None) for i in range(len(layers))]
+        parts = [part for part in attentions if isinstance(part, MechanismAttention)]
+        if parts and len(parts) == len(attentions):
             found[block.name] = parts
     return found
 
@@ -112,7 +115,7 @@ def choose(model: nn.Module, block: str | None = None, layer: int | None = None,
 
 
 @torch.no_grad()
-def capture(model: nn.Module, batch: Mapping[str, Tensor], chosen: Choice) -> list[Captured]:
+def capture(model: nn.Module, batch: Mapping[str, Tensor | list[Tensor]], chosen: Choice) -> list[Captured]:
     """One pass over a whole sentence (teacher forcing); what the chosen attentions were asked, by block and layer.
 
     `batch` holds the arguments of the model's `forward` with a batch of 1.

@@ -35,9 +35,11 @@ class Memory:
     read: int = 0
     shared: int = 1
 
-    def step_serves(self, device: torch.device) -> bool:
-        """Whether the fused step may be taken: it changes states in place, has no gradient, and knows no autocast."""
-        return self.step is not None and not torch.is_grad_enabled() and not torch.is_autocast_enabled(device.type)
+    def fused(self, device: torch.device) -> Step | None:
+        """The fused step, where it may be taken: it changes states in place, has no gradient, and knows no autocast."""
+        if self.step is None or torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
+            return None
+        return self.step
 
     def tokens(self, count: int, keep: Tensor | None, device: torch.device) -> TokenInfo:
         """The next `count` query columns."""

@@ -168,7 +168,7 @@ def _carry_width(args: argparse.Namespace) -> int | None:
     return args.encoder_embed_dim if has_one else None
 
 
-def layers_of(stack: nn.Module) -> nn.ModuleList:
+def layers_of(stack: Any) -> nn.ModuleList:
     """The layers of a fairseq encoder or decoder, by either name. Index, never iterate: layer drop skips some."""
     return stack.layers if hasattr(stack, "layers") else stack.transformer_layers
 

@@ -31,7 +31,7 @@ def check_vocabulary(module: nn.Module, state_dict: dict[str, Tensor], name: str
     fairseq's own checkpoints have no fingerprint: of these only the number of words is compared.
     """
     remedy = "use the data folder (dict.*.txt) that the model was trained on"
-    for key, value in module.embed_tokens.state_dict().items():
+    for key, value in module.get_submodule("embed_tokens").state_dict().items():
         found = state_dict.get(f"{name}.embed_tokens.{key}")
         if found is not None and len(found) != len(value):
             raise LeapformerError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,19 +43,20 @@ class Request:
 class Example:
     """The arguments of a model's `forward` for one sentence, what its rows are, and what the user should know."""
 
-    batch: dict[str, Tensor | list[Tensor]]
+    batch: Mapping[str, Tensor | list[Tensor]]
     read: Axis | None = None  # the decoder's rows by the tokens they read,
     written: Axis | None = None  # and by those they write
     source: Axis | None = None
     notes: list[str] = field(default_factory=list)
 
-    def axes(self, block: str) -> tuple[Axis | None, Axis | None]:
+    def axes(self, block: str) -> tuple[Axis, Axis]:
         """What the queries and the keys of a block are. Cross-attention asks for the token to be written."""
-        return {
+        axes = {
             "encoder-self": (self.source, self.source),
             "decoder-self": (self.read, self.read),
             "decoder-cross": (self.written, self.source),
         }[block]
+        return cast(tuple[Axis, Axis], axes)  # of a block that the model has
 
 
 def load(checkpoint: str, data: str | None = None) -> tuple[Any, Any]:

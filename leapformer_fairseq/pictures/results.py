@@ -110,7 +110,7 @@ def _bounded(found: dict[str, Any]) -> Any:
     """Milliseconds and peak memory by length, a line per system, the cumulative sums among them."""
     known = _values(found["times"], "mechanism")
     times = [*found["times"], *(row for row in found["cumulative"] if row["mechanism"] not in known)]
-    panels = ((times, "ms", "milliseconds"), (found["memory"], "peak_mib", "peak MiB above the inputs"))
+    panels = [(times, "ms", "milliseconds"), (found["memory"], "peak_mib", "peak MiB above the inputs")]
     panels = [panel for panel in panels if panel[0]]
     devices, styles = _values(times, "device"), _styles(times)
     figure, grid = _grid(len(devices), len(panels), "Causal training with a bounded memory: forward and backward pass")

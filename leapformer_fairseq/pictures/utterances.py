@@ -15,8 +15,8 @@ def draw_utterance(utterance: Utterance, script: Script, path: str | Path) -> No
     steps, phonemes = len(utterance.ended), [*script.phonemes.split(), "."]
     figure = Figure(figsize=(9, 7), layout="constrained")
     spectrogram, alignment, end = figure.subplots(3, 1, height_ratios=(3, 3, 1), sharex=True)
-    extent = (0, steps, 0, utterance.frames.shape[1])
-    spectrogram.imshow(utterance.frames.T.numpy(), "magma", aspect="auto", origin="lower", extent=extent)
+    channels = (0, steps, 0, utterance.frames.shape[1])
+    spectrogram.imshow(utterance.frames.T.numpy(), "magma", aspect="auto", origin="lower", extent=channels)
     spectrogram.set_ylabel("mel channel")
     if utterance.alignment is not None:
         extent = (0, steps, -0.5, len(phonemes) - 0.5)

@@ -145,10 +145,11 @@ def fill(name: str, words: Sequence[str], rows: Sequence[str], failed: Any, **of
     """
     table = tables()[name]
     titles = Titles(name, rows or table.rows, table.expect)
-    rows, wrong = [*(rows or table.rows)], []
+    chosen: list[str | None] = [*(rows or table.rows)]
+    wrong = []
     steps, options = apart(words)
     words = [*(steps or table.steps), *table.options, *options]
-    for row in rows or [None]:
+    for row in chosen or [None]:
         own = ["--attention", row] if row else []
         try:
             start(table.recipe, [*words, *own], titles=titles, **of_shell).run_all()

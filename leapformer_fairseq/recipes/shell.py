@@ -74,7 +74,8 @@ class Shell:
     ) -> None:
         self.out, self.dry = out, dry
         self._say, self._call, self._launcher = say, call, launcher or Launcher()
-        self._start, self._threads = time.monotonic(), None
+        self._start = time.monotonic()
+        self._threads: int | None = None
 
     def say(self, text: str) -> None:
         """Show what is done next, and how long it took so far."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 from ..errors import LeapformerError
@@ -49,8 +50,9 @@ def paired_bootstrap(
         "bs",
         samples,
     )
-    signatures, found = test()
-    names = found.pop("System")
+    signatures, table = test()
+    names = cast(list[str], table.pop("System"))
+    found = cast(dict[str, list[Any]], table)  # sacreBLEU's results
     baseline = next(iter(systems.values()))
     compared = []
     for metric, results in found.items():

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..attention import Context
 from ..errors import LeapformerError
-from ..modules import check_decoder, state_bytes
+from ..modules import IncrementalState, check_decoder, state_bytes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def score_stream(model: Any, text: Tensor, first: int, segment: int, carry: bool
             "--segment"
         )
     inputs = torch.cat([text.new_tensor([first]), text[:-1]])
-    bits, state = 0.0, {}
+    bits, state = 0.0, IncrementalState()
     progress = tqdm(total=len(text), unit="tok", unit_scale=True, desc="stream", mininterval=1.0)
     for tokens, target in zip(inputs.split(segment), text.split(segment), strict=True):
         state = state if carry else {}

@@ -44,7 +44,7 @@ class Sentence(NamedTuple):
     graph: (L, H, T, S), True where entmax gives a weight above 0.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides a method of tuples
     words: list[str]
     q: Tensor
     k: Tensor
@@ -133,7 +133,8 @@ def extract(checkpoint: str, request: Request, out: str, watch: Watch) -> Graphs
         "seed": request.seed,
         "sentences": request.sentences,
     }
-    learned = [layer.mechanism.alpha.flatten().tolist() for layer in layers if layer.mechanism.alpha_logit is not None]
+    alphas = [layer.mechanism.alpha for layer in layers if isinstance(layer.mechanism, Entmax)]
+    learned = [alpha.flatten().tolist() for alpha in alphas if isinstance(alpha, Tensor)]
     if learned:
         about["alphas"] = learned
     batches = _Batches(task, request)

@@ -102,7 +102,8 @@ def block_points(grid: str, mechanisms: Sequence[str]) -> list[Point]:
 
 def values_of(option: str) -> list[int]:
     """All values that an option has in any grid."""
-    grids = (options for name in patterns() for values in find(name).grids.values() for options in values)
+    found = [cls for cls in MECHANISMS.values() if issubclass(cls, Pattern)]
+    grids = (options for cls in found for values in cls.grids.values() for options in values)
     return sorted({options[option] for options in grids if option in options})
 
 

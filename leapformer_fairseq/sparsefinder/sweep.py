@@ -83,7 +83,7 @@ def run(graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Watch
     }
     locked_folder(out, RECORD, about, "sweep", among_others=True)
     (out / POINTS).mkdir(exist_ok=True)
-    units, found = sweep.units(), []
+    units, found = sweep.units(), list[dict[str, Any]]()
     for i, (point, seed) in enumerate(units):
         path = _kept_at(out, point, seed)
         watch(i, len(units), point.name)

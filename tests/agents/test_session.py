@@ -257,7 +257,7 @@ def test_a_token_costs_the_same_after_any_source(arriving, monkeypatch) -> None:
 
     def read_again(self, memory, *args):
         memory.state, memory.read = None, 0
-        read(self, memory, *args)
+        return read(self, memory, *args)
 
     monkeypatch.setattr(MechanismAttention, "_read", read_again)
     assert flops_of_a_token(system, 20) > 1.5 * flops_of_a_token(system, 1), "an inverted control"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from . import english, german
-from .german import Gender
+from .german import Gender, Person
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Verb:
         """As after a modal verb: `abholen`."""
         return self.german.replace("|", "")
 
-    def finite(self, person: german.Person) -> str:
+    def finite(self, person: Person) -> str:
         """Present tense without the particle."""
         if self.irregular_present:
             return self.irregular_present[german.PERSONS.index(person)]

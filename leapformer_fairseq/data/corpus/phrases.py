@@ -39,7 +39,8 @@ def pairs(rows: tuple[tuple[str, str], ...]) -> OneOf:
 def noun_phrase(determiner: Determiner, adjective: Adjective | None, noun: Noun, plural: bool = False) -> NounPhrase:
     """A determiner, perhaps an adjective, and a noun: `an old book`, `ein altes Buch`."""
     gender: Gender = "p" if plural else noun.gender
-    words = " ".join(filter(None, [adjective and adjective.english, noun.english_many if plural else noun.english]))
+    described = adjective.english if adjective else ""
+    words = " ".join(filter(None, [described, noun.english_many if plural else noun.english]))
     if determiner is lexicon.A:
         words = english.indefinite(words)
     else:

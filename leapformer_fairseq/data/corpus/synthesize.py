@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -49,7 +50,8 @@ def synthesize(folder: Path, utterances: Sequence[Line], task: str) -> None:
     environment = {**os.environ, "PYTHONPATH": search_path}
     with ExitStack() as stack:
         speakers = [stack.enter_context(Popen([*worker, str(i)], env=environment)) for i in range(SPEAKERS)]
-        stack.callback(lambda: [speaker.terminate() for speaker in speakers])
+        for speaker in speakers:
+            stack.callback(speaker.terminate)
         for speaker in speakers:
             if speaker.wait():
                 raise LeapformerError(f"speech synthesis failed with status {speaker.returncode}; its message is above")
@@ -108,7 +110,10 @@ def write_wav(path: Path, samples: np.ndarray) -> None:
     soundfile.write(str(path), samples, SAMPLE_RATE, subtype="PCM_16")
 
 
-TASKS = {"st": (Utterance, speak_in_noise), "tts": (Reading, read_aloud)}
+TASKS: dict[str, tuple[type[Any], Callable[[Espeak, Any, Path], None]]] = {
+    "st": (Utterance, speak_in_noise),
+    "tts": (Reading, read_aloud),
+}
 
 
 if __name__ == "__main__":

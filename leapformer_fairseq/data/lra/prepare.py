@@ -166,8 +166,8 @@ def prepare(name: str, root: str | Path, out: str | Path, quirks: Sequence[str] 
             raise LeapformerError(f"--quirks {quirk}: the data of {name} has {', '.join(own) or 'none'}")
     task, root, out = TASKS[name], Path(root).absolute(), Path(out).absolute()
     options = {"dataset": NAME, "task": name, "quirks": sorted(quirks)}
-    if (out / prepared.STATE).is_file() and (summary := prepared.begin(out, options)) is not None:
-        return summary
+    if (out / prepared.STATE).is_file() and (before := prepared.begin(out, options)) is not None:
+        return before
     if not root.is_dir():
         raise LeapformerError(f"{NAME} root {root} is not a folder; check the path")
     found = task.read(root, frozenset(quirks))
