@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import register
 from ..agents.engine import Engine, engine_for
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
@@ -100,6 +101,8 @@ def _written(length: float, models: Callable[[], dict[str, Any]], place: measure
 def make(system: System, place: measure.Place) -> Any:
     """A model of the papers' size."""
     from fairseq.data import Dictionary
+
+    register()
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
     words = Dictionary()

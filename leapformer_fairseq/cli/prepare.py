@@ -23,6 +23,7 @@ _ROOTS = {
     "iwslt17": "IWSLT 2017: holds {train,valid,test}.LANGUAGE, or the release en-de.tgz or en-fr.tgz of WIT3",
     "iwslt14-documents": "IWSLT 2014 in windows of sentences of one talk: holds {train,valid,test}.LANGUAGE with an "
     "empty line between talks, or the release SOURCE-TARGET.tgz",
+    "text": "parallel text of your own: holds {train,valid,test}.LANGUAGE, a sentence a line, as they are or with .gz",
     "wmt14": "WMT 2014: holds {train,valid,test}.LANGUAGE, or the archives of the release",
     "wikitext2": "WikiText-2: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
     "wikitext103": "WikiText-103: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
@@ -106,10 +107,15 @@ def _add_speech(parser: argparse.ArgumentParser, name: str) -> None:
 def _add_parallel(parser: argparse.ArgumentParser, name: str) -> None:
     dataset = parallel.DATASETS[name]
     parser.add_argument(
-        "--pair", default=dataset.pair, metavar="SOURCE-TARGET", help="languages (default: %(default)s)"
+        "--pair",
+        default=dataset.pair,
+        metavar="SOURCE-TARGET",
+        help="languages (default: %(default)s)" if dataset.pair else "what the names of the files end with, e.g. en-de",
     )
     _add_vocabulary(parser, dataset.vocab_size, "subwords for both languages together")
-    if dataset.window is None:
+    if name == parallel.OWN:
+        parser.set_defaults(download=False, window=None)
+    elif dataset.window is None:
         _add_download(parser)
         parser.set_defaults(window=None)
     else:

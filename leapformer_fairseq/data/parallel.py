@@ -29,6 +29,8 @@ SPLITS = ("train", "valid", "test")
 SUBWORD_PAIRS = 1_000_000  # as many sentence pairs, spread over all of them, are enough to find subwords
 BATCH = 10_000  # sentence pairs that are encoded at a time
 
+OWN = "text"  # the data set of one's own
+
 Pairs = Iterator[tuple[str, str]]
 
 
@@ -36,9 +38,9 @@ Pairs = Iterator[tuple[str, str]]
 class ParallelText:
     """A data set: its languages, default direction first, and the names its files have before .LANGUAGE.
 
-    `provide` makes the files from the release, and may download it. Training pairs longer than `longest` subwords, or
-    whose lengths differ by more than a factor of `ratio`, are left out. Letters beyond `coverage` of the text become
-    unknown: text from the web has thousands of them.
+    Without languages any two will do. `provide` makes the files from the release, and may download it. Training pairs
+    longer than `longest` subwords, or whose lengths differ by more than a factor of `ratio`, are left out. Letters
+    beyond `coverage` of the text become unknown: text from the web has thousands of them.
 
     Of a data set of documents, whose files have an empty line between two of them, `window` sentences are translated
     together (see `windows`); training pairs that are left out are missing in the windows of others.
@@ -56,7 +58,7 @@ class ParallelText:
 
     @property
     def pair(self) -> str:
-        """The default direction, e.g. en-de."""
+        """The default direction, e.g. en-de; "" where there is none."""
         return "-".join(self.languages[:2])
 
     def separates(self, pair: Sentences) -> bool:
@@ -78,6 +80,7 @@ DATASETS = {
         ),
         ParallelText("iwslt17", ("en", "de", "fr"), 32_000, releases.iwslt17, _NAMES, longest=250),
         ParallelText("wmt14", ("en", "de"), 32_000, releases.wmt14, _NAMES, longest=250, ratio=1.5, coverage=0.9999),
+        ParallelText(OWN, (), 8_000, releases.nothing, _NAMES, longest=250, coverage=0.9999),
     )
 }
 
@@ -117,7 +120,11 @@ def prepare(
 
 def _languages(dataset: ParallelText, pair: str) -> tuple[str, str]:
     languages = pair.split("-")
-    if len(languages) != 2 or len(set(languages)) != 2 or not set(languages) <= set(dataset.languages):
+    if len(set(languages)) != 2 or "" in languages or len(languages) != 2:
+        raise LeapformerError(
+            f"--pair {pair or '(none)'}: give two languages, as files end, e.g. {dataset.pair or 'en-de'}"
+        )
+    if dataset.languages and not set(languages) <= set(dataset.languages):
         known = ", ".join(dataset.languages)
         raise LeapformerError(f"--pair {pair}: {dataset.name} has {known}; give two of them, e.g. {dataset.pair}")
     return languages[0], languages[1]
@@ -137,9 +144,10 @@ def _find(
             names = [f"{stem}.{language}" for stem in dataset.stems[split]]
             path = find_text(root, names)
             if path is None:
-                raise LeapformerError(
-                    f"no file {root / names[0]}, nor with .gz; check the data folder, or let --download fetch it"
-                )
+                remedy = "" if dataset.name == OWN else ", or let --download fetch it"
+                raise LeapformerError(f"no file {root / names[0]}, nor with .gz; check the data folder{remedy}")
+            if not path.stat().st_size:
+                raise LeapformerError(f"{path} is empty; check the data folder")
             paths.append(path)
         found[split] = (paths[0], paths[1])
     return found

@@ -43,6 +43,10 @@ _TITLE = re.compile(r"</?(?:title|description)>")
 Texts = dict[str, Callable[[], Iterable[str]]]  # name of a file -> what makes its lines
 
 
+def nothing(root: Path, languages: Sequence[str], download: bool) -> None:
+    """There is no release: the files are one's own."""
+
+
 def multi30k(root: Path, languages: Sequence[str], download: bool) -> None:
     """ROOT/{train,val,test_2016_flickr}.LANGUAGE[.gz] (Elliott et al., 2016, W16-3210; task 1, raw)."""
     names = [f"{stem}.{language}" for stem in MULTI30K_STEMS for language in languages]

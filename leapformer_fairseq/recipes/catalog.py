@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import LeapformerError
 from . import configuration
 from .fine_tuning import Choices, Glue
-from .language_models import LanguageModel, MaskedLanguageModel
+from .language_models import LanguageModel, MaskedLanguageModel, OwnLanguageModel
 from .long_range_arena import LongRangeArena
 from .options import Parser
 from .quickstart import Quickstart
@@ -19,10 +19,12 @@ from .shell import Shell
 from .sparsefinder import Sparsefinder
 from .speaking import SynthesisedSpeech, TextToSpeech
 from .speech import SpeechTranslation
-from .translation import Documents, Translation
+from .translation import Documents, OwnTranslation, Translation
 
 DATASETS = {
     "quickstart": DataSet("Simultaneous speech translation from scratch", Quickstart),
+    "translation": DataSet("Parallel text of your own", OwnTranslation, "small", "{train,valid,test}.LANGUAGE"),
+    "language_model": DataSet("Text of your own", OwnLanguageModel, "small"),
     "multi30k": DataSet("Multi30k English-German", Translation, "small", "{train,val,test_2016_flickr}.{en,de}"),
     "iwslt14_deen": DataSet(
         "IWSLT 2014 German-English", Translation, "fairseq", "{train,valid,test}.{de,en}, or de-en.tgz of the release"

@@ -92,6 +92,44 @@ class LanguageModel(Runs):
         ]
 
 
+class OwnLanguageModel(LanguageModel):
+    """Any text, in subwords."""
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        parser.option("--root", "DIR", f"the data, a folder that holds {TEXTS} (only to prepare)", Path)
+        parser.option("--vocab-size", "N", "number of subwords, learned from the training text", whole())
+        parser.option(
+            "--contexts", "LIST", "evaluate with so many subwords before each segment, in quotes, each a row",
+            list_of(whole(0)), default=[],
+        )  # fmt: skip
+        parser.set_defaults(train_on_valid=False)
+        cls.add_run_options(parser)
+
+    def check_data(self) -> None:
+        self.need_root()
+
+    def step_prepare(self) -> None:
+        prepare_subwords(self, [])
+
+    def notes(self) -> list[str]:
+        return [
+            "Perplexity of the subwords of the test text, line ends included: comparable between models with these "
+            "subwords only; of each run the checkpoint with the lowest validation loss."
+        ]
+
+
+def prepare_subwords(recipe: Runs, more: list[object]) -> None:
+    """Text in subwords, with their dictionary."""
+    s, text, binary = recipe.settings, recipe.data / "text", recipe.data / "binary"
+    files = {part: text / f"{part}.txt" for part in PARTS}
+    recipe.shell.say(f"preparing the text in {recipe.data}")
+    recipe.shell.run(
+        recipe.shell.leapformer("prepare", "mlm", s.root, "--out", text, "--vocab-size", s.vocab_size, *more),
+        recipe.shell.once(binary, recipe.binarise(binary, files, text / "dict.txt")),
+    )
+
+
 class MaskedLanguageModel(Runs):
     """Perplexity of the masked subwords of a test text, the same ones for every model."""
 
@@ -120,14 +158,8 @@ class MaskedLanguageModel(Runs):
         self.need_root()
 
     def step_prepare(self) -> None:
-        s, text, binary = self.settings, self.data / "text", self.data / "binary"
-        more = ["--vocabulary", s.vocabulary] if s.vocabulary else []
-        files = {part: text / f"{part}.txt" for part in PARTS}
-        self.shell.say(f"preparing the text in {self.data}")
-        self.shell.run(
-            self.shell.leapformer("prepare", "mlm", s.root, "--out", text, "--vocab-size", s.vocab_size, *more),
-            self.shell.once(binary, self.binarise(binary, files, text / "dict.txt")),
-        )
+        vocabulary = self.settings.vocabulary
+        prepare_subwords(self, ["--vocabulary", vocabulary] if vocabulary else [])
 
     def before_training(self) -> None:
         init = self.settings.init

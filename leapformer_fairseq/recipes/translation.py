@@ -142,6 +142,15 @@ class Translation(Recipe):
         return f"Detokenised text, one reference; translated with {by}."
 
 
+class OwnTranslation(Translation):
+    """Parallel text of one's own."""
+
+    can_download = False
+
+    def prepare_options(self) -> list[str]:
+        return ["text"]
+
+
 class Documents(Translation):
     """Documents in windows of sentences that are translated together, of which only the last is scored."""
 

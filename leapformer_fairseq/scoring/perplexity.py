@@ -37,7 +37,7 @@ def score_evaluation(log: str | Path, tokens: int) -> dict[str, Any]:
         raise LeapformerError(f"{path}: the perplexity is {perplexity}; the training did not work, see its log")
     return {
         "scores": {"perplexity": perplexity, "bits": bits},
-        "signatures": {"perplexity": "unit:word|line ends:predicted|tool:fairseq-eval-lm"},
+        "signatures": {"perplexity": "unit:token|line ends:predicted|tool:fairseq-eval-lm"},
         "compute": None,
         "n_instances": evaluated,
         "n_empty": 0,

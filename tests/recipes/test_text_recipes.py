@@ -208,6 +208,32 @@ def test_wikitext103_with_adaptive_embeddings(tmp_path):
     assert all("--t-mult 2" in row["options"] for row in rows)
 
 
+def test_parallel_text_of_ones_own(tmp_path):
+    root, out = plain_tree(tmp_path / "data"), tmp_path / "out"
+    finished("translation", "--root", root, "--pair", "de-en", "--out", out, *TINY_NMT, "--epochs", 1)
+    check_translation(out, "leap-seed1")
+    for pair in ("", "de", "de-de"):
+        assert "give two languages" in refused("translation", "--root", root, "--pair", pair, "--out", tmp_path / "no")
+    told = refused("translation", "--root", root, "--pair", "de-fi", "--out", tmp_path / "no")
+    assert "no file" in told and "train.fi" in told and "download" not in told
+    (root / "valid.en").write_text("")
+    told = refused("translation", "--root", root, "--pair", "de-en", "--out", tmp_path / "empty")
+    assert "valid.en is empty" in told
+
+
+def test_text_of_ones_own_in_subwords(tmp_path):
+    out = tmp_path / "out"
+    finished(
+        "language_model", "--root", wikitext_tree(tmp_path / "data"), "--out", out, "--attention", "relu",
+        "--epochs", 1, "--vocab-size", 120, "--train-options", f"{TINY_SIZES} {SMALL_BATCHES} --tokens-per-sample 32",
+    )  # fmt: skip
+    (row,) = table(out)["rows"]
+    assert row["attention"] == "relu" and row["scores"]["perplexity"]["mean"] > 1
+    (run,) = table(out)["runs"]
+    assert run["size"] == count_tokens(out / "data/text/test.txt") > count_tokens(tmp_path / "data/test.txt")
+    assert "Perplexity of the subwords" in (out / "table.md").read_text(encoding="utf-8")
+
+
 class TestErrors:
     @pytest.mark.parametrize("dataset", [*TRANSLATION, *LANGUAGE])
     def test_missing_root_is_named(self, dataset, tmp_path):
