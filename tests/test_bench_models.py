@@ -156,3 +156,12 @@ class TestPapers:
         for name in papers.DECODERS:
             assert (short[name] == long[name]) == (name not in ("softmax", "fairseq")), name
         assert long["t2r, 32/4"] < long["abc-mlp, 32/8"] < long["rfa, 256/128"], "as the paper's sizes have it"
+
+
+def test_two_processes_are_measured_against_one_and_two_copies(tmp_path):
+    command = ["bench", "scaling", "--quick", "--mechanisms", "relu", "--device", "cpu", "--out", str(tmp_path)]
+    assert main(command) == 0
+    rows = json.loads((tmp_path / "scaling.json").read_text())["scaling"]
+    assert [row["mechanism"] for row in rows] == ["one process", "two processes", "two copies"]
+    assert rows[0]["ratio"] == 1 and all(row["tokens_per_second"] > 0 for row in rows)
+    assert main(["bench", "scaling", "--device", "cpu", "--dtype", "bfloat16", "--out", str(tmp_path)]) == 2

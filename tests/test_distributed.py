@@ -248,7 +248,7 @@ def test_two_machines_train_one_model(trained, data):
 
 def test_a_killed_process_is_restarted_and_ends_at_the_same_model(data, tmp_path):
     """A recipe starts torchrun again, which on CPUs does not restart its processes itself."""
-    words = f"{CASES['lm-leap'].replace('DATA/lm', '')} {COMMON} --max-update 300 --save-interval-updates 30".split()
+    words = f"{CASES['lm-leap'].replace('DATA/lm', '')} {COMMON} --max-update 150 --save-interval-updates 20".split()
     launcher, said = Launcher("torchrun", processes=2, restarts=1), list[str]()
     shell = Shell(tmp_path, said.append, lambda words: None, launcher=launcher)
     killed = Thread(target=kill_the_second_process, args=(tmp_path / "killed",))

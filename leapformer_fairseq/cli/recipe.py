@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import LeapformerError, one_line
 
+HELP = "a data set or a paper's table from data to scores: prepare, train, evaluate"
 _EPILOG = (
     "`leapformer recipe NAME --help` has the steps and options of one; docs/recipes.md and docs/papers.md say more."
 )

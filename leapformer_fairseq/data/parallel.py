@@ -120,13 +120,12 @@ def prepare(
 
 def _languages(dataset: ParallelText, pair: str) -> tuple[str, str]:
     languages = pair.split("-")
-    if len(set(languages)) != 2 or "" in languages or len(languages) != 2:
-        raise LeapformerError(
-            f"--pair {pair or '(none)'}: give two languages, as files end, e.g. {dataset.pair or 'en-de'}"
-        )
-    if dataset.languages and not set(languages) <= set(dataset.languages):
-        known = ", ".join(dataset.languages)
-        raise LeapformerError(f"--pair {pair}: {dataset.name} has {known}; give two of them, e.g. {dataset.pair}")
+    two = len(languages) == len({*languages} - {""}) == 2
+    if dataset.languages and not (two and {*languages} <= {*dataset.languages}):
+        choice = ", ".join(dataset.languages)
+        raise LeapformerError(f"--pair {pair}: {dataset.name} has {choice}; give two of them, e.g. {dataset.pair}")
+    if not two:
+        raise LeapformerError(f"--pair {pair or '(none)'}: give two languages, as the files' names end, e.g. en-de")
     return languages[0], languages[1]
 
 
