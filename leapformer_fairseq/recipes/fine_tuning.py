@@ -13,7 +13,6 @@ from . import configuration
 from .options import Parser, list_of, one_of, whole
 from .recipe import DataSet
 from .runs import Run, Runs
-from .translation import LIMITS
 
 GLUE = ("MNLI", "QNLI", "QQP", "SST-2")
 ACCURACY = ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
@@ -93,14 +92,9 @@ class FineTuning(Runs):
         return {name: self.options("eval") for name, (_, labels) in sets if labels.is_file() or self.shell.dry}
 
     def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
-        log, (subset, labels) = out / "validate.log", self.sets(run)[out.name]
-        yield from self.shell.logged(
-            log, "validate", self.data_of(run) / "binary", "--path", checkpoint, *self.task_options,
-            "--valid-subset", subset, *LIMITS, "--log-format", "simple", *options,
-        )  # fmt: skip
-        yield from self.shell.leapformer(
-            "score", log, "--examples", labels, "--checkpoint", checkpoint, "--json", out / "scores.json"
-        )
+        subset, labels = self.sets(run)[out.name]
+        data, words = self.data_of(run) / "binary", (*self.task_options, "--valid-subset", subset)
+        yield from self.validate(data, checkpoint, out, labels, *words, *options)
 
 
 class Glue(FineTuning):

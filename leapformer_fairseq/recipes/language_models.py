@@ -10,7 +10,6 @@ from ..trainings import Work
 from .options import Parser, list_of, whole
 from .recipe import DataSet
 from .runs import Run, Runs
-from .translation import LIMITS
 
 PARTS = ("train", "valid", "test")
 TEXTS = "{train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain or with .gz"
@@ -178,15 +177,9 @@ class MaskedLanguageModel(Runs):
 
     def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
         """The text is cut into full blocks, so that no line is too long, and the seed determines what is masked."""
-        log, text = out / "validate.log", self.data / "text/test.txt"
-        yield from self.shell.logged(
-            log, "validate", self.data / "binary", "--path", checkpoint, "--task", "masked_lm", "--valid-subset",
-            "test", "--sample-break-mode", "none", "--seed", 1, *LIMITS, "--log-format", "simple",
-            *options,
-        )  # fmt: skip
-        yield from self.shell.leapformer(
-            "score", log, "--examples", text, "--checkpoint", checkpoint, "--json", out / "scores.json"
-        )
+        words = ("--task", "masked_lm", "--valid-subset", "test", "--sample-break-mode", "none", "--seed", 1)
+        text = self.data / "text/test.txt"
+        yield from self.validate(self.data / "binary", checkpoint, out, text, *words, *options)
 
     def notes(self) -> list[str]:
         return [

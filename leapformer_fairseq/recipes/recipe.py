@@ -15,6 +15,7 @@ from . import configuration
 from .options import Parser, one_of, whole, words
 from .shell import LAUNCHERS, Launcher, Shell
 
+LIMITS = ("--num-workers", "1", "--required-batch-size-multiple", "1")  # of every evaluation
 REPEATED = (
     "Repeat the command to resume. If an option of fairseq is repeated, the last value counts, so all of the "
     "configuration can be overridden."
@@ -107,7 +108,23 @@ class Recipe(ABC):
         """The attentions of the table in their order, where that is not the order of names."""
         return ()
 
-    def table(self, title: str, *notes: str, folder: Path | None = None) -> Work:
+    def average(self, folder: Path, checkpoint: Path) -> Work:
+        """The average of the last --average epochs in a folder, unless it is there."""
+        if not checkpoint.is_file():
+            options = ["--inputs", folder, "--last", self.settings.average, "--output", checkpoint]
+            yield from self.shell.leapformer("average", *options)
+
+    def validate(self, data: Path, checkpoint: Path, out: Path, examples: Path, *words: object) -> Work:
+        """fairseq-validate on a set of `examples`, one a line, with the scores that its log has in out/scores.json."""
+        log = out / "validate.log"
+        yield from self.shell.logged(
+            log, "validate", data, "--path", checkpoint, *LIMITS, "--log-format", "simple", *words
+        )
+        yield from self.shell.leapformer(
+            "score", log, "--examples", examples, "--checkpoint", checkpoint, "--json", out / "scores.json"
+        )
+
+    def table(self, title: str, *notes: str) -> Work:
         """The table of all scored runs."""
         options = ["--title", self.titles.title or title]
         rows = self.titles.rows or self.row_order()
@@ -117,10 +134,8 @@ class Recipe(ABC):
             options += ["--expect", *order.split()]
         for note in notes:
             options += ["--note", note]
-        yield from self.shell.leapformer("table", folder or self.out, *options)
-        self.shell.say(
-            f"done: {folder or self.out}/table.md, table.json, table.png; details in the folders of the runs"
-        )
+        yield from self.shell.leapformer("table", self.out, *options)
+        self.shell.say(f"done: {self.out}/table.md, table.json, table.png; details in the folders of the runs")
 
 
 @dataclass(frozen=True)
@@ -135,7 +150,7 @@ class Titles:
 def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parser:
     """The parser of a data set's recipe, with the defaults of a configuration."""
     kind = about.recipe
-    others = [step for step in kind.more_steps]
+    others = kind.more_steps
     parser = Parser(
         prog=f"leapformer recipe {name} [{'|'.join((*kind.steps, *others))} ...]",
         usage=f"leapformer recipe {name} [STEP ...] --out DIR [OPTIONS]",

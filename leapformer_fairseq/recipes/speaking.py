@@ -9,7 +9,6 @@ from ..trainings import Work
 from .options import Parser, list_of, one_of, positive, whole
 from .plans import Attention
 from .recipe import ATTENTION, DataSet, Recipe
-from .translation import LIMITS
 
 PREDICTORS = ("ratio", "lookup", "conv", "oracle")
 SIZES = (":length-hidden=256", ":length-layers=3")
@@ -122,18 +121,12 @@ class TextToSpeech(Recipe):
         self.shell.run(self.shell.once(run / "dev", forced), self.table(self.name, note))
 
     def force(self, checkpoint: Path, out: Path) -> Work:
-        log = out / "validate.log"
-        yield from self.shell.logged(
-            log, "validate", self.data, "--path", checkpoint, "--task", "text_to_speech", "--config-yaml",
-            "config.yaml", "--valid-subset", "dev", "--max-tokens", 20000, *LIMITS, "--log-format", "simple",
-        )  # fmt: skip
         examples = out / "examples.tsv"
         if not self.shell.dry:  # without the heading
             _, _, rows = (self.data / "dev.tsv").read_text(encoding="utf-8").partition("\n")
             examples.write_text(rows, encoding="utf-8")
-        yield from self.shell.leapformer(
-            "score", log, "--examples", examples, "--checkpoint", checkpoint, "--json", out / "scores.json"
-        )
+        words = ("--task", "text_to_speech", "--config-yaml", "config.yaml", "--valid-subset", "dev")
+        yield from self.validate(self.data, checkpoint, out, examples, *words, "--max-tokens", 20000)
 
     def all_spoken(self, attention: Attention, predictors: list[str]) -> list[Work]:
         """The test sentences, with every length predictor where the plan needs one."""

@@ -9,9 +9,8 @@ from ..errors import LeapformerError
 from ..trainings import Work
 from .options import Parser, list_of, one_of, whole
 from .plans import Attention
-from .recipe import ATTENTION, DataSet, Recipe
+from .recipe import ATTENTION, LIMITS, DataSet, Recipe
 from .shell import Shell
-from .translation import LIMITS
 
 LONG = "dev-long"
 
@@ -107,9 +106,7 @@ class SpeechTranslation(Recipe):
         checkpoint = run / f"model/average{s.average}.pt"
         if s.longest and not self.shell.dry:
             write_longest(self.data, s.longest)
-        if not checkpoint.is_file():
-            options = ["--inputs", run / "model", "--last", s.average, "--output", checkpoint]
-            self.shell.run(self.shell.leapformer("average", *options))
+        self.shell.run(self.average(run / "model", checkpoint))
         self.shell.say("perplexity of the development set")
         forced = run / "teacher-forced"
         self.shell.run(self.shell.once(forced, self.force(checkpoint, forced)))
@@ -142,15 +139,8 @@ class SpeechTranslation(Recipe):
 
     def force(self, checkpoint: Path, out: Path) -> Work:
         """Perplexity of the development set given the references."""
-        log = out / "validate.log"
-        yield from self.shell.logged(
-            log, "validate", self.data, "--path", checkpoint, "--task", "speech_to_text", "--config-yaml",
-            "config_st.yaml", "--valid-subset", "dev_st", "--max-tokens", 20000, *LIMITS, "--log-format", "simple",
-        )  # fmt: skip
-        yield from self.shell.leapformer(
-            "score", log, "--examples", self.data / "dev.target", "--checkpoint", checkpoint, "--json",
-            out / "scores.json",
-        )  # fmt: skip
+        words = ("--task", "speech_to_text", "--config-yaml", "config_st.yaml", "--valid-subset", "dev_st")
+        yield from self.validate(self.data, checkpoint, out, self.data / "dev.target", *words, "--max-tokens", 20000)
 
 
 def train_speech(shell: Shell, name: str, data: Path, task: str, save: Path, *words: str) -> Work:

@@ -9,9 +9,8 @@ from typing import ClassVar
 from ..trainings import Work
 from .options import Parser, one_of, whole
 from .plans import Attention
-from .recipe import ATTENTION, DataSet, Recipe
+from .recipe import ATTENTION, LIMITS, DataSet, Recipe
 
-LIMITS = ["--num-workers", "1", "--required-batch-size-multiple", "1"]  # of every evaluation
 SEPARATOR = "<sep>"
 
 
@@ -109,12 +108,6 @@ class Translation(Recipe):
         with self.shell.folder(run / s.set, ["--average", str(s.average), *self.options("eval")]):
             self.shell.run(*works)
         self.shell.run(self.table(f"{self.name}, {s.pair}", self.note()))
-
-    def average(self, folder: Path, checkpoint: Path) -> Work:
-        """The average of the last epochs, unless it is there."""
-        if not checkpoint.is_file():
-            options = ["--inputs", folder, "--last", self.settings.average, "--output", checkpoint]
-            yield from self.shell.leapformer("average", *options)
 
     def translate(self, checkpoint: Path, out: Path) -> Work:
         """The set, then BLEU and chrF."""
