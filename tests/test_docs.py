@@ -68,7 +68,7 @@ def test_the_sizes_of_states_in_the_table_are_those_of_the_code(names, cells):
     for name, size in zip(names, cells["state"].removesuffix(", grows").split(", "), strict=True):
         options = {"abc_slots": n, "luna_length": n, "cosformer_length": 20, "abc_pool_size": 9, "abc_global_every": 4}
         options["performer_features"] = options["t2r_features"] = n
-        options["rfa_features"] = 2 * n
+        options["rfa_features"], options["taylor_dim"] = 2 * n, n
         known = {option.name for option in MECHANISMS[name].options}
         mechanism = build(name, d, heads, **{key: value for key, value in options.items() if key in known})
         k, v = torch.randn(1, heads, tokens, d), torch.randn(1, heads, tokens, e)

@@ -1,9 +1,9 @@
 """Attention mechanisms on (B, H, T, D) tensors in pure torch; nothing here needs fairseq.
 
-To add a mechanism, write its file and name it in `linear`, `bounded`, `sparse`, `bidirectional` or below.
+To add a mechanism, write its file and name it in `linear`, `recurrent`, `bounded`, `sparse`, `bidirectional` or below.
 """
 
-from . import bidirectional, bounded, linear, softmax, sparse  # noqa: F401  (each import registers its mechanisms)
+from . import bidirectional, bounded, linear, recurrent, softmax, sparse  # noqa: F401  (each import registers its mechanisms)
 from .capabilities import BLOCKS, Capabilities, Context
 from .linear.base import Features, LinearMechanism, LinearState
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask

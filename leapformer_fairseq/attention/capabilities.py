@@ -53,6 +53,7 @@ class Capabilities:
     needs_length:    the output depends on the lengths of the whole sequences.
     length_remedy:   what to do in decoder blocks about a target's length that nobody knows; "" where one is set.
     needs_inputs:    keys come with `TokenInfo.inputs`, the block's input before the projections.
+    needs_query_inputs: so do queries.
     unused_projections: those of the block that it does not need; without q_proj queries are the keys, without k_proj
                      keys are the values.
     max_target:      the longest target that it can serve in a decoder, if there is a limit.
@@ -73,6 +74,7 @@ class Capabilities:
     needs_length: bool = False
     length_remedy: str = ""
     needs_inputs: bool = False
+    needs_query_inputs: bool = False
     unused_projections: tuple[str, ...] = ()
     max_target: int | None = None
     max_source: int | None = None

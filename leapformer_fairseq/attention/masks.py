@@ -109,6 +109,16 @@ def seen(mask: Mask, queries: int, keys: int) -> int:
     return mask.count(queries - 1, keys) if isinstance(mask, PrefixMask) else keys
 
 
+def visible(mask: Mask, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """How many keys each query sees, (T,): the first ones, so that chunks must have no look-ahead."""
+    if mask is None:
+        return torch.full((queries,), keys, device=device)
+    query = torch.arange(queries, device=device)
+    if isinstance(mask, PrefixMask):
+        return ((query + mask.lagging) * mask.ratio).clamp(max=keys)
+    return ((query // mask.size + 1) * mask.size).clamp(max=keys)
+
+
 def with_state(mask: Mask) -> Mask:
     """The mask for a mechanism that keeps all that was written: chunks of one token are causal attention."""
     if not isinstance(mask, ChunkMask):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,12 @@ class State:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
 
 
+class RunSegment(Protocol):
+    """What a segment computes, as `Mechanism._segment` does."""
+
+    def __call__(self, state: Any, x: Inputs, kept: Kept | None, /) -> tuple[Tensor | None, State]: ...
+
+
 class Mechanism(nn.Module):
     """How queries read keys and values, apart from the projections around it.
 
@@ -117,6 +123,13 @@ class Mechanism(nn.Module):
 
         They remain the block's: none of them may be registered as a part of the mechanism.
         """
+
+    def continued(self) -> dict[str, Tensor]:
+        """What it begins with, of its own state, over a checkpoint of the mechanism that it extends.
+
+        With these it does what that one did. A checkpoint may lack all of them, or none.
+        """
+        return {}
 
     # ----------------------------------------------------------------------------------------------------- recurrence
     def init_state(
@@ -195,7 +208,7 @@ class Mechanism(nn.Module):
             return _nothing(q, k, v)
         query, key = _described(q, k, query, key, mask)
         mask = with_state(mask) if self.capabilities.constant_state else mask
-        x = Inputs(q, _cleared(k, key), _cleared(v, key), query, key.cleared(), mask)
+        x = Inputs(q, _cleared(k, key), _cleared(v, key), query.cleared(), key.cleared(), mask)
         transformed = dispatch.is_transformed()  # by torch.func, which custom backward passes do not know
         if execution == "scan" and transformed:
             raise LeapformerError("torch.func and vmap work with execution='reference' only; choose that, or 'auto'")
@@ -235,6 +248,9 @@ class Mechanism(nn.Module):
 
     def _in_segments(self, x: Inputs) -> Tensor:
         """A scan from the empty state, in segments that the backward pass computes again where that saves memory."""
+        return self._scanned(x, self._segment)
+
+    def _scanned(self, x: Inputs, run_segment: RunSegment) -> Tensor:
         q, k, v, query, key, mask = x
         first = self.init_state(len(q), v.shape[3], k, key, mask)
         keys = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
@@ -246,7 +262,7 @@ class Mechanism(nn.Module):
             if len(keys) == 3:
                 here = replace(here, inputs=keys[2].squeeze(1))
             part = Inputs(queries[0], keys[0], keys[1], query.narrow(at.t0, at.t1), here, at.mask)
-            out, state = self._segment(type(first)(*memory), part, kept)
+            out, state = run_segment(type(first)(*memory), part, kept)
             return out, list(state.tensors().values())
 
         plan = dispatch.segments_of(q, k, mask, *self._limits(x))

@@ -84,7 +84,8 @@ class Step:
         # neighbours, which share a state, are queries of one sequence
         n = batch // states
         together = q.view(states, n, self.heads, self.dim).transpose(1, 2)
-        tokens = TokenInfo(tokens.positions, None if lengths is None else lengths[::n])
+        inputs = None if inputs is None else inputs.view(states, n, -1)
+        tokens = TokenInfo(tokens.positions, None if lengths is None else lengths[::n], inputs=inputs)
         return self.mechanism.read(state, together, tokens).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def also_project(self, weight: Tensor, bias: Tensor) -> None:

@@ -83,6 +83,11 @@ class TokenInfo:
             return self
         return replace(self, inputs=self.inputs.where(self.keep.unsqueeze(-1), 0))
 
+    def reversed(self) -> TokenInfo:
+        """The same columns from the last to the first."""
+        keep, inputs = (None if x is None else x.flip(1) for x in (self.keep, self.inputs))
+        return replace(self, positions=self.positions.flip(1), keep=keep, inputs=inputs)
+
     def narrow(self, start: int, stop: int) -> TokenInfo:
         """Columns `start` to `stop`."""
         columns = slice(start, stop)

@@ -105,6 +105,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         query_info = key_info
         if not self.self_attention:
             query_info = TokenInfo.whole(len(query), device=query.device).of_length(self.context.told("lengths"))
+            query_info = self._with_inputs(query_info, query)
         where: Where = {"query": query_info, "key": key_info, "mask": self.mask}
         k, v = self._kv(key)
         q = k if "q_proj" in self.mechanism.capabilities.unused_projections else self._q(query)
@@ -190,13 +191,14 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         step = memory.fused(query.device) if len(query) == 1 else None
         if step is not None:
             return step(query[0], state, memory.queries + 1, memory.lengths).unsqueeze(0)
-        q, tokens = self._q(query), memory.tokens(len(query), None, query.device)
+        q, tokens = self._q(query), self._with_inputs(memory.tokens(len(query), None, query.device), query)
         if memory.shared == 1:
             return self._out(self.mechanism.read(state, q, tokens))
         # The hypotheses of a sentence are queries of one batch entry.
         together = q.unflatten(0, (-1, memory.shared)).transpose(1, 2)  # (sentences, H, shared, T, D)
         lengths = None if tokens.lengths is None else tokens.lengths[:: memory.shared]
-        tokens = TokenInfo(tokens.positions.repeat(1, memory.shared), lengths)
+        inputs = None if tokens.inputs is None else tokens.inputs.unflatten(0, (-1, memory.shared)).flatten(1, 2)
+        tokens = TokenInfo(tokens.positions.repeat(1, memory.shared), lengths, inputs=inputs)
         out = self.mechanism.read(state, together.flatten(2, 3), tokens)
         return self._out(out.unflatten(2, (memory.shared, -1)).transpose(1, 2).flatten(0, 1))
 
@@ -216,6 +218,11 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         if not self.hands_on or self.context.carry is None:
             return tokens
         return replace(tokens, carry=self.context.carry.for_batch(x.shape[1]))
+
+    def _with_inputs(self, tokens: TokenInfo, query: Tensor) -> TokenInfo:
+        """Queries of cross-attention with what the mechanism also needs of them: their inputs, (T, B, C)."""
+        needed = self.mechanism.capabilities.needs_query_inputs
+        return replace(tokens, inputs=query.transpose(0, 1)) if needed else tokens
 
     def _first_state(self, k: Tensor, v: Tensor, key: TokenInfo) -> State:
         return self.mechanism.init_state(len(k), v.shape[3], k, key, self.mask if self.self_attention else None)

@@ -47,6 +47,10 @@ def _check_options(state_dict: dict[str, Tensor], prefix: str, mechanism: Mechan
     """Fill in or drop what belongs to mechanisms; refuse what this one with other options would have."""
     own = {prefix + key: value for key, value in mechanism.state_dict().items()}
     there = {key for key in state_dict if key.startswith(prefix)}
+    continued = {prefix + key: value for key, value in mechanism.continued().items()}
+    if there and not there & continued.keys():
+        state_dict.update(continued)
+        there |= continued.keys()
     untied = {key for key in own if key.removeprefix(prefix) not in mechanism.tied}
     differ = (there ^ own.keys()) & (there | untied)
     options = ", ".join(option.flag for option in mechanism.options)

@@ -23,11 +23,15 @@ from leapformer_fairseq.attention import (
     build,
 )
 from leapformer_fairseq.attention.ops import dispatch
+from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 
 NAMES = sorted(MECHANISMS)
-LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism)]
+RECURRENT = [name for name in NAMES if issubclass(MECHANISMS[name], RecurrentMechanism)]
+LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism) and name not in RECURRENT]
 BOUNDED = [name for name in NAMES if name.startswith("abc-")]
 CONSTANT = [name for name in NAMES if MECHANISMS[name].capabilities.constant_state]
+# whose output is brought to unit size
+NORMED = [name for name in RECURRENT if not MECHANISMS[name].averages]
 # whose weights of all keys are no average
 UNNORMALIZED = [name for name in NAMES if not MECHANISMS[name].capabilities.normalized]
 SLOTS = {"abc_slots": 5}
@@ -54,6 +58,8 @@ OPTIONS = {
     "rfa": {"rfa_features": 12},
     "rfa-gate": {"rfa_features": 12},
     "t2r": {"t2r_features": 12},
+    # a gate is as wide as values, which here are not as wide as heads
+    **{name: {"output_gate": "none"} for name in NORMED},
     "reformer": {"lsh_buckets": 4, "lsh_chunk": 5},
     "s4d": {"s4d_state": 6},
     "sinkhorn": {"sinkhorn_block_size": 5, "sinkhorn_max_length": 160},
@@ -150,6 +156,11 @@ def inputs(queries: int, keys: int, batch: int = 2, dtype: torch.dtype = torch.f
     """q, k and v."""
     shapes = ((queries, DIM), (keys, DIM), (keys, VALUE_DIM))
     return tuple(torch.randn(batch, HEADS, *shape, dtype=torch.float64).to(dtype) for shape in shapes)
+
+
+def polished(mechanism: Mechanism, sums: Tensor, q: Tensor) -> Tensor:
+    """What a mechanism makes of weighted values: most leave them as they are."""
+    return mechanism.polish(sums, q, TokenInfo.whole(q.shape[2])) if mechanism.name in RECURRENT else sums
 
 
 def padding(count: int, side: str | None, batch: int = 2) -> Tensor | None:

@@ -20,6 +20,7 @@ OPTIONS = {
     "performer": {"performer_features": 2 * DIM},
     "rfa": {"rfa_features": 2 * DIM},
     "rfa-gate": {"rfa_features": 2 * DIM},
+    "taylor": {"taylor_dim": 5},  # 21 features
 }
 
 

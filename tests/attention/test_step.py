@@ -103,7 +103,7 @@ def test_steps_of_self_attention_equal_the_parallel_form(name, options, dtype, b
     mechanism, projections = block(name, options, dtype, bias)
     q, o, k, v = projections
     x = torch.randn(T, B, C, dtype=dtype)
-    where = {"query": rows(T), "key": rows(T, x), "mask": CAUSAL}
+    where = {"query": rows(T, x), "key": rows(T, x), "mask": CAUSAL}
     expected = o(joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), execution="reference", **where)))
     step, state = mechanism.step(projections), empty(mechanism, B, D, x)
     out = torch.stack([step(x[t], state, t + 1) for t in range(T)])

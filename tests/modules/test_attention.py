@@ -23,6 +23,7 @@ def adapter(name="softmax", mask=None, cross=False, **options):
     torch.manual_seed(0)
     stock = MultiheadAttention(C, H, self_attention=not cross, encoder_decoder_attention=cross)
     options = {**OPTIONS.get(name, {}), **options}
+    options.pop("output_gate", None)  # values are as wide as heads, so that mechanisms have their gates
     return stock.double().eval(), MechanismAttention(stock, build(name, C // H, H, **options), mask).double().eval()
 
 

@@ -198,6 +198,27 @@ def test_a_tied_control_is_found_in_any_layer(plan):
         torch.testing.assert_close(weight, expected)
 
 
+def test_a_trained_leap_goes_on_as_gated_leap_with_open_gates():
+    trained, gated = make_model("leapformer_s2t_tiny", "leap", seed=1), make_model("leapformer_s2t_tiny", "gated-leap")
+    gated.load_state_dict(dict(trained.state_dict()), strict=True)
+    batch, prefix = speech_batch(), target_prefix(3, 5)
+
+    def logits(model):
+        return model(batch["src_tokens"], batch["src_lengths"], prefix)[0]
+
+    expected, found = logits(trained), logits(gated)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.01)
+    assert not torch.equal(found, expected)
+    again = make_model("leapformer_s2t_tiny", "gated-leap", seed=3)
+    again.load_state_dict(dict(gated.state_dict()), strict=True)
+    assert torch.equal(logits(again), found)
+    for other in ("softmax", "relu"):  # which have no parameters that tell them from each other
+        fresh = make_model("leapformer_s2t_tiny", "gated-leap", seed=2)
+        gate = attentions(fresh.decoder)[0].mechanism.gate.begin.clone()
+        fresh.load_state_dict(dict(make_model("leapformer_s2t_tiny", other).state_dict()), strict=True)
+        assert torch.equal(attentions(fresh.decoder)[0].mechanism.gate.begin, gate)
+
+
 def test_a_tied_control_starts_new_where_there_was_none():
     model = with_encoder("abc-mlp", 2)
     before = model.encoder.transformer_layers[0].self_attn.mechanism.control_weight.clone()

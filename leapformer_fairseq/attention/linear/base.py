@@ -55,7 +55,10 @@ class Features:
 
 @dataclass
 class LinearState(State):
-    """K^T V and, in the last column, the sum of the keys as the normalizer sees them, (B, H, F, E + 1)."""
+    """K^T V and, in the last column, the sum of the keys as the normalizer sees them, (B, H, F, E + 1).
+
+    Without that column, (B, H, F, E), where there is no normalizer.
+    """
 
     kv: Tensor
 

@@ -13,7 +13,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..ops.segments import first_order
+from ..ops import dispatch
+from ..ops.precision import without_autocast
 from .base import Features
 from .proportion import right_angle
 
@@ -25,6 +26,8 @@ class CosReweighted(Features):
     proportion: Tensor = field(kw_only=True)
 
     def expanded(self) -> Tensor:
+        if dispatch.is_transformed():
+            return torch.cat([self.x * half for half in _cos_sin(self.proportion)], -1)
         return _CosReweight.apply(self.x, self.proportion)
 
     def scores(self, keys: Self) -> Tensor:
@@ -32,7 +35,10 @@ class CosReweighted(Features):
 
 
 class _CosReweight(torch.autograd.Function):
-    """Both halves written straight into one tensor: concatenating them costs as much as computing them."""
+    """Both halves written straight into one tensor: concatenating them costs as much as computing them.
+
+    The gradients can themselves be differentiated.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, proportion: Tensor) -> Tensor:
@@ -44,16 +50,16 @@ class _CosReweight(torch.autograd.Function):
         return out
 
     @staticmethod
-    @first_order
-    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        x, proportion = saved
-        cos, sin = _cos_sin(proportion)
-        grad_cos, grad_sin = grad.chunk(2, -1)
-        grad_x = (grad_cos * cos).addcmul_(grad_sin, sin)
-        if not ctx.needs_input_grad[1]:
-            return grad_x, None
-        grad_angle = ((grad_sin * cos).addcmul_(grad_cos, sin, value=-1) * x).sum(-1, keepdim=True)
-        return grad_x, angle(grad_angle).sum_to_size(proportion.shape)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, proportion = ctx.saved_tensors
+        with without_autocast(grad.device):
+            cos, sin = _cos_sin(proportion)
+            grad_cos, grad_sin = grad.chunk(2, -1)
+            grad_x = (grad_cos * cos).addcmul_(grad_sin, sin)
+            if not ctx.needs_input_grad[1]:
+                return grad_x, None
+            grad_angle = ((grad_sin * cos).addcmul_(grad_cos, sin, value=-1) * x).sum(-1, keepdim=True)
+            return grad_x, angle(grad_angle).sum_to_size(proportion.shape)
 
 
 def _cos_sin(proportion: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,7 @@
-"""Random feature attention: softmax's kernel by random Fourier features, and its gated form."""
+"""Random feature attention: softmax's kernel by random Fourier features."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from ..capabilities import Capabilities
 from ..registry import Option, per_block, register
 from ..tokens import TokenInfo
 from .base import Features, LinearMechanism
-from .gated import GatedMechanism
 from .performer import orthogonal_rows
 
 FEATURES = Option(
@@ -24,7 +22,6 @@ FEATURES = Option(
 )
 FLOOR = Option("rfa_floor", 0.1, "rfa: its normalizer, an estimate that may be negative, is clamped from below by this")
 SHORTEST = 1e-3  # of a query or key that is divided by its length
-OPEN = 3.0  # of a gate's logit at first: half of what was read is forgotten after 14 tokens
 
 
 @register("rfa", FEATURES, FLOOR)
@@ -55,31 +52,3 @@ class RFA(LinearMechanism):
         return Features(torch.cat([angles.sin(), angles.cos()], -1) * (2 / self.features) ** 0.5)
 
     map_keys = map_queries
-
-
-@register("rfa-gate", FEATURES, FLOOR)
-class GatedRFA(GatedMechanism, RFA):
-    """RFA-Gate: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T, and the normalizer alike, g_t = sigmoid(w . x_t + b).
-
-    A gate for each head, of the block's input x_t. Peng et al., 2021, arXiv:2103.02143, section 3.2 and equation 7.
-    """
-
-    capabilities = replace(GatedMechanism.capabilities, normalized=False)
-
-    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
-        super().__init__(head_dim, num_heads, **options)
-        self.gate = nn.Linear(self.input_dim, num_heads)
-        nn.init.xavier_uniform_(self.gate.weight)
-        nn.init.constant_(self.gate.bias, OPEN)
-
-    def _logits(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        """Of the gate, (B, H, S)."""
-        x = tokens.inputs_or(k)
-        return F.linear(x, self.gate.weight.to(x.dtype), self.gate.bias.to(x.dtype)).transpose(1, 2)
-
-    def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        return F.logsigmoid(self._logits(k, tokens))
-
-    def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
-        written = torch.sigmoid(-self._logits(x, tokens)).unsqueeze(-1)
-        return Features(super().map_keys(x, tokens).x * written)

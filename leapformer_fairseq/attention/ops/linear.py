@@ -21,6 +21,8 @@ from .segments import first_order
 
 # The output of queries and its normalizer if they were computed before, and only their gradients are wanted.
 Known = tuple[Tensor, Tensor] | None
+# What is left of the state after each chunk; None: all.
+Left = Tensor | None
 
 
 def append_ones(v: Tensor) -> Tensor:
@@ -72,17 +74,19 @@ def read_state(q: Tensor, state: Tensor, known: bool = False) -> Tensor:
 
 
 def gained_sums(
-    q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int, known: bool = False
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int, known: bool = False, left: Left = None
 ) -> tuple[Tensor, Tensor]:
     """Sums (.., T, M) of queries that see the state `first` (.., F, M) and each `ratio` more keys; the state after all.
 
     Every query gains at least one key. States cross chunks, the quadratic part stays inside one. If the sums are
-    `known`, they may be any numbers, but with the right gradient.
+    `known`, they may be any numbers, but with the right gradient. `left`, (.., n, 1 or F, 1), is what each chunk leaves
+    of the state after its last key.
     """
     lead = first.shape[:-2]
     q, k, v, first = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v, first))
-    sums, after = _GainedSums.apply(q, k, v, first, ratio, chunk, known)
-    return sums.unflatten(0, lead), after.unflatten(0, lead)
+    left = None if left is None else left.reshape(-1, *left.shape[-3:])
+    sums, after = _GainedSums.apply(q, k, v, first, left, ratio, chunk, known)
+    return sums.reshape(*lead, *sums.shape[1:]), after.reshape(*lead, *after.shape[1:])
 
 
 def prefix_sums(
@@ -144,32 +148,57 @@ class _Chunks(NamedTuple):
     v: Tensor  # (G * n, C * ratio, M)
     before: Tensor  # (G * n, F, M), the state before each chunk
     after: Tensor  # (G, F, M), the state after all keys
+    left: Left  # (G, n, 1 or F, 1)
     queries: int  # without the tokens that fill the last chunk
     keys: int
 
     @classmethod
-    def cut(cls, q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int) -> _Chunks:
+    def cut(cls, q: Tensor, k: Tensor, v: Tensor, first: Tensor, left: Left, ratio: int, chunk: int) -> _Chunks:
         """Chunks of q (G, T, F), k (G, S, F), v (G, S, M) that follow the state `first` (G, F, M)."""
         queries, keys = q.shape[1], k.shape[1]
         chunk = max(1, min(chunk, queries))
         q, k, v = _cut(q, chunk), _cut(k, chunk * ratio), _cut(v, chunk * ratio)
         own = product(k.mT, v).unflatten(0, (len(first), -1))
-        before = torch.cat([first.unsqueeze(1), own[:, :-1]], 1).cumsum(1)
-        return cls(q, k, v, before.flatten(0, 1), before[:, -1] + own[:, -1], queries, keys)
+        before = torch.empty_like(own)
+        before[:, 0] = first
+        for c in range(own.shape[1]):
+            state = before[:, c] + own[:, c]
+            state = state if left is None else state.mul_(left[:, c])
+            if c + 1 < own.shape[1]:
+                before[:, c + 1] = state
+        return cls(q, k, v, before.flatten(0, 1), state, left, queries, keys)
 
     def sums(self) -> Tensor:
         """Sums of all queries, (G, T, M)."""
         return self._join(add_product(product(self.q, self.before), self._scores(), self.v), self.queries)
 
-    def gradients(self, grad: Tensor, grad_after: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of q, k, v and `first` given those of the sums, (G, T, M), and of the state after, (G, F, M)."""
+    def gradients(self, grad: Tensor, grad_after: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Left]:
+        """Gradients of q, k, v, `first` and `left`, given those of sums, (G, T, M), and the state after, (G, F, M)."""
         grad = _cut(grad, self.q.shape[1])
-        later, grad_first = _sums_of_later(product(self.q.mT, grad).unflatten(0, (len(grad_after), -1)), grad_after)
+        later, grad_first, grad_left = self._sent_back(product(self.q.mT, grad), grad_after)
         dv = add_product(product(self._scores().mT, grad), self.k, later)
         grad_scores = self._hide_future(product(grad, self.v.mT))
         dq = add_product(product(grad_scores, self.k), grad, self.before.mT)
         dk = add_product(product(grad_scores.mT, self.q), self.v, later.mT)
-        return self._join(dq, self.queries), self._join(dk, self.keys), self._join(dv, self.keys), grad_first
+        return self._join(dq, self.queries), self._join(dk, self.keys), self._join(dv, self.keys), grad_first, grad_left
+
+    def _sent_back(self, own: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Left]:
+        """What queries of later chunks send back to each chunk's keys, (G * n, F, M), to `first`, and to `left`.
+
+        `own` is what each chunk's queries send back, `last` what comes from after them. Nothing is ever subtracted.
+        """
+        own, left = own.unflatten(0, (len(last), -1)), self.left
+        sent = torch.empty(own.shape[0], own.shape[1] + 1, *own.shape[2:], dtype=own.dtype, device=own.device)
+        sent[:, -1] = last  # to the state after each chunk, and to the first
+        later = sent[:, 1:] if left is None else torch.empty_like(own)
+        for c in range(own.shape[1] - 1, -1, -1):
+            if left is not None:
+                torch.mul(sent[:, c + 1], left[:, c], out=later[:, c])
+            torch.add(later[:, c], own[:, c], out=sent[:, c])
+        if left is None:
+            return later.flatten(0, 1), sent[:, 0], None
+        read = torch.cat([self.before.unflatten(0, (len(last), -1))[:, 1:], self.after.unsqueeze(1)], 1) / left
+        return later.flatten(0, 1), sent[:, 0], (sent[:, 1:] * read).sum(-1, keepdim=True).sum_to_size(left.shape)
 
     def _scores(self) -> Tensor:
         return self._hide_future(product(self.q, self.k.mT))
@@ -191,9 +220,9 @@ class _GainedSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int, known: bool
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor, left: Left, ratio: int, chunk: int, known: bool
     ) -> tuple[Tensor, Tensor]:
-        *tensors, queries, keys = chunks = _Chunks.cut(q, k, v, first, ratio, chunk)
+        *tensors, queries, keys = chunks = _Chunks.cut(q, k, v, first, left, ratio, chunk)
         ctx.save_for_backward(*tensors)
         ctx.counts, ctx.dtypes = (queries, keys), [x.dtype for x in (q, k, v)]
         return (_placeholder(q, v) if known else chunks.sums()), chunks.after
@@ -201,8 +230,8 @@ class _GainedSums(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor | None, ...]:
-        *grads, first = _Chunks(*saved, *ctx.counts).gradients(grad, grad_after)
-        return *(x.to(dtype) for x, dtype in zip(grads, ctx.dtypes, strict=True)), first, None, None, None
+        dq, dk, dv, *others = _Chunks(*saved, *ctx.counts).gradients(grad, grad_after)
+        return *(x.to(dtype) for x, dtype in zip((dq, dk, dv), ctx.dtypes, strict=True)), *others, None, None, None
 
 
 class _Product(torch.autograd.Function):
@@ -282,15 +311,3 @@ def _cut(tokens: Tensor, size: int) -> Tensor:
     if missing:
         tokens = F.pad(tokens, (0, 0, 0, missing))
     return tokens.reshape(-1, size, tokens.shape[2])
-
-
-def _sums_of_later(own: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """For each chunk the sum of `own`, (G, n, F, M), over the chunks after it and of `last`; and the sum of all.
-
-    It is what queries send back to the keys before them. Summed from the end, so nothing is ever subtracted.
-    """
-    later = torch.empty_like(own)
-    later[:, -1] = last
-    for c in range(own.shape[1] - 1, 0, -1):
-        torch.add(later[:, c], own[:, c], out=later[:, c - 1])
-    return later.flatten(0, 1), later[:, 0] + own[:, 0]

@@ -27,18 +27,30 @@ def linear(q: Tensor, k: Tensor, v: Tensor, counts: Sequence[int], floor: float)
     return torch.stack(outputs)
 
 
-def gated(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, floor: float) -> Tensor:
-    """o_t = S_t^T q_t / max(z_t . q_t, floor), S_t = g_t S_(t-1) + k_t v_t^T, z_t = g_t z_(t-1) + k_t; gate g (T,).
+def recurrence(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor | None, counts: Sequence[int]
+) -> Tensor:
+    """o_t = S_n^T q_t, n = counts[t]; S_s = diag(e^{g_s}) S_(s-1) + k_s u_s^T, with log-decays g (S, 1 or F).
 
-    Peng et al., 2021, arXiv:2103.02143, eq. 7, where the k are mapped and times 1 - g_t.
+    u_s = v_s (Yang et al., 2023, arXiv:2312.06635, equation 3), or, with strengths b (S, 1), the delta rule:
+    u_s = b_s (v_s - S^T k_s) of the decayed state S (Yang et al., 2024, arXiv:2412.06464, equation 10).
     """
-    outputs = []
-    state, total = q.new_zeros(q.shape[1], v.shape[1]), q.new_zeros(q.shape[1])
-    for query, key, value, keep in zip(q, k, v, gate, strict=True):
-        state = keep * state + torch.outer(key, value)
-        total = keep * total + key
-        outputs.append(state.T @ query / (total @ query).clamp_min(floor))
-    return torch.stack(outputs)
+    states = [q.new_zeros(q.shape[1], v.shape[1])]
+    for s, (key, value) in enumerate(zip(k, v, strict=True)):
+        state = decay[s].exp().unsqueeze(1) * states[-1]
+        new = value if strength is None else strength[s] * (value - state.T @ key)
+        states.append(state + torch.outer(key, new))
+    return torch.stack([states[count].T @ query for query, count in zip(q, counts, strict=True)])
+
+
+def two_sided(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+    """o_i = sum_j (q_i . (k_j e^{-|c_i - c_j|})) v_j, where c_i is the sum of the log-decays (T, 1 or F) up to i.
+
+    Afzal et al., 2025, arXiv:2502.16249, section 3.
+    """
+    total = decay.cumsum(0)
+    rows = [(k * torch.exp(-(total - at).abs())) @ query for query, at in zip(q, total, strict=True)]
+    return torch.stack([row @ v for row in rows])
 
 
 def cosine_weights(q: Tensor, k: Tensor, query: Tensor, key: Tensor) -> Tensor:

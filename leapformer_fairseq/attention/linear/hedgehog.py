@@ -1,0 +1,53 @@
+"""Hedgehog: learned feature maps as pointed as softmax, to turn trained softmax models into recurrent ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import Option, register
+from ..tokens import TokenInfo
+from .base import NORMALIZER_FLOOR, Features, LinearMechanism
+
+IMPORTANCE = Option(
+    "hedgehog_importance",
+    False,
+    "hedgehog: multiply a key's features, which always add up to the same, by sigmoid(w . k + b): it may not matter",
+)
+IMPORTANT = 4.0  # b at first
+
+
+@register("hedgehog", NORMALIZER_FLOOR, IMPORTANCE)
+class Hedgehog(LinearMechanism):
+    """Hedgehog: phi(x) = [softmax(W x), softmax(-W x)], W learned for each head, one for q and one for k.
+
+    W begins as the identity. Meant to begin as a trained softmax model (`leapformer linearize`). Zhang et al., 2024,
+    arXiv:2402.04347, section 4.2; the two softmaxes as in Zhang et al., 2024, arXiv:2410.10254.
+    """
+
+    features_per_dim = 2
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        identity = torch.eye(head_dim).repeat(num_heads, 1, 1)
+        self.query_map, self.key_map = nn.Parameter(identity.clone()), nn.Parameter(identity.clone())
+        self.importance: nn.Parameter | None = None
+        if self.chosen.hedgehog_importance:
+            self.importance = nn.Parameter(torch.zeros(num_heads, head_dim, 1))
+            self.importance_bias = nn.Parameter(torch.full((num_heads, 1, 1), IMPORTANT))
+
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        return Features(_pointed(x, self.query_map))
+
+    def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
+        features = _pointed(x, self.key_map)
+        if self.importance is not None:
+            features = features * (x @ self.importance.to(x.dtype) + self.importance_bias.to(x.dtype)).sigmoid()
+        return Features(features)
+
+
+def _pointed(x: Tensor, weight: Tensor) -> Tensor:
+    x = x @ weight.mT.to(x.dtype)
+    return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)

@@ -1,0 +1,302 @@
+"""One recurrence: a state that decays, is written to, and is read.
+
+    S_s = e^{g_s} S_(s-1) + k_s u_s^T,    o_t = q_t S_n(t)
+
+g_s <= 0 is a log-decay, a number or one for each feature; n(t) is how many keys query t sees. Sums write their values,
+u_s = v_s. The delta rule writes what is missing, u_s = b_s (v_s - k_s e^{g_s} S_(s-1)), with a strength b_s (Schlag et
+al., 2021, arXiv:2102.11174; with decays Yang et al., 2024, arXiv:2412.06464).
+
+All is done block by block: inside a block by all pairs, between blocks by the state. With c the log-decays cumulated
+from a block's start and P the pairs (q_i . k_j) e^{c_n(i) - c_j} that are seen,
+
+    sums:   O = (Q e^{c_n}) S + P V,                    S' = e^{c_last} S + (K e^{c_last - c})^T V
+    delta:  (I + A) [U, W] = diag(b) [V, K e^{c}],      A_ij = b_i (k_i . k_j) e^{c_i - c_j} for j < i
+            O = (Q e^{c_n} - P W) S + P U,              S' = (e^{c_last} - (K e^{c_last - c})^T W) S + (..)^T U
+
+so that everything but S' = M S + N is computed for all blocks at once (Yang et al., 2023, arXiv:2312.06635, section 4;
+2024, arXiv:2406.06484, section 3). No exponent is ever positive, so nothing overflows whatever the gates do.
+
+Shapes: T queries, S keys, F features, X value columns, any leading dimensions (..); G of them flattened, n blocks of Q
+queries and K keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..masks import ChunkMask, Mask
+from . import dispatch, linear
+from .linear import product, read_state, state_of
+from .segments import first_order
+
+LITTLE = 60.0  # e^60 times any feature is far from the largest float32
+
+
+class Written(NamedTuple):
+    """What keys write: features k (.., S, F), values v (.., S, X), and with what decay and strength.
+
+    decay:    log-decays <= 0, (.., S, 1) or (.., S, F); None: nothing decays.
+    strength: of the delta rule, (.., S, 1), in (0, 2) with keys of length one; None: values are added.
+    """
+
+    k: Tensor
+    v: Tensor
+    decay: Tensor | None = None
+    strength: Tensor | None = None
+
+    def kept(self, keep: Tensor) -> Written:
+        """The same where tokens that are not in `keep`, broadcastable to (.., S, 1), leave the state as it is."""
+        return self.each(lambda x: x * keep.to(x.dtype))
+
+    def narrow(self, start: int, stop: int) -> Written:
+        """Keys `start` to `stop`."""
+        return self.each(lambda x: x[..., start:stop, :])
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> Written:
+        """The same with a function of every tensor."""
+        decay, strength = (None if x is None else function(x) for x in self[2:])
+        return Written(function(self.k), function(self.v), decay, strength)
+
+    def before_decay(self) -> Written:
+        """As if every key was written before its decay: e^{g_s} (S_(s-1) + k_s v_s^T)."""
+        return self if self.decay is None else self._replace(k=self.k * self.decay.exp())
+
+
+def written(state: Tensor, key: Written) -> Tensor:
+    """The state (.., F, X) after one more key; in place where no gradient is wanted."""
+    k, v, decay, strength = key
+    fresh = torch.is_grad_enabled()
+    if decay is not None:
+        state = state * decay.exp().mT if fresh else state.mul_(decay.exp().mT)
+    if strength is not None:
+        v = strength * (v - k @ state)
+    return torch.addcmul(state, k.mT, v) if fresh else state.addcmul_(k.mT, v)
+
+
+def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int) -> tuple[Tensor, Tensor]:
+    """What queries (.., T, F) read that follow the state `first` (.., F, X), and the state after all keys.
+
+    Keys that no query sees must not be given. `block` is the number of queries, or of keys that all see, of a block.
+    """
+    if isinstance(mask, ChunkMask):
+        return _in_chunks(q, keys, first, mask, block)
+    queries, count = q.shape[-2], keys.k.shape[-2]
+    shared = count if mask is None else min(mask.shared, count)
+    growing = 0 if mask is None else mask.growing(queries, count)
+    state, outputs = first, []
+    if shared:
+        state = _blocks(q[..., :0, :], keys.narrow(0, shared), state, q.new_zeros(0, dtype=torch.long), block)[1]
+    if growing:
+        assert mask is not None
+        gained, state = _gained(q[..., :growing, :], keys.narrow(shared, count), state, mask.ratio, min(block, growing))
+        outputs.append(gained)
+    if growing < queries or not outputs:
+        outputs.append(read_state(q[..., growing:, :], state))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2), state
+
+
+def _gained(q: Tensor, keys: Written, first: Tensor, ratio: int, block: int) -> tuple[Tensor, Tensor]:
+    """`sums` of queries that each see `ratio` more keys.
+
+    Sums in blocks that forget little are sums without decay, of queries times e^c and keys times e^-c, of which a block
+    leaves e^c at its last key.
+    """
+    k, v, decay, strength = keys
+    if strength is None and decay is None:
+        return linear.gained_sums(q, k, v, first, ratio, block)
+    if strength is None and decay is not None:
+        missing = -decay.shape[-2] % (block * ratio)
+        total = F.pad(decay, (0, 0, 0, missing)).unflatten(-2, (-1, block * ratio)).cumsum(-2)
+        left = total[..., -1:, :]
+        if _looks(left) and bool(left.amin() > -LITTLE):
+            at_keys = total.flatten(-3, -2)[..., : k.shape[-2], :]
+            at_queries = total[..., ratio - 1 :: ratio, :].flatten(-3, -2)[..., : q.shape[-2], :]
+            q, k = q * at_queries.exp(), k * (-at_keys).exp()
+            return linear.gained_sums(q, k, v, first, ratio, block, left=left.mT.exp())
+    seen = (torch.arange(block, device=q.device) + 1) * ratio
+    return _blocks(q, keys, first, seen, block * ratio)
+
+
+def pairs(q: Tensor, keys: Written, seen: Tensor) -> Tensor:
+    """What each key contributes to each query, (.., T, S), where query i sees the first seen[i] keys, maybe none.
+
+    With the delta rule it is signed: a later key takes back what an earlier one wrote.
+    """
+    total = None if keys.decay is None else F.pad(keys.decay.cumsum(-2), (0, 0, 1, 0))
+    scores = _scores(q, keys.k, total, seen)
+    if keys.strength is None:
+        return scores
+    system = keys.strength * _before(keys.k, total)
+    # P (I + A)^-1 diag(b), transposed
+    return _solve(system.mT, scores.mT, upper=True).mT * keys.strength.mT
+
+
+def _in_chunks(q: Tensor, keys: Written, first: Tensor, mask: ChunkMask, block: int) -> tuple[Tensor, Tensor]:
+    """`sums` of a streaming encoder. Copies of tokens ahead are read and leave no trace, so each chunk is a block."""
+    chunks = 1 if mask.ahead else max(1, block // mask.size)
+    size = mask.tokens * chunks
+    seen = (torch.arange(size, device=q.device) // mask.tokens + 1) * mask.tokens
+    return _blocks(q, keys, first, seen, size, mask.size * chunks)
+
+
+def _blocks(
+    q: Tensor, keys: Written, first: Tensor, seen: Tensor, size: int, own: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """`sums` in blocks of `size` keys and as many queries as `seen` has: query i of a block sees seen[i] of its keys.
+
+    Of a block's keys only the first `own` change the state for the next one.
+    """
+    lead, queries = first.shape[:-2], q.shape[-2]
+    first = first.reshape(-1, *first.shape[-2:])
+    q, keys = _cut(q, len(seen), len(first)), keys.each(lambda x: _cut(x, size, len(first)))
+    own = size if own is None else own
+    k, v, decay, strength = keys
+    total = None if decay is None else F.pad(decay.cumsum(-2), (0, 0, 1, 0))  # from before the first key
+    aged_q, into, left = q, k[..., :own, :], None
+    if total is not None:
+        last = total[..., own : own + 1, :]
+        aged_q = q * total[..., seen, :].exp()
+        into = into * (last - total[..., 1 : own + 1, :]).exp()
+        left = last.mT.exp()  # (G, n, 1 or F, 1)
+    scores = _scores(q, k, total, seen) if len(seen) else None
+    if strength is None:
+        transition = left
+    else:
+        begun = k if total is None else k * total[..., 1:, :].exp()
+        solved = _solve(strength * _before(k, total), strength * torch.cat([v, begun], -1), upper=False)
+        v, taken = solved.split([v.shape[-1], k.shape[-1]], -1)
+        kept = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) if left is None else torch.diag_embed(
+            left.squeeze(-1).expand(*k.shape[:2], k.shape[-1])
+        )  # fmt: skip
+        transition = kept - state_of(into, taken[..., :own, :])
+        aged_q = aged_q if scores is None else aged_q - scores @ taken
+    before, after = _states(transition, state_of(into, v[..., :own, :]), first)
+    if scores is None:
+        return q.new_zeros(*lead, queries, v.shape[-1]), after.reshape(*lead, *after.shape[1:])
+    out = read_state(aged_q, before) + read_state(scores, v)
+    out = out.flatten(1, 2)[:, :queries]
+    return out.reshape(*lead, *out.shape[1:]), after.reshape(*lead, *after.shape[1:])
+
+
+def _scores(q: Tensor, k: Tensor, total: Tensor | None, seen: Tensor) -> Tensor:
+    """(q_i . k_j) e^{c_seen(i) - c_j} where j < seen(i), else 0; `total` is c with a row of zeros before it.
+
+    Decays enter before features are summed, since each feature may have its own. A query and a key in a span of keys
+    that forgets little are compared at its middle, by one product for all spans. Others are compared at a place between
+    them, where neither exponent is positive: in the middle of the shortest aligned span of 2, 4, 8, .. keys that holds
+    the key and the last key that the query sees, by a product for each length.
+    """
+    count, device = k.shape[-2], k.device
+    key, last = torch.arange(count, device=device), (seen - 1).unsqueeze(1)
+    if total is None:
+        return linear.scores(q, k) * (key <= last)
+
+    def compared(span: int, pairs: Tensor, early: Tensor | None = None, late: Tensor | None = None) -> Tensor:
+        """Products of `pairs` at the middle of their span, of early keys and late queries alone."""
+        middle_k, middle_q = ((x // span * span + (span + 1) // 2).clamp(0, count) for x in (key, last.squeeze(1)))
+        age_k, age_q = middle[..., middle_k, :] - total[..., 1:, :], total[..., seen, :] - middle[..., middle_q, :]
+        age_k = age_k if early is None else age_k.masked_fill(~early, -torch.inf)
+        age_q = age_q if late is None else age_q.masked_fill(~late, -torch.inf)
+        return linear.scores(q * age_q.exp(), k * age_k.exp()) * pairs
+
+    middle = total.detach()  # which cancels, and its gradient only up to rounding
+    span = _span(total)
+    scores = compared(span, (key <= last) & (key // span == last // span))
+    while span < count:
+        span *= 2
+        late = (last >= last // span * span + span // 2) & (last >= 0)
+        scores = scores + compared(span, key // span == last // span, (key % span < span // 2).unsqueeze(1), late)
+    return scores
+
+
+def _span(total: Tensor) -> int:
+    """The longest aligned spans, a power of 2 of keys, in which no log-decay adds up to more than `LITTLE`."""
+    count = total.shape[-2] - 1
+    span = 1 << (count - 1).bit_length() if _looks(total) else 1
+    while span > 1:
+        starts = torch.arange(0, count, span, device=total.device)
+        forgotten = total[..., starts, :] - total[..., (starts + span).clamp(max=count), :]
+        if bool(forgotten.amax() < LITTLE):
+            break
+        span //= 2
+    return span
+
+
+def _looks(x: Tensor) -> bool:
+    """Whether numbers may decide what is computed: on a CPU, which need not wait for them."""
+    return x.is_cpu and not dispatch.is_transformed()
+
+
+def _before(k: Tensor, total: Tensor | None) -> Tensor:
+    """(k_i . k_j) e^{c_i - c_j} for j < i, else 0."""
+    return _scores(k, k, total, torch.arange(1, k.shape[-2] + 1, device=k.device)).tril(-1)
+
+
+def _solve(system: Tensor, wanted: Tensor, upper: bool) -> Tensor:
+    """x of (I + system) x = wanted, where `system` is 0 on its diagonal and on the other side of it."""
+    return torch.linalg.solve_triangular(system, wanted, upper=upper, unitriangular=True)
+
+
+def _cut(x: Tensor, size: int, groups: int) -> Tensor:
+    """(.., R, X) to (G, n, size, X), zeros filling the last block: they neither write nor decay."""
+    x = x.reshape(groups, *x.shape[-2:])
+    if not size:
+        return x.unsqueeze(1)
+    missing = -x.shape[1] % size
+    return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(1, (-1, size))
+
+
+def _states(transition: Tensor | None, own: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """The state before each block, (G, n, F, X), and the one after all, of S' = transition S + own.
+
+    The transition is a matrix, (G, n, F, F), a factor, (G, n, 1 or F, 1), or, None, 1.
+    """
+    if transition is None:
+        states = torch.cat([first.unsqueeze(1), own], 1).cumsum(1)
+    else:
+        states = _States.apply(transition, own, first)
+    return states[:, :-1], states[:, -1]
+
+
+class _States(torch.autograd.Function):
+    """All states (G, n + 1, F, X). Autograd left to itself would keep and add many small tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, transition: Tensor, own: Tensor, first: Tensor) -> Tensor:
+        states = own.new_empty(len(own), own.shape[1] + 1, *own.shape[2:])
+        states[:, 0] = first
+        for block in range(own.shape[1]):
+            _next(transition[:, block], states[:, block], own[:, block], states[:, block + 1])
+        ctx.save_for_backward(transition, states)
+        return states
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        transition, states = saved
+        matrix = _is_matrix(transition, states)
+        back = transition.mT if matrix else transition
+        later = torch.empty_like(grad)
+        later[:, -1] = grad[:, -1]
+        for block in range(grad.shape[1] - 1, 0, -1):
+            _next(back[:, block - 1], later[:, block], grad[:, block - 1], later[:, block - 1])
+        own, before = later[:, 1:], states[:, :-1]
+        if matrix:
+            return product(own, before.mT), own, later[:, 0]
+        return (own * before).sum(-1, keepdim=True).sum_to_size(transition.shape), own, later[:, 0]
+
+
+def _is_matrix(transition: Tensor, states: Tensor) -> bool:
+    return transition.shape[-1] == states.shape[-2] > 1
+
+
+def _next(transition: Tensor, state: Tensor, own: Tensor, out: Tensor) -> None:
+    if _is_matrix(transition, state):
+        torch.baddbmm(own, transition, state, out=out)
+    else:
+        torch.addcmul(own, transition, state, out=out)

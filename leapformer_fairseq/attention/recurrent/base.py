@@ -1,0 +1,186 @@
+"""The base of every mechanism with one recurrence: a state that decays, or whose old values are replaced.
+
+A subclass says what queries read with, what keys write, and what becomes of the sums that were read.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..capabilities import ENCODER_SELF
+from ..linear.base import LinearState
+from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, seen, visible, with_state
+from ..mechanism import Inputs, Mechanism, State
+from ..ops import dispatch, linear, recurrent
+from ..ops.precision import accumulated, in_float32, without_autocast
+from ..ops.recurrent import Written
+from ..ops.segments import Kept
+from ..step import Projections, Step
+from ..tokens import TokenInfo
+
+
+LONGEST_BLOCK = 128  # queries; log-decays that add up over more lose digits in float32
+
+
+class RecurrentMechanism(Mechanism):
+    """S_s = e^{g_s} S_(s-1) + k_s u_s^T, read as q_t S_n(t); see `ops.recurrent`.
+
+    An encoder that hears everything reads in both directions. Sums: a key contributes (q_i . k_j) e^{-|c_i - c_j|}, c
+    being the cumulated log-decays (Afzal et al., 2025, arXiv:2502.16249, section 3). Delta rule: what two scans in
+    opposite directions read is added. Everywhere else the recurrence is the same in training, prompts and steps.
+    States and sums are float32 (float64 for double inputs). Attention dropout has no meaning here and is not applied.
+    """
+
+    #: the output is divided by the sum of a query's weights; else `polish` must bound it
+    averages: ClassVar[bool] = True
+    #: what is written replaces what its key read before
+    replaces: ClassVar[bool] = False
+    #: queries of a block, where all pairs are compared
+    block_queries: ClassVar[int] = 64
+    features: int
+    normalizer_floor: float
+
+    @abstractmethod
+    def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
+        """Features (B, H, T, F) of queries (B, H, T, D)."""
+
+    @abstractmethod
+    def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
+        """What keys (B, H, S, D) write of values (B, H, S, E). The caller masks padding."""
+
+    def polish(self, sums: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
+        """The output (B, H, T, E), given what queries read. This default leaves it as it is."""
+        return sums
+
+    # ----------------------------------------------------------------------------------------------------- recurrence
+    def init_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> LinearState:
+        shape = (batch, self.num_heads, self.features, value_dim + self.averages)
+        return LinearState(accumulated(like).new_zeros(shape))
+
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
+        with without_autocast(k.device):
+            kv, keys = state.of(LinearState).kv, self._writing(k, v, key)
+            if k.shape[2] == 1:
+                return LinearState(recurrent.written(kv, keys))
+            return LinearState(recurrent.sums(keys.k[:, :, :0], keys, kv, None, self.block_queries)[1])
+
+    @in_float32
+    def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        sums = linear.read_state(self.queries(q, query), state.of(LinearState).kv)
+        return self._finished(sums, q, query)
+
+    def scan(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, LinearState]:
+        if not q.shape[2]:
+            return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
+        keys = seen(mask, q.shape[2], k.shape[2])
+        x = Inputs(q, k[:, :, :keys], v[:, :, :keys], query, key.narrow(0, keys), with_state(mask))
+        sums, state = self._sums(state, x, backward=False)
+        with without_autocast(q.device):
+            return self._finished(sums, accumulated(q), query).to(v.dtype), state
+
+    def step(self, projections: Projections) -> Step:
+        return Step(self, projections)
+
+    # ------------------------------------------------------------------------------------------------ whole sequences
+    def _segment(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor | None, LinearState]:
+        """What queries read, not yet finished."""
+        return self._sums(state, x, backward=False)
+
+    def _segment_of_later(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor, LinearState]:
+        return self._sums(state, x, backward=True)
+
+    def _sums(self, state: State, x: Inputs, backward: bool) -> tuple[Tensor, LinearState]:
+        q, k, v, query, key, mask = x
+        with without_autocast(q.device):
+            keys = self._writing(k, v, key)
+            keys = keys.before_decay() if backward else keys
+            queries = self.queries(accumulated(q), query)
+            sums, kv = recurrent.sums(queries, keys, state.of(LinearState).kv, mask, self._block(x))
+            return sums, LinearState(kv)
+
+    def _in_segments(self, x: Inputs) -> Tensor:
+        if self._both_ways(x.mask):
+            sums = self._scanned(x._replace(mask=CAUSAL), self._segment) + self._of_later(x)
+        else:
+            sums = self._scanned(x, self._segment)
+        with without_autocast(x.q.device):
+            return self._finished(sums, accumulated(x.q), x.query).to(x.v.dtype)
+
+    def _of_later(self, x: Inputs) -> Tensor:
+        """Sums of the keys after each query; with the delta rule of its own key, too, since there is no order without.
+
+        A scan from the last token to the first. A token reads what the tokens behind it have written, then writes, and
+        then its decay holds: between two tokens lie the decays of all but the earlier one, as in a scan from the first.
+        """
+        q, k, v = (y.flip(2) for y in x[:3])
+        query, key = x.query.reversed(), x.key.reversed()
+        if self.replaces:
+            return self._scanned(Inputs(q, k, v, query, key, CAUSAL), self._segment).flip(2)
+        count = q.shape[2] - 1
+        if not count:
+            return x.v.new_zeros(())
+        later = Inputs(
+            q[:, :, 1:], k[:, :, :count], v[:, :, :count], query.narrow(1, count + 1), key.narrow(0, count), CAUSAL
+        )
+        sums = self._scanned(later, self._segment_of_later)
+        return F.pad(sums.flip(2), (0, 0, 0, 1))
+
+    def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+        # In float64, since log-decays are added up over the whole sequence.
+        mask, queries = with_state(mask), self.queries(q, query).double()
+        keys = self._writing(k, k[..., :0], key).each(Tensor.double)
+        if isinstance(mask, ChunkMask) and mask.ahead:  # copies of tokens ahead leave no trace
+            identity = torch.eye(k.shape[2], dtype=queries.dtype, device=k.device)
+            keys = keys._replace(v=identity.expand(*k.shape[:3], -1))
+            first = queries.new_zeros(*k.shape[:2], self.features, k.shape[2])
+            found = recurrent.sums(queries, keys, first, mask, self.block_queries)[0]
+        elif self._both_ways(mask):
+            places = torch.arange(q.shape[2], device=q.device)
+            later = keys.each(lambda y: y.flip(2))
+            later, behind = (later, places + 1) if self.replaces else (later.before_decay(), places)
+            found = recurrent.pairs(queries, keys, places + 1)
+            found = found + recurrent.pairs(queries.flip(2), later, behind).flip(2, 3)
+        else:
+            found = recurrent.pairs(queries, keys, visible(mask, q.shape[2], k.shape[2], q.device))
+        found = found / found.sum(-1, keepdim=True).clamp_min(self.normalizer_floor) if self.averages else found
+        return found.to(q.dtype)
+
+    def _reference(self, x: Inputs) -> Tensor:
+        out = super()._reference(x)
+        if self.averages:
+            return out
+        with without_autocast(out.device):
+            return self.polish(accumulated(out), accumulated(x.q), x.query).to(out.dtype)
+
+    def _finished(self, sums: Tensor, q: Tensor, query: TokenInfo) -> Tensor:
+        out = linear.normalize(sums, self.normalizer_floor) if self.averages else sums
+        return self.polish(out, q, query)
+
+    def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
+        """What is written, in the precision of states, where padding writes nothing and nothing decays."""
+        keys = self.written(accumulated(k), accumulated(v), tokens)
+        if self.averages:
+            keys = keys._replace(v=linear.append_ones(keys.v))
+        return keys if tokens.keep is None else keys.kept(tokens.keep[:, None, :, None])
+
+    def _both_ways(self, mask: Mask) -> bool:
+        return mask is None and self.block == ENCODER_SELF
+
+    def _few_pairs(self, x: Inputs) -> bool:
+        return False  # a scan in one block compares all pairs, and faster than the reference
+
+    def _block(self, x: Inputs) -> int:
+        """Queries of a block; more where pairs are few."""
+        if isinstance(x.mask, PrefixMask) and dispatch.few_pairs(x.q, x.k, x.mask, self.features):
+            return min(x.q.shape[2], LONGEST_BLOCK)
+        ratio = x.mask.ratio if isinstance(x.mask, PrefixMask) else 1
+        return max(1, self.block_queries // ratio)

@@ -1,0 +1,97 @@
+"""The delta rule: a key replaces what it read before, and does not add to it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops.recurrent import Written
+from ..registry import Option, register
+from ..tokens import TokenInfo
+from .gates import GATE_INIT, Gate
+from .normed import OUTPUT_GATE, NormedMechanism
+
+NEGATIVE = Option(
+    "delta_negative",
+    False,
+    "delta rule: strengths up to 2, so that what a key read before may change its sign (tracks states, as parity)",
+)
+SHORTEST = 1e-6  # a query or key is divided by its length, but never by less
+
+
+class DeltaRule(NormedMechanism):
+    """u_s = b_s (v_s - k_s S), b_s = sigmoid(W x_s), of queries and keys silu(.) of length one.
+
+    With keys of length one and strengths up to 2 no state can grow without bound.
+    """
+
+    replaces = True
+    block_queries = 32
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.strength = nn.Linear(self.input_dim, num_heads, bias=False)
+
+    def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
+        return super().queries(_direction(q), tokens)
+
+    def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
+        x = tokens.inputs_or(k)
+        strength = F.linear(x, self.strength.weight.to(x.dtype)).sigmoid().transpose(1, 2).unsqueeze(3)
+        strength = 2 * strength if self.chosen.delta_negative else strength
+        return Written(_direction(k), v, self.log_decay(k, tokens), strength)
+
+    def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor | None:
+        """(B, H, S, 1 or D) of keys (B, H, S, D); None where nothing is forgotten."""
+        return None
+
+
+@register("delta", OUTPUT_GATE, NEGATIVE)
+class Delta(DeltaRule):
+    """DeltaNet: S_s = (I - b_s k_s k_s^T) S_(s-1) + b_s k_s v_s^T.
+
+    Schlag et al., 2021, arXiv:2102.11174, equation 24; features, norm and training in blocks as in Yang et al., 2024,
+    arXiv:2406.06484, sections 3 and 4. Without its short convolutions.
+    """
+
+    published_gate = "none"
+
+
+def softplus_gate(input_dim: int, num_heads: int, count: int, chosen: str, rank: int | None = None) -> Gate:
+    """The gate of Mamba-2, Gated DeltaNet and KDA, to be used as -e^a softplus(.): it forgets dt at first.
+
+    dt is drawn log-uniformly from [0.001, 0.1] as published, or [0.0001, 0.01], a half-life of 70 to 7,000 tokens.
+    """
+    low, high = (1e-3, 0.1) if chosen == "published" else (1e-4, 1e-2)
+    dt = torch.empty(count).uniform_(math.log(low), math.log(high)).exp()
+    return Gate(input_dim, num_heads, dt.expm1().log(), rank)
+
+
+def log_rates(num_heads: int, chosen: str, low: float = 0.0) -> Tensor:
+    """a of -e^a softplus(.), (H, 1, 1): log of a uniform draw up to 16 as published, or 0."""
+    rates = torch.empty(num_heads, 1, 1).uniform_(low, 16).clamp_min(1e-4) if chosen == "published" else None
+    return torch.zeros(num_heads, 1, 1) if rates is None else rates.log()
+
+
+@register("gated-delta", OUTPUT_GATE, NEGATIVE, GATE_INIT)
+class GatedDelta(DeltaRule):
+    """Gated DeltaNet: S_s = e^{g_s} (I - b_s k_s k_s^T) S_(s-1) + b_s k_s v_s^T, g_s = -e^a softplus(W x_s + t).
+
+    A gate for each head. Yang et al., 2024, arXiv:2412.06464, equation 10 and section 3.4, without short convolutions.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.gate = softplus_gate(self.input_dim, num_heads, num_heads, self.chosen.gate_init)
+        self.log_rate = nn.Parameter(log_rates(num_heads, self.chosen.gate_init))
+
+    def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        return -self.log_rate.to(k.dtype).exp() * F.softplus(self.gate(k, tokens))
+
+
+def _direction(x: Tensor) -> Tensor:
+    return F.normalize(F.silu(x), dim=-1, eps=SHORTEST)

@@ -1,0 +1,67 @@
+"""Gates, from the block's input: how much of what was read before is forgotten at each token.
+
+Weight decay draws parameters to zero; a gate's constant is therefore a buffer, and what is learned is the difference to
+it, so that weight decay draws gates to where they began, and does not close them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..registry import Option
+from ..tokens import TokenInfo
+
+GATE_INIT = Option(
+    "gate_init",
+    "open",
+    "forget gates: they begin open, so that little is forgotten, or as published",
+    ("open", "published"),
+)
+
+
+class Gate(nn.Module):
+    """Logits W x + b + c, (B, H, S, 1) or for each feature (B, H, S, D), of the block's input x (B, S, C).
+
+    c, `begin`, is fixed: a number for each head, or for each feature of all heads. W has a low `rank`, or begins at
+    zero (`quiet`), where that is wanted.
+    """
+
+    begin: Tensor
+
+    def __init__(
+        self, input_dim: int, num_heads: int, begin: Tensor, rank: int | None = None, quiet: bool = False
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.inner = None if rank is None else nn.Linear(input_dim, rank, bias=False)
+        self.outer = nn.Linear(rank or input_dim, begin.numel())
+        nn.init.zeros_(self.outer.bias)
+        if quiet:
+            nn.init.zeros_(self.outer.weight)
+        self.register_buffer("begin", begin.flatten().clone())
+
+    def forward(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        """Of keys (B, H, S, D), in their precision."""
+        x = tokens.inputs_or(k)
+        if self.inner is not None:
+            x = F.linear(x, self.inner.weight.to(x.dtype))
+        logits = F.linear(x, self.outer.weight.to(x.dtype), (self.outer.bias + self.begin).to(x.dtype))
+        return logits.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+
+def logit(share: Tensor) -> Tensor:
+    """What sigmoid makes `share` of."""
+    return share.log() - (-share).log1p()
+
+
+def spread_half_lives(num_heads: int, shortest: float, longest: float) -> Tensor:
+    """Shares kept at each token, (H,), whose half-lives in tokens are spread evenly over their logarithm."""
+    lives = torch.logspace(0, 1, num_heads, base=longest / shortest) * shortest
+    return torch.exp2(-1 / lives)
+
+
+def per_feature(of_heads: Tensor, head_dim: int) -> Tensor:
+    """A number for each head, (H,), for each of its features, (H * D,)."""
+    return of_heads.repeat_interleave(head_dim)
