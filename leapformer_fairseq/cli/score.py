@@ -14,7 +14,6 @@ from ..scoring.generation import score_generation
 from ..scoring.perplexity import score_evaluation
 from ..scoring.report import score_run
 from ..scoring.runlog import UNITS
-from ..scoring.runs import describe_checkpoint
 from ..scoring.validation import score_validation
 from ..signature import signature
 
@@ -73,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         report = score_run(output, args.tokenize, args.unit)
     if args.checkpoint:
+        from ..checkpoints import describe_checkpoint  # imports torch, which scores do not need
+
         report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature()}
     if args.json:
         write_json(args.json, report, "--json")
