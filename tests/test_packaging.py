@@ -24,6 +24,7 @@ BASE = {
     "files",
     "loading",
     "progress",
+    "schedule",
     "signature",
     "synthesis",
     "trainings",

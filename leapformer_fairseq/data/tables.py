@@ -18,6 +18,7 @@ import soundfile
 
 from ..audio import FRAME_MS, SAMPLE_RATE
 from ..errors import LeapformerError
+from ..schedule import STATE_FRAMES, fitting_ratio
 from .manifests import read_manifest
 from .recordings import Recording, need_file, read_audible
 from .speech import SpeechDataset
@@ -27,7 +28,7 @@ NAME = "speech"
 NEEDED, OPTIONAL = ("audio", "text"), ("translation", "speaker", "id", "start", "end")
 COLUMNS = (*NEEDED, *OPTIONAL)
 VOCAB_SIZE = 1_000
-STATE_MS = 4 * FRAME_MS  # an encoder state: two convolutions halve the frames
+STATE_MS = STATE_FRAMES * FRAME_MS
 
 
 def dataset(
@@ -127,15 +128,19 @@ def kinds_of_audio(recordings: Sequence[Recording]) -> list[str]:
     ]
 
 
-def advice(out: Path, hours: float) -> list[str]:
-    """How fast the speech is in target tokens, the step of wait-k that fits it, and a command that trains."""
+def pace(out: Path) -> tuple[float, int]:
+    """Seconds of speech for a target token of the data prepared in `out`, and the pre-decision ratio that fits it."""
     model = sentencepiece.SentencePieceProcessor(model_file=str(out / "spm_st.model"))
     tokens = frames = 0
     for row in read_manifest(out / "train_st.tsv"):
         tokens += len(model.encode(row["tgt_text"])) + 1  # the end
         frames += int(row["n_frames"])
-    seconds = frames * FRAME_MS / 1000 / tokens
-    ratio = max(1, round(seconds * 1000 / STATE_MS))
+    return frames * FRAME_MS / 1000 / tokens, fitting_ratio(frames / STATE_FRAMES, tokens)
+
+
+def advice(out: Path, hours: float) -> list[str]:
+    """How fast the speech is in target tokens, the step of wait-k that fits it, and a command that trains."""
+    seconds, ratio = pace(out)
     batch, updates = sizes(hours)
     command = (
         f"leapformer train {out} --task speech_to_text --config-yaml config_asr.yaml --train-subset train_asr "

@@ -11,10 +11,12 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from fairseq.models import register_model, register_model_architecture
+from fairseq.tasks.speech_to_text import SpeechToTextTask
 from torch import Tensor
 
 from ..attention import Context, PrefixMask
@@ -22,6 +24,8 @@ from ..errors import LeapformerError
 from ..modules import IncrementalState, attentions, check_decoder
 from .lengths import EncoderOut
 from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
+from .speech_task import load_dataset_for_wait_k
+from .task import override
 from .transformer import Decoder
 
 OFFLINE = "offline"
@@ -134,10 +138,13 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
             )
         model = super().build_model(args, task)
         model.laggings = parse_lagging(args.waitk_lagging)
-        model.lagging = max((k for k in model.laggings if k is not None), default=None)
+        finite = [k for k in model.laggings if k is not None]
+        model.lagging = max(finite, default=None)
         if model.lagging is not None:
             mask = PrefixMask(model.lagging, args.fixed_pre_decision_ratio)
             check_decoder(model.decoder, mask, Context(True, args.encoder_embed_dim, source_streams=True))
+            if isinstance(task, SpeechToTextTask):
+                override(task, "load_dataset", partial(load_dataset_for_wait_k, finite, mask.ratio))
         model.pre_decision_ratio = args.fixed_pre_decision_ratio
         model.set_lagging(model.lagging)
         return model
