@@ -31,7 +31,7 @@ def marks(lengths: float | None, lagging: float | None = None, shares: Mapping[s
             "pre-decision ratio, in training, too"
         )
     if lengths is not None and lengths > LONG:
-        found.append(f"too long: {lengths:.2f} characters for each of the references; look for repetition")
+        found.append(f"too long: {lengths:.2f} characters for each of the references: repetition, or what was not said")
     if lengths is not None and lengths < SHORT:
         found.append(f"too short: {lengths:.2f} characters for each of the references; sentences end too early")
     return found
