@@ -25,6 +25,7 @@ BASE = {
     "files",
     "loading",
     "progress",
+    "schedule",
     "signature",
     "synthesis",
     "trainings",

@@ -31,8 +31,6 @@ _UNITS_OF_SCORES = {
     **dict.fromkeys(("loss", "L1", "MSE", "end"), ""),
 }  # all others are milliseconds
 
-DEGENERATE = 20.0  # per cent, see `scoring.latency.simultaneity`
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
@@ -93,10 +91,8 @@ def _lines(report: dict[str, Any], counted: str | None) -> list[str]:
     compute = report["compute"]
     if compute and compute["seconds_per_second"] is not None:
         lines.append(f"{'compute':{width}}{compute['seconds_per_second']:12.3f} s per second of audio")
-    shares = report.get("simultaneity")
-    if shares and abs(shares["DSPTV"]) > DEGENERATE:
-        lines.append(
-            f"degenerate policy: {shares['SWF']:.0f} % of the units came before the end of the source, and "
-            f"{shares['EFSW']:.0f} % would if all lagged by YAAL, so YAAL says little"
-        )
-    return lines + [f"{name}: {signature}" for name, signature in report["signatures"].items()]
+    return [
+        *lines,
+        *report.get("marks", []),
+        *(f"{name}: {signature}" for name, signature in report["signatures"].items()),
+    ]
