@@ -87,6 +87,36 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
+def describe_checkpoint(path: str | Path) -> dict[str, Any]:
+    """How far a training had come, and the number of parameters. Raises LeapformerError when it is no checkpoint."""
+    state = load_checkpoint(Path(path))
+    extra, history = state.get("extra_state") or {}, state.get("optimizer_history") or [{}]
+    place = extra.get("train_iterator") or {}
+    # Under this name fairseq keeps whatever the best checkpoint is chosen by.
+    chosen_by = ((state.get("cfg") or {}).get("checkpoint") or {}).get("best_checkpoint_metric", "loss")
+    loss = extra.get("val_loss") if chosen_by == "loss" else None
+    # After the last batch of an epoch fairseq counts as the next one.
+    epoch = place["epoch"] - (place.get("iterations_in_epoch") == 0) if "epoch" in place else None
+    return {
+        "checkpoint": Path(path).name,
+        "averaged": len(state.get("averaged", [])),
+        "epoch": epoch,
+        "updates": history[-1].get("num_updates"),
+        "valid_loss": None if loss is None else float(loss),
+        "parameters": _count_parameters(state["model"]),
+    }
+
+
+def _count_parameters(model: Mapping[str, Tensor]) -> int:
+    """Each one once, also where it serves as two layers."""
+    places = {
+        (tensor.untyped_storage().data_ptr(), tensor.storage_offset()): tensor.numel()
+        for name, tensor in model.items()
+        if not name.endswith(("version", "_float_tensor"))
+    }
+    return sum(places.values())
+
+
 def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:
     """Write a checkpoint; an interrupted write leaves nothing that looks like one."""
     path = Path(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -65,8 +66,6 @@ def _cpu() -> str:
 
 
 def _threads() -> int:
-    try:
-        import torch
-    except ImportError:
-        return os.cpu_count() or 1
-    return torch.get_num_threads()
+    """Those of torch where it has been used: a signature is no reason to import it."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else os.cpu_count() or 1

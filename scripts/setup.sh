@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Creates or reuses .venv and installs the package with pinned versions. A second run has nothing to do and is instant.
 #
+# Hashes are checked of everything but PyTorch, whose CPU and CUDA builds are different files with different dependencies.
+#
 #   PYTHON      interpreter to make .venv with (default: the first of python3.11, 3.12, 3.13, python3 that is 3.11+)
 #   TORCH_SPEC  what to give to `pip install` for PyTorch, e.g. "torch==2.13.0 --index-url https://..."
 #               (default: torch==2.13.0, the CPU build unless a CUDA device is present)
@@ -10,6 +12,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly TORCH=torch==2.13.0
 readonly CPU_INDEX=https://download.pytorch.org/whl/cpu
 readonly CONSTRAINTS=requirements/constraints.txt
+readonly HASHES=requirements/hashes.txt
+readonly BUILD_TOOLS="setuptools|wheel|numpy|cython|ninja|packaging"
 readonly STAMP=.venv/.setup-stamp
 readonly VENV_PYTHON=.venv/bin/python
 step="starting"
@@ -22,6 +26,12 @@ say() {
 
 pip_install() {
     "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check --constraint "$CONSTRAINTS" "$@"
+}
+
+# Installs from the list of hashes: `install_hashed "A|B" 1` A and B, `install_hashed "A|B" 0` all others.
+install_hashed() {
+    pip_install --no-deps --no-build-isolation --require-hashes --requirement \
+        <(awk -v names="^($1)==" -v wanted="$2" '/^[^ ]/ { chosen = ($0 ~ names) == wanted } chosen' "$HASHES")
 }
 
 is_new_enough() {
@@ -60,12 +70,12 @@ install_torch() {
 
 install_fairseq() {
     # Its build requires any torch, so an isolated build would download a second one, with CUDA, and compile against it.
-    pip_install --no-build-isolation fairseq-fixed
+    install_hashed fairseq-fixed 1
 }
 
 fingerprint() {
     {
-        cat setup.py pyproject.toml "$CONSTRAINTS" scripts/setup.sh
+        cat setup.py pyproject.toml "$CONSTRAINTS" "$HASHES" scripts/setup.sh
         echo "$PWD ${TORCH_SPEC:-$TORCH} $(has_cuda && echo cuda)"
         "$VENV_PYTHON" --version
     } | sha256sum
@@ -81,13 +91,15 @@ if [[ -f $STAMP && $(fingerprint) == "$(<"$STAMP")" ]]; then
 fi
 rm -f "$STAMP"
 say "installing build tools"
-pip_install setuptools wheel numpy cython ninja packaging
+install_hashed "$BUILD_TOOLS" 1
+say "installing libraries"
+install_hashed "$BUILD_TOOLS|fairseq-fixed" 0
 say "installing PyTorch (${TORCH_SPEC:-$TORCH})"
 install_torch
 say "installing fairseq (compiled the first time: some minutes, a C++ compiler and Python headers)"
 install_fairseq
-say "installing the package and its development tools"
-pip_install --no-build-isolation --editable ".[dev,demo,docs,simul,bench]"
+say "installing the package"
+pip_install --no-deps --no-build-isolation --editable .
 say "checking the installation"
 report=$(.venv/bin/leapformer doctor 2>&1) || {
     echo "$report" >&2

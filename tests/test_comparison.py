@@ -33,7 +33,9 @@ def test_generation_is_scored_in_the_order_of_the_references(tmp_path):
         "D-0\t-0.9\ta worse hypothesis",
     )
     scores = score_generation([path], references(tmp_path, "das ist der erste Satz", "das ist der zweite Satz"))
-    assert scores["scores"]["BLEU"] == pytest.approx(100)
+    assert scores["scores"]["BLEU"] == pytest.approx(100) and scores["length_ratio"] == 1 and not scores["marks"]
+    longer = score_generation([path], references(tmp_path, "das ist der", "das ist der"))
+    assert longer["marks"] == ["too long: 2.06 characters for each of the references: repetition, or what was not said"]
     swapped = score_generation([path], references(tmp_path, "das ist der zweite Satz", "das ist der erste Satz"))
     assert swapped["scores"]["BLEU"] < 90
 

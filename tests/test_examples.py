@@ -1,7 +1,8 @@
-"""The examples run as they stand."""
+"""The examples run as they stand, the notebook's cells in order."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +30,18 @@ def test_an_example_runs_and_says(name, said):
 
 def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {"library", "swap", "new_mechanism", "stream"}
+
+
+def test_the_notebook_runs_and_its_statements_hold():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
+    cells = json.loads((EXAMPLES / "attention.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    names: dict = {}
+    for cell in code:
+        exec("".join(cell["source"]), names)
+    assert max(names["differences"].values()) < 1e-12
+    assert len(set(names["sizes"]["leap"])) == 1 and names["sizes"]["softmax"][-1] > 10 * names["sizes"]["leap"][0]
+    assert len(pyplot.get_fignums()) == 2
+    pyplot.close("all")
+    assert not any(cell["outputs"] for cell in code)

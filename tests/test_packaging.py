@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ BASE = {
     "files",
     "loading",
     "progress",
+    "schedule",
     "signature",
     "synthesis",
     "trainings",
@@ -212,3 +214,13 @@ def test_the_wheel_is_small_and_the_source_is_whole(built):
 )
 def test_commands_work_outside_the_repository(elsewhere, words, shown):
     assert shown in elsewhere(*words)
+
+
+def test_every_pinned_version_has_its_hashes():
+    folder = ROOT / "requirements"
+    pins = re.findall(r"^([\w.-]+==\S+)$", (folder / "constraints.txt").read_text(), re.MULTILINE)
+    entries = re.split(r"^(?=\w)", (folder / "hashes.txt").read_text(), flags=re.MULTILINE)[1:]
+    hashed = [entry.split()[0] for entry in entries]
+    same = [re.sub(r"[._-]+", "-", pin.partition("==")[0]).lower() + "==" + pin.partition("==")[2] for pin in pins]
+    assert sorted(hashed) == sorted(same)
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}$", entry, re.MULTILINE) for entry in entries)

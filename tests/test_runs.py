@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from leapformer_fairseq.checkpoints import describe_checkpoint
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.scoring.perplexity import score_evaluation
@@ -14,7 +15,6 @@ from leapformer_fairseq.scoring.runs import (
     check_order,
     collect_runs,
     compare,
-    describe_checkpoint,
     order_sentence,
     runs_table,
 )

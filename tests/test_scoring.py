@@ -14,6 +14,7 @@ from leapformer_fairseq.cli import score as score_command
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.scoring import latency
 from leapformer_fairseq.scoring.latency import latency_scores, simultaneity, yet_another_average_lagging
+from leapformer_fairseq.scoring.marks import length_ratio, marks
 from leapformer_fairseq.scoring.quality import bleu, chrf
 from leapformer_fairseq.scoring.report import score_run
 from leapformer_fairseq.scoring.runlog import Instance, read_compute, read_instances
@@ -252,6 +253,39 @@ def test_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.C
     assert "BLEU: nrefs:1" in table
     saved = json.loads((tmp_path / "scores.json").read_text())
     assert saved["scores"]["AL"] == saved["instances"][0]["AL"] == pytest.approx(300)
+
+
+EARLY = {"delays": [100.0, 200.0, 200.0, 300.0], "elapsed": [100.0, 200.0, 200.0, 300.0]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, []),
+        (EARLY, ["negative AL: hypotheses run ahead"]),
+        ({"prediction": "eins zwei dreidreidrei vier"}, ["too long: 2.00 characters"]),
+        ({"prediction": "e zw d v"}, ["too short: 0.42 characters"]),
+        ({"prediction": "eins zwei dreidreidrei vier", **EARLY}, ["negative AL", "too long"]),
+    ],
+)
+def test_command_marks_what_goes_wrong(tmp_path: Path, capsys: Any, changes: dict[str, Any], told: list[str]) -> None:
+    """The reference has 12 characters; at least the last word comes after the source, so YAAL says something."""
+    normal = {"prediction": "eins zwei drei v"}
+    write_run(tmp_path, entry(**{**normal, **changes}))
+    run_command(str(tmp_path), "--json", str(tmp_path / "scores.json"))
+    printed = capsys.readouterr().out.splitlines()
+    saved = json.loads((tmp_path / "scores.json").read_text())
+    marked = [line for line in saved["marks"] if "degenerate" not in line]
+    assert len(marked) == len(told) and all(line.startswith(begin) for line, begin in zip(marked, told, strict=True))
+    assert all(line in printed for line in saved["marks"]) and (saved["scores"]["AL"] < 0) == ("delays" in changes)
+    characters = len("".join(changes.get("prediction", normal["prediction"]).split()))
+    assert saved["length_ratio"] == pytest.approx(characters / 12)
+
+
+def test_a_length_ratio_has_limits() -> None:
+    assert length_ratio(["a b", "cd"], ["abc", "d e"]) == 0.8 and length_ratio(["a"], ["", " "]) is None
+    assert not marks(None) and not marks(1.2) and not marks(0.8) and marks(1.21) and marks(0.79)
+    assert not marks(1.0, 0.0) and len(marks(2.0, -1.0, {"SWF": 10, "EFSW": 90, "DSPTV": 80})) == 3
 
 
 def test_command_reports_a_wrong_folder_as_one_line(tmp_path: Path) -> None:

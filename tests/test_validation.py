@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 
+from leapformer_fairseq.checkpoints import describe_checkpoint
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.scoring.runs import collect_runs, compare, describe_checkpoint, runs_table
+from leapformer_fairseq.scoring.runs import collect_runs, compare, runs_table
 from leapformer_fairseq.scoring.validation import score_validation
 
 MASKED = (

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import trainings
+from ..checkpoints import describe_checkpoint
 from ..errors import LeapformerError
 from ..files import read_json, write_json
-from ..scoring.runs import describe_checkpoint
 from ..signature import signature
 from .search import Result
 

@@ -19,7 +19,7 @@ from ..models.simulst import END_CLOSED
 from ..modules import IncrementalState
 from .engine import IncrementalEngine, engine_for
 from .features import FeatureStream
-from .stream import DecodingOptions, TranslationStream, TranslationSystem
+from .stream import DecodingOptions, TranslationStream, TranslationSystem, repeating
 
 
 def serves_batches(system: TranslationSystem, options: DecodingOptions) -> bool:
@@ -95,6 +95,8 @@ def _greedy(system: TranslationSystem, options: DecodingOptions, frames: list[Te
         logits, extra = model.decoder(tokens, encoder_out=encoder_out, incremental_state=state)
         logits = logits[:, -1].float().index_fill_(1, forbidden, -math.inf)
         logits[:, system.eos].masked_fill_(extra[END_CLOSED], -math.inf)
+        for place, row in enumerate(rows if options.no_repeat_ngram_size else ()):
+            logits[place, repeating(written[row], options.no_repeat_ngram_size)] = -math.inf
         best = logits.argmax(1)
         tokens = torch.cat([tokens, best.unsqueeze(1)], 1)
         for row, token in zip(rows, best.tolist(), strict=True):

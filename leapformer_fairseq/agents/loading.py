@@ -83,8 +83,7 @@ def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tupl
     if ratio is not None and ratio < 1:
         raise LeapformerError(f"--pre-decision-ratio is {ratio}; it must be at least 1")
     if policy.name == "wait-k" and policy.k is None:
-        trained = getattr(model, "lagging", None)
-        policy = replace(policy, k=trained if trained is None or isinstance(trained, int) else max(trained))
+        policy = replace(policy, k=getattr(model, "lagging", None))
     ratio = getattr(model, "pre_decision_ratio", None) if ratio is None else ratio
     if ratio is None or (policy.name == "wait-k" and policy.k is None):
         raise LeapformerError("this model was not trained with wait-k; give --waitk-lagging and --pre-decision-ratio")

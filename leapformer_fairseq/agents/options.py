@@ -49,6 +49,8 @@ def add_system_options(parser: TakesOptions) -> None:
     add("--max-len-a", type=float, default=0.0, help="at most A * frames (10 ms) + B tokens: A")
     add("--max-len-b", type=int, default=200, help="at most A * frames (10 ms) + B tokens: B")
     add("--max-after-read", type=int, metavar="N", help="at most N tokens after the whole source was read")
+    add("--no-repeat-ngram-size", type=int, default=0, metavar="N", help="no N tokens come twice in an utterance or "
+        "segment, against models that repeat themselves (default: 0, no limit)")  # fmt: skip
     add("--unit", choices=tuple(EMITTERS), help="write words, or pieces at once (default: --eval-latency-unit)")
     add("--early-eos", choices=EARLY_EOS, default="mask", help="wait-k: end of sentence before that of the source:"
         " forbid it, or take it back and wait for more source")  # fmt: skip
@@ -70,9 +72,8 @@ def decoding_options(args: Namespace) -> DecodingOptions:
             f"--hold {args.hold} of the --max-draft {args.max_draft} tokens looked ahead leaves none to write; give a "
             "larger --max-draft"
         )
-    return DecodingOptions(
-        args.max_len_a, args.max_len_b, args.max_draft, args.early_eos, _output_unit(args), args.max_after_read
-    )
+    limits = args.max_after_read, args.no_repeat_ngram_size
+    return DecodingOptions(args.max_len_a, args.max_len_b, args.max_draft, args.early_eos, _output_unit(args), *limits)
 
 
 def _output_unit(args: Namespace) -> str:

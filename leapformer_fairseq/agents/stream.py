@@ -47,7 +47,8 @@ class DecodingOptions:
     `max_after_read`: at most so many of them once the whole source was read; None: no limit.
     `early_eos` is what happens to an end of sentence before the end of the source: "mask" forbids it, "wait" takes the
     token back and reads on. `unit` is "word" or "char", see `text`. `max_draft`: tokens beyond those written that a
-    policy may look at after a step of source.
+    policy may look at after a step of source. `no_repeat_ngram_size`: no n-gram of so many tokens comes twice in an
+    utterance; 0: as it comes.
     """
 
     max_len_a: float = 0.0
@@ -56,6 +57,7 @@ class DecodingOptions:
     early_eos: str = "mask"
     unit: str = "word"
     max_after_read: int | None = None
+    no_repeat_ngram_size: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_len_a < math.inf or self.max_len_b < 0 or self.max_len_a + self.max_len_b == 0:
@@ -66,9 +68,24 @@ class DecodingOptions:
             raise LeapformerError(f"--max-draft {self.max_draft}: give the tokens to look ahead, at least 1")
         if self.max_after_read is not None and self.max_after_read < 0:
             raise LeapformerError(f"--max-after-read {self.max_after_read}: give a number of tokens, at least 0")
+        if self.no_repeat_ngram_size < 0:
+            raise LeapformerError(f"--no-repeat-ngram-size {self.no_repeat_ngram_size}: give tokens, or 0 for no limit")
         for value, option, choices in (self.early_eos, "--early-eos", EARLY_EOS), (self.unit, "--unit", EMITTERS):
             if value not in choices:
                 raise LeapformerError(f"{option} is {value!r}; choose from {', '.join(choices)}")
+
+
+def repeating(tokens: Sequence[int], size: int) -> list[int]:
+    """The next tokens with which the last `size` would be an n-gram that `tokens` holds already; none for size 0.
+
+    As `--no-repeat-ngram-size` of fairseq-generate does it (Paulus et al., 2018, arXiv:1705.04304); the end of the
+    sentence is no part of an n-gram.
+    """
+    before = size - 1
+    if before < 0:
+        return []
+    last = tokens[len(tokens) - before :]
+    return [tokens[i + before] for i in range(len(tokens) - before) if tokens[i : i + before] == last]
 
 
 class TranslationStream:
@@ -235,7 +252,8 @@ class TranslationStream:
 
     def _best_token(self, eos_open: bool, layer: int | None = None) -> int:
         logits = self.engine.step(self.n_states, layer)
-        forbidden = self.system.forbidden if eos_open else (*self.system.forbidden, self.system.eos)
+        repeated = repeating(self.engine.tokens, self.options.no_repeat_ngram_size)
+        forbidden = (*self.system.forbidden, *repeated, *(() if eos_open else (self.system.eos,)))
         with self.times.measure("decoder_s"):
             logits[torch.tensor(forbidden, device=logits.device)] = -math.inf
             return int(logits.argmax())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ..checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, save_checkpoint
-
 HELP = "average the parameters of a training's last or best checkpoints"
 
 
@@ -20,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Average and say what went in. Raises LeapformerError when there are too few checkpoints or they do not fit."""
+    from ..checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, save_checkpoint
+
     if args.last is not None:
         paths = last_checkpoints(args.inputs, args.last)
     else:

@@ -142,8 +142,8 @@ def _run(
 def _check(args: argparse.Namespace, curve: Curve) -> dict[str, dict[str, Any]]:
     """{name: what is known of the checkpoint}. Raises LeapformerError for what no run could use."""
     from ..agents.options import decoding_options, set_threads
+    from ..checkpoints import describe_checkpoint
     from ..loading import available_device
-    from ..scoring.runs import describe_checkpoint
 
     decoding_options(curve.runs[0].args)
     available_device(args.device)

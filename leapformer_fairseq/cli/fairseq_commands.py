@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from .. import PLUGIN_DIR, register
 from ..errors import LeapformerError
+from . import logs
 
 ARCH_PREFIX = "leapformer_"
 
@@ -43,6 +44,7 @@ COMMANDS = {
 
 def run(name: str, arguments: list[str]) -> int:
     """Run fairseq's command `name`, or print its help with all flags that `arguments` choose."""
+    logs.set_up()
     register()
     command = COMMANDS[name]
     wants_help = any(argument in ("-h", "--help") for argument in arguments)
@@ -97,6 +99,7 @@ class _Main:
 
 
 def _main_in_another_process(module: str) -> Callable[..., None]:
+    logs.set_up()
     register()
     return importlib.import_module(module).main
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,8 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = {"mechanisms": mechanisms(), "architectures": architectures(), "tasks": tasks(), "criterions": criterions()}
-    print(json.dumps(found, indent=2) if args.json else as_text(found))
+    if args.json:
+        found = {"mechanisms": mechanisms(), **{name: find() for name, find in REGISTERED.items()}}
+        print(json.dumps(found, indent=2))
+    else:
+        for line in as_text():  # the mechanisms are on the screen before fairseq, which takes longer, is imported
+            print(line)
     return 0
 
 
@@ -89,20 +93,20 @@ def _ours(registry: Mapping[str, type]) -> dict[str, str]:
     }
 
 
-def as_text(found: dict[str, Any]) -> str:
-    """What `run` prints for people."""
-    lines = ["Attention mechanisms (values of --{encoder-self,decoder-self,decoder-cross}-attention):"]
-    for mechanism in found["mechanisms"]:
+REGISTERED = {"architectures": architectures, "tasks": tasks, "criterions": criterions}
+
+
+def as_text() -> Iterator[str]:
+    """The lines that `run` prints for people."""
+    yield "Attention mechanisms (values of --{encoder-self,decoder-self,decoder-cross}-attention):"
+    for mechanism in mechanisms():
         length = "; needs the target length" if mechanism["needs_length"] else ""
-        lines += [
-            f"  {mechanism['name']}: {mechanism['summary']}",
-            f"      blocks: {', '.join(mechanism['blocks'])}{length}",
-        ]
+        yield f"  {mechanism['name']}: {mechanism['summary']}"
+        yield f"      blocks: {', '.join(mechanism['blocks'])}{length}"
         for option in mechanism["options"]:
-            lines.append(f"      {option['flag']} ({option['type']}, default {option['default']}): {option['help']}")
-    lines += ["", "Architectures (values of --arch):"]
-    lines += [f"  {model}: {', '.join(archs)}" for model, archs in found["architectures"].items()]
-    for kind in ("tasks", "criterions"):
-        lines += ["", f"{kind.capitalize()} (values of --{kind.removesuffix('s')}), beside fairseq's:"]
-        lines += [f"  {name}: {summary}" for name, summary in found[kind].items()]
-    return "\n".join(lines)
+            yield f"      {option['flag']} ({option['type']}, default {option['default']}): {option['help']}"
+    yield from ("", "Architectures (values of --arch):")
+    yield from (f"  {model}: {', '.join(archs)}" for model, archs in architectures().items())
+    for kind, found in (("tasks", tasks()), ("criterions", criterions())):
+        yield from ("", f"{kind.capitalize()} (values of --{kind.removesuffix('s')}), beside fairseq's:")
+        yield from (f"  {name}: {summary}" for name, summary in found.items())

@@ -216,7 +216,7 @@ def _tables(args: argparse.Namespace) -> list[str]:
     summaries = speech.prepare(dataset, found["train"].parent, args.out, args.vocab_size, args.workers)
     out = Path(args.out).absolute()
     lists = [f"{split}: {out}/left_out_{split}.tsv lists them" for split, one in summaries.items() if one.dropped]
-    return [*notes, *_split_lines(summaries), *lists, *tables.advice(out, summaries["train"].seconds / 3600)]
+    return [*notes, *_split_lines(summaries), *lists, *tables.advice(out)]
 
 
 def _ljspeech(args: argparse.Namespace) -> list[str]:

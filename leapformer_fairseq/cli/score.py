@@ -14,7 +14,6 @@ from ..scoring.generation import score_generation
 from ..scoring.perplexity import score_evaluation
 from ..scoring.report import score_run
 from ..scoring.runlog import UNITS
-from ..scoring.runs import describe_checkpoint
 from ..scoring.validation import score_validation
 from ..signature import signature
 
@@ -31,8 +30,6 @@ _UNITS_OF_SCORES = {
     "accuracy": "%",
     **dict.fromkeys(("loss", "L1", "MSE", "end"), ""),
 }  # all others are milliseconds
-
-DEGENERATE = 20.0  # per cent, see `scoring.latency.simultaneity`
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         report = score_run(output, args.tokenize, args.unit)
     if args.checkpoint:
+        from ..checkpoints import describe_checkpoint  # imports torch, which scores do not need
+
         report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature()}
     if args.json:
         write_json(args.json, report, "--json")
@@ -92,10 +91,8 @@ def _lines(report: dict[str, Any], counted: str | None) -> list[str]:
     compute = report["compute"]
     if compute and compute["seconds_per_second"] is not None:
         lines.append(f"{'compute':{width}}{compute['seconds_per_second']:12.3f} s per second of audio")
-    shares = report.get("simultaneity")
-    if shares and abs(shares["DSPTV"]) > DEGENERATE:
-        lines.append(
-            f"degenerate policy: {shares['SWF']:.0f} % of the units came before the end of the source, and "
-            f"{shares['EFSW']:.0f} % would if all lagged by YAAL, so YAAL says little"
-        )
-    return lines + [f"{name}: {signature}" for name, signature in report["signatures"].items()]
+    return [
+        *lines,
+        *report.get("marks", []),
+        *(f"{name}: {signature}" for name, signature in report["signatures"].items()),
+    ]

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _locked_folder(args: argparse.Namespace) -> Path:
     """The folder of this run and no other."""
-    from ..scoring.runs import describe_checkpoint
+    from ..checkpoints import describe_checkpoint
     from ..signature import signature
 
     options = {name: value for name, value in vars(args).items() if name not in _FREE}

@@ -139,7 +139,7 @@ def _vocoder(args: argparse.Namespace, mels: MelConfig) -> Vocoder:
 
 def _description(args: argparse.Namespace, task: Any) -> dict[str, Any]:
     """What makes this run the one it is, for run.json."""
-    from ..scoring.runs import describe_checkpoint
+    from ..checkpoints import describe_checkpoint
 
     what = ("path", "subset", "phonemes", "text", "model_overrides")
     how = ("eos_threshold", "max_steps", "batch_size", "seed", "hifigan", "iterations")

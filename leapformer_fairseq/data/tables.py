@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import soundfile
 
 from ..audio import FRAME_MS, SAMPLE_RATE
 from ..errors import LeapformerError
+from ..schedule import STATE_FRAMES, fitting_ratio
 from .manifests import read_manifest
 from .recordings import Recording, need_file, read_audible
 from .speech import SpeechDataset
@@ -27,7 +29,12 @@ NAME = "speech"
 NEEDED, OPTIONAL = ("audio", "text"), ("translation", "speaker", "id", "start", "end")
 COLUMNS = (*NEEDED, *OPTIONAL)
 VOCAB_SIZE = 1_000
-STATE_MS = 4 * FRAME_MS  # an encoder state: two convolutions halve the frames
+EXPECTED = {  # hours of training speech, less than so many
+    1.0: "enough to try the commands, not to translate what is new",
+    20.0: "enough for a narrow domain with a small vocabulary, such as numbers or commands",
+    100.0: "enough for one domain",
+    float("inf"): "enough for open speech of the same kind; begin with configs/mustc instead of a tiny model",
+}
 
 
 def dataset(
@@ -127,31 +134,46 @@ def kinds_of_audio(recordings: Sequence[Recording]) -> list[str]:
     ]
 
 
-def advice(out: Path, hours: float) -> list[str]:
-    """How fast the speech is in target tokens, the step of wait-k that fits it, and a command that trains."""
+@dataclass(frozen=True)
+class Measured:
+    """The training part of prepared data: its length, that of a target token, and the pre-decision ratio that fits."""
+
+    hours: float
+    token_seconds: float
+    ratio: int
+
+    @property
+    def batch(self) -> int:
+        """Frames of a batch."""
+        return 16_000 if self.hours < 20 else 40_000
+
+    @property
+    def updates(self) -> int:
+        """Some forty passes, and at least 1,500 updates."""
+        return max(1_500, round(40 * self.hours * 3_600 * 1_000 / FRAME_MS / self.batch))
+
+
+def measure(out: Path) -> Measured:
+    """Of the data prepared in `out`. Raises LeapformerError where there is none."""
+    need_file(out / "spm_st.model")
     model = sentencepiece.SentencePieceProcessor(model_file=str(out / "spm_st.model"))
     tokens = frames = 0
     for row in read_manifest(out / "train_st.tsv"):
         tokens += len(model.encode(row["tgt_text"])) + 1  # the end
         frames += int(row["n_frames"])
-    seconds = frames * FRAME_MS / 1000 / tokens
-    ratio = max(1, round(seconds * 1000 / STATE_MS))
-    batch, updates = sizes(hours)
-    command = (
-        f"leapformer train {out} --task speech_to_text --config-yaml config_asr.yaml --train-subset train_asr "
-        "--valid-subset dev_asr --arch leapformer_s2t_tiny --criterion label_smoothed_cross_entropy "
-        "--label-smoothing 0.1 --optimizer adam --lr 2e-3 --lr-scheduler inverse_sqrt "
-        f"--warmup-updates {updates // 10} --clip-norm 10 --max-tokens {batch} --max-update {updates} "
-        f"--report-accuracy --save-dir {out.parent / 'asr'}"
-    )
+    seconds = frames * FRAME_MS / 1000
+    return Measured(seconds / 3600, seconds / tokens, fitting_ratio(frames / STATE_FRAMES, tokens))
+
+
+def advice(out: Path) -> list[str]:
+    """What to expect of the data prepared in `out`, the step of wait-k that fits it, and a command that trains."""
+    found = measure(out)
+    suits = next(what for hours, what in EXPECTED.items() if found.hours < hours)
+    of = f"train evaluate --out {out.parent}" if out.name == "data" else "with these tables and --out DIR"
     return [
-        f"a target token lasts {seconds:.2f} s on average: for wait-k, --fixed-pre-decision-ratio {ratio} writes one "
-        f"for each {ratio * STATE_MS} ms; a much smaller ratio asks for words before they are said",
-        f"next, a recogniser whose encoder translation begins with: {command}",
+        f"a target token lasts {found.token_seconds:.2f} s on average: for wait-k, --fixed-pre-decision-ratio "
+        f"{found.ratio} writes one for each {found.ratio * STATE_FRAMES * FRAME_MS} ms; a much smaller ratio asks for "
+        "words before they are said",
+        f"{found.hours:.1f} h to train on are, as a rule of thumb, {suits}",
+        f"next, a recogniser, then a wait-k model that begins with its encoder: leapformer recipe speech {of}",
     ]
-
-
-def sizes(hours: float) -> tuple[int, int]:
-    """Frames of a batch and updates for so many hours of speech: some forty passes, and at least 1,500 updates."""
-    batch = 16_000 if hours < 20 else 40_000
-    return batch, max(1_500, round(40 * hours * 3_600 * 1_000 / FRAME_MS / batch))

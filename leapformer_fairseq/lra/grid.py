@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import trainings
+from ..checkpoints import describe_checkpoint
 from ..data import prepared
 from ..data.arrays import Split
 from ..data.lra import prepare
 from ..errors import LeapformerError
 from ..files import read_json, write_json
-from ..scoring.runs import describe_checkpoint
 from ..scoring.validation import score_validation
 from ..signature import signature
 from .protocols import Protocol, check_names, data_quirks, load, words

@@ -11,10 +11,12 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from fairseq.models import register_model, register_model_architecture
+from fairseq.tasks.speech_to_text import SpeechToTextTask
 from torch import Tensor
 
 from ..attention import Context, PrefixMask
@@ -22,6 +24,8 @@ from ..errors import LeapformerError
 from ..modules import IncrementalState, attentions, check_decoder
 from .lengths import EncoderOut
 from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
+from .speech_task import load_dataset_for_wait_k
+from .task import override
 from .transformer import Decoder
 
 OFFLINE = "offline"
@@ -29,18 +33,27 @@ END_CLOSED = "end_closed"  # in what the decoder returns beside logits: (B,), wh
 UNLIKELY = 100.0  # so much below the log probability of all else that sampling does not draw it either
 
 
-def parse_lagging(text: str | int) -> tuple[int, int] | None:
-    """ "5" is k = 5, "1-9" a range to sample from, "offline" (None) no limit. Raises LeapformerError for k < 1."""
-    if text == OFFLINE:
-        return None
-    low, dash, high = str(text).partition("-")
-    try:
-        bounds = int(low), int(high if dash else low)
-    except ValueError:
-        bounds = 0, 0
-    if not 1 <= bounds[0] <= bounds[1]:
-        raise LeapformerError(f"--waitk-lagging {text!r}: give k >= 1, a range such as 1-9, or {OFFLINE!r}")
-    return bounds
+def parse_lagging(text: str | int) -> list[int | None]:
+    """The k of training, each once; None is no limit: "5", "1-9", "offline", or several of them as in "1-9,offline".
+
+    Raises LeapformerError for k < 1.
+    """
+    found: list[int | None] = []
+    for part in str(text).split(","):
+        if part == OFFLINE:
+            found.append(None)
+            continue
+        low, dash, high = part.partition("-")
+        try:
+            bounds = int(low), int(high if dash else low)
+        except ValueError:
+            bounds = 0, 0
+        if not 1 <= bounds[0] <= bounds[1]:
+            raise LeapformerError(
+                f"--waitk-lagging {text!r}: give k >= 1, a range such as 1-9, {OFFLINE!r}, or several, as 1-9,{OFFLINE}"
+            )
+        found += range(bounds[0], bounds[1] + 1)
+    return list(dict.fromkeys(found))
 
 
 class WaitKDecoder(Decoder):
@@ -85,14 +98,18 @@ class WaitKDecoder(Decoder):
 
 @register_model("leapformer_simulst")
 class LeapformerSimulSTModel(LeapformerS2TModel):
-    """Wait-k translation of speech, with one k or with k sampled per batch.
+    """Wait-k translation of speech, with one k or with k drawn for each batch.
 
-    A range of k (multi-path wait-k, Elbayad et al., 2020, arXiv:2005.08595) serves every k of it at test time; in
-    evaluation and generation its largest k holds unless `set_lagging` says otherwise.
+    A range of k (multi-path wait-k, Elbayad et al., 2020, arXiv:2005.08595) serves every k of it at test time; with
+    "offline" among them whole sources, too.
+
+    laggings: those of training, of which each batch draws one; None shows it the whole source
+    lagging:  of evaluation and generation unless `set_lagging` says otherwise, the largest k; None where there is none
     """
 
     decoder_class = WaitKDecoder
-    lagging: tuple[int, int] | None
+    laggings: list[int | None]
+    lagging: int | None
     pre_decision_ratio: int
 
     @classmethod
@@ -101,7 +118,8 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         parser.add_argument(
             "--waitk-lagging",
             metavar="K",
-            help="k of wait-k; 1-9 samples k for every batch; offline sets no limit (default: 5)",
+            help="k of wait-k; 1-9 draws k for every batch; offline sets no limit; 1-9,offline draws uniformly among "
+            "these ten, so every tenth batch on average trains translation of whole recordings (default: 5)",
         )
         parser.add_argument(
             "--fixed-pre-decision-ratio",
@@ -119,12 +137,16 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
                 "translating; leave it out, or take leapformer_s2t, or oracle for training and validation alone"
             )
         model = super().build_model(args, task)
-        model.lagging = parse_lagging(args.waitk_lagging)
+        model.laggings = parse_lagging(args.waitk_lagging)
+        finite = [k for k in model.laggings if k is not None]
+        model.lagging = max(finite, default=None)
         if model.lagging is not None:
-            mask = PrefixMask(model.lagging[1], args.fixed_pre_decision_ratio)
+            mask = PrefixMask(model.lagging, args.fixed_pre_decision_ratio)
             check_decoder(model.decoder, mask, Context(True, args.encoder_embed_dim, source_streams=True))
+            if isinstance(task, SpeechToTextTask):
+                override(task, "load_dataset", partial(load_dataset_for_wait_k, finite, mask.ratio))
         model.pre_decision_ratio = args.fixed_pre_decision_ratio
-        model.set_lagging(None if model.lagging is None else model.lagging[1])
+        model.set_lagging(model.lagging)
         return model
 
     def set_lagging(self, k: int | None, ratio: int | None = None) -> None:
@@ -148,18 +170,17 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
             self.decoder.context.schedule = None
 
     def train(self, mode: bool = True) -> LeapformerSimulSTModel:
-        # Training samples k per batch; whoever evaluates next must find a fixed one.
+        # Training draws k for each batch; whoever evaluates next must find a fixed one.
         lagging = getattr(self, "lagging", None)
         if self.training and not mode and lagging is not None:
-            self.set_lagging(lagging[1])
+            self.set_lagging(lagging)
         return super().train(mode)
 
     def forward(
         self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
         if self.training and self.lagging is not None:
-            low, high = self.lagging
-            self.set_lagging(int(torch.randint(low, high + 1, ())))
+            self.set_lagging(self.laggings[int(torch.randint(len(self.laggings), ()))])
         return super().forward(src_tokens, src_lengths, prev_output_tokens)
 
 

@@ -1,7 +1,9 @@
-"""What fairseq's speech tasks do differently for our models: errors name the manifest and the row."""
+"""What fairseq's speech tasks do differently for our models: errors name the row, wait-k has to suit the data."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,11 +11,15 @@ import numpy as np
 import soundfile
 from fairseq.data.audio.speech_to_text_dataset import SpeechToTextDataset
 from fairseq.data.audio.text_to_speech_dataset import TextToSpeechDatasetCreator
+from fairseq.distributed.utils import get_global_rank
 from fairseq.tasks.speech_to_text import SpeechToTextTask
 from fairseq.tasks.text_to_speech import TextToSpeechTask
 from torch import Tensor
 
 from ..errors import LeapformerError
+from ..schedule import outrun
+
+logger = logging.getLogger(__name__)
 
 
 def load_dataset(task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any) -> None:
@@ -25,6 +31,20 @@ def load_dataset(task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any) 
     _name_rows(task.datasets[split])
 
 
+def load_dataset_for_wait_k(
+    laggings: Sequence[int], ratio: int, task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any
+) -> None:
+    """`load_dataset`, with a warning if training with these k and this ratio asks for words before they are said."""
+    load_dataset(task, split, *args, **kwargs)
+    if split.startswith("train") and get_global_rank() == 0:  # fairseq knows training sets by their names, too
+        parts = list(_parts(task.datasets[split]))
+        frames = [count for part in parts for count in part.n_frames]
+        tokens = [count + 1 for part in parts for count in part.tgt_lens]  # the end
+        reason = outrun(frames, tokens, laggings, ratio)
+        if reason is not None:
+            logger.warning(reason)
+
+
 def build_dataset_for_inference(task: SpeechToTextTask, *args: Any, **kwargs: Any) -> SpeechToTextDataset:
     """fairseq's. Raises LeapformerError for a recording that cannot be read when it is looked at."""
     dataset = type(task).build_dataset_for_inference(task, *args, **kwargs)
@@ -34,11 +54,17 @@ def build_dataset_for_inference(task: SpeechToTextTask, *args: Any, **kwargs: An
 
 def _name_rows(dataset: Any) -> None:
     """Let a dataset, and all that it is made of, name the row that it cannot read."""
+    for part in _parts(dataset):
+        part._get_source_audio = partial(_read_or_name_row, part)
+
+
+def _parts(dataset: Any) -> Iterator[SpeechToTextDataset]:
+    """The manifests that a dataset is made of."""
     if isinstance(dataset, SpeechToTextDataset):
-        dataset._get_source_audio = partial(_read_or_name_row, dataset)
+        yield dataset
     for part in getattr(dataset, "datasets", [getattr(dataset, "dataset", None)]):
         if part is not None:
-            _name_rows(part)
+            yield from _parts(part)
 
 
 def _read_or_name_row(dataset: SpeechToTextDataset, index: Any) -> Tensor:

@@ -18,13 +18,17 @@ from .recipe import DataSet, Recipe, Titles, launcher_of, parser_of
 from .shell import Shell
 from .sparsefinder import Sparsefinder
 from .speaking import SynthesisedSpeech, TextToSpeech
-from .speech import SpeechTranslation
+from .speech import OwnSpeech, SpeechTranslation
 from .translation import Documents, OwnTranslation, Translation
 
 DATASETS = {
     "quickstart": DataSet("Simultaneous speech translation from scratch", Quickstart),
     "translation": DataSet("Parallel text of your own", OwnTranslation, "small", "{train,valid,test}.LANGUAGE"),
     "language_model": DataSet("Text of your own", OwnLanguageModel, "small"),
+    "speech": DataSet(
+        "Recordings of your own", OwnSpeech, "small",
+        "columns audio and text, and if there translation, speaker, id, start and end; tabs, or .csv", ("test", "dev"),
+    ),
     "multi30k": DataSet("Multi30k English-German", Translation, "small", "{train,val,test_2016_flickr}.{en,de}"),
     "iwslt14_deen": DataSet(
         "IWSLT 2014 German-English", Translation, "fairseq", "{train,valid,test}.{de,en}, or de-en.tgz of the release"

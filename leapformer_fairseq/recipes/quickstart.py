@@ -15,12 +15,12 @@ from .speech import simulate, train_speech, translate_offline
 SENTENCES = {"full": 100, "fast": 3}  # that are translated
 # At most 10 tokens per second of audio, plus 10, to stop a model that loops.
 LENGTH = ("--max-len-a", "0.1", "--max-len-b", "10")
-ONE_OR_RANGE = r"[1-9]\d*(-[1-9]\d*)?"
+LAGGING = r"[1-9]\d*(-[1-9]\d*)?(,offline)?"
 
 
 def _lagging(text: str) -> str:
-    if not re.fullmatch(ONE_OR_RANGE, text):
-        raise argparse.ArgumentTypeError(f"{text}: give a number from 1, or a range as in 1-9")
+    if not re.fullmatch(LAGGING, text):
+        raise argparse.ArgumentTypeError(f"{text}: give a number from 1, or a range as in 1-9, or 1-9,offline")
     return text
 
 
@@ -39,8 +39,8 @@ class Quickstart(Recipe):
         parser.flag("--softmax", "also train softmax, whose encoder sees the whole source, in parallel on another core")
         parser.option("--k", "LIST", "k of wait-k to evaluate, in quotes", list_of(whole()), default="1 3 5 9")
         parser.option(
-            "--train-k", "RANGE", "k of training: one number, or a range to sample from for every batch", _lagging,
-            default="1-9",
+            "--train-k", "RANGE", "k of training: a number, or a range to draw from for every batch, also 1-9,offline",
+            _lagging, default="1-9",
         )  # fmt: skip
         parser.option("--seed", "N", "of the corpus and of training", whole(0), default=1)
         parser.set_defaults(out=Path("results/quickstart"))

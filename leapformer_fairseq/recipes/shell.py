@@ -24,6 +24,9 @@ _HEADING = """\
 # `leapformer train` is `fairseq-train --user-dir $(leapformer user-dir)`, and so are generate, validate, eval-lm and
 # preprocess.
 """
+# A training that ends while the validation loss falls so much in a tenth of its updates is called too short: at this
+# pace twice the updates would take off a tenth of the loss.
+STILL_FALLS = 0.01
 LAUNCHERS = ("local", "torchrun", "slurm")
 # On each machine of a SLURM job; the first one is where they meet.
 _ON_EACH_MACHINE = (
@@ -104,10 +107,11 @@ class Shell:
                 raise ModuleNotFoundError(f"no {start[0]}", name=program)
             yield from self._complete([*start, *map(str, words)], log, lambda entry: None, threads)
 
-    def train(self, name: str, data: Path, save: Path, *words: str) -> Work:
+    def train(self, name: str, data: Path, save: Path, *words: str, more: str = "--train-options") -> Work:
         """A training with the options common to all recipes; it goes on from its last checkpoint if there is one.
 
-        Losses are said as they come, with the `name` of the run.
+        Losses are said as they come, with the `name` of the run, and at the end whether it was too short. `more`: the
+        option of the recipe that makes it longer, empty if it has none.
         """
         options = ["--num-workers", "1", "--required-batch-size-multiple", "1"]
         options += ["--skip-invalid-size-inputs-valid-test", "--log-format", "json"]
@@ -120,6 +124,8 @@ class Shell:
             watch = Losses(command, lambda line: self._say(f"  {name}: {line}"))
             try:
                 yield from self._complete([*self._launcher.prefix(), *command], save / "train.log", watch)
+                if more:
+                    watch.end(more)
                 return
             except LeapformerError as error:
                 if not left or _age(save / trainings.LAST) == before:
@@ -187,6 +193,7 @@ class Losses:
         self._say = say
         self._updates, self._epochs = (_last(command, f"--max-{unit}") for unit in ("update", "epoch"))
         self._begin: tuple[float, float] | None = None
+        self._valid: list[tuple[float, float]] = []  # updates and loss
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
         if "num_updates" in entry and "loss" in entry:
@@ -196,6 +203,23 @@ class Losses:
             subset = name.removesuffix("num_updates")
             if subset not in (name, "", "train_") and f"{subset}loss" in entry:
                 self._say(f"update {updates}: valid {_losses(entry, subset)}")
+                self._valid.append((float(updates), float(entry[f"{subset}loss"])))
+
+    def end(self, more: str) -> None:
+        """Say so if the validation loss still fell fast, and that the option `more` makes the training longer."""
+        last = max((updates for updates, _ in self._valid), default=0.0)
+        earlier = [one for one in self._valid if one[0] <= 0.9 * last]
+        if not earlier:
+            return
+        before, best = (min(loss for _, loss in found) for found in (earlier, self._valid))
+        fell = (1 - best / before) * 0.1 / (1 - earlier[-1][0] / last)  # for each tenth of the updates
+        if fell > STILL_FALLS:
+            reached = self._updates and last >= self._updates
+            longer = f"--max-update {2 * last:.0f}" if reached else f"--max-epoch {2 * self._epochs:.0f}"
+            self._say(
+                f"the validation loss still fell by {fell:.1%} in the last tenth of the training; more updates would "
+                f'help, with another --out: {more} "{longer}"'
+            )
 
     def _left(self, entry: Mapping[str, Any]) -> str:
         """How long it will take from here, by updates or epochs."""

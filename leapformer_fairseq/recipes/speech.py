@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import cached_property
 from pathlib import Path
 
 from ..errors import LeapformerError
@@ -13,6 +14,7 @@ from .recipe import ATTENTION, LIMITS, DataSet, Recipe
 from .shell import Shell
 
 LONG = "dev-long"
+TABLES = ("train", "dev", "test")
 
 
 class SpeechTranslation(Recipe):
@@ -25,8 +27,12 @@ class SpeechTranslation(Recipe):
     }
 
     @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
+    def add_data_options(cls, parser: Parser, about: DataSet) -> None:
         parser.option("--root", "DIR", f"the data, the folder that holds {about.holds} (only to prepare)", Path)
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        cls.add_data_options(parser, about)
         parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
         parser.option("--k", "LIST", "k of wait-k to evaluate, in quotes", list_of(whole()))
         parser.option(
@@ -68,14 +74,15 @@ class SpeechTranslation(Recipe):
         return words
 
     # ---------------------------------------------------------------------------------------------------------- steps
+    def prepare_options(self) -> list[object]:
+        """Where the data is."""
+        return [self.settings.root]
+
     def step_prepare(self) -> None:
         s = self.settings
         self.shell.say(f"preparing {self.name} in {self.data}")
-        self.shell.run(
-            self.shell.leapformer(
-                "prepare", self.name, s.root, "--out", self.data, "--vocab-size", s.vocab_size, "--workers", s.workers
-            )
-        )
+        sizes = ["--vocab-size", s.vocab_size, "--workers", s.workers]
+        self.shell.run(self.shell.leapformer("prepare", self.name, *self.prepare_options(), "--out", self.data, *sizes))
 
     def step_train(self) -> None:
         if not ((self.data / "config_st.yaml").is_file() or self.shell.dry):
@@ -97,7 +104,8 @@ class SpeechTranslation(Recipe):
             )  # fmt: skip
 
     def train(self, task: str, folder: Path, *words: str) -> Work:
-        training = train_speech(self.shell, folder.name, self.data, task, folder / "model", *words)
+        more = f"--{task}-options"
+        training = train_speech(self.shell, folder.name, self.data, task, folder / "model", *words, more=more)
         yield from self.shell.once(folder / "model", training)
 
     def step_evaluate(self) -> None:
@@ -143,12 +151,50 @@ class SpeechTranslation(Recipe):
         yield from self.validate(self.data, checkpoint, out, self.data / "dev.target", *words, "--max-tokens", 20000)
 
 
-def train_speech(shell: Shell, name: str, data: Path, task: str, save: Path, *words: str) -> Work:
-    """A training on the manifests of a task, asr or st."""
+class OwnSpeech(SpeechTranslation):
+    """Recordings of one's own, described by tables. Batch, updates and pre-decision ratio follow from the data."""
+
+    @classmethod
+    def add_data_options(cls, parser: Parser, about: DataSet) -> None:
+        for split, what in (("train", "to train on"), ("dev", "to validate"), ("test", "to evaluate")):
+            parser.option(f"--{split}", "TABLE", f"the recordings {what}, {about.holds} (only to prepare)", Path)
+        parser.option("--columns", "LIST", 'other names, in quotes: "audio=path text=sentence"', list_of(), default=[])
+        parser.option("--audio-root", "DIR", "paths of audio begin here, instead of beside the table", Path)
+
+    def check_data(self) -> None:
+        for split in TABLES:
+            if getattr(self.settings, split) is None:
+                raise LeapformerError(f"no --{split} given, a table of recordings; see --help")
+
+    def prepare_options(self) -> list[object]:
+        s = self.settings
+        words = [word for split in TABLES for word in (f"--{split}", getattr(s, split))]
+        words += ["--audio-root", s.audio_root] if s.audio_root else []
+        return words + (["--columns", *s.columns] if s.columns else [])
+
+    @cached_property
+    def fitted(self) -> dict[str, list[str]]:
+        """Options of fairseq that follow from the data."""
+        from ..data import tables  # which takes a second, and not every command needs it
+
+        if self.shell.dry and not (self.data / "config_st.yaml").is_file():
+            self.shell.say("not prepared yet: --max-tokens, --max-update, --fixed-pre-decision-ratio are left out")
+            return {}
+        found = tables.measure(self.data)
+        sizes = {"max-tokens": found.batch, "max-update": found.updates, "warmup-updates": found.updates // 10}
+        words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+        return {"asr": words, "st": words, "simul": ["--fixed-pre-decision-ratio", str(found.ratio)]}
+
+    def options(self, name: str) -> list[str]:
+        return [*(self.fitted.get(name, []) if name in ("asr", "st", "simul") else []), *super().options(name)]
+
+
+def train_speech(shell: Shell, name: str, data: Path, task: str, save: Path, *words: str, more: str = "") -> Work:
+    """A training on the manifests of a task, asr or st; `more` as for `Shell.train`."""
     subsets = ("--train-subset", f"train_{task}", "--valid-subset", f"dev_{task}")
     yield from shell.train(
         name, data, save, "--task", "speech_to_text", "--config-yaml", f"config_{task}.yaml", *subsets,
-        "--report-accuracy", *words,
+        "--report-accuracy", *words, more=more,
     )  # fmt: skip
 
 

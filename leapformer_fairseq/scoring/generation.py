@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
+from .marks import length_ratio, marks
 from .quality import bleu, chrf
 
 
@@ -51,16 +52,19 @@ def aligned_hypotheses(paths: Sequence[str | Path], references: Sequence[str]) -
 
 
 def score_generation(paths: Sequence[str | Path], references: str | Path, tokenize: str = "13a") -> dict[str, Any]:
-    """BLEU and chrF of generated text, of all its shards, against one reference per line, with signatures.
+    """BLEU and chrF of generated text, of all its shards, against one reference per line, with signatures and marks.
 
     Raises LeapformerError when a sentence is missing.
     """
     lines = Path(references).read_text(encoding="utf-8").splitlines()
     predictions = aligned_hypotheses(paths, lines)
     scores = (bleu(predictions, lines, tokenize), chrf(predictions, lines))
+    lengths = length_ratio(predictions, lines)
     return {
         "scores": {score.name: score.value for score in scores},
         "signatures": {score.name: score.signature for score in scores},
+        "length_ratio": lengths,
+        "marks": marks(lengths),
         "compute": None,
         "n_instances": len(lines),
         "n_empty": sum(not text for text in predictions),

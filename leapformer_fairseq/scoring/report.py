@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from .latency import latency_scores, simultaneity
+from .marks import length_ratio, marks
 from .quality import bleu, chrf
 from .runlog import read_compute, read_instances
 
@@ -16,10 +17,10 @@ def score_run(output: str | Path, tokenize: str = "13a", unit: str = "word") -> 
     """Score the run in folder `output` (SimulEval's --output).
 
     Keys: `scores` (corpus values: BLEU, chrF from 0 to 100; AL, LAAL, DAL, ATD, YAAL in ms, AP a ratio, each also `_CA`
-    where computation was timed; a latency is the mean over utterances that have it), `simultaneity` (see there),
-    `signatures`, `compute` (seconds, and seconds per second of audio; None if not logged), `n_instances`, `n_empty`
-    (utterances without output: they have no latency, so many of them flatter it), `unit`, and `instances` with the
-    scores of each utterance. Raises LeapformerError.
+    where computation was timed; a latency is the mean over utterances that have it), `simultaneity`, `length_ratio` and
+    `marks` (see there), `signatures`, `compute` (seconds, and seconds per second of audio; None if not logged),
+    `n_instances`, `n_empty` (utterances without output: they have no latency, so many of them flatter it), `unit`, and
+    `instances` with the scores of each utterance. Raises LeapformerError.
     """
     instances = read_instances(output, unit)
     predictions, references = ([getattr(one, side) for one in instances] for side in ("prediction", "reference"))
@@ -30,12 +31,15 @@ def score_run(output: str | Path, tokenize: str = "13a", unit: str = "word") -> 
     names = dict.fromkeys(name for scores in measured for name in scores if timed or not name.endswith("_CA"))
     means = {name: fmean(scores[name] for scores in measured if name in scores) for name in names}
     compute = read_compute(output)
+    shares, lengths = simultaneity(instances, unit), length_ratio(predictions, references)
     return {
         "scores": {
             **{score.name: score.value for score in quality},
             **means,
         },
-        "simultaneity": simultaneity(instances, unit),
+        "simultaneity": shares,
+        "length_ratio": lengths,
+        "marks": marks(lengths, means.get("AL"), shares),
         "signatures": {score.name: score.signature for score in quality},
         "compute": None
         if compute is None

@@ -13,9 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from tabulate import tabulate
-from torch import Tensor
 
-from ..checkpoints import load_checkpoint
 from ..errors import LeapformerError
 from ..files import read_json
 
@@ -26,36 +24,6 @@ MEASURES = ("BLEU", "chrF", "accuracy", "perplexity", "bits", "loss", "L1", "MSE
 _FORMATS = {"BLEU": ".2f", "perplexity": ".2f", **dict.fromkeys(("bits", "loss", "L1", "MSE", "end"), ".3f")}
 
 Row = dict[str, Any]
-
-
-def describe_checkpoint(path: str | Path) -> dict[str, Any]:
-    """How far a training had come, and the number of parameters. Raises LeapformerError when it is no checkpoint."""
-    state = load_checkpoint(Path(path))
-    extra, history = state.get("extra_state") or {}, state.get("optimizer_history") or [{}]
-    place = extra.get("train_iterator") or {}
-    # Under this name fairseq keeps whatever the best checkpoint is chosen by.
-    chosen_by = ((state.get("cfg") or {}).get("checkpoint") or {}).get("best_checkpoint_metric", "loss")
-    loss = extra.get("val_loss") if chosen_by == "loss" else None
-    # After the last batch of an epoch fairseq counts as the next one.
-    epoch = place["epoch"] - (place.get("iterations_in_epoch") == 0) if "epoch" in place else None
-    return {
-        "checkpoint": Path(path).name,
-        "averaged": len(state.get("averaged", [])),
-        "epoch": epoch,
-        "updates": history[-1].get("num_updates"),
-        "valid_loss": None if loss is None else float(loss),
-        "parameters": _parameters(state["model"]),
-    }
-
-
-def _parameters(model: Mapping[str, Tensor]) -> int:
-    """Each one once, also where it serves as two layers."""
-    places = {
-        (tensor.untyped_storage().data_ptr(), tensor.storage_offset()): tensor.numel()
-        for name, tensor in model.items()
-        if not name.endswith(("version", "_float_tensor"))
-    }
-    return sum(places.values())
 
 
 def collect_runs(folder: str | Path, tables: Sequence[str | Path] = ()) -> list[dict[str, Any]]:

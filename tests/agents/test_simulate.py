@@ -142,6 +142,17 @@ def test_one_by_one_gives_the_same_delays(simulate, tmp_path, monkeypatch) -> No
     assert all(np.less(one["delays"], one["elapsed"]).all() for one in timed)
 
 
+@pytest.mark.parametrize("options", [("--waitk-lagging", "2"), ("--policy", "local-agreement", "--max-draft", "9")])
+def test_nothing_is_repeated_in_batches_or_one_by_one(simulate, tmp_path, monkeypatch, options) -> None:
+    """An untrained model repeats itself."""
+    size = ("--no-repeat-ngram-size", "2", "--max-len-b", "60")
+    assert simulate(tmp_path / "free", *options, "--max-len-b", "60", model="ahead") == 0
+    assert simulate(tmp_path / "batches", *options, *size, model="ahead") == 0
+    monkeypatch.setattr(simulation_module, "serves_batches", lambda *system: False)
+    assert simulate(tmp_path / "one", *options, *size, model="ahead") == 0
+    assert log(tmp_path / "batches") == log(tmp_path / "one") != log(tmp_path / "free")
+
+
 def test_processes_write_the_same(simulate, tmp_path, monkeypatch) -> None:
     # Processes that start from scratch import everything again, which takes seconds.
     monkeypatch.setattr(simulation_module, "get_context", lambda method: get_context("fork"))
@@ -206,6 +217,7 @@ def one_line_error(capsys) -> str:
         (["--hold", "-1", "--policy", "hold-n"], "--hold -1"),
         (["--hold", "40", "--policy", "hold-n"], "--hold 40 of the --max-draft 40 tokens looked ahead leaves none"),
         (["--max-draft", "0"], "--max-draft 0: give the tokens to look ahead, at least 1"),
+        (["--no-repeat-ngram-size", "-1"], "--no-repeat-ngram-size -1: give tokens, or 0 for no limit"),
         (["--max-len-a", "nan"], "--max-len-a nan and --max-len-b 200 allow no output"),
         (["--max-len-a", "inf"], "--max-len-a inf and --max-len-b 200 allow no output"),
     ],

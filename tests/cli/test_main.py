@@ -11,6 +11,7 @@ import pytest
 from leapformer_fairseq import PLUGIN_DIR, __version__
 from leapformer_fairseq.attention import MECHANISMS
 from leapformer_fairseq.cli import fairseq_commands
+from leapformer_fairseq.cli import list as list_command
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.errors import LeapformerError
 
@@ -87,13 +88,79 @@ def test_table_agrees_with_the_modules(name):
     assert callable(module.run)
 
 
-def test_user_dir_is_one_line_and_imports_neither_torch_nor_fairseq():
-    code = (
-        "import sys; from leapformer_fairseq.cli.main import main; main(['user-dir'])\n"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'fairseq')))"
+# Runs a command and then says in a last line which of these slow libraries it has imported.
+IMPORTED = """
+import sys
+from leapformer_fairseq.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(*(name for name in ("torch", "fairseq", "scipy", "sklearn") if name in sys.modules), sep=",", end="")
+"""
+
+
+class TestSlowLibrariesAreImportedWhereTheyAreUsed:
+    def run(self, words, folder):
+        command = [sys.executable, "-c", IMPORTED, *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.rpartition("\n")
+
+    def test_user_dir_prints_one_line(self, tmp_path):
+        assert self.run("user-dir", tmp_path) == (str(PLUGIN_DIR), "\n", "")
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("user-dir", "list", "corpus", "prepare", "recipe", "average", "score", "compare", "tts", "eval-stream"),
+            *("bench", "plot", "maps", "ablate", "lra", "report", "table"),
+        ],
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{PLUGIN_DIR}\n", "")
+    def test_help_needs_none(self, name, tmp_path):
+        out, _, imported = self.run(f"{name} --help", tmp_path)
+        assert out.startswith("usage:") and imported == ""
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "score a/generate-test.txt --references references --json scores.json",
+            "compare a b --references references --samples 100 --json compared.json",
+            "table table",
+            "report report",
+            "recipe",
+            "recipe multi30k --out out --dry-run",
+            f"plot {PLUGIN_DIR.parent / 'docs/results/train.json'} --out times.png",
+        ],
+    )
+    def test_scores_tables_and_plans_need_none(self, words, tmp_path):
+        scores = {
+            "scores": {"BLEU": 12.5, "AL": 900.0},
+            "signatures": {"BLEU": "x"},
+            "n_instances": 1,
+            "n_empty": 0,
+            "compute": None,
+        }
+        for name, text in {
+            "references": "one\ntwo\n",
+            "a/generate-test.txt": "D-0\t0\tone\nD-1\t0\ttwo\n",
+            "b/generate-test.txt": "D-0\t0\tone\nD-1\t0\tthree\n",
+            "table/leap/options": "--attention leap",
+            "table/leap/test/scores.json": json.dumps(scores),
+            "report/leap/k3/scores.json": json.dumps(scores),
+        }.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert self.run(words, tmp_path)[2] == ""
+
+    def test_list_needs_fairseq_only_after_the_mechanisms(self, monkeypatch, capsys):
+        def imported():
+            raise LeapformerError("fairseq was needed")
+
+        monkeypatch.setattr(list_command, "architectures", imported)
+        assert cli.main(["list"]) == 2
+        out = capsys.readouterr().out
+        assert all(f"  {name}: " in out for name in MECHANISMS)
 
 
 class TestList:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from leapformer_fairseq.scoring.runs import describe_checkpoint
+from leapformer_fairseq.checkpoints import describe_checkpoint
 
 from ..pictures.images import pixels
 from .test_text import done, leapformer, sentences

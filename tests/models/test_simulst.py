@@ -64,6 +64,45 @@ def test_a_range_is_sampled_in_training_and_fixed_in_evaluation():
     assert {a.mask.lagging for a in cross} == {5}
 
 
+def draw_only(model, monkeypatch, lagging):
+    """Let training draw this k, None for no limit."""
+    place = model.laggings.index(lagging)
+    monkeypatch.setattr(torch, "randint", lambda high, size: torch.tensor(place))
+
+
+def test_whole_sources_are_among_what_training_draws():
+    """Uniformly: 200 draws of three hold each 67 times on average, with a standard deviation of 7."""
+    model, batch, prefix = simulst(lagging="2-3,offline"), speech_batch(), target_prefix(3, 4)
+    cross = next(a for a in attentions(model) if a.encoder_decoder_attention)
+    model.train()
+    seen = []
+    for _ in range(200):
+        model(**batch, prev_output_tokens=prefix)
+        seen.append(None if cross.mask is None else cross.mask.lagging)
+        assert model.decoder.mask == cross.mask
+    assert all(40 < seen.count(lagging) < 94 for lagging in (2, 3, None))
+    model.eval()
+    assert cross.mask.lagging == model.lagging == 3, "the largest k there is"
+
+
+@pytest.mark.parametrize("plan", ["leap", "softmax"])
+@pytest.mark.parametrize(("drawn", "alone"), [(None, "offline"), (1, "1")])
+def test_what_is_drawn_trains_as_a_model_of_that_alone(plan, drawn, alone, monkeypatch):
+    options = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    both, one = simulst(plan, "1-2,offline", **options).train(), simulst(plan, alone, **options).train()
+    batch, prefix = speech_batch(), target_prefix(3, 6)
+    with monkeypatch.context() as patch:
+        draw_only(both, patch, drawn)
+        losses = [model(**batch, prev_output_tokens=prefix)[0].log_softmax(-1)[..., 7].sum() for model in (both, one)]
+        for loss in losses:
+            loss.backward()
+        assert losses[0] == losses[1]
+        for mine, other in zip(both.parameters(), one.parameters(), strict=True):
+            assert mine.grad is other.grad is None or torch.equal(mine.grad, other.grad)
+        draw_only(both, patch, 2)
+        assert both(**batch, prev_output_tokens=prefix)[0].log_softmax(-1)[..., 7].sum() != losses[1]
+
+
 def test_k_large_enough_is_offline():
     batch, prefix = speech_batch(), target_prefix(3, 6)
     with torch.no_grad():
@@ -72,15 +111,18 @@ def test_k_large_enough_is_offline():
     torch.testing.assert_close(wide, offline, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "3-2", "0-4", "x", "2.5", ""])
+@pytest.mark.parametrize("text", ["0", "-1", "3-2", "0-4", "x", "2.5", "", "1-9,", "1-9,0", "offline,x"])
 def test_bad_lagging_is_refused(text):
     with pytest.raises(LeapformerError, match=r"--waitk-lagging .*give k >= 1"):
         parse_lagging(text)
 
 
-@pytest.mark.parametrize(("text", "bounds"), [("5", (5, 5)), ("1-9", (1, 9)), ("offline", None), (3, (3, 3))])
-def test_lagging_is_read(text, bounds):
-    assert parse_lagging(text) == bounds
+@pytest.mark.parametrize(
+    ("text", "laggings"),
+    [("5", [5]), ("1-4", [1, 2, 3, 4]), ("offline", [None]), (3, [3]), ("2-3,offline", [2, 3, None])],
+)
+def test_lagging_is_read(text, laggings):
+    assert parse_lagging(text) == laggings
 
 
 def test_bad_ratio_is_refused():

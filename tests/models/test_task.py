@@ -238,6 +238,29 @@ class TestManifests:
                 named.add(str(error).partition(", row 2")[0])
         assert named == {"train1.tsv", "train2.tsv"}
 
+    @pytest.mark.parametrize(
+        ("split", "lagging", "ratio", "warned"),
+        [
+            ("train1,train2", "1-2,offline", 2, True),
+            ("train1", "1", 5, True),
+            ("train1", "1", 6, False),
+            ("train1", "offline", 2, False),
+            ("dev", "1", 2, False),
+        ],
+    )
+    def test_whose_speech_is_slower_than_wait_k(self, tmp_path, caplog, split, lagging, ratio, warned):
+        """12 states and two tokens, the end among them."""
+        task = speech(tmp_path, tone(tmp_path / "a.wav"), tmp_path / "b.wav", splits=split)
+        args = Namespace(**SIZES, waitk_lagging=lagging, fixed_pre_decision_ratio=ratio)
+        MODEL_REGISTRY["leapformer_simulst"].build_model(args, task)
+        with caplog.at_level(logging.WARNING):
+            task.load_dataset(split)
+        lines = [line for line in caplog.messages if "outruns the speech" in line]
+        assert len(lines) == warned
+        if warned:
+            assert "100% of the target tokens" in lines[0]
+            assert f"--fixed-pre-decision-ratio 6 instead of {ratio}" in lines[0]
+
     def test_of_what_is_translated_interactively(self, tmp_path):
         task = speech(tmp_path)
         dataset = task.build_dataset_for_inference([str(tone(tmp_path / "a.wav")), "gone.wav"], [48, 48])

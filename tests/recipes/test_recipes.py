@@ -12,6 +12,7 @@ import soundfile
 
 from leapformer_fairseq.audio import read_speech
 from leapformer_fairseq.checkpoints import load_checkpoint
+from leapformer_fairseq.data import tables
 from leapformer_fairseq.data.manifests import read_manifest
 
 from ..data.tiny_corpus import TINY_SIZES, build_tiny
@@ -99,6 +100,43 @@ def test_covost2_step_by_step(speech, tmp_path, one_at_a_time):
     for step in ("prepare", "train", "evaluate"):
         finished("covost2", step, *options)
     check_results(tmp_path / "out", "test", "3")
+
+
+def own_tables(root: Path, speech: dict[str, list[Spoken]]) -> list[str]:
+    """A table for each split with names of one's own, and the options that say so."""
+    words = ["--columns", "text=sentence"]
+    for split, spoken in speech.items():
+        lines = ["audio\tsentence\ttranslation\tspeaker"]
+        for i, one in enumerate(spoken):
+            soundfile.write(root / f"{split}{i}.wav", one.samples, 16_000)
+            lines.append(f"{split}{i}.wav\t{one.source}\t{one.target}\t{one.speaker}")
+        (root / f"{split}.tsv").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        words += [f"--{split}", str(root / f"{split}.tsv")]
+    return words
+
+
+def test_speech_of_ones_own(speech, tmp_path, one_at_a_time):
+    """What follows from the data stands in the commands, and what the user says comes after it."""
+    out = tmp_path / "out"
+    options = [*own_tables(tmp_path, speech), *tiny(tmp_path, out, "2")[2:], "--attention", "leap"]
+    dry = finished("speech", *options, "--dry-run")
+    assert "not prepared yet: --max-tokens, --max-update, --fixed-pre-decision-ratio are left out" in dry
+    assert "more updates would help" in finished("speech", *options)
+    check_results(out, "test", "2")
+    ratio = tables.measure(out / "data").ratio
+    asr, st = ((out / f"{run}/options").read_text(encoding="utf-8") for run in ("asr-leap", "leap"))
+    assert "--max-tokens 16000 --max-update 1500 --warmup-updates 150 --arch leapformer_s2t_tiny" in asr
+    assert f"--fixed-pre-decision-ratio {ratio} --arch leapformer_simulst_tiny --waitk-lagging 1-9,offline" in st
+    assert st.rstrip().endswith(TINY)
+    assert finished("speech", "train", "evaluate", *options[8:]).count("is finished, skipped") == 5
+
+
+def test_speech_of_ones_own_needs_its_tables(tmp_path):
+    assert "no --train given, a table of recordings" in refused("speech", "--out", tmp_path / "out")
+    (tmp_path / "a.tsv").write_text("audio\ttext\n")
+    words = ["--train", tmp_path / "a.tsv", "--dev", tmp_path / "a.tsv"]
+    assert "no --test given" in refused("speech", *words, "--out", tmp_path / "out")
+    assert "none.tsv" in refused("speech", *words, "--test", tmp_path / "none.tsv", "--out", tmp_path / "out")
 
 
 @pytest.mark.parametrize("dataset", ["mustc", "covost2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -92,6 +93,29 @@ def test_losses_come_with_the_time_that_is_left(monkeypatch):
         "update 150: valid loss 3, accuracy 80",
         "update 240: loss 4, 26 s left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "losses", "told"),
+    [
+        (["--max-update", "100"], [9, 8, 7, 6, 5, 5, 5, 5, 5, 4.5], '10.0% in the last .*"--max-update 200"'),
+        (["--max-update", "900", "--max-epoch", "10"], [9, 8, 7, 6, 5, 5, 5, 5, 5, 4.5], '10.0% .*"--max-epoch 20"'),
+        (["--max-update", "100"], [9, 8, 7, 6, 5, 5, 5, 5, 5, 4.96], None),
+        (["--max-update", "100"], [9, 8, 7, 6, 4, 5, 5, 5, 5, 4.5], None),  # the best was earlier
+        (["--max-update", "30"], [9, 6, 5.7], "1.5% in the last"),  # three validations: a third of the training is 5 %
+        (["--max-update", "10"], [9], None),
+        (["--max-update", "10"], [], None),
+    ],
+)
+def test_a_training_that_was_too_short_is_told(limit, losses, told):
+    said: list[str] = []
+    watch = Losses(["train", *limit], said.append)
+    for number, loss in enumerate(losses, 1):
+        watch({"dev_st_loss": str(loss), "dev_st_num_updates": str(10 * number)})
+    said.clear()
+    watch.end("--st-options")
+    assert bool(told) == bool(said) and (not told or re.search(told, said[0]))
+    assert not said or "more updates would help, with another --out: --st-options " in said[0]
 
 
 def test_a_process_gets_the_allocator_of_trainings_unless_the_user_has_another(monkeypatch):

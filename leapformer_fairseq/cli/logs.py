@@ -1,0 +1,48 @@
+"""What `leapformer train` and the other commands of fairseq log: as fairseq does, without what no user can act on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+
+from .. import PLUGIN_DIR
+
+# Beginning of the message, category, module that is named: fairseq 0.12 calls its libraries in ways they deprecate.
+DEPRECATED = (
+    (r"hydra\.experimental\.\w+\(\) is no longer experimental", UserWarning, r"hydra\.experimental\."),
+    (r"\nThe version_base parameter is not specified", UserWarning, r"hydra\.experimental\."),
+    (r"In 'config': Usage of deprecated keyword in package header", UserWarning, r"hydra\.core\.default_element"),
+    (r"\n'config' is validated against ConfigStore schema", UserWarning, ""),  # named is whoever called fairseq
+    (r"\nThe strict flag in the compose API is deprecated", UserWarning, r"hydra\.compose"),
+    (r"'pin_memory' argument is set as true but no accelerator", UserWarning, r"torch\.utils\.data\.dataloader"),
+    (r"`torch\.cuda\.amp\.autocast", FutureWarning, r"fairseq\."),
+    (r"`broadcast_buffers` is deprecated", FutureWarning, r"leapformer_fairseq\.compat\.distributed"),
+)
+# logger -> beginning of what it logs while it is imported
+KNOWN = {
+    "fairseq.tasks.text_to_speech": "Please install tensorboardX",  # also where no speech is synthesised
+    "fairseq.utils": f"--user-dir={PLUGIN_DIR} has already been imported",  # by this command
+}
+
+
+def set_up() -> None:
+    """Call it before fairseq is imported: one of its models would set the level of all libraries to DEBUG.
+
+    LOGLEVEL acts as in fairseq's own commands. Where Python's -W or PYTHONWARNINGS is given, no warning is hidden.
+    """
+    logging.basicConfig(
+        format="%(asctime)s | %(levelname)s | %(name)s | %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        level=os.environ.get("LOGLEVEL", "INFO").upper(),
+    )
+    for name in KNOWN:
+        logging.getLogger(name).addFilter(_is_news)
+    if not sys.warnoptions:
+        for message, category, module in DEPRECATED:
+            warnings.filterwarnings("ignore", message, category, module)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(KNOWN[record.name])

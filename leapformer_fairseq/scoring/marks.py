@@ -1,0 +1,37 @@
+"""What scores do not say by themselves: signs of a system that goes wrong, each one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+DEGENERATE = 20.0  # per cent, see `latency.simultaneity`
+SHORT, LONG = 0.8, 1.2  # characters of the hypotheses for each of the references
+
+
+def length_ratio(predictions: Sequence[str], references: Sequence[str]) -> float | None:
+    """Characters of all hypotheses by those of all references, without spaces; None where the references have none.
+
+    Characters, for a model that repeats itself may do so within a word, and not all languages have spaces.
+    """
+    written, wanted = (sum(len("".join(text.split())) for text in texts) for texts in (predictions, references))
+    return written / wanted if wanted else None
+
+
+def marks(lengths: float | None, lagging: float | None = None, shares: Mapping[str, float] | None = None) -> list[str]:
+    """Lines about a `length_ratio`, an AL in ms, and what `latency.simultaneity` found; none where all is well."""
+    found = []
+    if shares and abs(shares["DSPTV"]) > DEGENERATE:
+        found.append(
+            f"degenerate policy: {shares['SWF']:.0f} % of the units came before the end of the source, and "
+            f"{shares['EFSW']:.0f} % would if all lagged by YAAL, so YAAL says little"
+        )
+    if lagging is not None and lagging < 0:
+        found.append(
+            "negative AL: hypotheses run ahead of the speech, words are due before they are said; raise the "
+            "pre-decision ratio, in training, too"
+        )
+    if lengths is not None and lengths > LONG:
+        found.append(f"too long: {lengths:.2f} characters for each of the references: repetition, or what was not said")
+    if lengths is not None and lengths < SHORT:
+        found.append(f"too short: {lengths:.2f} characters for each of the references; sentences end too early")
+    return found
