@@ -23,7 +23,6 @@ from ..ops.segments import Kept
 from ..step import Projections, Step
 from ..tokens import TokenInfo
 
-
 LONGEST_BLOCK = 128  # queries; log-decays that add up over more lose digits in float32
 
 
