@@ -1,4 +1,4 @@
-# Sets up .venv, or takes LEAPFORMER_VENV as it is, and runs a recipe. Sourced by all recipes:
+# Sets up .venv, or takes LEAPFORMER_VENV as it is, and runs a recipe, or another $COMMAND. Sourced by all recipes:
 #
 #   . recipe.sh NAME [STEP ...] [OPTIONS]
 set -euo pipefail
@@ -9,4 +9,4 @@ else
     bash "$ROOT/scripts/setup.sh"
     venv=$ROOT/.venv
 fi
-PATH="$venv/bin:$PATH" exec "$venv/bin/leapformer" recipe "$@"
+PATH="$venv/bin:$PATH" exec "$venv/bin/leapformer" "${COMMAND:-recipe}" "$@"

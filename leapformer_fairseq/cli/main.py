@@ -71,6 +71,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "sparsefinder",
         "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves",
     ),
+    "probe": ("probe", "train small models to recall, copy, reverse and calculate: what can a mechanism remember?"),
     "report": ("report", "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"),
     "table": ("table", "compare the scored runs of a recipe: table, JSON and picture"),
 }

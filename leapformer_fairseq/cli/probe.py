@@ -1,0 +1,43 @@
+"""`leapformer probe`: what a mechanism can remember, in minutes on a CPU."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..progress import progress
+from ..signature import signature
+
+HELP = "train small models to recall, copy, reverse and calculate: what can a mechanism remember?"
+ATTENTIONS = ("softmax", "leap", "gated-leap", "delta", "gated-delta")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add which probes, mechanisms, learning rates and seeds."""
+    from ..probes.study import RATES
+    from ..probes.tasks import PROBES
+
+    parser.add_argument("--out", required=True, metavar="DIR", help="results; the same command resumes")
+    parser.add_argument("--probes", nargs="+", default=list(PROBES), metavar="NAME", help=f"of {', '.join(PROBES)}")
+    parser.add_argument(
+        "--attention", nargs="+", default=list(ATTENTIONS), metavar="NAME",
+        help="mechanisms, options after colons, as in gated-delta:gate-init=published (default: a selection)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rates", nargs="+", type=float, default=list(RATES), metavar="LR", help="learning rates; the best is reported"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="(default: 1 2 3)")
+    parser.add_argument(
+        "--updates", type=int, metavar="N", help="of each training (default: the probe's own, 400 to 1500)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at once, each with one thread")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, print the tables, and write them to --out. Raises LeapformerError for what cannot be probed."""
+    from ..probes.study import Study, measure
+
+    study = Study(args.probes, args.attention, args.rates, args.seeds, args.updates)
+    with progress("probes", "training") as watch:
+        lines = measure(study, args.out, signature(), args.jobs, watch)
+    print("\n".join(lines))
+    return 0

@@ -1,0 +1,38 @@
+"""What mechanisms remember: a panel for each probe, a line for each mechanism over the sizes that were tested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .figures import save
+from .results import PANEL
+
+
+def draw_probes(found: Mapping[str, tuple[str, Sequence[Mapping[str, Any]]]], path: str | Path) -> None:
+    """The figure of `probes_figure` as a PNG."""
+    save(probes_figure(found), path)
+
+
+def probes_figure(found: Mapping[str, tuple[str, Sequence[Mapping[str, Any]]]]) -> Any:
+    """The rows of `probes.study` as a matplotlib figure: means over the seeds, bars from the least to the greatest."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.4 * PANEL[0] * len(found), 1.6 * PANEL[1]), layout="constrained")
+    panels = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, (probe, (about, rows)) in zip(panels, found.items(), strict=True):
+        for number, row in enumerate(rows):
+            sizes = list(row["sizes"].values())
+            places = [place + 0.06 * (number - len(rows) / 2) for place in range(len(sizes))]
+            reach = [[one["mean"] - one["least"] for one in sizes], [one["most"] - one["mean"] for one in sizes]]
+            axes.errorbar(places, [one["mean"] for one in sizes], yerr=reach, marker="o", label=row["attention"])
+        axes.set_xticks(range(len(rows[0]["sizes"])), list(rows[0]["sizes"]))
+        axes.set_ylim(-3, 103)
+        axes.set_title(f"{probe}\n{about}", fontsize=7)
+        axes.set_xlabel("length / to remember")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("right answers, %")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    return figure
