@@ -79,7 +79,7 @@ def test_the_sizes_of_states_in_the_table_are_those_of_the_code(names, cells):
         state = mechanism.init_state(1, e, k, mask=mask)
         state = mechanism.write(state, k, v, TokenInfo.whole(tokens))
         numbers = sum(x.numel() for x in state.tensors().values() if x.is_floating_point())
-        formula = re.sub(r"(\d)([a-z])", r"\1 * \2", size).replace(" (", " * (")
+        formula = re.sub(r"(\d)([a-z])", r"\1 * \2", re.sub(r"^d e$", "d * e", size)).replace(" (", " * (")
         assert numbers == heads * eval(formula, {"d": d, "e": e, "n": n, "l": n, "r": 4, "T": tokens}), name
 
 

@@ -69,7 +69,7 @@ def test_training_for_one_k_joins_the_report_with_the_same_recogniser(finished):
     ("options", "message"),
     [
         (("--k", "0"), "--k 0: give a whole number from 1"),
-        (("--train-k", "9-"), "--train-k 9-: give a number from 1, or a range as in 1-9"),
+        (("--train-k", "9-"), "--train-k 9-: give a number from 1, or a range as in 1-9, or 1-9,offline"),
         (("--seed", "x"), "--seed x: give a whole number from 0"),
         (("--speed",), "unknown option --speed; see --help"),
     ],

@@ -214,9 +214,9 @@ def test_a_trained_leap_goes_on_as_gated_leap_with_open_gates():
     assert torch.equal(logits(again), found)
     for other in ("softmax", "relu"):  # which have no parameters that tell them from each other
         fresh = make_model("leapformer_s2t_tiny", "gated-leap", seed=2)
-        gate = attentions(fresh.decoder)[0].mechanism.gate.begin.clone()
+        gate = next(iter(attentions(fresh.decoder))).mechanism.gate.begin.clone()
         fresh.load_state_dict(dict(make_model("leapformer_s2t_tiny", other).state_dict()), strict=True)
-        assert torch.equal(attentions(fresh.decoder)[0].mechanism.gate.begin, gate)
+        assert torch.equal(next(iter(attentions(fresh.decoder))).mechanism.gate.begin, gate)
 
 
 def test_a_tied_control_starts_new_where_there_was_none():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,12 +16,12 @@ from leapformer_fairseq.modules.capture import capture, choose
 from leapformer_fairseq.pictures.heatmaps import Axis, draw_attention, draw_reweighting
 from leapformer_fairseq.pictures.proportions import Proportions, saturation
 
-from ..attention.cases import UNNORMALIZED
+from ..attention.cases import RECURRENT, UNNORMALIZED
 from ..models.tiny import PLANS, make_model, speech_batch, target_prefix
 from .images import pixels
 
 BLOCKS = ["encoder-self", "decoder-self", "decoder-cross"]
-WITH_PROPORTIONS = ("leap", "cosformer")
+WITH_PROPORTIONS = ("leap", "gated-leap", "cosformer")
 HEADS = 2
 
 
@@ -40,16 +41,24 @@ def test_weights_are_those_the_model_attends_with(plan):
     """Times the values they give every attention's output, in all blocks, wait-k included."""
     model, batch = simulst(plan)
     calls = {}
+
+    def remember(mechanism, given, named, out):
+        calls[mechanism] = *given, named["query"], out
+
     for attention in attentions(model):
-        attention.mechanism.register_forward_hook(lambda *call: calls.update({call[0]: (call[1][2], call[2])}))
+        attention.mechanism.register_forward_hook(remember, with_kwargs=True)
     found = capture(model, batch, choose(model))
     assert [(one.block, one.layer) for one in found] == [(block, layer) for block in BLOCKS for layer in (0, 1)]
     for one in found:
         if one.mechanism.capabilities.carry_width and one.mask is None:  # what is unpacked is projected once more
             torch.testing.assert_close(one.weights().sum(-1), torch.ones_like(one.weights()[..., 0]))
             continue
-        v, out = calls[one.mechanism]
-        torch.testing.assert_close(one.weights() @ v[0], out[0], rtol=0, atol=1e-10)
+        q, _, v, query, out = calls[one.mechanism]
+        read = (one.weights() @ v[0]).unsqueeze(0)
+        if plan in RECURRENT:
+            inputs = None if query.inputs is None else query.inputs[:1]
+            read = one.mechanism.polish(read, q[:1], replace(query, inputs=inputs))
+        torch.testing.assert_close(read[0], out[0], rtol=0, atol=1e-10)
         assert (one.weights()[:, one.hidden()] == 0).all()
     assert {one.block for one in found if one.hidden().any()} == {"decoder-self", "decoder-cross"}
 
