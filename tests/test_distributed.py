@@ -118,7 +118,7 @@ CASES = {
     "nmt-luna": f"{NMT} --encoder-self-attention luna --decoder-self-attention luna --decoder-cross-attention luna",
     "nmt-mixed": f"{NMT} --encoder-self-attention t2r --decoder-self-attention softmax,leap "
     "--decoder-cross-attention abc-linformer --abc-max-length 64",
-    "nmt-recurrent": f"{NMT} --encoder-self-attention gated-leap,kda --decoder-self-attention gated-delta,hgrn2 "
+    "nmt-recurrent": f"{NMT} --encoder-self-attention kda --decoder-self-attention gated-delta,hgrn2 "
     "--decoder-cross-attention delta",
     "nmt-length": f"{NMT} --encoder-self-attention cosformer --decoder-self-attention cosformer "
     "--decoder-cross-attention cosformer --length-predictor conv --length-dropout 0 "
