@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import LeapformerError
 from .capabilities import Capabilities
-from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, with_state
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, seen, with_state
 from .ops import dispatch, segments
 from .ops.precision import accumulated, without_autocast
 from .ops.segments import Kept, Segment
@@ -42,6 +42,12 @@ class Inputs(NamedTuple):
     query: TokenInfo
     key: TokenInfo
     mask: Mask
+
+
+def shown(q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Inputs:
+    """Of the keys only those that some query sees, for a mechanism that keeps all that was written."""
+    keys = seen(mask, q.shape[2], k.shape[2])
+    return Inputs(q, k[:, :, :keys], v[:, :, :keys], query, key.narrow(0, keys), with_state(mask))
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The probes: what is read, what is to be told, and at which lengths.
 
-Every example is drawn anew, so none is seen twice and nothing can be learned by heart.
+Every example is drawn fresh, so none is seen twice and nothing can be memorised.
 """
 
 from __future__ import annotations

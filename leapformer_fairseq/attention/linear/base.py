@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ..masks import CAUSAL, ChunkMask, Mask, seen, with_state
-from ..mechanism import Inputs, Mechanism, State
+from ..masks import CAUSAL, ChunkMask, Mask, with_state
+from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.segments import Kept
@@ -108,9 +108,7 @@ class LinearMechanism(Mechanism):
     ) -> tuple[Tensor, LinearState]:
         if not q.shape[2]:
             return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
-        keys = seen(mask, q.shape[2], k.shape[2])
-        k, v, key = k[:, :, :keys], v[:, :, :keys], key.narrow(0, keys)
-        return self._segment(state, Inputs(q, k, v, query, key, with_state(mask)))  # type: ignore[return-value]
+        return self._segment(state, shown(q, k, v, query, key, mask))  # type: ignore[return-value]
 
     def _segment(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor | None, LinearState]:
         q, k, v, query, key, mask = x

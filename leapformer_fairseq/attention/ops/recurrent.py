@@ -14,7 +14,8 @@ from a block's start and P the pairs (q_i . k_j) e^{c_n(i) - c_j} that are seen,
             O = (Q e^{c_n} - P W) S + P U,              S' = (e^{c_last} - (K e^{c_last - c})^T W) S + (..)^T U
 
 so that everything but S' = M S + N is computed for all blocks at once (Yang et al., 2023, arXiv:2312.06635, section 4;
-2024, arXiv:2406.06484, section 3). No exponent is ever positive, so nothing overflows whatever the gates do.
+2024, arXiv:2406.06484, section 3). Exponents are at most `LITTLE`, and never positive where a block
+forgets more than that, so nothing overflows whatever the gates do.
 
 Shapes: T queries, S keys, F features, X value columns, any leading dimensions (..); G of them flattened, n blocks of Q
 queries and K keys.

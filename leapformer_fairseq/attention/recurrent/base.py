@@ -6,6 +6,7 @@ A subclass says what queries read with, what keys write, and what becomes of the
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from ..capabilities import ENCODER_SELF
 from ..linear.base import LinearState
-from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, seen, visible, with_state
-from ..mechanism import Inputs, Mechanism, State
+from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
+from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear, recurrent
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.recurrent import Written
@@ -80,9 +81,7 @@ class RecurrentMechanism(Mechanism):
     ) -> tuple[Tensor, LinearState]:
         if not q.shape[2]:
             return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
-        keys = seen(mask, q.shape[2], k.shape[2])
-        x = Inputs(q, k[:, :, :keys], v[:, :, :keys], query, key.narrow(0, keys), with_state(mask))
-        sums, state = self._sums(state, x, backward=False)
+        sums, state = self._segment(state, shown(q, k, v, query, key, mask))
         with without_autocast(q.device):
             return self._finished(sums, accumulated(q), query).to(v.dtype), state
 
@@ -90,14 +89,10 @@ class RecurrentMechanism(Mechanism):
         return Step(self, projections)
 
     # ------------------------------------------------------------------------------------------------ whole sequences
-    def _segment(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor | None, LinearState]:
+    def _segment(
+        self, state: State, x: Inputs, kept: Kept | None = None, backward: bool = False
+    ) -> tuple[Tensor, LinearState]:
         """What queries read, not yet finished."""
-        return self._sums(state, x, backward=False)
-
-    def _segment_of_later(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor, LinearState]:
-        return self._sums(state, x, backward=True)
-
-    def _sums(self, state: State, x: Inputs, backward: bool) -> tuple[Tensor, LinearState]:
         q, k, v, query, key, mask = x
         with without_autocast(q.device):
             keys = self._writing(k, v, key)
@@ -130,7 +125,7 @@ class RecurrentMechanism(Mechanism):
         later = Inputs(
             q[:, :, 1:], k[:, :, :count], v[:, :, :count], query.narrow(1, count + 1), key.narrow(0, count), CAUSAL
         )
-        sums = self._scanned(later, self._segment_of_later)
+        sums = self._scanned(later, partial(self._segment, backward=True))
         return F.pad(sums.flip(2), (0, 0, 0, 1))
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:

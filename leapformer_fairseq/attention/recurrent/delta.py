@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +71,7 @@ def softplus_gate(input_dim: int, num_heads: int, count: int, chosen: str, rank:
     return Gate(input_dim, num_heads, dt.expm1().log(), rank)
 
 
-def log_rates(num_heads: int, chosen: str, low: float = 0.0) -> Tensor:
+def log_rates(num_heads: int, chosen: str, low: float) -> Tensor:
     """a of -e^a softplus(.), (H, 1, 1): log of a uniform draw up to 16 as published, or 0."""
     rates = torch.empty(num_heads, 1, 1).uniform_(low, 16).clamp_min(1e-4) if chosen == "published" else None
     return torch.zeros(num_heads, 1, 1) if rates is None else rates.log()
@@ -84,10 +84,15 @@ class GatedDelta(DeltaRule):
     A gate for each head. Yang et al., 2024, arXiv:2412.06464, equation 10 and section 3.4, without short convolutions.
     """
 
+    #: a gate for each feature, of low rank
+    by_feature: ClassVar[bool] = False
+    least_rate: ClassVar[float] = 0.0
+
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.gate = softplus_gate(self.input_dim, num_heads, num_heads, self.chosen.gate_init)
-        self.log_rate = nn.Parameter(log_rates(num_heads, self.chosen.gate_init))
+        chosen, count = self.chosen.gate_init, num_heads * (head_dim if self.by_feature else 1)
+        self.gate = softplus_gate(self.input_dim, num_heads, count, chosen, head_dim if self.by_feature else None)
+        self.log_rate = nn.Parameter(log_rates(num_heads, chosen, self.least_rate))
 
     def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         return -self.log_rate.to(k.dtype).exp() * F.softplus(self.gate(k, tokens))

@@ -60,8 +60,3 @@ def spread_half_lives(num_heads: int, shortest: float, longest: float) -> Tensor
     """Shares kept at each token, (H,), whose half-lives in tokens are spread evenly over their logarithm."""
     lives = torch.logspace(0, 1, num_heads, base=longest / shortest) * shortest
     return torch.exp2(-1 / lives)
-
-
-def per_feature(of_heads: Tensor, head_dim: int) -> Tensor:
-    """A number for each head, (H,), for each of its features, (H * D,)."""
-    return of_heads.repeat_interleave(head_dim)

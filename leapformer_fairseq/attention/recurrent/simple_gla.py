@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from .gates import GATE_INIT, Gate
 from .normed import OUTPUT_GATE, NormedMechanism
 
 SLOWER = 16  # the logarithm of a gate is divided by this
+RANK = 16  # of gates for each feature
 OPEN = 4.0  # logit of an open gate, a half-life of 600 tokens
 
 
@@ -26,10 +27,14 @@ class SimpleGLA(NormedMechanism):
     arXiv:2312.06635, section 4.4. As published it begins with a half-life of 16 tokens.
     """
 
+    #: a gate for each feature, of low rank
+    by_feature: ClassVar[bool] = False
+
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        begin = torch.full((num_heads,), OPEN if self.chosen.gate_init == "open" else 0.0)
-        self.gate = Gate(self.input_dim, num_heads, begin)
+        count = num_heads * (head_dim if self.by_feature else 1)
+        begin = torch.full((count,), OPEN if self.chosen.gate_init == "open" else 0.0)
+        self.gate = Gate(self.input_dim, num_heads, begin, RANK if self.by_feature else None)
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         return Written(k, v, F.logsigmoid(self.gate(k, tokens)) / SLOWER)
