@@ -63,6 +63,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "ablate",
         "replace one attention block at a time in a training, rank what that costs, and recommend a plan",
     ),
+    "linearize": (
+        "linearize",
+        "turn a trained softmax model into one with other attention: align its blocks, choose, distil",
+    ),
     "lra": (
         "lra",
         "Long Range Arena: data, a grid of trainings, tables beside the papers', composite scores, parameters",

@@ -16,21 +16,7 @@ from torch import Tensor, nn
 
 from ..lengths import LengthPredictor
 from ..models.lengths import LEARNING, Learning
-
-
-class _Recorder:
-    """A model that remembers its last output, for a criterion that has to look at it once more."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.output: Any = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.output = self.model(*args, **kwargs)
-        return self.output
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
+from .recorder import Recorder
 
 
 class WithLength(FairseqCriterion):
@@ -43,7 +29,7 @@ class WithLength(FairseqCriterion):
     length_loss_weight: float
 
     def forward(self, model: nn.Module, sample: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[Tensor, int, Any]:
-        recorder = _Recorder(model)
+        recorder = Recorder(model)
         loss, sample_size, log = super().forward(recorder, sample, *args, **kwargs)
         for learning in recorder.output[-1]["encoder_out"].get(LEARNING, ()):
             length_loss = self.length_loss(model, learning, sample.get("durations"))

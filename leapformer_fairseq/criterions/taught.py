@@ -1,0 +1,246 @@
+"""Losses of a student that learns from a teacher: its attention block by block, or its predictions.
+
+Shapes: B sentences, T tokens or decoder steps, V words, F values of a decoder step in speech.
+"""
+
+# No `from __future__ import annotations`: fairseq reads the types of the configurations' fields.
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion, register_criterion
+from fairseq.data.data_utils import lengths_to_mask
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from torch import Tensor, nn
+
+from ..errors import LeapformerError
+from ..models.teacher import Teacher, load_teacher
+from ..modules.alignment import ReplacedBlock, compared, replaced_blocks
+from .recorder import Recorder
+
+TASK_LOSS = "task_criterion"  # in what is logged: the name of the teacher's own criterion
+Log = dict[str, Any]
+
+
+def checked(option: str, weight: float, most: float = math.inf) -> float:
+    """The weight of a loss. Raises LeapformerError for one that is negative, more than `most`, or no number."""
+    if not 0 <= weight <= most or math.isinf(weight):
+        raise LeapformerError(f"{option} {weight}: give {'0 or more' if math.isinf(most) else f'0 to {most}'}")
+    return weight
+
+
+@dataclass
+class TaughtConfig(FairseqDataclass):
+    teacher: str = field(default="", metadata={"help": "checkpoint of the trained model to learn from"})
+
+
+class Taught(FairseqCriterion):
+    """A criterion with a teacher, whose own criterion knows how a model of this task is called."""
+
+    def __init__(self, cfg: TaughtConfig, task: Any) -> None:
+        super().__init__(task)
+        # In a tuple: the teacher's parameters are neither trained nor saved with this criterion.
+        self._held: tuple[Teacher] = (load_teacher(cfg.teacher, task),)
+
+    @property
+    def own(self) -> FairseqCriterion:
+        """The criterion that the teacher was trained with."""
+        return self._held[0].criterion
+
+    def teacher_for(self, student: nn.Module) -> Any:
+        """The teacher, where the student is and in its precision."""
+        parameter = next(student.parameters())
+        return self._held[0].model.to(device=parameter.device, dtype=parameter.dtype)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return False  # means, and a name
+
+
+@dataclass
+class AlignmentConfig(TaughtConfig):
+    align_weights: float = field(
+        default=0.1,
+        metadata={
+            "help": "weight of the cross-entropy of attention weights beside the error of the outputs, where both "
+            "mechanisms have weights that sum to one; it takes memory quadratic in the length; 0: outputs alone"
+        },
+    )
+
+
+@register_criterion("leapformer_alignment", dataclass=AlignmentConfig)
+class Alignment(Taught):
+    """Trains replaced attention blocks, each by itself, to do what the teacher's do with the same inputs.
+
+    The loss is the mean over the blocks of |s - t|^2 / |t|^2 for outputs s of the student and t of the teacher, plus
+    `align_weights` times the cross-entropy of the weights. Gradients are those of the blocks' mechanisms and of their
+    own projections; all else keeps the teacher's values. Dropout is off. Gradients of several processes are summed by
+    `--ddp-backend legacy_ddp` alone. Raises LeapformerError when no block is replaced, and for an error that is no
+    number.
+    """
+
+    def __init__(self, cfg: AlignmentConfig, task: Any) -> None:
+        super().__init__(cfg, task)
+        self.align_weights = checked("--align-weights", cfg.align_weights)
+        self._blocks: tuple[nn.Module, list[ReplacedBlock]] | None = None
+
+    def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> tuple[Tensor, int, Log]:
+        student = getattr(model, "module", model)
+        training = student.training
+        blocks = self.blocks(student)
+        # The model itself in training draws k of wait-k; its parts in evaluation have no dropout.
+        student.eval()
+        student.training = training
+        try:
+            with (
+                torch.no_grad(),
+                compared(blocks, _real_targets(sample, self.padding_idx), self.align_weights > 0) as found,
+            ):
+                _, _, log = self.own(student, sample)
+        finally:
+            student.train(training)
+        errors = {name: error.output for name, error in found.items()}
+        loss = torch.stack([error.output + self.align_weights * error.weights for error in found.values()]).mean()
+        if not torch.isfinite(loss):
+            wrong = next((name for name, error in errors.items() if not torch.isfinite(error)), "the weights")
+            raise LeapformerError(
+                f"alignment of {wrong}: the error is {float(loss)}; lower --lr, or take another mechanism there"
+            )
+        counts = {name: log[name] for name in ("ntokens", "nsentences")}
+        blockwise = {f"error_{name}": float(error) for name, error in errors.items()}
+        return loss, 1, {"loss": float(loss), "sample_size": 1, **counts, **blockwise}
+
+    def blocks(self, student: nn.Module) -> list[ReplacedBlock]:
+        """Where student and teacher differ."""
+        teacher = self.teacher_for(student)
+        if self._blocks is None or self._blocks[0] is not student:
+            self._blocks = student, replaced_blocks(student, teacher)
+        if not self._blocks[1]:
+            raise LeapformerError("teacher and student have the same mechanisms; change a plan, e.g. --attention leap")
+        return self._blocks[1]
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[Log]) -> None:
+        count = len(logging_outputs)
+        for name in logging_outputs[0]:
+            if name == "loss" or name.startswith("error_"):
+                metrics.log_scalar(name, sum(log[name] for log in logging_outputs) / count, count, round=4)
+
+
+@dataclass
+class DistillationConfig(TaughtConfig):
+    distillation_weight: float = field(
+        default=0.7,
+        metadata={
+            "help": "weight A of the distance to the teacher's predictions; that of the teacher's own loss is 1 - A"
+        },
+    )
+
+
+@register_criterion("leapformer_distillation", dataclass=DistillationConfig)
+class Distillation(Taught):
+    """Trains a student on a teacher's predictions beside its own targets (Hinton et al., 2015, arXiv:1503.02531).
+
+    The loss is A KL(teacher || student), temperature 1, over real target tokens, plus 1 - A times the criterion that
+    the teacher was trained with; in speech the distance of predicted frames takes the place of KL, see `distance`.
+    `loss` in the log is the teacher's criterion alone, `distance` is per token in nats.
+    """
+
+    def __init__(self, cfg: DistillationConfig, task: Any) -> None:
+        super().__init__(cfg, task)
+        self.weight = checked("--distillation-weight", cfg.distillation_weight, 1)
+
+    def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> tuple[Tensor, int, Log]:
+        recorder = Recorder(model)
+        loss, sample_size, log = self.own(recorder, sample)
+        found = distance(self.predicted(model, recorder), recorder.output, model, sample)
+        # fairseq's losses of text are sums over tokens, that of speech is a mean over frames
+        total = found.total if found.summed else found.mean
+        name = next(name for name, kind in CRITERION_REGISTRY.items() if kind is type(self.own))
+        log = {**log, "distance": float(found.mean.detach()), TASK_LOSS: name}
+        return self.weight * total + (1 - self.weight) * loss, sample_size, log
+
+    @torch.no_grad()
+    def predicted(self, student: nn.Module, recorder: Recorder) -> Any:
+        """The teacher's output for what the student was given, under the same wait-k schedule."""
+        teacher = self.teacher_for(student)
+        if hasattr(teacher, "set_lagging"):
+            mask = recorder.decoder.mask
+            teacher.set_lagging(None if mask is None else mask.lagging, None if mask is None else mask.ratio)
+        return teacher(*recorder.args, **recorder.options)
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[Log]) -> None:
+        CRITERION_REGISTRY[logging_outputs[0][TASK_LOSS]].reduce_metrics(logging_outputs)
+        tokens = sum(log["ntokens"] for log in logging_outputs)
+        found = sum(log["distance"] * log["ntokens"] for log in logging_outputs) / tokens
+        metrics.log_scalar("distance", found, tokens, round=4)
+
+
+class Distance(NamedTuple):
+    """How far predictions are from a teacher's: the sum over real tokens, their number, and whether losses are sums."""
+
+    total: Tensor
+    tokens: Tensor
+    summed: bool
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total / self.tokens.clamp_min(1)
+
+
+def distance(teacher: Any, student: Any, model: Any, sample: Any) -> Distance:
+    """The distance of the student's output to the teacher's, both as the model returns them.
+
+    Text: KL(teacher || student) in nats. Speech: the mean absolute difference of a step's frames, before and after the
+    post-net, plus the KL of having ended.
+    """
+    if len(student) == 3:  # frames after the post-net, logits of the end (B, T, 1), and more
+        return _distance_of_speech(teacher, student, lengths_to_mask(sample["target_lengths"]))
+    with torch.no_grad():
+        target = _log_probs(model, teacher)
+    own = _log_probs(model, student)
+    real = model.get_targets(sample, student).ne(model.decoder.padding_idx)
+    rows = F.kl_div(own, target, log_target=True, reduction="none").sum(-1)
+    return Distance((rows * real).sum(), real.sum(), summed=True)
+
+
+def _log_probs(model: Any, output: Any) -> Tensor:
+    """Log probabilities of all words, (B, T, V).
+
+    fairseq's of an adaptive softmax overwrites what its gradient needs.
+    """
+    adaptive = getattr(model.decoder, "adaptive_softmax", None)
+    if adaptive is None:
+        return model.get_normalized_probs(output, log_probs=True)
+    features = output[0].flatten(0, 1).contiguous()
+    head = adaptive.head(features).float().log_softmax(-1)
+    words, clusters = head.split([adaptive.cutoff[0], len(adaptive.tail)], -1)
+    tails = [
+        tail(features).float().log_softmax(-1) + cluster.unsqueeze(-1)
+        for tail, cluster in zip(adaptive.tail, clusters.unbind(-1), strict=True)
+    ]
+    return torch.cat([words, *tails], -1).unflatten(0, output[0].shape[:2])
+
+
+def _distance_of_speech(teacher: Any, student: Any, real: Tensor) -> Distance:
+    frames = sum(
+        (own - other).abs().mean(-1) for own, other in ((student[0], teacher[0]), _before_post_net(student, teacher))
+    )
+    own_end, end = (F.logsigmoid(torch.cat([logits, -logits], -1).float()) for logits in (student[1], teacher[1]))
+    end = F.kl_div(own_end, end, log_target=True, reduction="none").sum(-1)
+    return Distance(((frames + end) * real).sum(), real.sum(), summed=False)
+
+
+def _before_post_net(student: Any, teacher: Any) -> tuple[Tensor, Tensor]:
+    return student[2]["feature_out"], teacher[2]["feature_out"]
+
+
+def _real_targets(sample: Any, padding_idx: int) -> Tensor:
+    """True at the decoder's real tokens, (B, T)."""
+    inputs = sample["net_input"]
+    tokens = inputs.get("prev_output_tokens", inputs["src_tokens"])
+    return tokens.ne(padding_idx) if tokens.dim() == 2 else lengths_to_mask(sample["target_lengths"])

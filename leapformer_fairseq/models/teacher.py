@@ -1,0 +1,43 @@
+"""A trained model that another one learns from, and the loss that it was trained with."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairseq import checkpoint_utils
+from fairseq import models as fairseq_models
+from fairseq.criterions import FairseqCriterion, build_criterion
+from omegaconf import OmegaConf
+from torch import nn
+
+from ..errors import LeapformerError
+
+# what a model would be initialised from, though it is loaded as a whole
+WARM_STARTS = ("load_pretrained_encoder_from", "load_pretrained_decoder_from")
+
+
+class Teacher(NamedTuple):
+    """A model in eval mode, without gradients, and the criterion of its training."""
+
+    model: Any
+    criterion: FairseqCriterion
+
+
+def load_teacher(path: str, task: Any) -> Teacher:
+    """The model of a checkpoint, built for this task. Raises LeapformerError without a file, or for another vocabulary.
+
+    The file is loaded with PyTorch's protection on (`weights_only`, see `compat`).
+    """
+    if not Path(path).is_file():
+        raise LeapformerError(f"no file {path}; --teacher is the checkpoint of a trained model")
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    args = copy.copy(state["cfg"]["model"])
+    for name in WARM_STARTS:
+        if hasattr(args, name):
+            setattr(args, name, None)
+    model: nn.Module = fairseq_models.build_model(args, task)
+    model.load_state_dict(state["model"], strict=True, model_cfg=args)  # type: ignore[call-arg]
+    criterion = build_criterion(OmegaConf.create(dict(state["cfg"]["criterion"])), task)
+    return Teacher(model.eval().requires_grad_(False), criterion)
