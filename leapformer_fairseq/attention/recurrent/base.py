@@ -21,7 +21,6 @@ from ..ops import dispatch, linear, recurrent
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.recurrent import Written
 from ..ops.segments import Kept
-from ..step import Projections, Step
 from ..tokens import TokenInfo
 
 LONGEST_BLOCK = 128  # queries; log-decays that add up over more lose digits in float32
@@ -84,9 +83,6 @@ class RecurrentMechanism(Mechanism):
         sums, state = self._segment(state, shown(q, k, v, query, key, mask))
         with without_autocast(q.device):
             return self._finished(sums, accumulated(q), query).to(v.dtype), state
-
-    def step(self, projections: Projections) -> Step:
-        return Step(self, projections)
 
     # ------------------------------------------------------------------------------------------------ whole sequences
     def _segment(
