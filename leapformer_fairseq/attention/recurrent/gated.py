@@ -64,7 +64,7 @@ class ForgetGate(RecurrentMechanism, LinearMechanism):
         return Written(x * gate.sigmoid(), v) if self.weighs else Written(x, v, F.logsigmoid(gate))
 
     def step(self, projections: Projections) -> LinearStep:
-        return LinearStep(self, projections, None if self.weighs else self.gate.affine())
+        return LinearStep(self, projections, self.gate.affine())
 
 
 @register("gated-relu", NORMALIZER_FLOOR, GATE_ORDER)

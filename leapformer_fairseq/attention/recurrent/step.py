@@ -68,10 +68,8 @@ class RecurrentStep(Step):
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         step, kv = cpu.recurrent_step(), state.kv
-        if step is None or self.kernel is None or kv.dtype != torch.float32 or max(kv.shape[2:]) > cpu.MAX_DIM:
+        if step is None or self.kernel is None or not self._kernel_serves(kv):
             return super().attend(projected, x, state, position, lengths)
-        if not kv.is_contiguous():  # a part of all the states of a scan
-            state.kv = kv = kv.contiguous()
         shape = (len(projected), *kv.shape)
         if shape not in self.sizes:
             self.sizes[shape] = self._sizes(self.kernel, *shape)
@@ -82,6 +80,9 @@ class RecurrentStep(Step):
             *(tensor.data_ptr() for tensor in (self.rates, kv, out)),
         )
         return out
+
+    def _kernel_serves(self, kv: Tensor) -> bool:
+        return kv.dtype == torch.float32 and kv.is_contiguous() and max(kv.shape[2:]) <= cpu.MAX_DIM
 
     def _sizes(
         self, kernel: KernelRecurrence, batch: int, states: int, heads: int, dim: int, values: int

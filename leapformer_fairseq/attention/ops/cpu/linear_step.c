@@ -1,9 +1,9 @@
-/* One decoding step of a linear mechanism over all rows and heads: map, add to the state, read it, normalise.
+/* One decoding step of a linear mechanism over all rows and heads: map, forget, add to the state, read it, normalise.
  *
  * The same function as `Step` in ../step.py, which says what the numbers mean; plain C without headers of PyTorch, so it
  * compiles in a second and fits every version. All tensors are float32 and contiguous.
  *
- *   projected    (rows, stride) queries, and with `update` keys, values [v, 1] and maybe logits of gates, heads concatenated
+ *   projected    (rows, stride) queries, with `update` keys, values [v, 1] and logits of gates, heads concatenated
  *   state        (rows / shared, heads, features, values)
  *   networks     proportion networks of queries and keys, packed by ../step.py, or NULL
  *   proportions  (rows), or NULL where there are networks or no reweighting
