@@ -16,7 +16,7 @@
 typedef struct {
     int32_t rows, heads, dim, values, shared, update;
     int32_t features;  /* 0 q and k as they are; 1 silu of each, of length one; 2 silu(q) and what is forgotten */
-    int32_t gate, strength, output;  /* where in a projected row the logits of the first head begin; 0: there are none */
+    int32_t gate, strength, output;  /* where in a row the logits of the first head begin; 0: there are none */
     int32_t gates;     /* logits of the gate for each head: 1, or `dim` */
     int32_t swish;     /* the output gate is x sigmoid(x), not sigmoid(x) */
     float scale;       /* of queries */
