@@ -1,7 +1,7 @@
 """One decoding step with fused projections: what generation runs for every token and layer.
 
 Queries, keys and values come out of one product with weights that are transposed once. What follows is the mechanism's
-`write` and `read`, or a kernel where a mechanism has one (`linear/step.py`, `bounded/step.py`).
+`write` and `read`, or a kernel where a mechanism has one (`linear/`, `recurrent/` and `bounded/step.py`).
 
 Shapes: B batch entries, H heads, D head dimension, E value dimension, C width of the block.
 """

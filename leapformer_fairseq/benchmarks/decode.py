@@ -7,7 +7,7 @@ with a beam it includes following the beam (`reorder_incremental_state`). Rows a
 the CPU time of the thread, on a GPU wall time. All systems take turns in one process; reported is the median.
 
 "fairseq" is the stock decoder, whose cache is copied at every token. "softmax" is ours: one product for queries, keys
-and values, a preallocated cache, sources shared by the hypotheses of a sentence. Linear mechanisms are measured with
+and values, a preallocated cache, sources shared by the hypotheses of a sentence. Mechanisms are measured with
 the compiled step and, "leap (torch)", without. Ratio = time of fairseq / time of ours. State: bytes of all layers.
 
 One block: self-attention with its projections, one row of the batch after `keys` others; ratio = time of our softmax
@@ -99,6 +99,7 @@ AIMS = {
 BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
     "leap": ("leap", {}),
     TORCH: ("leap", {}),
+    "gated-delta": ("gated-delta", {}),
     "abc-mlp, 8 slots": ("abc-mlp", {"abc_slots": 8}),
     "abc-mlp, 32 slots": ("abc-mlp", {"abc_slots": 32}),
     # those that hand a carry on, whose first option is its length
@@ -112,6 +113,7 @@ BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
 BLOCK_AIMS = {
     TORCH: {1: 265, 5: 110, 40: 80},
     "leap": {1: 60, 5: 60, 40: 60},
+    "gated-delta": {1: 64, 5: 64, 40: 64},
     "abc-mlp, 8 slots": {1: 64, 5: 64, 40: 64},
     "abc-mlp, 32 slots": {1: 150, 5: 150, 40: 150},
 }

@@ -40,9 +40,19 @@ class KernelMap:
 class LinearStep(Step):
     """The step of a linear mechanism."""
 
-    def __init__(self, mechanism: LinearMechanism, projections: Projections) -> None:
+    def __init__(
+        self, mechanism: LinearMechanism, projections: Projections, gate: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """`gate`: weight (H, C) and bias (H,) of the logits of what is kept of a head's state when a key is written."""
         super().__init__(mechanism, projections, ones=True)
         self.map, self.floor = mechanism.kernel_map(), mechanism.normalizer_floor
+        self.gate = 0  # where its logits begin
+        if gate is not None and self.self_attention:
+            if self.weight.dtype == torch.float32:
+                self.gate = self.end
+                self.also_project(*(part.detach() for part in gate))
+            else:
+                self.map = None  # gates are not rounded to half precision
         # The kernel's, on a CPU; elsewhere a copy would wait for the device.
         networks = self.map.networks[: 1 + self.self_attention] if self.map and self.weight.is_cpu else ()
         self.packed = [_packed(network) for network in networks]
@@ -95,6 +105,7 @@ class LinearStep(Step):
             reweighted=features == 2 * self.dim,
             hidden=packed.hidden if packed else 0,
             network_stride=packed.stride if packed else 0,
+            gate=self.gate,
             floor=self.floor,
         )
 

@@ -21,7 +21,6 @@ from ..ops import dispatch, linear, recurrent
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.recurrent import Written
 from ..ops.segments import Kept
-from ..step import Projections, Step
 from ..tokens import TokenInfo
 
 LONGEST_BLOCK = 128  # queries; log-decays that add up over more lose digits in float32
@@ -69,7 +68,7 @@ class RecurrentMechanism(Mechanism):
             kv, keys = state.of(LinearState).kv, self._writing(k, v, key)
             if k.shape[2] == 1:
                 return LinearState(recurrent.written(kv, keys))
-            return LinearState(recurrent.sums(keys.k[:, :, :0], keys, kv, None, self.block_queries)[1])
+            return _own(recurrent.sums(keys.k[:, :, :0], keys, kv, None, self.block_queries)[1])
 
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
@@ -83,10 +82,7 @@ class RecurrentMechanism(Mechanism):
             return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
         sums, state = self._segment(state, shown(q, k, v, query, key, mask))
         with without_autocast(q.device):
-            return self._finished(sums, accumulated(q), query).to(v.dtype), state
-
-    def step(self, projections: Projections) -> Step:
-        return Step(self, projections)
+            return self._finished(sums, accumulated(q), query).to(v.dtype), _own(state.kv)
 
     # ------------------------------------------------------------------------------------------------ whole sequences
     def _segment(
@@ -178,3 +174,8 @@ class RecurrentMechanism(Mechanism):
             return min(x.q.shape[2], LONGEST_BLOCK)
         ratio = x.mask.ratio if isinstance(x.mask, PrefixMask) else 1
         return max(1, self.block_queries // ratio)
+
+
+def _own(kv: Tensor) -> LinearState:
+    """A state that is kept, not as a part of all the states of a scan: kernels take it, and the others are freed."""
+    return LinearState(kv.contiguous())

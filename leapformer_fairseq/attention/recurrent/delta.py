@@ -14,6 +14,7 @@ from ..registry import Option, register
 from ..tokens import TokenInfo
 from .gates import GATE_INIT, Gate
 from .normed import OUTPUT_GATE, NormedMechanism
+from .step import KernelRecurrence
 
 NEGATIVE = Option(
     "delta_negative",
@@ -48,6 +49,11 @@ class DeltaRule(NormedMechanism):
     def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor | None:
         """(B, H, S, 1 or D) of keys (B, H, S, D); None where nothing is forgotten."""
         return None
+
+    def kernel_recurrence(self) -> KernelRecurrence:
+        weight = self.strength.weight
+        most = 2.0 if self.chosen.delta_negative else 1.0
+        return KernelRecurrence("direction", weight.new_zeros(self.num_heads), strength=weight, most=most)
 
 
 @register("delta", OUTPUT_GATE, NEGATIVE)
@@ -96,6 +102,9 @@ class GatedDelta(DeltaRule):
 
     def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         return -self.log_rate.to(k.dtype).exp() * F.softplus(self.gate(k, tokens))
+
+    def kernel_recurrence(self) -> KernelRecurrence:
+        return super().kernel_recurrence()._replace(rates=self.log_rate.exp().flatten(), gate=self.gate.affine())
 
 
 def _direction(x: Tensor) -> Tensor:

@@ -12,8 +12,10 @@ from ..capabilities import DECODER_CROSS, Capabilities
 from ..linear.base import NORMALIZER_FLOOR, LinearMechanism
 from ..linear.leap import LeaP
 from ..linear.relu import ReLULinear
+from ..linear.step import LinearStep
 from ..ops.recurrent import Written
 from ..registry import Option, register
+from ..step import Projections
 from ..tokens import TokenInfo
 from .base import RecurrentMechanism
 from .gates import Gate, logit, spread_half_lives
@@ -60,6 +62,9 @@ class ForgetGate(RecurrentMechanism, LinearMechanism):
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         x, gate = self.map_keys(k, tokens).expanded(), self.gate(k, tokens)
         return Written(x * gate.sigmoid(), v) if self.weighs else Written(x, v, F.logsigmoid(gate))
+
+    def step(self, projections: Projections) -> LinearStep:
+        return LinearStep(self, projections, self.gate.affine())
 
 
 @register("gated-relu", NORMALIZER_FLOOR, GATE_ORDER)

@@ -50,6 +50,11 @@ class Gate(nn.Module):
         logits = F.linear(x, self.outer.weight.to(x.dtype), (self.outer.bias + self.begin).to(x.dtype))
         return logits.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the logits as one product, for the decoding step."""
+        weight = self.outer.weight if self.inner is None else self.outer.weight @ self.inner.weight
+        return weight, self.outer.bias + self.begin
+
 
 def logit(share: Tensor) -> Tensor:
     """What sigmoid makes `share` of."""

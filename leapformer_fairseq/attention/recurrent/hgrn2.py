@@ -14,6 +14,7 @@ from ..registry import Option, register
 from ..tokens import TokenInfo
 from .gates import GATE_INIT, Gate
 from .normed import OUTPUT_GATE, NormedMechanism
+from .step import KernelRecurrence
 
 FLOOR = Option(
     "hgrn_floor", 0.0, "hgrn2: at least so much of a feature is kept; the paper has more in higher layers, from 0 to 1"
@@ -46,3 +47,8 @@ class HGRN2(NormedMechanism):
         z = self.gate(k, tokens)
         decay = F.logsigmoid(z) if not floor else torch.log(floor + (1 - floor) * z.sigmoid())
         return Written((1 - floor) * torch.sigmoid(-z), v, decay)
+
+    def kernel_recurrence(self) -> KernelRecurrence:
+        weight, bias = self.gate.affine()
+        rates = bias.new_ones(self.num_heads)
+        return KernelRecurrence("forgotten", rates, (-weight, -bias), floor=self.chosen.hgrn_floor)

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from ..capabilities import Capabilities
 from ..registry import Option
+from ..step import Projections
 from ..tokens import TokenInfo
 from .base import RecurrentMechanism
+from .step import KernelRecurrence, RecurrentStep
 
 OUTPUT_GATE = Option(
     "output_gate",
@@ -45,6 +47,13 @@ class NormedMechanism(RecurrentMechanism):
 
     def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
         return q * self.head_dim**-0.5
+
+    def kernel_recurrence(self) -> KernelRecurrence | None:
+        """What the decoding step in C does for it; None where it cannot."""
+        return None
+
+    def step(self, projections: Projections) -> RecurrentStep:
+        return RecurrentStep(self, projections)
 
     def polish(self, sums: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
         out = sums * (sums.square().mean(-1, keepdim=True) + SMALLEST).rsqrt()

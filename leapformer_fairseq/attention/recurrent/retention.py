@@ -11,6 +11,7 @@ from ..ops.recurrent import Written
 from ..registry import register
 from ..tokens import TokenInfo
 from .normed import OUTPUT_GATE, NormedMechanism
+from .step import KernelRecurrence
 
 
 @register("retention", OUTPUT_GATE)
@@ -29,3 +30,6 @@ class Retention(NormedMechanism):
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         return Written(k, v, self.rates.to(k.dtype).expand(*k.shape[:3], 1))
+
+    def kernel_recurrence(self) -> KernelRecurrence:
+        return KernelRecurrence("plain", -self.rates.flatten())

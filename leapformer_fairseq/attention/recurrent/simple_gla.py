@@ -13,6 +13,7 @@ from ..registry import register
 from ..tokens import TokenInfo
 from .gates import GATE_INIT, Gate
 from .normed import OUTPUT_GATE, NormedMechanism
+from .step import KernelRecurrence
 
 SLOWER = 16  # the logarithm of a gate is divided by this
 RANK = 16  # of gates for each feature
@@ -38,3 +39,7 @@ class SimpleGLA(NormedMechanism):
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         return Written(k, v, F.logsigmoid(self.gate(k, tokens)) / SLOWER)
+
+    def kernel_recurrence(self) -> KernelRecurrence:
+        weight, bias = self.gate.affine()
+        return KernelRecurrence("plain", bias.new_full((self.num_heads,), 1 / SLOWER), (-weight, -bias))

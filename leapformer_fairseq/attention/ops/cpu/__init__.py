@@ -21,10 +21,10 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("linear_step.c", "slot_step.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("linear_step.c", "recurrent_step.c", "slot_step.c"))
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=c99")
 SWITCH = "LEAPFORMER_NATIVE"
-MAX_DIM = 1024  # as in linear_step.c
+MAX_DIM = 1024  # as in linear_step.c and recurrent_step.c
 MAX_SLOTS = 1024  # as in slot_step.c
 
 
@@ -34,7 +34,18 @@ class Sizes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("rows", "heads", "dim", "values", "shared", "update")),
         *((name, ctypes.c_int32) for name in ("activation", "reweighted", "hidden", "network_stride", "pairs")),
+        ("gate", ctypes.c_int32),
         ("floor", ctypes.c_float),
+    ]
+
+
+class RecurrentSizes(ctypes.Structure):
+    """`RecurrentSizes` of recurrent_step.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rows", "heads", "dim", "values", "shared", "update")),
+        *((name, ctypes.c_int32) for name in ("features", "gate", "strength", "output", "gates", "swish")),
+        *((name, ctypes.c_float) for name in ("scale", "floor", "most")),
     ]
 
 
@@ -51,6 +62,7 @@ class SlotSizes(ctypes.Structure):
 _POINTER, _STRIDE = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = {
     "leapformer_step": (ctypes.POINTER(Sizes), _POINTER, _STRIDE, *[_POINTER] * 6),
+    "leapformer_recurrent_step": (ctypes.POINTER(RecurrentSizes), _POINTER, _STRIDE, *[_POINTER] * 3),
     "leapformer_slot_step": (ctypes.POINTER(SlotSizes), _POINTER, _STRIDE, _POINTER, *[_STRIDE] * 2, *[_POINTER] * 4),
 }
 
@@ -58,6 +70,11 @@ _ARGUMENTS = {
 def step() -> Callable[..., None] | None:
     """`leapformer_step` of linear_step.c, or None where it cannot be had or is turned off."""
     return _function("leapformer_step")
+
+
+def recurrent_step() -> Callable[..., None] | None:
+    """`leapformer_recurrent_step` of recurrent_step.c, or None where it cannot be had or is turned off."""
+    return _function("leapformer_recurrent_step")
 
 
 def slot_step() -> Callable[..., None] | None:

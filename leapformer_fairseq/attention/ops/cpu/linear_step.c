@@ -1,9 +1,9 @@
-/* One decoding step of a linear mechanism over all rows and heads: map, add to the state, read it, normalise.
+/* One decoding step of a linear mechanism over all rows and heads: map, forget, add to the state, read it, normalise.
  *
  * The same function as `Step` in ../step.py, which says what the numbers mean; plain C without headers of PyTorch, so it
  * compiles in a second and fits every version. All tensors are float32 and contiguous.
  *
- *   projected    (rows, stride) queries, and with `update` keys and values [v, 1], heads concatenated
+ *   projected    (rows, stride) queries, with `update` keys, values [v, 1] and logits of gates, heads concatenated
  *   state        (rows / shared, heads, features, values)
  *   networks     proportion networks of queries and keys, packed by ../step.py, or NULL
  *   proportions  (rows), or NULL where there are networks or no reweighting
@@ -24,6 +24,7 @@ typedef struct {
     int32_t hidden;          /* width of the proportion networks; 0: one linear layer */
     int32_t network_stride;  /* from one head's network to the next; 0: the heads share one */
     int32_t pairs;           /* leading pairs of dimensions that are rotated for the values, not for the normalizer */
+    int32_t gate;            /* where in a projected row the gates' logits begin, one a head; 0: nothing decays */
     float floor;
 } Sizes;
 
@@ -83,6 +84,10 @@ void leapformer_step(const Sizes *s, const float *projected, int64_t stride, flo
             if (rotation) {
                 rotate(q, rotated_q, dim, rotation, s->pairs);
                 if (s->update) rotate(k, rotated_k, dim, rotation, s->pairs);
+            }
+            if (s->gate) {
+                const float kept = sigmoid(rows[s->gate + head]);
+                for (int64_t i = 0; i < state_size; i++) kv[i] *= kept;
             }
             for (int j = 0; j < values; j++) sums[j] = 0;
             for (int half = 0; half < halves; half++) {

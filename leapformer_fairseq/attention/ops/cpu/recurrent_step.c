@@ -1,0 +1,133 @@
+/* One decoding step of a recurrence over all rows and heads: map, forget, write, read, bring to unit size, let through.
+ *
+ * The same function as `write` and `read` of a NormedMechanism; ../../recurrent/step.py says what the numbers mean. All
+ * tensors are float32 and contiguous.
+ *
+ *   projected  (rows, stride) queries, with `update` keys and values, and logits where `Sizes` says, heads concatenated
+ *   rates      (heads)
+ *   state      (rows / shared, heads, dim, values)
+ *   out        (rows, heads, values)
+ */
+#include <math.h>
+#include <stdint.h>
+
+#define MAX_DIM 1024
+
+typedef struct {
+    int32_t rows, heads, dim, values, shared, update;
+    int32_t features;  /* 0 q and k as they are; 1 silu of each, of length one; 2 silu(q) and what is forgotten */
+    int32_t gate, strength, output;  /* where in a row the logits of the first head begin; 0: there are none */
+    int32_t gates;     /* logits of the gate for each head: 1, or `dim` */
+    int32_t swish;     /* the output gate is x sigmoid(x), not sigmoid(x) */
+    float scale;       /* of queries */
+    float floor;       /* at least so much is kept */
+    float most;        /* the highest strength */
+} RecurrentSizes;
+
+static const float SMALLEST_SQUARE = 1e-5f, SHORTEST = 1e-6f; // as in normed.py and delta.py
+
+static float sigmoid(float y) { return 1.0f / (1.0f + expf(-y)); }
+
+static float softplus(float y) { return y > 20 ? y : log1pf(expf(y)); }
+
+static float sum_of_squares(const float *x, int count) {
+    float total = 0;
+    for (int i = 0; i < count; i++) total += x[i] * x[i];
+    return total;
+}
+
+static void silu(const float *restrict x, float *restrict out, int count) {
+    for (int i = 0; i < count; i++) out[i] = x[i] * sigmoid(x[i]);
+}
+
+static void scale_by(float *x, float factor, int count) {
+    for (int i = 0; i < count; i++) x[i] *= factor;
+}
+
+static void direction(const float *x, float *out, int count) {
+    silu(x, out, count);
+    const float length = sqrtf(sum_of_squares(out, count));
+    scale_by(out, 1 / (length > SHORTEST ? length : SHORTEST), count);
+}
+
+/* The shares of the features that are kept and forgotten. */
+static void forget(const float *logits, float rate, float *restrict kept, float *restrict forgotten,
+                   const RecurrentSizes *s) {
+    const int different = logits ? s->gates : 1;
+    for (int i = 0; i < different; i++) {
+        forgotten[i] = -(1 - s->floor) * expm1f(-rate * (logits ? softplus(logits[i]) : 1));
+        kept[i] = 1 - forgotten[i];
+    }
+    for (int i = different; i < s->dim; i++) kept[i] = kept[0], forgotten[i] = forgotten[0];
+}
+
+/* `written` becomes what is missing: strength (v - k S), S being the state after it has decayed. */
+static void correct(const float *restrict k, const float *restrict v, const float *restrict kept, float strength,
+                    const float *restrict state, float *restrict written, const RecurrentSizes *s) {
+    const int values = s->values;
+    for (int j = 0; j < values; j++) written[j] = v[j];
+    for (int i = 0; i < s->dim; i++, state += values) {
+        const float weight = k[i] * kept[i];
+        for (int j = 0; j < values; j++) written[j] -= weight * state[j];
+    }
+    scale_by(written, strength, values);
+}
+
+static void write_and_read(const float *restrict q, const float *restrict k, const float *restrict written,
+                           const float *restrict kept, float *restrict state, float *restrict out,
+                           const RecurrentSizes *s) {
+    const int values = s->values;
+    for (int j = 0; j < values; j++) out[j] = 0;
+    for (int i = 0; i < s->dim; i++, state += values) {
+        const float query = q[i], key = k[i], share = kept[i];
+        for (int j = 0; j < values; j++) {
+            const float now = share * state[j] + key * written[j];
+            state[j] = now;
+            out[j] += query * now;
+        }
+    }
+}
+
+static void read(const float *restrict q, const float *restrict state, float *restrict out, const RecurrentSizes *s) {
+    const int values = s->values;
+    for (int j = 0; j < values; j++) out[j] = 0;
+    for (int i = 0; i < s->dim; i++, state += values)
+        for (int j = 0; j < values; j++) out[j] += q[i] * state[j];
+}
+
+void leapformer_recurrent_step(const RecurrentSizes *s, const float *projected, int64_t stride, const float *rates,
+                               float *state, float *out) {
+    const int dim = s->dim, values = s->values;
+    float q[MAX_DIM], k[MAX_DIM], kept[MAX_DIM], forgotten[MAX_DIM], written[MAX_DIM];
+    for (int row = 0; row < s->rows; row++) {
+        for (int head = 0; head < s->heads; head++, out += values) {
+            const float *rows = projected + row * stride, *own_q = rows + head * dim, *own_k = own_q + s->heads * dim;
+            const float *v = rows + 2 * s->heads * dim + head * values;
+            float *kv = state + ((int64_t)(row / s->shared) * s->heads + head) * dim * values;
+            if (s->features == 0)
+                for (int i = 0; i < dim; i++) q[i] = own_q[i];
+            else if (s->features == 1)
+                direction(own_q, q, dim);
+            else
+                silu(own_q, q, dim);
+            scale_by(q, s->scale, dim);
+            if (s->update) {
+                forget(s->gate ? rows + s->gate + head * s->gates : 0, rates[head], kept, forgotten, s);
+                if (s->features == 1) direction(own_k, k, dim);
+                const float *key = s->features == 0 ? own_k : s->features == 1 ? k : forgotten;
+                if (s->strength) {
+                    correct(key, v, kept, s->most * sigmoid(rows[s->strength + head]), kv, written, s);
+                    v = written;
+                }
+                write_and_read(q, key, v, kept, kv, out, s);
+            } else {
+                read(q, kv, out, s);
+            }
+            scale_by(out, 1 / sqrtf(sum_of_squares(out, values) / values + SMALLEST_SQUARE), values);
+            if (s->output) {
+                const float *gate = rows + s->output + head * values;
+                for (int j = 0; j < values; j++) out[j] *= (s->swish ? gate[j] : 1) * sigmoid(gate[j]);
+            }
+        }
+    }
+}
