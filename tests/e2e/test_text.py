@@ -308,6 +308,27 @@ class TestTranslation:
         assert main(["train", str(data / "mt"), *options.split(), "--finetune-from-model", str(model)]) == 2
         assert re.search(message, capsys.readouterr().err.splitlines()[-1])
 
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (
+                f"--task speech_to_text --arch leapformer_lm_tiny {TRAINING}",
+                "'leapformer_lm_tiny' is for --task language_modeling",
+            ),
+            (
+                "--task speech_to_text --arch leapformer_nmt_tiny",
+                "'leapformer_nmt_tiny' is for --task translation, not",
+            ),
+            (
+                f"--arch leapformer_nmt_tiny {TRAINING} --optimizer sgd --lr 1e30 --max-update 5",
+                r"the gradients of update \d are NaN or infinite; lower --lr, .* \(the model is in .*/crash.pt\)",
+            ),
+        ],
+    )
+    def test_a_training_that_cannot_go_on_says_why(self, data, tmp_path, capsys, options, message):
+        assert main(["train", str(data / "mt"), *options.split(), "--save-dir", str(tmp_path)]) == 2
+        assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+
     def test_constraints(self, data, model):
         command = f"interactive {data / 'mt'} --path {model} --beam 6 --constraints --max-len-b 12"
         output = done(leapformer(*command.split()), "the small dog\tunder\n")
