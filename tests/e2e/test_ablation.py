@@ -14,8 +14,9 @@ import pytest
 
 from leapformer_fairseq.checkpoints import describe_checkpoint
 
+from ..commands import done, leapformer
 from ..pictures.images import pixels
-from .test_text import done, leapformer, sentences
+from .test_text import sentences
 
 TRAINING = (
     "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16 --optimizer adam --lr 2e-3 "

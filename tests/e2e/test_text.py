@@ -14,7 +14,7 @@ import pytest
 from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
 
-from .test_training import leapformer, run
+from ..commands import done, leapformer, run, run_python
 
 WORDS = ("the", "a", "small", "old", "red", "house", "tree", "dog", "sees", "finds", "and", "or", "near", "under")
 TRAINING = (
@@ -29,18 +29,6 @@ def sentences(count: int, seed: int) -> list[str]:
 
     chosen = random.Random(seed)
     return [" ".join(chosen.choices(WORDS, k=chosen.randint(3, 9))) for _ in range(count)]
-
-
-def done(command: list[str], stdin: str | None = None):
-    finished = run(command) if stdin is None else _with_input(command, stdin)
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    return finished.stdout + finished.stderr
-
-
-def _with_input(command: list[str], text: str):
-    import subprocess
-
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +219,7 @@ class TestLanguageModel:
         names = (
             f"path, folder, file, data = {str(model)!r}, {str(model.parent)!r}, {model.name!r}, {str(data / 'lm')!r}"
         )
-        finished = run([sys.executable, "-c", f"{names}\n{load}"])
+        finished = run_python(f"{names}\n{load}")
         assert finished.returncode == 0, finished.stderr[-3000:]
 
     def test_a_softmax_model_is_no_stream(self, data, tmp_path):
