@@ -79,7 +79,7 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
     options = ("--attention", "luna-16-packed", "--seeds", "5", "--train-options", SHORT)
     assert main(["lra", "run", *other, *options]) == 0
     options = ("--out", out / "corrected", "--protocol", "corrected", "--root", root, "--tasks", "listops image")
-    options += ("--attention", "abc-mlp", "--seeds", "2", "--jobs", 2, "--no-bench")
+    options += ("--attention", "abc-mlp sinkhorn", "--seeds", "2", "--jobs", 2, "--no-bench")
     told = finished("lra", *options, "--train-options", SHORT)
     assert "ABC, learned control" in told and "without Retrieval" not in told
     text = ("--protocol", "corrected", "--tasks", "text", "--data", str(out / "data"), "--out", str(tmp_path / "text"))
