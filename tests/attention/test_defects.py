@@ -193,7 +193,7 @@ def test_second_derivatives_by_the_reference(name, mask):
     def call(q, k, v):
         return mechanism(q, k, v, mask=MASKS[mask], execution="reference")
 
-    assert torch.autograd.gradgradcheck(call, leaves, atol=1e-4, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, leaves, atol=1e-6, fast_mode=True)  # as loose as 1e-4, it finds nothing
 
 
 REFUSED = "^second derivatives need execution='reference'[^\n]*$"
