@@ -31,10 +31,10 @@ def leapformer(*arguments: str) -> list[str]:
 
 
 def run(
-    command: Sequence[str], cwd: Path | None = None, stdin: str = "", **environment: str
+    command: Sequence[str], cwd: Path | None = None, stdin: str = "", fresh: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """The exit status and output of a command, with one thread."""
-    if list(command[:3]) == PREFIX:
+    """The exit status and output of a command, with one thread; `fresh`: in a new interpreter, ours too."""
+    if list(command[:3]) == PREFIX and not fresh:
         return _forked(_leapformer, list(command[3:]), stdin, cwd, environment)
     environment = {**os.environ, **ONE_THREAD, **environment}
     return subprocess.run(
@@ -47,9 +47,9 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return _forked(exec, code)
 
 
-def done(command: Sequence[str], stdin: str = "") -> str:
+def done(command: Sequence[str], stdin: str = "", fresh: bool = False) -> str:
     """All output of a command that has to end well."""
-    finished = run(command, stdin=stdin)
+    finished = run(command, stdin=stdin, fresh=fresh)
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout + finished.stderr
 
