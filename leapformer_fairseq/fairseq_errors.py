@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from argparse import ArgumentError
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -53,6 +54,14 @@ def print_in_one_line() -> None:
             sys.stderr.write(f"leapformer: error: {one_line(found)}\n")
 
     sys.excepthook = excepthook
+
+
+def another_task(arch: str, served: Sequence[str], task: str) -> str:
+    """The line for an architecture that is for the tasks `served` and was given another."""
+    return (
+        f"architecture {arch!r} is for --task {' or '.join(served)}, not for {task}; choose an architecture for it "
+        "(`leapformer list`), give the checkpoint of one, or change --task"
+    )
 
 
 def _locals(error: BaseException, module: str, function: str | None = None) -> dict[str, Any] | None:
@@ -150,6 +159,50 @@ def _half_precision_without_gpu(error: BaseException) -> str | None:
     return "--fp16 needs a GPU; leave it out on a CPU" if asked and no_gpu else None
 
 
+def _task_of_another_model(error: BaseException) -> str | None:
+    """The task's flags clash with our architecture's, or it does not find its data: both come before the model.
+
+    Without --task it is fairseq's `translation`.
+    """
+    parsing, training = _locals(error, "fairseq.options", "parse_args_and_arch"), _locals(error, "fairseq_cli.train")
+    setting_up = _locals(error, "fairseq.tasks", "setup_task")
+    if isinstance(error, ArgumentError) and parsing and "args" in parsing:  # both have a flag of the same name
+        arch, task = getattr(parsing["args"], "arch", None), parsing["args"].task
+    elif training and setting_up:
+        arch, task = training["cfg"].model.arch, setting_up["task_name"]
+    else:
+        return None
+    from fairseq.models import ARCH_MODEL_REGISTRY
+    from fairseq.tasks import TASK_REGISTRY
+
+    served = getattr(ARCH_MODEL_REGISTRY.get(arch), "tasks", ())
+    serves = not served or issubclass(TASK_REGISTRY[task], tuple(TASK_REGISTRY[name] for name in served))
+    return None if serves else another_task(str(arch), served, task)
+
+
+def _no_task(error: BaseException) -> str | None:
+    """fairseq-validate has no default and looks up the flags of None."""
+    parsing = _locals(error, "fairseq.options", "parse_args_and_arch") or {}
+    missing = isinstance(error, KeyError) and "args" in parsing and getattr(parsing["args"], "task", "") is None
+    return "--task is missing; give the task that the checkpoint was trained with" if missing else None
+
+
+def _gradients_that_are_not_finite(error: BaseException) -> str | None:
+    """fairseq looks for the first module with a NaN, and logs it.
+
+    That search itself ends in StopIteration at an encoder, whose output is a dictionary without a tensor.
+    """
+    training = _locals(error, "fairseq.trainer", "train_step")
+    first = error if isinstance(error, FloatingPointError) else error.__context__
+    if training is None or not isinstance(first, FloatingPointError) or "Nan/Inf" not in str(first):
+        return None
+    trainer = training["self"]
+    return (
+        f"the gradients of update {trainer.get_num_updates() + 1} are NaN or infinite; lower --lr, or give a longer "
+        f"--warmup-updates or a --clip-norm (the model is in {trainer.cfg.checkpoint.save_dir}/crash.pt)"
+    )
+
+
 def _number_of_classes(error: BaseException) -> str | None:
     inside = _locals(error, "fairseq.tasks.sentence_prediction", "setup_task")
     if inside is None or "num_classes" not in str(error):
@@ -176,5 +229,8 @@ _RULES: tuple[Callable[[BaseException], str | None], ...] = (
     _optimizer_that_does_not_fit,
     _too_long,
     _half_precision_without_gpu,
+    _task_of_another_model,
+    _no_task,
+    _gradients_that_are_not_finite,
     _number_of_classes,
 )

@@ -24,10 +24,10 @@ from leapformer_fairseq.data.arrays import About, Example, write_about, write_sp
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.recipes.shell import Launcher, Shell
 
+from .commands import done, leapformer
 from .data.tiny_corpus import build_tiny
 from .data.tts_trees import MELS, tts_tree
-from .e2e.test_text import done, sentences
-from .e2e.test_training import leapformer
+from .e2e.test_text import sentences
 
 TORCHRUN = {"MASTER_ADDR": "here", "MASTER_PORT": "1", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
 

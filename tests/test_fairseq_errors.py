@@ -11,7 +11,7 @@ import pytest
 import torch
 
 pytest.importorskip("fairseq")
-from fairseq import checkpoint_utils  # noqa: E402
+from fairseq import checkpoint_utils, options  # noqa: E402
 from fairseq.tasks import FairseqTask  # noqa: E402
 from fairseq.tasks.sentence_prediction import SentencePredictionTask  # noqa: E402
 from fairseq.trainer import Trainer  # noqa: E402
@@ -141,6 +141,11 @@ def test_a_sample_that_is_too_long():
 def test_classes_that_are_left_out():
     said = line(SentencePredictionTask.setup_task, SimpleNamespace(num_classes=-1))
     assert said.startswith("--num-classes -1: sentence_prediction needs the number of labels; give it")
+
+
+def test_a_validation_without_a_task():
+    said = line(options.parse_args_and_arch, options.get_validation_parser(), ["data", "--path", "a.pt"])
+    assert said == "--task is missing; give the task that the checkpoint was trained with"
 
 
 def test_an_error_of_one_of_our_models_in_a_process_of_fairseq():

@@ -11,7 +11,7 @@ import torch
 from leapformer_fairseq.attention import find
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.probes import study, tasks
+from leapformer_fairseq.probes import NAMES, study, tasks
 from leapformer_fairseq.probes.model import ProbeModel
 from leapformer_fairseq.probes.study import Run, Study, measure, parsed, train
 from leapformer_fairseq.probes.tasks import NOTHING, PADDING, PROBES, WORDS, Size
@@ -99,6 +99,10 @@ def test_wait_k_sees_no_later_source():
     after = layer(x, tasks.CAUSAL, None, changed, probe.mask)
     same = (before - after).abs().amax((0, 2)) < 1e-5
     assert same.tolist() == [t + 3 <= 7 for t in range(12)]
+
+
+def test_the_command_line_knows_all_probes():
+    assert tuple(PROBES) == NAMES
 
 
 @pytest.mark.parametrize("name", ["leap", "t2r", "abc-mlp", "entmax", "gated-delta", "kda", "hgrn2", "retention"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..probes import NAMES, RATES
 from ..progress import progress
 from ..signature import signature
 
@@ -13,11 +14,8 @@ ATTENTIONS = ("softmax", "leap", "gated-leap", "delta", "gated-delta")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add which probes, mechanisms, learning rates and seeds."""
-    from ..probes.study import RATES
-    from ..probes.tasks import PROBES
-
     parser.add_argument("--out", required=True, metavar="DIR", help="results; the same command resumes")
-    parser.add_argument("--probes", nargs="+", default=list(PROBES), metavar="NAME", help=f"of {', '.join(PROBES)}")
+    parser.add_argument("--probes", nargs="+", default=list(NAMES), metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument(
         "--attention", nargs="+", default=list(ATTENTIONS), metavar="NAME",
         help="mechanisms, options after colons, as in gated-delta:gate-init=published (default: a selection)",

@@ -74,6 +74,8 @@ class Encoder(nn.Module):
 class LeapformerClassifier(BaseFairseqModel):
     """Scores of classes, for `--task leapformer_classification` and criterion of the same name."""
 
+    tasks = ("leapformer_classification",)
+
     def __init__(self, args: Namespace, encoder: Encoder, classes: int, inputs: int, mark: int) -> None:
         super().__init__()
         self.args, self.encoder, self.inputs, self.mark = args, encoder, inputs, mark
@@ -126,7 +128,7 @@ class LeapformerClassifier(BaseFairseqModel):
             raise LeapformerError("--arch leapformer_classifier needs --task leapformer_classification")
         _check_data(args, about)
         _check_sizes(args)
-        adapt(task, args, "leapformer_classification")
+        adapt(task, args, *cls.tasks)
         encoder = Encoder(args, about.vocabulary)
         if args.pooling == "packed" and encoder.context.facts.carrier is None:
             raise LeapformerError(

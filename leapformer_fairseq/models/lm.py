@@ -35,6 +35,8 @@ ANY_LENGTH = 10_000_000
 class LeapformerLanguageModel(TransformerLanguageModel):
     """A decoder-only language model with a mechanism per layer."""
 
+    tasks = ("language_modeling",)
+
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         gen_parser_from_dataclass(parser, TransformerLanguageModelConfig(), delete_default=True)
@@ -44,7 +46,7 @@ class LeapformerLanguageModel(TransformerLanguageModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerLanguageModel:
         # What a preset or an older checkpoint left open.
         leapformer_lm(args)
-        adapt(task, args, "language_modeling")
+        adapt(task, args, *cls.tasks)
         _check(args, len(task.source_dictionary))
         if getattr(args, "max_target_positions", None) is None:
             args.max_target_positions = getattr(args, "tokens_per_sample", 1024)

@@ -80,6 +80,8 @@ class LeapformerMaskedLanguageModel(RobertaModel):
     (`--finetune-from-model`, `--restore-file`): only `*.mechanism.*` is new.
     """
 
+    tasks = ("masked_lm", "sentence_prediction", "sentence_ranking")
+
     def __init__(self, args: Namespace, encoder: Encoder) -> None:
         super().__init__(args, encoder)
         # Last of all: RoBERTa initialises every linear layer that it finds, mechanisms have ways of their own.
@@ -106,7 +108,7 @@ class LeapformerMaskedLanguageModel(RobertaModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerMaskedLanguageModel:
         # What a preset or an older checkpoint left open.
         leapformer_mlm(args)
-        adapt(task, args, "masked_lm", "sentence_prediction", "sentence_ranking")
+        adapt(task, args, *cls.tasks)
         if isinstance(task, SentencePredictionTask):
             _check_classes(task)
         if getattr(args, "mha_heads_to_keep", -1) != -1:

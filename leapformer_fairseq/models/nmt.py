@@ -25,6 +25,8 @@ class LeapformerNMTModel(TransformerModel):
     checkpoints load (`--finetune-from-model`): only `*.mechanism.*` is new.
     """
 
+    tasks = ("translation",)
+
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         TransformerModel.add_args(parser)
@@ -35,7 +37,7 @@ class LeapformerNMTModel(TransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerNMTModel:
         # What a preset or an older checkpoint left open.
         leapformer_nmt(args)
-        adapt(task, args, "translation")
+        adapt(task, args, *cls.tasks)
         if getattr(getattr(task, "cfg", None), "load_alignments", False):
             raise LeapformerError(
                 "--load-alignments: attention is not trained on given alignments here; leave it and "

@@ -180,6 +180,8 @@ def convolutions(kernels: tuple[int, ...], channels: int) -> nn.Sequential:
 class LeapformerS2TModel(ConvTransformerModel):
     """Speech recognition and offline speech translation with a mechanism per block and layer."""
 
+    tasks = ("speech_to_text",)
+
     decoder_class: ClassVar[type[Decoder]] = Decoder
 
     @classmethod
@@ -198,7 +200,7 @@ class LeapformerS2TModel(ConvTransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerS2TModel:
         # What a preset or an older checkpoint left open; the vocabulary sizes the CTC head.
         leapformer_s2t(args)
-        adapt(task, args, "speech_to_text")
+        adapt(task, args, *cls.tasks)
         args.vocabulary = len(task.target_dictionary)
         return super().build_model(args, task)
 

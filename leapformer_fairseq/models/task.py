@@ -24,6 +24,7 @@ from fairseq.tasks.text_to_speech import TextToSpeechTask
 from fairseq.tasks.translation import TranslationTask
 
 from ..errors import LeapformerError
+from ..fairseq_errors import another_task
 from . import lm_task, speech_task
 
 logger = logging.getLogger(__name__)
@@ -60,10 +61,7 @@ def adapt(task: Any, args: Namespace, *served: str) -> None:
     kind = next((name for base, name in TASKS.items() if isinstance(task, base)), None)
     if kind is not None and kind not in served:
         arch = getattr(args, "arch", None) or getattr(args, "_name", None)
-        raise LeapformerError(
-            f"architecture {arch!r} is for --task {' or '.join(served)}, not for {kind}; choose an architecture for "
-            "it (`leapformer list`), give the checkpoint of one, or change --task"
-        )
+        raise LeapformerError(another_task(str(arch), served, kind))
     if isinstance(task, LanguageModelingTask):
         for name in ("load_dataset", "inference_step", "eval_lm_dataloader", "build_generator"):
             override(task, name, getattr(lm_task, name))

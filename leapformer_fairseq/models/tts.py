@@ -173,6 +173,8 @@ def convolved(layers: nn.ModuleList, x: Tensor, keep: Tensor) -> Tensor:
 class LeapformerTTSModel(TTSTransformerModel):
     """Text to speech with a mechanism per block and layer, and a length predictor where a mechanism needs one."""
 
+    tasks = ("text_to_speech",)
+
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         TTSTransformerModel.add_args(parser)
@@ -183,7 +185,7 @@ class LeapformerTTSModel(TTSTransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> LeapformerTTSModel:
         # What a preset or an older checkpoint left open.
         leapformer_tts(args)
-        adapt(task, args, "text_to_speech")
+        adapt(task, args, *cls.tasks)
         for name in ("encoder_conv_kernel_size", "postnet_conv_kernel_size"):
             if getattr(args, name) % 2 == 0:
                 flag = "--" + name.replace("_", "-")

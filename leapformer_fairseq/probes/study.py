@@ -20,12 +20,12 @@ from ..errors import LeapformerError
 from ..files import locked_folder, made_folder, read_json, write_json, write_text
 from ..pictures.probes import draw_probes
 from ..progress import Watch, unwatched
+from . import RATES
 from .model import ProbeModel
 from .tasks import PROBES, Probe
 
 ROWS, TEST_ROWS, TEST_SEED = 48, 200, 99
 WARM_UP = 100
-RATES = (1e-3, 3e-3, 1e-2)
 RECORD = "probes.json"
 
 

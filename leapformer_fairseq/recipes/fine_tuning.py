@@ -11,7 +11,7 @@ from ..errors import LeapformerError
 from ..trainings import Work
 from . import configuration
 from .options import Parser, list_of, one_of, whole
-from .recipe import DataSet
+from .recipe import DataSet, add_root
 from .runs import Run, Runs
 
 GLUE = ("MNLI", "QNLI", "QQP", "SST-2")
@@ -30,7 +30,7 @@ class FineTuning(Runs):
 
     @classmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
-        parser.option("--root", "DIR", f"the data, a folder that holds {about.holds} (only to prepare)", Path)
+        add_root(parser, about.holds)
         parser.option(
             "--pretrained", "PATH", "the --out folder of the recipe mlm, with a model for each attention, or one "
             "checkpoint for all of them", Path,
@@ -63,7 +63,7 @@ class FineTuning(Runs):
         """The checkpoint that a fine-tuning starts from. Raises LeapformerError where there is none."""
         found: Path = self.settings.pretrained or Path("PRETRAINED")
         if found.is_dir() or self.shell.dry:
-            found /= f"{run.attention.folder}-seed{self.settings.pretrained_seed}/model/checkpoint_best.pt"
+            found /= f"{run.attention.run_folder(self.settings.pretrained_seed)}/model/checkpoint_best.pt"
         if not (found.is_file() or self.shell.dry):
             raise LeapformerError(
                 f"--pretrained {self.settings.pretrained}: there is no {found}; train it with the recipe mlm first"

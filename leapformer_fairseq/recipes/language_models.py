@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import LeapformerError
 from ..trainings import Work
 from .options import Parser, list_of, whole
-from .recipe import DataSet
+from .recipe import DataSet, add_root
 from .runs import Run, Runs
 
 PARTS = ("train", "valid", "test")
@@ -26,7 +26,7 @@ class LanguageModel(Runs):
 
     @classmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
-        parser.option("--root", "DIR", f"the data, a folder that holds {TEXTS} (only to prepare)", Path)
+        add_root(parser, TEXTS)
         for part in PARTS:
             parser.option(f"--{part}", "FILE", "instead of the one in --root", Path)
         parser.flag(
@@ -96,7 +96,7 @@ class OwnLanguageModel(LanguageModel):
 
     @classmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
-        parser.option("--root", "DIR", f"the data, a folder that holds {TEXTS} (only to prepare)", Path)
+        add_root(parser, TEXTS)
         parser.option("--vocab-size", "N", "number of subwords, learned from the training text", whole())
         parser.option(
             "--contexts", "LIST", "evaluate with so many subwords before each segment, in quotes, each a row",
@@ -141,7 +141,7 @@ class MaskedLanguageModel(Runs):
     @classmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
         lines = "one sentence per line, an empty line between documents"
-        parser.option("--root", "DIR", f"the data, a folder that holds {TEXTS}: {lines} (only to prepare)", Path)
+        add_root(parser, f"{TEXTS}: {lines}")
         parser.option("--vocab-size", "N", "number of subwords, learned from the training text", whole())
         parser.option(
             "--vocabulary", "DIR", "subwords to use instead: OUT/data/text of another run, or a folder with RoBERTa's "

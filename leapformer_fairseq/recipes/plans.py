@@ -62,3 +62,7 @@ class Attention:
     def folder(self) -> str:
         """A name for the folder of a run with it."""
         return self.text.translate(str.maketrans("/,*:=", "+____"))
+
+    def run_folder(self, seed: int) -> str:
+        """The name of the folder of a training with this seed."""
+        return f"{self.folder}-seed{seed}"

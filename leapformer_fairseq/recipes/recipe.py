@@ -147,6 +147,11 @@ class Titles:
     expect: Sequence[str] = ()
 
 
+def add_root(parser: Parser, holds: str) -> None:
+    """The folder of the data, which only the step `prepare` reads."""
+    parser.option("--root", "DIR", f"the data, a folder that holds {holds} (only to prepare)", Path)
+
+
 def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parser:
     """The parser of a data set's recipe, with the defaults of a configuration."""
     kind = about.recipe

@@ -70,7 +70,7 @@ class Runs(Recipe):
         return [Run(*run) for run in product(self.settings.attention, self.settings.seeds, self.tasks)]
 
     def folder(self, run: Run) -> Path:
-        return self.out / (f"{run.attention.folder}-seed{run.seed}" + (f"-{run.task}" if run.task else ""))
+        return self.out / (run.attention.run_folder(run.seed) + (f"-{run.task}" if run.task else ""))
 
     def options(self, name: str) -> list[str]:
         epochs = ["--max-epoch", str(self.settings.epochs)] if name == "train" else []

@@ -86,7 +86,7 @@ class Sparsefinder(Recipe):
         return ["--finetune-from-model", str(self.best(folder, attention))]
 
     def best(self, folder: str, attention: str) -> Path:
-        return self.out / folder / f"{Attention(attention).folder}-seed1/model/checkpoint_best.pt"
+        return self.out / folder / Attention(attention).run_folder(1) / "model/checkpoint_best.pt"
 
     def step_extract(self) -> None:
         s = self.settings

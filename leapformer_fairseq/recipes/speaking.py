@@ -8,7 +8,7 @@ from ..errors import LeapformerError
 from ..trainings import Work
 from .options import Parser, list_of, one_of, positive, whole
 from .plans import Attention
-from .recipe import ATTENTION, DataSet, Recipe
+from .recipe import ATTENTION, DataSet, Recipe, add_root
 
 PREDICTORS = ("ratio", "lookup", "conv", "oracle")
 SIZES = (":length-hidden=256", ":length-layers=3")
@@ -47,7 +47,7 @@ class TextToSpeech(Recipe):
     @classmethod
     def add_data_options(cls, parser: Parser, about: DataSet) -> None:
         """Where the data comes from."""
-        parser.option("--root", "DIR", f"the data, a folder that holds {about.holds} (only to prepare)", Path)
+        add_root(parser, about.holds)
         parser.flag("--download", "fetch what --root lacks")
         parser.option("--textgrids", "DIR", "Montreal Forced Aligner's TextGrids: phonemes with durations", Path)
         parser.option("--workers", "N", "processes that prepare the data", whole(), default=1)
@@ -56,7 +56,7 @@ class TextToSpeech(Recipe):
         self.need_root(f"--root (the folder that holds {self.about.holds})")
 
     def run_folder(self, attention: Attention) -> Path:
-        return self.out / f"{attention.folder}-seed{self.settings.seed}"
+        return self.out / attention.run_folder(self.settings.seed)
 
     @property
     def speech(self) -> Path:

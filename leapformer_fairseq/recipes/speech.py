@@ -10,7 +10,7 @@ from ..errors import LeapformerError
 from ..trainings import Work
 from .options import Parser, list_of, one_of, whole
 from .plans import Attention
-from .recipe import ATTENTION, LIMITS, DataSet, Recipe
+from .recipe import ATTENTION, LIMITS, DataSet, Recipe, add_root
 from .shell import Shell
 
 LONG = "dev-long"
@@ -28,7 +28,7 @@ class SpeechTranslation(Recipe):
 
     @classmethod
     def add_data_options(cls, parser: Parser, about: DataSet) -> None:
-        parser.option("--root", "DIR", f"the data, the folder that holds {about.holds} (only to prepare)", Path)
+        add_root(parser, about.holds)
 
     @classmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:

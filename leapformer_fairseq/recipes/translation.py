@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..trainings import Work
 from .options import Parser, one_of, whole
 from .plans import Attention
-from .recipe import ATTENTION, LIMITS, DataSet, Recipe
+from .recipe import ATTENTION, LIMITS, DataSet, Recipe, add_root
 
 SEPARATOR = "<sep>"
 
@@ -25,7 +25,7 @@ class Translation(Recipe):
 
     @classmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
-        parser.option("--root", "DIR", f"the data, a folder that holds {about.holds} (only to prepare)", Path)
+        add_root(parser, about.holds)
         if cls.can_download:
             parser.flag("--download", "fetch what --root lacks")
         parser.option("--pair", "SOURCE-TARGET", "languages")
@@ -55,7 +55,7 @@ class Translation(Recipe):
 
     @property
     def run_folder(self) -> Path:
-        return self.out / f"{self.settings.attention.folder}-seed{self.settings.seed}"
+        return self.out / self.settings.attention.run_folder(self.settings.seed)
 
     def options(self, name: str) -> list[str]:
         epochs = ["--max-epoch", str(self.settings.epochs)] if name == "train" else []

@@ -86,11 +86,11 @@ def test_a_training_without_a_validation_loss_has_failed(tmp_path, loss):
     assert running.finished(tmp_path) is None
 
 
-def test_without_a_whole_checkpoint_a_training_begins_anew(tmp_path):
+def test_without_a_whole_checkpoint_a_training_begins_again(tmp_path):
     last = tmp_path / "checkpoint_last.pt"
     last.write_bytes(b"PK")
-    command = python(f"import os; print('broken' if os.path.exists({str(last)!r}) else 'anew'); raise SystemExit(1)")
-    with pytest.raises(LeapformerError, match="anew"):
+    command = python(f"import os; print('broken' if os.path.exists({str(last)!r}) else 'again'); raise SystemExit(1)")
+    with pytest.raises(LeapformerError, match="again"):
         running.complete(command, tmp_path, "valid_loss", ignore)
 
 

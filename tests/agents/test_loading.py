@@ -188,7 +188,7 @@ def test_every_policy_writes_the_same_at_any_segment_size(arriving, data_root, s
 
 
 @pytest.mark.parametrize("early_eos", ["mask", "wait"])
-def test_encoding_once_writes_what_encoding_anew_writes(arriving, data_root, speech, early_eos: str) -> None:
+def test_encoding_once_writes_what_encoding_again_writes(arriving, data_root, speech, early_eos: str) -> None:
     """With a chunk that ends with each step. Otherwise the states of the unfinished chunk change later."""
     tokens = {}
     for engine in ("incremental", "recompute"):

@@ -49,7 +49,7 @@ def test_a_stream_says_nothing_twice(make_system, speech, size: int) -> None:
     free, guarded = (ngrams(written(system, samples, n), size) for n in (0, size))
     assert len(set(free)) < len(free) and len(set(guarded)) == len(guarded) > 20
     again = written(system, samples, size)
-    assert ngrams(again, size) == guarded, "every utterance begins anew"
+    assert ngrams(again, size) == guarded, "every utterance begins without the last one"
 
 
 def test_a_fork_goes_its_own_way(make_system, speech) -> None:

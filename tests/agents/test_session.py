@@ -176,7 +176,7 @@ def test_silence_between_segments_is_heard_and_not_translated(monkeypatch, arriv
         torch.testing.assert_close(states, whole[start:stop], rtol=0, atol=1e-5)
 
 
-def test_a_carried_encoder_is_not_one_that_begins_anew(arriving, speech) -> None:
+def test_a_carried_encoder_is_not_one_that_begins_again(arriving, speech) -> None:
     system, samples = arriving("causal"), np.concatenate([speech(1.2, 1), speech(1.2, 2)])
     whole, alone = states_of_the_whole(system, samples), states_of_the_whole(system, samples[19_200:])
     assert (whole[30:] - alone).abs().max() > 0.1
@@ -350,7 +350,7 @@ def test_a_draft_is_what_would_be_written_if_the_source_ended(arriving, speech) 
     assert f"{said} {draft}".strip() == system.detokenizer.decode(stream.engine.tokens + stream.continuation())
 
 
-def test_with_more_source_a_draft_is_made_anew(arriving, speech) -> None:
+def test_with_more_source_a_draft_is_made_again(arriving, speech) -> None:
     stream, steps = TranslationStream(arriving("causal", PolicyOptions("offline")), OPTIONS), []
     for part in np.split(speech(1.0), 2):
         stream.push(part)

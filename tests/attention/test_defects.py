@@ -34,7 +34,6 @@ from leapformer_fairseq.errors import LeapformerError
 
 from .cases import (
     BOUNDED,
-    CONSTANT,
     DIM,
     HEADS,
     LINEAR,
@@ -184,9 +183,9 @@ def test_causal_attention_under_activation_checkpointing(name, way, reentrant):
     assert difference([*(x.grad for x in leaves), *grads], expected[1:]) < 1e-12
 
 
-@pytest.mark.parametrize(("name", "mask"), served(CONSTANT))
+@pytest.mark.parametrize(("name", "mask"), served())
 def test_second_derivatives_by_the_reference(name, mask):
-    """Right, by differences of the first ones."""
+    """Right, by differences of the first ones along a random direction."""
     torch.manual_seed(3)
     mechanism, (queries, keys) = make(name), (4, 4 if mask == "causal" else 6)
     leaves = [x.requires_grad_() for x in inputs(queries, keys, batch=1)]
@@ -194,7 +193,7 @@ def test_second_derivatives_by_the_reference(name, mask):
     def call(q, k, v):
         return mechanism(q, k, v, mask=MASKS[mask], execution="reference")
 
-    assert torch.autograd.gradgradcheck(call, leaves, atol=1e-4)
+    assert torch.autograd.gradgradcheck(call, leaves, atol=1e-6, fast_mode=True)  # as loose as 1e-4, it finds nothing
 
 
 REFUSED = "^second derivatives need execution='reference'[^\n]*$"
@@ -241,17 +240,18 @@ def test_second_derivatives_of_slots_are_refused_or_right(name, mask, way):
     assert difference(*found) < 1e-9
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("queries", "keys"), [(0, 0), (0, 5), (5, 0)])
 @pytest.mark.parametrize(("name", "mask"), served())
-def test_nothing_to_read_or_nobody_to_read_it(name, mask, queries, keys, way):
+def test_nothing_to_read_or_nobody_to_read_it(name, mask, queries, keys):
     if mask == "causal" and queries != keys and name not in ("softmax", *LINEAR):
         return
-    q, k, v = (x.requires_grad_() for x in inputs(queries, keys))
-    out = attend(make(name), q, k, v, mask=MASKS[mask], way=way)
-    assert out.shape == (BATCH, HEADS, queries, VALUE_DIM) and not out.any()
-    out.sum().backward()
-    assert q.grad is not None and not q.grad.any()
+    mechanism = make(name)
+    for way in WAYS:
+        q, k, v = (x.requires_grad_() for x in inputs(queries, keys))
+        out = attend(mechanism, q, k, v, mask=MASKS[mask], way=way)
+        assert out.shape == (BATCH, HEADS, queries, VALUE_DIM) and not out.any(), way
+        out.sum().backward()
+        assert q.grad is not None and not q.grad.any(), way
 
 
 @pytest.mark.parametrize("name", ["leap", "softmax"])
@@ -361,16 +361,15 @@ def test_a_scan_under_vmap_is_refused_in_one_line(name, mask):
         torch.func.vmap(one)(*inputs(*sizes(mask)))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     ("name", "mask"), served(["softmax", "leap", "rope", "abc-mlp", "luna"], ("all", "causal")) + served(["relu"])
 )
-def test_torch_compile(name, mask, backend):
-    """Graph breaks are allowed, other numbers are not."""
+def test_torch_compile(name, mask):
+    """Graph breaks are allowed, other numbers are not. (This backend begins with all that `eager` does.)"""
     torch._dynamo.reset()
     mechanism, qkv, grad = make(name), inputs(*sizes(mask)), gradient()
     expected = run(mechanism, qkv, grad, way="reference", mask=MASKS[mask])
-    compiled = torch.compile(mechanism, backend=backend)
+    compiled = torch.compile(mechanism, backend="aot_eager")
     leaves = [x.clone().requires_grad_() for x in qkv]
     mechanism.zero_grad(set_to_none=True)
     out = compiled(*leaves, mask=MASKS[mask])

@@ -113,7 +113,7 @@ class TestSlowLibrariesAreImportedWhereTheyAreUsed:
         "name",
         [
             *("user-dir", "list", "corpus", "prepare", "recipe", "average", "score", "compare", "tts", "eval-stream"),
-            *("bench", "plot", "maps", "ablate", "lra", "report", "table"),
+            *("bench", "plot", "maps", "ablate", "lra", "report", "table", "probe"),
         ],
     )
     def test_help_needs_none(self, name, tmp_path):

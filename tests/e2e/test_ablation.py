@@ -14,8 +14,9 @@ import pytest
 
 from leapformer_fairseq.checkpoints import describe_checkpoint
 
+from ..commands import done, leapformer
 from ..pictures.images import pixels
-from .test_text import done, leapformer, sentences
+from .test_text import sentences
 
 TRAINING = (
     "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16 --optimizer adam --lr 2e-3 "
@@ -66,7 +67,7 @@ def test_an_ablation_that_was_interrupted_ends_with_a_table(data, tmp_path):
     assert (out / "runs/softmax/done").exists() and not (out / "runs/leap/done").exists()
     before = (out / "runs/softmax/train.log").read_text()
 
-    output = done(command)
+    output = done(command, fresh=True)
     assert (out / "runs/softmax/train.log").read_text() == before, "not trained again"
     found = json.loads((out / "table.json").read_text(encoding="utf-8"))
     rows = {row["plan"]: row for row in found["rows"]}

@@ -14,8 +14,7 @@ from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.arrays import About, Example, write_about, write_split
 
-from .test_text import done
-from .test_training import leapformer, run
+from ..commands import done, leapformer, run
 
 NAME = "leapformer_classification"
 TRAINING = (

@@ -14,7 +14,7 @@ import pytest
 from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
 
-from .test_training import leapformer, run
+from ..commands import done, leapformer, run, run_python
 
 WORDS = ("the", "a", "small", "old", "red", "house", "tree", "dog", "sees", "finds", "and", "or", "near", "under")
 TRAINING = (
@@ -29,18 +29,6 @@ def sentences(count: int, seed: int) -> list[str]:
 
     chosen = random.Random(seed)
     return [" ".join(chosen.choices(WORDS, k=chosen.randint(3, 9))) for _ in range(count)]
-
-
-def done(command: list[str], stdin: str | None = None):
-    finished = run(command) if stdin is None else _with_input(command, stdin)
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    return finished.stdout + finished.stderr
-
-
-def _with_input(command: list[str], text: str):
-    import subprocess
-
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +219,7 @@ class TestLanguageModel:
         names = (
             f"path, folder, file, data = {str(model)!r}, {str(model.parent)!r}, {model.name!r}, {str(data / 'lm')!r}"
         )
-        finished = run([sys.executable, "-c", f"{names}\n{load}"])
+        finished = run_python(f"{names}\n{load}")
         assert finished.returncode == 0, finished.stderr[-3000:]
 
     def test_a_softmax_model_is_no_stream(self, data, tmp_path):
@@ -306,6 +294,27 @@ class TestTranslation:
     def test_a_warm_start_of_other_sizes_is_named(self, data, model, tmp_path, capsys, sizes, message):
         options = f"--arch leapformer_nmt_tiny --share-all-embeddings {TRAINING} {sizes} --save-dir {tmp_path}"
         assert main(["train", str(data / "mt"), *options.split(), "--finetune-from-model", str(model)]) == 2
+        assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (
+                f"--task speech_to_text --arch leapformer_lm_tiny {TRAINING}",
+                "'leapformer_lm_tiny' is for --task language_modeling",
+            ),
+            (
+                "--task speech_to_text --arch leapformer_nmt_tiny",
+                "'leapformer_nmt_tiny' is for --task translation, not",
+            ),
+            (
+                f"--arch leapformer_nmt_tiny {TRAINING} --optimizer sgd --lr 1e30 --max-update 5",
+                r"the gradients of update \d are NaN or infinite; lower --lr, .* \(the model is in .*/crash.pt\)",
+            ),
+        ],
+    )
+    def test_a_training_that_cannot_go_on_says_why(self, data, tmp_path, capsys, options, message):
+        assert main(["train", str(data / "mt"), *options.split(), "--save-dir", str(tmp_path)]) == 2
         assert re.search(message, capsys.readouterr().err.splitlines()[-1])
 
     def test_constraints(self, data, model):

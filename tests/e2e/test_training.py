@@ -14,6 +14,7 @@ import pytest
 
 import leapformer_fairseq
 
+from ..commands import leapformer, run
 from ..data.tiny_corpus import build_tiny
 
 PLUGIN = Path(leapformer_fairseq.__file__).parent
@@ -37,15 +38,6 @@ def arguments(corpus: Path, save: Path, *more: str) -> list[str]:
         "--log-format json --log-interval 1 --seed 1 --cpu --skip-invalid-size-inputs-valid-test"
     )
     return [str(corpus), *fixed.split(), *sizes.split(), "--save-dir", str(save), *more]
-
-
-def run(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
-
-
-def leapformer(*args: str) -> list[str]:
-    return [sys.executable, "-m", "leapformer_fairseq.cli.main", *args]
 
 
 def losses(output: str) -> dict[int, str]:

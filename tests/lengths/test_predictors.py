@@ -192,7 +192,7 @@ def test_a_model_trained_with_one_serves_with_another():
         assert other(source("aab")).tolist() == [expected]
 
 
-def test_what_a_checkpoint_lacks_starts_anew():
+def test_what_a_checkpoint_lacks_starts_untrained():
     state = {}
     predictor("conv").upgrade_state_dict_named(state, "encoder.length_predictor")
     assert "encoder.length_predictor.by_name.conv.out.weight" in state

@@ -92,7 +92,7 @@ def test_an_encoder_starts_warm_from_any_mechanism(old, new, checkpoint):
 
 
 @pytest.mark.parametrize(("old", "new"), [(None, "ratio"), ("ratio", None), ("ratio", "ratio"), ("ratio", "conv")])
-def test_a_length_predictor_starts_anew(old, new, checkpoint):
+def test_a_length_predictor_starts_untrained(old, new, checkpoint):
     teacher = make_model("leapformer_s2t_tiny", seed=1, length_predictor=old)
     student = make_model("leapformer_s2t_tiny", seed=2, length_predictor=new)
     if old:

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
-COMMAND = (sys.executable, "-m", "leapformer_fairseq.cli.main", "recipe")
+from .. import commands
+from ..commands import done, run
 
 
-def recipe(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def recipe(*words: object, fresh: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `leapformer recipe WORDS...`, with one thread."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    command = [*COMMAND, *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    return run(commands.leapformer("recipe", *map(str, words)), fresh=fresh, **environment)
 
 
 def leapformer(*words: object) -> str:
     """The output of another command of ours that has to end well."""
-    command = [*COMMAND[:-1], *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return done(commands.leapformer(*map(str, words)))
 
 
-def finished(*words: object) -> str:
+def finished(*words: object, fresh: bool = False) -> str:
     """The output of a recipe that has to end well."""
-    done = recipe(*words)
+    done = recipe(*words, fresh=fresh)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 

@@ -79,7 +79,7 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
     options = ("--attention", "luna-16-packed", "--seeds", "5", "--train-options", SHORT)
     assert main(["lra", "run", *other, *options]) == 0
     options = ("--out", out / "corrected", "--protocol", "corrected", "--root", root, "--tasks", "listops image")
-    options += ("--attention", "luna-16-packed abc-mlp sinkhorn", "--seeds", "2", "--jobs", 2, "--no-bench")
+    options += ("--attention", "abc-mlp sinkhorn", "--seeds", "2", "--jobs", 2, "--no-bench")
     told = finished("lra", *options, "--train-options", SHORT)
     assert "ABC, learned control" in told and "without Retrieval" not in told
     text = ("--protocol", "corrected", "--tasks", "text", "--data", str(out / "data"), "--out", str(tmp_path / "text"))
@@ -91,7 +91,7 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path, tiny, capsys):
     common = ["--protocol", str(tiny), "--tasks", "listops"]
     assert main(["lra", "prepare", *common, "--data", str(data)]) == 0
     common += ["--data", str(data), "--out", str(out), "--attention", "linear-relu"]
-    common += ["--seeds", "1", "2", "3", "4"]  # so that some are left when the interrupt arrives
+    common += ["--seeds", "1", "2"]  # the second imports torch when the interrupt arrives
     command = [sys.executable, "-m", "leapformer_fairseq.cli.main", "lra", "run", *common]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     first = out / "listops/linear-relu-seed1/result.json"

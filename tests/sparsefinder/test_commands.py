@@ -21,8 +21,8 @@ from leapformer_fairseq.sparsefinder import extraction, quality
 from leapformer_fairseq.sparsefinder.extraction import Graphs
 from leapformer_fairseq.sparsefinder.quality import Scored, score
 
-from ..e2e.test_text import TRAINING, done, sentences
-from ..e2e.test_training import leapformer
+from ..commands import done, leapformer
+from ..e2e.test_text import TRAINING, sentences
 
 SIZES = "--dropout 0 --max-update 40"
 ROUTING = {"decoder_self_attention": "entmax-routing", "routing_centroids": 2}
