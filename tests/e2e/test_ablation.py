@@ -67,7 +67,7 @@ def test_an_ablation_that_was_interrupted_ends_with_a_table(data, tmp_path):
     assert (out / "runs/softmax/done").exists() and not (out / "runs/leap/done").exists()
     before = (out / "runs/softmax/train.log").read_text()
 
-    output = done(command, fresh=True)
+    output = done(command)
     assert (out / "runs/softmax/train.log").read_text() == before, "not trained again"
     found = json.loads((out / "table.json").read_text(encoding="utf-8"))
     rows = {row["plan"]: row for row in found["rows"]}

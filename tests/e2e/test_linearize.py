@@ -16,8 +16,9 @@ from leapformer_fairseq.linearize.command import words_of
 from leapformer_fairseq.linearize.pair import load_pair
 from leapformer_fairseq.linearize.selection import Swap, choose, kept, measured
 
-from .test_text import TRAINING, done, sentences
-from .test_training import arguments, corpus, leapformer  # noqa: F401
+from ..commands import done, leapformer
+from .test_text import TRAINING, sentences
+from .test_training import arguments, corpus  # noqa: F401
 
 SIZES = "--encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 32 --decoder-embed-dim 32"
 STAGES = ["--align-updates", "60", "--align-rate", "1e-2", "--distill-updates", "20", "--distillation-weight", "1"]

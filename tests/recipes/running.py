@@ -10,9 +10,9 @@ from .. import commands
 from ..commands import done, run
 
 
-def recipe(*words: object, fresh: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+def recipe(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `leapformer recipe WORDS...`, with one thread."""
-    return run(commands.leapformer("recipe", *map(str, words)), fresh=fresh, **environment)
+    return run(commands.leapformer("recipe", *map(str, words)), **environment)
 
 
 def leapformer(*words: object) -> str:
@@ -20,9 +20,9 @@ def leapformer(*words: object) -> str:
     return done(commands.leapformer(*map(str, words)))
 
 
-def finished(*words: object, fresh: bool = False) -> str:
+def finished(*words: object) -> str:
     """The output of a recipe that has to end well."""
-    done = recipe(*words, fresh=fresh)
+    done = recipe(*words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 

@@ -75,16 +75,16 @@ def check_results(out: Path, test_set: str, ks: str) -> None:
 def test_mustc(speech, tmp_path, one_at_a_time):
     splits = {"train": speech["train"], "dev": speech["dev"], "tst-COMMON": speech["test"], "tst-HE": speech["dev"]}
     options = tiny(mustc_tree(tmp_path / "data", splits), tmp_path / "out", "1 3")
-    finished("mustc", *options, fresh=True)
+    finished("mustc", *options)
     check_results(tmp_path / "out", "tst-COMMON", "1 3")
-    assert finished("mustc", *options, fresh=True).count("is finished, skipped") == 6
+    assert finished("mustc", *options).count("is finished, skipped") == 6
     whole = ("--attention", "leap/cosformer/softmax", "--offline", "--st-options", "--arch leapformer_s2t_tiny")
-    assert "is finished, skipped" in finished("mustc", *options, *whole, fresh=True), "it shares the recogniser"
+    assert "is finished, skipped" in finished("mustc", *options, *whole), "it shares the recogniser"
     run = tmp_path / "out/leap+cosformer+softmax-offline"
     assert "--length-predictor ratio --length-ratio 0.6" in (run / "options").read_text(encoding="utf-8")
     assert [path.name for path in (run / "tst-COMMON").iterdir() if path.is_dir()] == ["offline"]
     for number, plan, k in ((5, "softmax/cosformer/softmax:cosformer-length=0", ""), (10, "softmax", "3")):
-        finished(f"leapformer-{number}", *options, "--rows", plan, "--longest", "2", "--k", k, fresh=True)
+        finished(f"leapformer-{number}", *options, "--rows", plan, "--longest", "2", "--k", k)
     report = json.loads((tmp_path / "out/scores.json").read_text(encoding="utf-8"))["systems"]
     assert report["softmax+cosformer+softmax_cosformer-length_0"]["rows"][0]["perplexity"] > 1
     simultaneous, _ = report["softmax/dev-long"]["rows"]
@@ -98,7 +98,7 @@ def test_covost2_step_by_step(speech, tmp_path, one_at_a_time):
     root = covost2_tree(tmp_path / "data", speech)
     options = tiny(root, tmp_path / "out", "3")
     for step in ("prepare", "train", "evaluate"):
-        finished("covost2", step, *options, fresh=True)
+        finished("covost2", step, *options)
     check_results(tmp_path / "out", "test", "3")
 
 
