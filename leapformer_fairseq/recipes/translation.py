@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ class Translation(Recipe):
     option_lists = {
         "train": ("training", "--max-update 1000 --fp16"),
         "eval": ("fairseq-generate", "--beam 1"),
+        "linearize": ("leapformer linearize", "--distill-updates 2000"),
     }
 
     @classmethod
@@ -32,6 +34,10 @@ class Translation(Recipe):
         parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
         parser.option("--seed", "N", "of the training", whole(), default=1)
         parser.option("--epochs", "N", "maximum passes over the training data", whole())
+        parser.option(
+            "--linearize", "CHECKPOINT", "train no model: make a linear one of this trained softmax model", Path
+        )
+        parser.option("--keep", "N", "with --linearize: blocks that stay softmax", whole(0), default=0)
         parser.option(
             "--average", "N", "translate with the average of the last N epochs; 0: with the best epoch by validation "
             "loss", whole(0),
@@ -54,8 +60,18 @@ class Translation(Recipe):
         return self.settings.pair.partition("-")[2]
 
     @property
+    def title(self) -> str:
+        """The run's attention, and how it came to be where it was not trained from scratch."""
+        s = self.settings
+        return (
+            f"{s.attention.text}:linearized" + (f":keep={s.keep}" if s.keep else "")
+            if s.linearize
+            else s.attention.text
+        )
+
+    @property
     def run_folder(self) -> Path:
-        return self.out / self.settings.attention.run_folder(self.settings.seed)
+        return self.out / Attention(self.title).run_folder(self.settings.seed)
 
     def options(self, name: str) -> list[str]:
         epochs = ["--max-epoch", str(self.settings.epochs)] if name == "train" else []
@@ -87,21 +103,33 @@ class Translation(Recipe):
         s, run, binary = self.settings, self.run_folder, self.data / "binary"
         self.shell.need(binary, "prepare")
         keep = ["--keep-last-epochs", str(s.average)] if s.average else ["--no-epoch-checkpoints"]
-        record = ["--attention", s.attention.text, "--seed", str(s.seed), *self.options("train")]
-        self.shell.say(f"training {s.attention.text}, seed {s.seed}, in {run}")
+        # The softmax model with the same options is what a linearized one is compared with, too.
+        record = ["--attention", self.title, "--seed", str(s.seed), *self.options("train")]
+        self.shell.say(f"training {self.title}, seed {s.seed}, in {run}")
         training = self.shell.train(
             run.name, binary, run / "model", "--task", "translation", *self.languages, "--seed", str(s.seed), *keep,
             *self.options("train"), *s.attention.flags,
         )  # fmt: skip
         with self.shell.folder(run, record):
-            self.shell.run(self.shell.once(run / "model", training))
+            self.shell.run(self.shell.once(run / "model", self.linearize() if s.linearize else training))
+
+    def linearize(self) -> Work:
+        """The student of a trained model, as this run's best checkpoint. All students of a plan share the alignment."""
+        s, run = self.settings, self.run_folder
+        out = self.out / "linearized" / s.attention.run_folder(s.seed)
+        yield from self.shell.leapformer(
+            "linearize", "--path", s.linearize, "--attention", s.attention.text, "--data", self.data / "binary",
+            "--out", out, "--keep", s.keep, *self.options("linearize"), "--", "--seed", s.seed,
+        )  # fmt: skip
+        if not self.shell.dry:
+            shutil.copy(out / f"keep{s.keep}/checkpoint.pt", run / "model/checkpoint_best.pt")
 
     def step_evaluate(self) -> None:
         s, run = self.settings, self.run_folder
         self.shell.need(run / "model", "train")
-        self.shell.say(f"translating the {s.set} set with {s.attention.text}, seed {s.seed}")
+        self.shell.say(f"translating the {s.set} set with {self.title}, seed {s.seed}")
         checkpoint, works = run / "model/checkpoint_best.pt", []
-        if s.average:
+        if s.average and not s.linearize:
             checkpoint = run / f"model/average{s.average}.pt"
             works.append(self.average(run / "model", checkpoint))
         works.append(self.shell.once(run / s.set, self.translate(checkpoint, run / s.set)))

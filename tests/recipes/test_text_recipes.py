@@ -69,6 +69,13 @@ def test_a_table_of_multi30k_that_was_interrupted(tmp_path):
     commands = (out / "commands.sh").read_text(encoding="utf-8")
     assert commands.count("leapformer train ") == 2 and commands.count("leapformer prepare ") == 1
 
+    teacher = out / "softmax-seed1/model/checkpoint_best.pt"
+    few = ("--linearize", teacher, "--linearize-options", "--align-updates 2 --distill-updates 2")
+    finished("multi30k", *options, "--attention", "softmax/leap/softmax", *few)
+    check_translation(out, "softmax+leap+softmax_linearized-seed1")
+    rows = {row["attention"]: row for row in table(out)["rows"]}
+    assert rows["softmax/leap/softmax:linearized"]["difference"] is not None, "beside the teacher"
+
 
 def test_bounded_memories_with_options_of_their_own(tmp_path):
     """The options of an attention are those of its run, and what the papers expect of them is in the table."""
