@@ -132,9 +132,8 @@ def pairs(q: Tensor, keys: Written, seen: Tensor) -> Tensor:
     scores = _scores(q, keys.k, total, seen)
     if keys.strength is None:
         return scores
-    system = keys.strength * _before(keys.k, total)
     # P (I + A)^-1 diag(b), transposed
-    return _solve(system.mT, scores.mT, upper=True).mT * keys.strength.mT
+    return _solve(_system(keys, total).mT, scores.mT, upper=True).mT * keys.strength.mT
 
 
 def _in_chunks(q: Tensor, keys: Written, first: Tensor, mask: ChunkMask, block: int) -> tuple[Tensor, Tensor]:
@@ -169,7 +168,7 @@ def _blocks(
         transition = left
     else:
         begun = k if total is None else k * total[..., 1:, :].exp()
-        solved = _solve(strength * _before(k, total), strength * torch.cat([v, begun], -1), upper=False)
+        solved = _solve(_system(keys, total), strength * torch.cat([v, begun], -1), upper=False)
         v, taken = solved.split([v.shape[-1], k.shape[-1]], -1)
         kept = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) if left is None else torch.diag_embed(
             left.squeeze(-1).expand(*k.shape[:2], k.shape[-1])
@@ -233,13 +232,16 @@ def _looks(x: Tensor) -> bool:
     return x.is_cpu and not dispatch.is_transformed()
 
 
-def _before(k: Tensor, total: Tensor | None) -> Tensor:
-    """(k_i . k_j) e^{c_i - c_j} for j < i, else 0."""
-    return _scores(k, k, total, torch.arange(1, k.shape[-2] + 1, device=k.device)).tril(-1)
+def _system(keys: Written, total: Tensor | None) -> Tensor:
+    """A_ij = b_i (k_i . k_j) e^{c_i - c_j} for j < i; any finite numbers elsewhere."""
+    k, strong = keys.k, keys.k * keys.strength
+    if total is None:
+        return linear.scores(strong, k)
+    return _scores(strong, k, total, torch.arange(1, k.shape[-2] + 1, device=k.device))
 
 
 def _solve(system: Tensor, wanted: Tensor, upper: bool) -> Tensor:
-    """x of (I + system) x = wanted, where `system` is 0 on its diagonal and on the other side of it."""
+    """x of (I + system) x = wanted; the diagonal of `system` and what is on the other side of it count as 0."""
     return torch.linalg.solve_triangular(system, wanted, upper=upper, unitriangular=True)
 
 

@@ -23,6 +23,8 @@ from ..ops.recurrent import Written
 from ..ops.segments import Kept
 from ..tokens import TokenInfo
 
+# Measured on a CPU, 8 heads of 32: at 8,192 tokens 1.17 times as fast, at 16,384 slower.
+KEPT_SOLUTIONS = 1.5
 LONGEST_BLOCK = 128  # queries; log-decays that add up over more lose digits in float32
 
 
@@ -164,6 +166,11 @@ class RecurrentMechanism(Mechanism):
 
     def _both_ways(self, mask: Mask) -> bool:
         return mask is None and self.block == ENCODER_SELF
+
+    def _limits(self, x: Inputs) -> tuple[float, int]:
+        kept, size = super()._limits(x)
+        # To solve a segment again takes so long that keeping all is faster for somewhat longer inputs.
+        return kept * KEPT_SOLUTIONS if self.replaces else kept, size
 
     def _few_pairs(self, x: Inputs) -> bool:
         return False  # a scan in one block compares all pairs, and faster than the reference
