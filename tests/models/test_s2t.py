@@ -131,6 +131,17 @@ def test_ctc_head_gives_log_probabilities_of_true_lengths(plan):
     torch.testing.assert_close(log_probabilities.exp().sum(-1), torch.ones(16, 3))
 
 
+@pytest.mark.parametrize("arch", ["leapformer_s2t_tiny", "leapformer_simulst_tiny"])
+def test_a_frozen_encoder_has_no_gradients_until_it_thaws(arch):
+    model, batch = make_model(arch, "leap", encoder_freezing_updates=2).train(), speech_batch()
+    for updates, trained in ((0, False), (1, False), (2, True)):
+        model.set_num_updates(updates)
+        model.zero_grad(set_to_none=True)
+        model(**batch, prev_output_tokens=target_prefix(3, 4))[0].sum().backward()
+        assert {p.grad is not None for p in model.encoder.parameters()} == {trained}
+        assert all(p.grad is not None for p in model.decoder.parameters())
+
+
 def test_encoder_lengths_follow_the_convolutions():
     encoder = make_model("leapformer_s2t_tiny").encoder
     assert isinstance(encoder, S2TEncoder)
