@@ -24,7 +24,7 @@ from leapformer_fairseq.data.arrays import About, Example, write_about, write_sp
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.recipes.shell import Launcher, Shell
 
-from .commands import done, leapformer
+from .commands import done, leapformer, run
 from .data.tiny_corpus import build_tiny
 from .data.tts_trees import MELS, tts_tree
 from .e2e.test_text import sentences
@@ -98,6 +98,11 @@ SPEECH = (
 )
 LM = "DATA/lm --task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16"
 NMT = f"DATA/mt --arch leapformer_nmt_tiny {TEXT}"
+STUDENT = (
+    f"{NMT} --encoder-self-attention leap --decoder-self-attention gated-delta "
+    "--decoder-cross-attention softmax,hedgehog "
+    "--teacher DATA/nmt-teacher/one/checkpoint_last.pt --finetune-from-model DATA/nmt-teacher/one/checkpoint_last.pt"
+)
 CLASSES = (
     "DATA/classes --task leapformer_classification --criterion leapformer_classification --arch leapformer_classifier "
     "--longest 64"
@@ -120,6 +125,10 @@ CASES = {
     "--decoder-cross-attention abc-linformer --abc-max-length 64",
     "nmt-recurrent": f"{NMT} --encoder-self-attention kda --decoder-self-attention gated-delta,hgrn2 "
     "--decoder-cross-attention delta",
+    "nmt-teacher": f"{NMT} --encoder-self-attention softmax --decoder-self-attention softmax "
+    "--decoder-cross-attention softmax",
+    "nmt-aligned": f"{STUDENT} --criterion leapformer_alignment --lr 0.1",
+    "nmt-distilled": f"{STUDENT} --criterion leapformer_distillation",
     "nmt-length": f"{NMT} --encoder-self-attention cosformer --decoder-self-attention cosformer "
     "--decoder-cross-attention cosformer --length-predictor conv --length-dropout 0 "
     "--criterion label_smoothed_cross_entropy_with_length",
@@ -135,6 +144,7 @@ WAYS = {
     "c10d": "--distributed-world-size 2 --find-unused-parameters",
     "legacy_ddp": "--distributed-world-size 2 --ddp-backend legacy_ddp",
 }
+NOT_BY = {"nmt-aligned": "c10d"}
 DRIVER = """
 import json, sys
 from leapformer_fairseq.cli.main import main
@@ -174,6 +184,7 @@ def trained(data) -> Path:
         f"{name}/{way}": f"train {COMMON} {options.replace('DATA', str(data))} {more} --save-dir {data}/{name}/{way}"
         for name, options in CASES.items()
         for way, more in WAYS.items()
+        if NOT_BY.get(name) != way
     }
     ran = subprocess.run(
         [sys.executable, "-c", DRIVER], input=json.dumps(commands), capture_output=True, text=True, timeout=900
@@ -191,7 +202,7 @@ def parameters(save: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_train_what_one_does_with_two_batches_an_update(trained, name):
     one = parameters(trained / name / "one")
-    for way in ("c10d", "legacy_ddp"):
+    for way in {"c10d", "legacy_ddp"} - {NOT_BY.get(name)}:
         two = parameters(trained / name / way)
         assert one.keys() == two.keys()
         for key, value in ((key, value) for key, value in one.items() if value.is_floating_point()):
@@ -206,6 +217,12 @@ def test_another_batch_ends_at_other_parameters(trained, data):
     done(leapformer("train", *command.split()))
     one, alone = parameters(trained / "lm-leap/one"), parameters(data / "alone")
     assert max(float((one[key] - alone[key]).abs().max()) for key in one if one[key].is_floating_point()) > 1e-4
+
+
+def test_alignment_is_refused_where_gradients_would_not_be_summed(trained, data):
+    command = f"{CASES['nmt-aligned'].replace('DATA', str(data))} {COMMON} {WAYS['c10d']} --save-dir {data}/refused"
+    ended = run(leapformer("train", *command.split()))
+    assert ended.returncode and "in several processes needs --ddp-backend legacy_ddp" in ended.stderr
 
 
 def agent(*options: str) -> list[str]:

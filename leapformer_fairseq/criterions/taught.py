@@ -15,6 +15,7 @@ from fairseq.data.data_utils import lengths_to_mask
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import LeapformerError
 from ..models.teacher import Teacher, load_teacher
@@ -77,9 +78,8 @@ class Alignment(Taught):
 
     The loss is the mean over the blocks of |s - t|^2 / |t|^2 for outputs s of the student and t of the teacher, plus
     `align_weights` times the cross-entropy of the weights. Gradients are those of the blocks' mechanisms and of their
-    own projections; all else keeps the teacher's values. Dropout is off. Gradients of several processes are summed by
-    `--ddp-backend legacy_ddp` alone. Raises LeapformerError when no block is replaced, and for an error that is no
-    number.
+    own projections; all else keeps the teacher's values. Dropout is off. Several processes need `--ddp-backend
+    legacy_ddp`. Raises LeapformerError without it, when no block is replaced, and for an error that is no number.
     """
 
     def __init__(self, cfg: AlignmentConfig, task: Any) -> None:
@@ -88,7 +88,7 @@ class Alignment(Taught):
         self._blocks: tuple[nn.Module, list[ReplacedBlock]] | None = None
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> tuple[Tensor, int, Log]:
-        student = getattr(model, "module", model)
+        student = _unwrapped(model)
         training = student.training
         blocks = self.blocks(student)
         # The model itself in training draws k of wait-k; its parts in evaluation have no dropout.
@@ -128,6 +128,17 @@ class Alignment(Taught):
         for name in logging_outputs[0]:
             if name == "loss" or name.startswith("error_"):
                 metrics.log_scalar(name, sum(log[name] for log in logging_outputs) / count, count, round=4)
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model that fairseq has wrapped for several processes."""
+    while hasattr(model, "module"):
+        if isinstance(model, DistributedDataParallel):  # gradients that its own pass did not make are not summed
+            raise LeapformerError(
+                "--criterion leapformer_alignment in several processes needs --ddp-backend legacy_ddp"
+            )
+        model = model.module
+    return model
 
 
 @dataclass

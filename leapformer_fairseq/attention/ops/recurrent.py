@@ -133,7 +133,7 @@ def pairs(q: Tensor, keys: Written, seen: Tensor) -> Tensor:
     if keys.strength is None:
         return scores
     # P (I + A)^-1 diag(b), transposed
-    return _solve(_system(keys, total).mT, scores.mT, upper=True).mT * keys.strength.mT
+    return _solve(_system(keys.k, keys.strength, total).mT, scores.mT, upper=True).mT * keys.strength.mT
 
 
 def _in_chunks(q: Tensor, keys: Written, first: Tensor, mask: ChunkMask, block: int) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ def _blocks(
         transition = left
     else:
         begun = k if total is None else k * total[..., 1:, :].exp()
-        solved = _solve(_system(keys, total), strength * torch.cat([v, begun], -1), upper=False)
+        solved = _solve(_system(k, strength, total), strength * torch.cat([v, begun], -1), upper=False)
         v, taken = solved.split([v.shape[-1], k.shape[-1]], -1)
         kept = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) if left is None else torch.diag_embed(
             left.squeeze(-1).expand(*k.shape[:2], k.shape[-1])
@@ -232,9 +232,9 @@ def _looks(x: Tensor) -> bool:
     return x.is_cpu and not dispatch.is_transformed()
 
 
-def _system(keys: Written, total: Tensor | None) -> Tensor:
+def _system(k: Tensor, strength: Tensor, total: Tensor | None) -> Tensor:
     """A_ij = b_i (k_i . k_j) e^{c_i - c_j} for j < i; any finite numbers elsewhere."""
-    k, strong = keys.k, keys.k * keys.strength
+    strong = k * strength
     if total is None:
         return linear.scores(strong, k)
     return _scores(strong, k, total, torch.arange(1, k.shape[-2] + 1, device=k.device))
