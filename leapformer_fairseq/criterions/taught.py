@@ -26,6 +26,13 @@ TASK_LOSS = "task_criterion"  # in what is logged: the name of the teacher's own
 Log = dict[str, Any]
 
 
+class Predicted(NamedTuple):
+    """A model, and its output for a batch."""
+
+    model: Any
+    output: Any
+
+
 def checked(option: str, weight: float, most: float = math.inf) -> float:
     """The weight of a loss. Raises LeapformerError for one that is negative, more than `most`, or no number."""
     if not 0 <= weight <= most or math.isinf(weight):
@@ -167,7 +174,7 @@ class Distillation(Taught):
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> tuple[Tensor, int, Log]:
         recorder = Recorder(model)
         loss, sample_size, log = self.own(recorder, sample)
-        found = distance(self.predicted(model, recorder), recorder.output, model, sample)
+        found = distance(self.predicted(model, recorder), Predicted(model, recorder.output), sample)
         # fairseq's losses of text are sums over tokens, that of speech is a mean over frames
         total = found.total if found.summed else found.mean
         name = next(name for name, kind in CRITERION_REGISTRY.items() if kind is type(self.own))
@@ -175,13 +182,13 @@ class Distillation(Taught):
         return self.weight * total + (1 - self.weight) * loss, sample_size, log
 
     @torch.no_grad()
-    def predicted(self, student: nn.Module, recorder: Recorder) -> Any:
-        """The teacher's output for what the student was given, under the same wait-k schedule."""
+    def predicted(self, student: nn.Module, recorder: Recorder) -> Predicted:
+        """What the teacher makes of what the student was given, under the same wait-k schedule."""
         teacher = self.teacher_for(student)
         if hasattr(teacher, "set_lagging"):
             mask = recorder.decoder.mask
             teacher.set_lagging(None if mask is None else mask.lagging, None if mask is None else mask.ratio)
-        return teacher(*recorder.args, **recorder.options)
+        return Predicted(teacher, teacher(*recorder.args, **recorder.options))
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[Log]) -> None:
@@ -203,18 +210,18 @@ class Distance(NamedTuple):
         return self.total / self.tokens.clamp_min(1)
 
 
-def distance(teacher: Any, student: Any, model: Any, sample: Any) -> Distance:
-    """The distance of the student's output to the teacher's, both as the model returns them.
+def distance(teacher: Predicted, student: Predicted, sample: Any) -> Distance:
+    """The distance of the student's output to the teacher's.
 
     Text: KL(teacher || student) in nats. Speech: the mean absolute difference of a step's frames, before and after the
     post-net, plus the KL of having ended.
     """
-    if len(student) == 3:  # frames after the post-net, logits of the end (B, T, 1), and more
-        return _distance_of_speech(teacher, student, lengths_to_mask(sample["target_lengths"]))
+    if len(student.output) == 3:  # frames after the post-net, logits of the end (B, T, 1), and more
+        return _distance_of_speech(teacher.output, student.output, lengths_to_mask(sample["target_lengths"]))
     with torch.no_grad():
-        target = _log_probs(model, teacher)
-    own = _log_probs(model, student)
-    real = model.get_targets(sample, student).ne(model.decoder.padding_idx)
+        target = _log_probs(*teacher)
+    own = _log_probs(*student)
+    real = student.model.get_targets(sample, student.output).ne(student.model.decoder.padding_idx)
     rows = F.kl_div(own, target, log_target=True, reduction="none").sum(-1)
     return Distance((rows * real).sum(), real.sum(), summed=True)
 

@@ -12,6 +12,7 @@ import torch
 
 from .. import register
 from ..criterions.recorder import Recorder
+from ..criterions.taught import Predicted
 from ..errors import LeapformerError
 from ..models.teacher import Teacher, load_teacher
 from ..modules.alignment import ReplacedBlock, replaced_blocks
@@ -37,11 +38,11 @@ class Pair:
         places = {id(part): name for name, part in self.student.named_modules()}
         return {block.name: places[id(block.student)] + "." for block in self.blocks}
 
-    def output(self, model: Any, batch: Any) -> Any:
-        """What a model returns for a batch; the teacher's criterion knows how it is called."""
+    def predicted(self, model: Any, batch: Any) -> Predicted:
+        """What a model makes of a batch; the teacher's criterion knows how it is called."""
         recorder = Recorder(model)
         self.teacher.criterion(recorder, batch)
-        return recorder.output
+        return Predicted(model, recorder.output)
 
     def batches(self, sentences: int) -> list[Any]:
         """Batches of the validation set, with so many sentences or all."""

@@ -30,11 +30,11 @@ def measured(pair: Pair, batches: Iterable[Any], plans: Sequence[Names]) -> list
     totals, tokens = [0.0] * len(plans), 0.0
     with torch.no_grad():
         for batch in batches:
-            expected = pair.output(pair.teacher.model, batch)
+            expected = pair.predicted(pair.teacher.model, batch)
             for i, plan in enumerate(plans):
                 for block in pair.blocks:
                     block.put(block.student if block.name in plan else block.teacher)
-                found = distance(expected, pair.output(pair.student, batch), pair.student, batch)
+                found = distance(expected, pair.predicted(pair.student, batch), batch)
                 totals[i] += float(found.total)
             tokens += float(found.tokens)
     return [total / tokens for total in totals]

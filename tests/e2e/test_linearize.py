@@ -93,7 +93,7 @@ def test_the_student_keeps_the_block_that_costs_most(teacher, linearized):
     plan = getattr(state["cfg"]["model"], block.replace("-", "_") + "_attention")
     assert [name for part in plan.split(",") for name in [part.split("*")[0]]].count("softmax") == 1
     assert state["cfg"]["criterion"] == before["cfg"]["criterion"], "it is loaded as the teacher is"
-    assert result["distance"]["distilled"] < result["distance"]["aligned"]
+    assert 0 < result["distance"]["distilled"] < 0.1 and result["distance"]["aligned"] > 0
 
 
 def test_the_table_holds_every_student(teacher, linearized, capsys):
