@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import threading
 
-from . import checkpoints, data, distributed, options
+from . import checkpoints, data, distributed, imports, options
 from .checkpoints import checkpoint_types
 from .patch import Patch
 
-PATCHES = (*checkpoints.PATCHES, *data.PATCHES, *distributed.PATCHES, *options.PATCHES)
+# the one that imports fairseq first
+PATCHES = (*imports.PATCHES, *checkpoints.PATCHES, *data.PATCHES, *distributed.PATCHES, *options.PATCHES)
 
 _applied: dict[str, bool] = {}  # name of a patch -> whether it was needed, filled by the first `apply`
 _lock = threading.Lock()
