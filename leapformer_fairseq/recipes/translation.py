@@ -63,11 +63,9 @@ class Translation(Recipe):
     def title(self) -> str:
         """The run's attention, and how it came to be where it was not trained from scratch."""
         s = self.settings
-        return (
-            f"{s.attention.text}:linearized" + (f":keep={s.keep}" if s.keep else "")
-            if s.linearize
-            else s.attention.text
-        )
+        if not s.linearize:
+            return s.attention.text
+        return f"{s.attention.text}:linearized" + (f":keep={s.keep}" if s.keep else "")
 
     @property
     def run_folder(self) -> Path:
