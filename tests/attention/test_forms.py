@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,24 @@ def test_half_precision_rounds_inputs_and_output_only(name, visible, dtype):
     for way, out in outputs.items():
         assert out.dtype == dtype
         assert difference([out.double()], exact) < 2 * rounding, way
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, None])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_softmax_trains_in_float32_on_a_cpu(dtype, mask, monkeypatch):
+    """There the backward pass of PyTorch's attention is slow in half precision; generation keeps the cache as it is."""
+    seen, kernel = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda q, k, v, **options: seen.append(q.dtype) or kernel(q, k, v, **options)
+    )
+    mechanism, qkv = make("softmax").to(dtype), inputs(30, 30, dtype=dtype)
+    out, *grads = run(mechanism, qkv, mask=mask)
+    exact = run(mechanism.double(), tuple(x.double() for x in qkv), way="reference", mask=mask)
+    assert {out.dtype, *(grad.dtype for grad in grads)} == {dtype}
+    assert difference([x.double() for x in (out, *grads)], exact) < 2 * torch.finfo(dtype).eps
+    with torch.no_grad():
+        mechanism.to(dtype)(*qkv, mask=mask)
+    assert seen == [torch.float32, dtype]
 
 
 @pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
