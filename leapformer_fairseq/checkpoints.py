@@ -6,8 +6,9 @@ them, is left out.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +111,21 @@ def describe_checkpoint(path: str | Path) -> dict[str, Any]:
 def _count_parameters(model: Mapping[str, Tensor]) -> int:
     """Each one once, also where it serves as two layers."""
     places = {
-        (tensor.untyped_storage().data_ptr(), tensor.storage_offset()): tensor.numel()
+        _identity(tensor): tensor.numel()
         for name, tensor in model.items()
         if not name.endswith(("version", "_float_tensor"))
     }
     return sum(places.values())
+
+
+def _identity(tensor: Tensor) -> Hashable:
+    """What a parameter has in common with the same one under another name.
+
+    Training in half precision saves a copy for each name, so matrices are known by their values.
+    """
+    if tensor.dim() > 1 and bool(tensor.min() < tensor.max()):
+        return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).digest()
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset()
 
 
 def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:

@@ -13,6 +13,7 @@ from leapformer_fairseq.checkpoints import (
     average_checkpoints,
     average_parameters,
     best_checkpoints,
+    describe_checkpoint,
     last_checkpoints,
     load_checkpoint,
     save_checkpoint,
@@ -154,3 +155,13 @@ class TestFiles:
         assert "average of checkpoint2.pt, checkpoint3.pt" in capsys.readouterr().out
         assert load_checkpoint(tmp_path / "average.pt")["model"]["weight"][0, 0] == 2.5
         assert main([*arguments, "--last", "4"]) == 2
+
+
+class TestParameters:
+    @pytest.mark.parametrize("copies", [False, True], ids=["shared", "half-precision"])
+    def test_embeddings_that_are_shared_count_once(self, copies, tmp_path):
+        """A training in half precision saves them once for each of their names."""
+        words, plain = torch.randn(5, 3), {"a.weight": torch.ones(3), "b.weight": torch.ones(3), "c": torch.zeros(2, 2)}
+        tied = {f"{part}.embed": words.clone() if copies else words for part in ("encoder", "decoder", "output")}
+        path = write(tmp_path / "checkpoint.pt", **tied, **plain, d=torch.zeros(2, 2), e=torch.randn(5, 3))
+        assert describe_checkpoint(path)["parameters"] == 6 + 15 + 3 + 3 + 4 + 4 + 15
