@@ -19,6 +19,8 @@ from leapformer_fairseq.agents.features import Cmvn
 from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.stream import TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
+from leapformer_fairseq.modules import PassContext
+from leapformer_fairseq.modules.context import StackFacts
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
 EOS = 2
@@ -62,6 +64,7 @@ class FakeDecoder(nn.Module):
         nn.init.normal_(self.output.weight, std=3.0)
         self.eos_bias = eos_bias
         self.visible: list[int] = []
+        self.context = PassContext(StackFacts())
 
     def forward(self, tokens: Tensor, encoder_out: dict[str, Any], incremental_state: dict[str, Any]) -> Any:
         state = incremental_state

@@ -45,7 +45,8 @@ ENCODERS: dict[str, dict[str, Any]] = {
 class SharedContext:
     """A PassContext as it must not be: every thread has the same one."""
 
-    __init__, hand_over, told = PassContext.__init__, PassContext.hand_over, PassContext.told
+    __init__, hand_over = PassContext.__init__, PassContext.hand_over
+    own, told = PassContext.own, PassContext.told
 
 
 @pytest.fixture
