@@ -201,7 +201,8 @@ class RecomputeEngine(Engine):
             lengths = torch.tensor([len(frames)], device=weight.device)
             with self.times.measure("prenet_s", weight.device):
                 convolved = self.model.encoder.subsample(frames[None], lengths)
-            self._encoder_out = self.model.encoder.encode(*convolved)
+            with self.model.encoder.context.own(PassOptions()):
+                self._encoder_out = self.model.encoder.encode(*convolved)
         self._n_encoded += 1
         self.times.encoder_passes += 1
         forget_source(self._state)
@@ -231,8 +232,9 @@ class IncrementalEngine(Engine):
 
     def _encoded(self, visible: int) -> Any:
         if self._fed or self.finished != self._closed:
-            with self.times.measure("encoder_s", _parameter(self.model).device):
-                new = self.model.encoder.extend(self._source, self._take_fed(), final=self.finished)
+            encoder, device = self.model.encoder, _parameter(self.model).device
+            with self.times.measure("encoder_s", device), encoder.context.own(PassOptions()):
+                new = encoder.extend(self._source, self._take_fed(), final=self.finished)
                 self._states = new if self._states is None else torch.cat([self._states, new])
             self._closed = self.finished
             self.times.encoder_passes += 1

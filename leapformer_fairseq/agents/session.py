@@ -19,6 +19,7 @@ from torch import Tensor
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
 from ..models.streaming_encoder import ArrivingSource
+from ..modules import PassOptions
 from .engine import ComputeTimes, EncodedEngine
 from .features import FeatureStream
 from .segments import PIECE, Place, Segmenter, SegmentOptions
@@ -92,7 +93,7 @@ class States(Samples):
         if len(steps) == 1 and not final:
             return []
         weight = next(self.encoder.parameters())
-        with self.times.measure("encoder_s", weight.device):
+        with self.times.measure("encoder_s", weight.device), self.encoder.context.own(PassOptions()):
             states = self.encoder.extend(self._source, torch.cat(steps).to(weight), final)
         self.times.encoder_passes += 1
         return [(self._places.popleft(), state) for state in states.split(1) if len(state)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class FakeEncoder(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.project = nn.Linear(80, dim)
+        self.context = PassContext(StackFacts())
 
     def pooling_ratio(self) -> int:
         return 4
@@ -99,6 +101,15 @@ def _forget_source(state: dict[str, Any]) -> None:
 
 def _fork_state(state: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(state)
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture(scope="session")
