@@ -102,20 +102,24 @@ class Talk:
         """One utterance; at every piece a fork hears something else to its end, and another is cancelled midway."""
         stream = TranslationStream(self.system, self.options)
         for at, piece in enumerate(self.pieces):
-            fork, doomed, last = stream.fork(), stream.fork(), at == len(self.pieces) - 1
+            fork, doomed = stream.fork(), stream.fork()
             with cancelled_after(at + 1):
-                doomed.push(self.pieces[0])
-                doomed.advance(source_finished=True)
+                hears(doomed, self.pieces[0], last=True)
             yield
-            stream.push(piece)
-            stream.advance(source_finished=last)
-            draft = None if last else stream.draft()
-            found.append((stream.flush(last), draft, stream.engine.tokens, stream.n_samples))
+            found.append(hears(stream, piece, at == len(self.pieces) - 1))
             yield
-            fork.push(self.pieces[-1])
-            fork.advance(source_finished=True)
-            found.append(fork.flush(final=True))
+            found.append(hears(fork, self.pieces[-1], last=True))
             yield
+
+    def unforked(self, found: Found) -> Iterator[None]:
+        """What `stream` must find, by streams that are never forked."""
+        for at, piece in enumerate(self.pieces):
+            for then, last in ((piece, at == len(self.pieces) - 1), (self.pieces[-1], True)):
+                stream = TranslationStream(self.system, self.options)
+                for before in self.pieces[:at]:
+                    hears(stream, before, last=False)
+                found.append(hears(stream, then, last))
+                yield
 
     def lost(self, found: Found) -> Iterator[None]:
         """A session that is cancelled in the middle of a pass, for good."""
@@ -128,7 +132,15 @@ class Talk:
             yield
 
 
-def talks(system: TranslationSystem, speech: Speech, count: int) -> list[Play]:
+def hears(stream: TranslationStream, piece: np.ndarray, last: bool) -> tuple[Any, ...]:
+    """Let a stream hear a piece of its utterance; what it writes, would write if it ended here, and wrote before."""
+    stream.push(piece)
+    stream.advance(source_finished=last)
+    text, draft = stream.flush(final=last), None if last else stream.draft()
+    return text, draft, stream.engine.tokens, stream.n_samples
+
+
+def talks(system: TranslationSystem, speech: Speech, count: int, forks: bool = True) -> list[Play]:
     """Sessions and streams in turn, under all policies, with k from 1 to 4 and other numbers and options."""
     found: list[Play] = []
     for i in range(count):
@@ -145,7 +157,7 @@ def talks(system: TranslationSystem, speech: Speech, count: int) -> list[Play]:
         carry = "encoder" if i % 3 == 1 and system.model.encoder.chunks is not None else "none"
         pieces = np.array_split(speech(0.36 + 0.02 * (i % 7), i), 2 + i % 3)
         talk = Talk(i, replace(system, policy=policy, step_frames=(12, 20)[i % 2]), options, pieces, carry)
-        found.append(talk.stream if kind else talk.session)
+        found.append((talk.stream if forks else talk.unforked) if kind else talk.session)
     return found
 
 
@@ -207,7 +219,7 @@ def test_many_sessions_in_threads_write_what_they_write_alone(
     system = system_of("causal")
     plays = talks(system, speech, SESSIONS)
     doomed = [Talk(i, system, DecodingOptions(max_len_b=6), [speech(0.3, i)] * 2, "none").lost for i in range(THREADS)]
-    expected = alone(plays)
+    expected = alone(talks(system, speech, SESSIONS, forks=False))
     assert sum(map(len, expected)) > 4 * SESSIONS and len({str(one) for one in expected}) == SESSIONS
     with other_users(system.model):
         assert in_threads(plays, doomed) == expected
@@ -220,7 +232,7 @@ def test_sessions_by_turns_write_what_they_write_alone(
     system = system_of(encoder)
     plays = talks(system, speech, 10)
     doomed = [Talk(i, system, DecodingOptions(max_len_b=6), [speech(0.3, i)] * 2, "none").lost for i in range(3)]
-    expected = alone(plays)
+    expected = alone(talks(system, speech, 10, forks=False))
     with other_users(system.model) if encoder != "whole" else nullcontext():
         assert by_turns([*plays, *doomed], seed=1)[:10] == expected
 
