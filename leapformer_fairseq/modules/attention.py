@@ -21,7 +21,6 @@ from .context import PassContext, StackFacts
 from .decoding import IncrementalState, Memory
 from .state_dict import remember_slots, upgrade
 
-
 _PREPARING = threading.Lock()
 
 
