@@ -74,8 +74,8 @@ class WaitKDecoder(Decoder):
         **options: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         x, extra = super().forward(prev_output_tokens, encoder_out, incremental_state, **options)
-        options = self.context.options
-        mask = self.mask if options is None else options.schedule
+        decided = self.context.options
+        mask = self.mask if decided is None else decided.schedule
         if mask is not None and incremental_state is not None and encoder_out is not None:
             before = mask.ratio * (prev_output_tokens.shape[1] - 2 + mask.lagging)
             extra[END_CLOSED] = (~encoder_out["encoder_padding_mask"][0]).sum(1) > before
