@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import LeapformerError
 from ..models.streaming_encoder import ArrivingSource
-from ..modules import forget_source, fork_state
+from ..modules import PassOptions, forget_source, fork_state
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Snapshot:
 
     tokens: tuple[int, ...]
     n_consumed: int
-    encoder_passes: int
+    n_encoded: int
     state: dict[str, Any] = field(repr=False)
 
 
@@ -81,6 +81,7 @@ class Engine(ABC):
         self._n_consumed = 0  # tokens that are part of the decoder's state
         self._fed: list[Tensor] = []
         self._n_bins = 0
+        self._n_encoded = 0  # passes of the encoder; `times` may be shared, or begin again
         self._state: dict[str, Any] = {}
 
     @property
@@ -127,7 +128,10 @@ class Engine(ABC):
         with self.times.measure("decoder_s", device):
             tokens = torch.tensor([self._tokens], device=device)
             wanted = {} if layer is None else {"alignment_layer": layer}
-            logits, extra = self.model.decoder(tokens, encoder_out=encoder_out, incremental_state=self._state, **wanted)
+            state, decoder = self._state, self.model.decoder
+            # All that is handed out of the source may be seen, and whatever the model is set to is others' business.
+            with decoder.context.own(PassOptions(schedule=None, weights=layer is not None)):
+                logits, extra = decoder(tokens, encoder_out=encoder_out, incremental_state=state, **wanted)
             self.attention = None if layer is None else extra["attn"][0][0, -1].float()
         self._n_consumed = len(self._tokens)
         self.times.decoder_steps += 1
@@ -145,7 +149,7 @@ class Engine(ABC):
     def snapshot(self) -> Snapshot:
         """Remember the decoder, to try a step and take it back. Costs a copy of its states."""
         state = fork_state(self._state)
-        return Snapshot(tuple(self._tokens), self._n_consumed, self.times.encoder_passes, state)
+        return Snapshot(tuple(self._tokens), self._n_consumed, self._n_encoded, state)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take the decoder back to `snapshot`, any number of times; frames fed since then stay fed."""
@@ -184,7 +188,7 @@ class RecomputeEngine(Engine):
 
     def restore(self, snapshot: Snapshot) -> None:
         super().restore(snapshot)
-        if snapshot.encoder_passes != self.times.encoder_passes:
+        if snapshot.n_encoded != self._n_encoded:
             forget_source(self._state)  # its cross-attention saw an older encoder output
 
     def _encoded(self, visible: int) -> Any:
@@ -197,7 +201,9 @@ class RecomputeEngine(Engine):
             lengths = torch.tensor([len(frames)], device=weight.device)
             with self.times.measure("prenet_s", weight.device):
                 convolved = self.model.encoder.subsample(frames[None], lengths)
-            self._encoder_out = self.model.encoder.encode(*convolved)
+            with self.model.encoder.context.own(PassOptions()):
+                self._encoder_out = self.model.encoder.encode(*convolved)
+        self._n_encoded += 1
         self.times.encoder_passes += 1
         forget_source(self._state)
         return self._encoder_out
@@ -226,8 +232,9 @@ class IncrementalEngine(Engine):
 
     def _encoded(self, visible: int) -> Any:
         if self._fed or self.finished != self._closed:
-            with self.times.measure("encoder_s", _parameter(self.model).device):
-                new = self.model.encoder.extend(self._source, self._take_fed(), final=self.finished)
+            encoder, device = self.model.encoder, _parameter(self.model).device
+            with self.times.measure("encoder_s", device), encoder.context.own(PassOptions()):
+                new = encoder.extend(self._source, self._take_fed(), final=self.finished)
                 self._states = new if self._states is None else torch.cat([self._states, new])
             self._closed = self.finished
             self.times.encoder_passes += 1

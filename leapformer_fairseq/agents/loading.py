@@ -41,10 +41,7 @@ def load_system(
     overrides = {"data": str(data_root), "config_yaml": config_yaml}
     model, task = load_model(str(checkpoint), ("leapformer_simulst", "leapformer_s2t"), "the agent", overrides)
     policy, ratio = resolve_policy(model, policy or PolicyOptions(), pre_decision_ratio)
-    if policy.name != "offline":
-        in_parts = engine_for(model, engine) is IncrementalEngine
-        width = model.decoder.embed_dim  # of a carry, which fitted when the model was built
-        check_decoder(model.decoder, None, Context(True, width, source_streams=True, source_in_parts=in_parts))
+    _check_policy(model, policy, engine)
     predictor = getattr(model.encoder, "length_predictor", None)
     if predictor is not None and predictor.chosen == "oracle":
         raise LeapformerError(
@@ -57,11 +54,6 @@ def load_system(
             "train without --length-predictor, or use `leapformer generate`"
         )
     model.make_generation_fast_(need_attn=False)  # no attention weights are composed for nobody to see
-    if policy.name == "alignatt":
-        model.decoder.layers[policy.align_layer].encoder_attn.compose_weights = True
-    if hasattr(model, "set_lagging"):
-        # The policy hands out the source, and all of it may be seen. (eval() has set the trained lagging.)
-        model.set_lagging(None)
     dictionary, config, root = task.target_dictionary, task.data_cfg, Path(data_root)
     return TranslationSystem(
         model=model,
@@ -73,6 +65,29 @@ def load_system(
         step_frames=model.encoder.pooling_ratio() * ratio,
         engine=engine,
     )
+
+
+def with_policy(
+    system: TranslationSystem, policy: PolicyOptions, pre_decision_ratio: int | None = None
+) -> TranslationSystem:
+    """The same model with another policy, k or step: sessions of both may run at once, and the weights are shared.
+
+    `pre_decision_ratio` defaults to that of `system`. Raises LeapformerError as `load_system` does.
+    """
+    frames_of = system.model.encoder.pooling_ratio()
+    ratio = system.step_frames // frames_of if pre_decision_ratio is None else pre_decision_ratio
+    policy, ratio = resolve_policy(system.model, policy, ratio)
+    _check_policy(system.model, policy, system.engine)
+    return replace(system, policy=policy, step_frames=frames_of * ratio)
+
+
+def _check_policy(model: Any, policy: PolicyOptions, engine: str) -> None:
+    """Raise LeapformerError for an engine that the model cannot have, or attention that cannot read arriving speech."""
+    if policy.name == "offline":
+        return
+    in_parts = engine_for(model, engine) is IncrementalEngine
+    width = model.decoder.embed_dim  # of a carry, which fitted when the model was built
+    check_decoder(model.decoder, None, Context(True, width, source_streams=True, source_in_parts=in_parts))
 
 
 def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tuple[PolicyOptions, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
 from ..models.streaming_encoder import ArrivingSource
+from ..modules import PassOptions
 from .engine import ComputeTimes, EncodedEngine
 from .features import FeatureStream
 from .segments import PIECE, Place, Segmenter, SegmentOptions
@@ -91,7 +93,7 @@ class States(Samples):
         if len(steps) == 1 and not final:
             return []
         weight = next(self.encoder.parameters())
-        with self.times.measure("encoder_s", weight.device):
+        with self.times.measure("encoder_s", weight.device), self.encoder.context.own(PassOptions()):
             states = self.encoder.extend(self._source, torch.cat(steps).to(weight), final)
         self.times.encoder_passes += 1
         return [(self._places.popleft(), state) for state in states.split(1) if len(state)]
@@ -108,7 +110,12 @@ CARRY: dict[str, type[Samples]] = {"none": Samples, "encoder": States}
 
 
 class Session:
-    """`push` audio of any length and read the events, then `finish`; they do not depend on how the audio is cut."""
+    """`push` audio of any length and read the events, then `finish`; they do not depend on how the audio is cut.
+
+    Sessions of one model may run at once, in threads or by turns: each owns all that it changes. Its own calls come one
+    after the other, in any thread. One that was left midway, by an error or because its events were not all read, has
+    lost audio: the next call raises RuntimeError.
+    """
 
     def __init__(
         self,
@@ -135,6 +142,7 @@ class Session:
         self._lead: deque[Any] = deque(maxlen=LEAD)
         self._rest = np.zeros(0, np.float32)
         self._drafted = 0  # steps of source that the last draft is of
+        self._hears = False  # a call is being answered, or was left midway
 
     @property
     def audio_s(self) -> float:
@@ -143,21 +151,32 @@ class Session:
 
     def push(self, samples: np.ndarray) -> Iterator[Event]:
         """Take in samples in [-1, 1] at 16 kHz, shape (T,); what is less than 40 ms waits for more."""
-        known = np.concatenate([self._rest, samples])
-        whole = len(known) - len(known) % PIECE
-        self._rest = known[whole:].copy()
-        for start in range(0, whole, PIECE):
-            yield from self._hear(known[start : start + PIECE])
+        with self._whole_call():
+            known = np.concatenate([self._rest, samples])
+            whole = len(known) - len(known) % PIECE
+            self._rest = known[whole:].copy()
+            for start in range(0, whole, PIECE):
+                yield from self._hear(known[start : start + PIECE])
 
     def finish(self) -> Iterator[Event]:
         """There is no more audio: all that is left."""
-        rest, self._rest = self._rest, self._rest[:0]
-        if len(rest):
-            yield from self._hear(rest)
-        for place, unit in self._input.push(rest[:0], None):
-            yield from self._translate(place, unit)
-        if self._stream is not None:
-            yield from self._advance(self._stream, ends=True)
+        with self._whole_call():
+            rest, self._rest = self._rest, self._rest[:0]
+            if len(rest):
+                yield from self._hear(rest)
+            for place, unit in self._input.push(rest[:0], None):
+                yield from self._translate(place, unit)
+            if self._stream is not None:
+                yield from self._advance(self._stream, ends=True)
+
+    @contextmanager
+    def _whole_call(self) -> Iterator[None]:
+        """One call at a time, each to its end."""
+        if self._hears:
+            raise RuntimeError("push() or finish() while another call runs, or after one that was left midway")
+        self._hears = True
+        yield
+        self._hears = False  # not after an error, or where the events were not all read
 
     def _hear(self, piece: np.ndarray) -> Iterator[Event]:
         self.n_samples += len(piece)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..attention import Context, PrefixMask
 from ..errors import LeapformerError
-from ..modules import IncrementalState, attentions, check_decoder
+from ..modules import IncrementalState, PassOptions, attentions, check_decoder
 from .lengths import EncoderOut
 from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
 from .speech_task import load_dataset_for_wait_k
@@ -74,7 +74,8 @@ class WaitKDecoder(Decoder):
         **options: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         x, extra = super().forward(prev_output_tokens, encoder_out, incremental_state, **options)
-        mask = self.context.schedule or self.mask
+        decided = self.context.options
+        mask = self.mask if decided is None else decided.schedule
         if mask is not None and incremental_state is not None and encoder_out is not None:
             before = mask.ratio * (prev_output_tokens.shape[1] - 2 + mask.lagging)
             extra[END_CLOSED] = (~encoder_out["encoder_padding_mask"][0]).sum(1) > before
@@ -152,6 +153,7 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
     def set_lagging(self, k: int | None, ratio: int | None = None) -> None:
         """Let the decoder follow wait-k with this k from now on, in every thread; None shows it the whole source.
 
+        A setting of the model, for training, scoring and generation; sessions of streaming bring their own options.
         `ratio` is the number of encoder states between two decisions, by default that of training.
         """
         mask = None if k is None else PrefixMask(k, self.pre_decision_ratio if ratio is None else ratio)
@@ -163,11 +165,8 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
     @contextmanager
     def following(self, k: int, ratio: int) -> Iterator[None]:
         """While this holds, passes of this thread follow wait-k as `set_lagging` says it; other threads do not."""
-        self.decoder.context.schedule = PrefixMask(k, ratio)
-        try:
+        with self.decoder.context.own(PassOptions(PrefixMask(k, ratio))):
             yield
-        finally:
-            self.decoder.context.schedule = None
 
     def train(self, mode: bool = True) -> LeapformerSimulSTModel:
         # Training draws k for each batch; whoever evaluates next must find a fixed one.

@@ -1,7 +1,7 @@
 """fairseq adapters: an attention module that asks a mechanism, the plan grammar and the swap."""
 
 from .attention import MechanismAttention
-from .context import PassContext
+from .context import PassContext, PassOptions
 from .decoding import IncrementalState, Memory, forget_source, fork_state, state_bytes
 from .plan import expand_plan
 from .swap import (
@@ -25,6 +25,7 @@ __all__ = [
     "MechanismAttention",
     "Memory",
     "PassContext",
+    "PassOptions",
     "add_attention_args",
     "add_options",
     "attentions",

@@ -6,6 +6,7 @@ keep masks True at real tokens inside.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypedDict
@@ -19,6 +20,8 @@ from ..attention import ChunkMask, Mask, Mechanism, PrefixMask, Projections, Sta
 from .context import PassContext, StackFacts
 from .decoding import IncrementalState, Memory
 from .state_dict import remember_slots, upgrade
+
+_PREPARING = threading.Lock()
 
 
 class Where(TypedDict):
@@ -59,8 +62,6 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         mechanism.receive(self._projections())
         remember_slots(mechanism)
         self.compose_weights, self.weights_in_training = True, False
-        # called with what the mechanism is given for whole sequences: q, k and their tokens, query, key, mask
-        self.watcher: Callable[..., None] | None = None
         self._prepared: tuple[list[tuple[int, int]], Step | None] | None = None
 
     def forward(
@@ -78,13 +79,13 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """fairseq's contract: (T, B, C) in and out, with weights (B, T, S), or (H, B, T, S) for `need_head_weights`.
 
-        Weights are composed on request, which is quadratic, and while training only for `weights_in_training`.
+        Weights are composed on request, which is quadratic, and while training only for `weights_in_training`; a pass
+        with options of its own has them composed, if at all, by the layer whose weights of each head are needed.
         `attn_mask` is ignored: `mask` was fixed at construction.
         """
         if torch.is_grad_enabled():
             self._prepared = None  # weights are about to change; see `train`
-        composes = self.weights_in_training if self.training else self.compose_weights
-        wanted = (need_weights or need_head_weights) and composes
+        wanted = (need_weights or need_head_weights) and self._composes(need_head_weights)
         if isinstance(self.mask, ChunkMask):
             out, weights = self._in_chunks(query, _keep(key_padding_mask), wanted)
         elif incremental_state is None:
@@ -109,14 +110,26 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         where: Where = {"query": query_info, "key": key_info, "mask": self.mask}
         k, v = self._kv(key)
         q = k if "q_proj" in self.mechanism.capabilities.unused_projections else self._q(query)
-        if self.watcher is not None:
-            self.watcher(q, k, **where)
+        self._show(q, k, where)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
         if not self.hands_on or self.mask is not None:
             return self._out(self.mechanism(q, k, v, **where)), weights
         state = self.mechanism.write(self._first_state(k, v, key_info), k, v, key_info)
         self.context.carry = self.mechanism.carry(state)
         return self._out(self.mechanism.read(state, q, query_info)), weights
+
+    def _composes(self, asked_of_this_layer: bool) -> bool:
+        """Whether weights that are needed are composed: as the pass wants it, or else by the settings of the model."""
+        options = self.context.told("options")
+        if options is not None:
+            return options.weights and asked_of_this_layer
+        return self.weights_in_training if self.training else self.compose_weights
+
+    def _show(self, q: Tensor, k: Tensor, where: Where) -> None:
+        """Let whoever watches the passes of this thread see what the mechanism is given."""
+        watcher = self.context.watchers.get(self.slot) if self.context.watchers else None
+        if watcher is not None:
+            watcher(q, k, **where)
 
     def _in_chunks(self, x: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Encoder self-attention over whole utterances, or over more chunks of an utterance that arrives."""
@@ -128,8 +141,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
             state = states.get(self.slot) or self._first_state(k, v, tokens)
             out, states[self.slot] = self.mechanism.scan(state, q, k, v, **where)
             return self._out(out), None
-        if self.watcher is not None:
-            self.watcher(q, k, **where)
+        self._show(q, k, where)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
         return self._out(self.mechanism(q, k, v, **where)), weights
 
@@ -243,7 +255,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
         prepared = self._prepared  # looked at once: another thread may drop it
         if prepared is None or prepared[0] != stamp:
-            prepared = self._prepared = stamp, self.mechanism.step(projections)
+            with _PREPARING:  # once for all sessions that begin at the same moment: a step holds copies of weights
+                prepared = self._prepared
+                if prepared is None or prepared[0] != stamp:
+                    prepared = self._prepared = stamp, self.mechanism.step(projections)
         return prepared[1]
 
     def train(self, mode: bool = True) -> MechanismAttention:
@@ -276,8 +291,9 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     @property
     def mask(self) -> Mask:
-        """Who sees what: the model's mask, or in cross-attention that of the pass, if it has its own."""
-        return (not self.self_attention and self.context.told("schedule")) or self._mask
+        """Who sees what: the model's mask, or in cross-attention that of the pass, if it has options of its own."""
+        options = None if self.self_attention else self.context.told("options")
+        return self._mask if options is None else options.schedule
 
     @mask.setter
     def mask(self, mask: Mask) -> None:

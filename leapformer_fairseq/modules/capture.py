@@ -125,11 +125,12 @@ def capture(model: nn.Module, batch: Mapping[str, Tensor | list[Tensor]], chosen
     watched = [(block, layer, attentions[block][layer]) for block, layers in chosen.items() for layer in layers]
     try:
         for block, layer, attention in watched:
-            attention.watcher = partial(_record, found, block, layer, attention.mechanism)
+            watcher = partial(_record, found, block, layer, attention.mechanism)
+            attention.context.watchers[attention.slot] = watcher
         model(**batch)
     finally:
         for _, _, attention in watched:
-            attention.watcher = None
+            attention.context.watchers.pop(attention.slot, None)
     order = list(chosen)
     return sorted(found, key=lambda one: (order.index(one.block), one.layer))
 

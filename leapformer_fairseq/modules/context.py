@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +32,19 @@ class StackFacts:
         return {**self.__dict__, "last": {}}
 
 
-TOLD = ("lengths", "tokens", "schedule")
+@dataclass(frozen=True)
+class PassOptions:
+    """What whoever runs passes decides about them, instead of the settings of the model.
+
+    schedule: the wait-k mask of cross-attention; None shows it the whole source.
+    weights:  whether the layer that is asked for its alignment composes attention weights; no other layer does.
+    """
+
+    schedule: PrefixMask | None = None
+    weights: bool = False
+
+
+TOLD = ("lengths", "tokens", "options")
 
 
 class PassContext(threading.local):
@@ -43,28 +57,46 @@ class PassContext(threading.local):
                more chunks of it. None where whole utterances are read.
     beam_size: hypotheses of a sentence that come side by side.
     prompt:    (B, T), tokens that a language model's generation begins with; None: it reads token by token.
-    schedule:  the wait-k mask of cross-attention in this thread; None: the model's own (`attention.mask`).
+    options:   what whoever runs the pass decides about it; None: the settings of the model hold.
+    watchers:  by `slot` of an attention, what is called with what its mechanism is given for whole sequences: q, k and
+               their tokens, query, key, mask.
     """
 
     lengths: Tensor | None
     tokens: TokenInfo | None
-    schedule: PrefixMask | None
+    options: PassOptions | None
 
     def __init__(self, facts: StackFacts) -> None:  # Python calls this once per thread, with the same facts
-        nothing = dict.fromkeys(TOLD)  # not by assignment, which would be told to others
-        self.__dict__.update(nothing, facts=facts)
+        self.__dict__.update(dict.fromkeys(TOLD), facts=facts)  # not by assignment, which would be told to others
         self.carry: Carry | None = None
         self.states: dict[str, State] | None = None
         self.beam_size = 1
         self.prompt: Tensor | None = None
+        self.watchers: dict[str, Callable[..., None]] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name in TOLD:
+        if name in TOLD and torch.is_grad_enabled():  # without gradients no backward pass will ask
             self.facts.last[name] = value
 
+    @contextmanager
+    def own(self, options: PassOptions) -> Iterator[None]:
+        """While this holds, passes of this thread have these options, and nothing else that was said in it before.
+
+        What they say themselves is forgotten afterwards, also when one fails: so passes of different owners may follow
+        each other in a thread in any order.
+        """
+        outside = dict(self.__dict__)
+        PassContext.__init__(self, self.facts)
+        self.options = options
+        try:
+            yield
+        finally:
+            self.options = outside["options"]
+            self.__dict__.update(outside)
+
     def told(self, name: str) -> Any:
-        """Lengths, tokens or schedule of this pass.
+        """Lengths, tokens or options of this pass.
 
         Within a backward pass, where checkpointed layers run again and on a GPU in a thread of autograd's own, what was
         said last in any thread.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from leapformer_fairseq.agents.features import Cmvn
 from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.stream import TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
+from leapformer_fairseq.modules import PassContext
+from leapformer_fairseq.modules.context import StackFacts
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
 EOS = 2
@@ -36,6 +39,7 @@ class FakeEncoder(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.project = nn.Linear(80, dim)
+        self.context = PassContext(StackFacts())
 
     def pooling_ratio(self) -> int:
         return 4
@@ -62,6 +66,7 @@ class FakeDecoder(nn.Module):
         nn.init.normal_(self.output.weight, std=3.0)
         self.eos_bias = eos_bias
         self.visible: list[int] = []
+        self.context = PassContext(StackFacts())
 
     def forward(self, tokens: Tensor, encoder_out: dict[str, Any], incremental_state: dict[str, Any]) -> Any:
         state = incremental_state
@@ -96,6 +101,15 @@ def _forget_source(state: dict[str, Any]) -> None:
 
 def _fork_state(state: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(state)
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture(scope="session")

@@ -20,11 +20,10 @@ from omegaconf import OmegaConf
 
 from leapformer_fairseq import PLUGIN_DIR, register
 from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
-from leapformer_fairseq.agents.loading import load_system, resolve_policy
+from leapformer_fairseq.agents.loading import load_system, resolve_policy, with_policy
 from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.modules import attentions
 
 register()
 
@@ -110,8 +109,34 @@ def test_trained_values_are_the_default(simulst: Path, data_root: Path) -> None:
 def test_values_of_the_command_line_win(simulst: Path, data_root: Path) -> None:
     system = load_system(simulst, data_root, policy=PolicyOptions(k=7), pre_decision_ratio=2)
     assert (system.policy.k, system.step_frames) == (7, 8)
-    # The trained lagging must not hide source that the policy has handed out.
-    assert all(one.mask is None for one in attentions(system.model.decoder) if one.encoder_decoder_attention)
+
+
+@pytest.mark.parametrize(
+    "policy", [PolicyOptions(k=1), PolicyOptions(k=7), PolicyOptions("alignatt", align_frames=2)], ids=str
+)
+def test_a_model_serves_other_policies_with_the_same_weights(
+    simulst: Path, data_root: Path, speech, policy: PolicyOptions
+) -> None:
+    loaded, expected = load_system(simulst, data_root), load_system(simulst, data_root, policy=policy)
+    system = with_policy(loaded, policy)
+    assert system.policy == expected.policy and system.step_frames == expected.step_frames == loaded.step_frames
+    samples = speech(1.5)
+    before = translate(loaded, samples, 640)
+    assert translate(system, samples, 640) == translate(expected, samples, 640) != []
+    assert translate(loaded, samples, 640) == before
+    weights = [{p.data_ptr() for p in one.model.parameters()} for one in (loaded, system, expected)]
+    assert weights[0] == weights[1] and not weights[1] & weights[2]
+
+
+def test_another_policy_of_a_model_is_checked(s2t: Path, data_root: Path) -> None:
+    system = load_system(s2t, data_root, policy=PolicyOptions("offline"), pre_decision_ratio=7)
+    with pytest.raises(LeapformerError, match="--waitk-lagging"):
+        with_policy(system, PolicyOptions())
+    with pytest.raises(LeapformerError, match="--pre-decision-ratio is 0"):
+        with_policy(system, PolicyOptions(k=2), 0)
+    with pytest.raises(LeapformerError, match="--align-layer 9"):
+        with_policy(system, PolicyOptions("alignatt", align_layer=9))
+    assert with_policy(system, PolicyOptions(k=2), 3).step_frames == 12
 
 
 @pytest.mark.parametrize("early_eos", ["mask", "wait"])
@@ -137,6 +162,7 @@ def test_streaming_states_give_the_parallel_forward(simulst: Path, data_root: Pa
     for token in tokens[1:]:
         engine.commit(token)
         streamed.append(engine.step())
+    system.model.set_lagging(None)  # the trained one must not hide source that the policy has handed out
     with torch.no_grad():
         whole, _ = system.model(frames[None], torch.tensor([140]), torch.tensor([tokens]))
     torch.testing.assert_close(torch.stack(streamed), whole[0], rtol=1e-4, atol=1e-4)

@@ -47,7 +47,6 @@ def arriving(spm_model: Path, symbols: list[str]) -> Callable[..., TranslationSy
         options |= {**KINDS, **WHOLE}[kind]
         options["max_source_positions"] = 50  # sessions are longer than the encoder's table of positions
         model = make_model("leapformer_simulst_tiny", "leap", **options).float()
-        model.set_lagging(None)
         cmvn = Cmvn(np.full(80, 8.0, np.float32), np.full(80, 3.0, np.float32))
         detokenizer = Detokenizer(words, spm_model)
         return TranslationSystem(model, 2, (0, 1, 3), detokenizer, cmvn, policy or PolicyOptions(k=2), 12)
@@ -273,7 +272,6 @@ def test_a_second_of_speech_costs_the_same_whatever_was_heard(arriving, kind: st
 def test_alignatt_takes_every_token_once(arriving, speech) -> None:
     """A token that was looked at and written is not decoded again."""
     system = arriving("causal", PolicyOptions("alignatt", align_frames=1, align_layer=1))
-    system.model.decoder.layers[-1].encoder_attn.compose_weights = True
     stream = TranslationStream(
         replace(system, forbidden=(*system.forbidden, system.eos)), DecodingOptions(max_len_b=30)
     )
@@ -296,7 +294,6 @@ POLICY_OPTIONS = [
 def test_a_fork_is_independent(arriving, speech, kind: str, policy: PolicyOptions) -> None:
     """At a random moment: what a copy goes on to hear changes nothing, and with the same audio it writes the same."""
     system = replace(arriving(kind, policy), forbidden=(0, 1, 2, 3))
-    system.model.decoder.layers[-1].encoder_attn.compose_weights = True
     samples, draw = talk(speech, 3), np.random.default_rng(len(policy.name + kind))
     pieces = np.split(samples, np.sort(draw.integers(0, len(samples), 12)))
     moment = int(draw.integers(0, len(pieces)))

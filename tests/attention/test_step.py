@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -252,6 +253,12 @@ class TestCompiling:
     def test_a_read_only_cache_is_no_error(self, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no/such/folder")
         assert native.step() is None
+
+    def test_it_is_turned_off_in_one_thread(self):
+        with native.turned_off(), ThreadPoolExecutor(1) as other:
+            assert native.step() is None
+            assert other.submit(native.step).result() is not None
+        assert native.step() is not None
 
     def test_it_can_be_turned_off(self, monkeypatch):
         monkeypatch.setenv(native.SWITCH, "0")

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=c99")
 SWITCH = "LEAPFORMER_NATIVE"
 MAX_DIM = 1024  # as in linear_step.c and recurrent_step.c
 MAX_SLOTS = 1024  # as in slot_step.c
+_off: ContextVar[bool] = ContextVar("steps in C are turned off", default=False)
 
 
 class Sizes(ctypes.Structure):
@@ -83,21 +85,18 @@ def slot_step() -> Callable[..., None] | None:
 
 
 def _function(name: str) -> Callable[..., None] | None:
-    library = None if os.environ.get(SWITCH) == "0" else load()
+    library = None if _off.get() or os.environ.get(SWITCH) == "0" else load()
     return None if library is None else getattr(library, name)
 
 
 @contextmanager
 def turned_off() -> Iterator[None]:
-    """The steps in PyTorch for a while, to compare."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = "0"
+    """The steps in PyTorch in this thread while this holds, to compare."""
+    token = _off.set(True)
     try:
         yield
     finally:
-        os.environ.pop(SWITCH)
-        if before is not None:
-            os.environ[SWITCH] = before
+        _off.reset(token)
 
 
 @functools.cache
