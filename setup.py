@@ -37,7 +37,13 @@ setup(
     packages=[*find_packages(include=["leapformer_fairseq", "leapformer_fairseq.*"]), "leapformer_fairseq.configs"],
     package_dir={"leapformer_fairseq.configs": "configs"},
     package_data={
-        "leapformer_fairseq": ["py.typed", "attention/ops/cpu/*.c", "lra/*.json", "lra/protocols/*.yaml"],
+        "leapformer_fairseq": [
+            "py.typed",
+            "attention/ops/cpu/*.c",
+            "lra/*.json",
+            "lra/protocols/*.yaml",
+            "serve/page/*",
+        ],
         "leapformer_fairseq.configs": ["*.yaml", "*/*.yaml"],
     },
     python_requires=">=3.11",
@@ -64,7 +70,7 @@ setup(
         "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff", "sacremoses"],
         "apollo": ["pytorch_optimizer"],  # the optimizer of Luna's best translation models
         "fla": ["flash-linear-attention"],  # a peer in `leapformer bench attention` on a GPU
-        "live": ["sacremoses", "mweralign"],  # what resegments the translation of a talk
+        "live": ["mweralign", "sacremoses", "soxr", "websockets>=14"],  # `leapformer serve`; resegmentation of talks
         "demo": ["espeakng-loader"],  # speaks the sentences of the quickstart
     },
     entry_points={"console_scripts": ["leapformer = leapformer_fairseq.cli.main:main"]},

@@ -10,6 +10,8 @@ import torch
 from ..errors import LeapformerError
 from .engine import ENGINES
 from .policy import POLICIES, PolicyOptions
+from .segments import SEGMENTS, SegmentOptions
+from .session import CARRY
 from .stream import EARLY_EOS, DecodingOptions
 from .text import EMITTERS
 
@@ -55,6 +57,29 @@ def add_system_options(parser: TakesOptions) -> None:
     add("--early-eos", choices=EARLY_EOS, default="mask", help="wait-k: end of sentence before that of the source:"
         " forbid it, or take it back and wait for more source")  # fmt: skip
     add("--num-threads", type=int, default=1, help="CPU threads of torch; fixed, so that timings can be compared")
+
+
+def add_segment_options(parser: TakesOptions) -> None:
+    """Declare what ends a segment of speech that goes on, and what is carried over to the next one."""
+    add, default = parser.add_argument, SegmentOptions()
+    add("--segment", choices=SEGMENTS, default=default.kind, help="what ends a segment, at the latest after "
+        f"--max-seconds (default: {default.kind})")  # fmt: skip
+    add("--pause-ms", type=int, default=default.pause_ms, help=f"a pause is so long (default: {default.pause_ms})")
+    add("--pause-db", type=float, default=default.pause_db, help="and so much quieter than the loudest of the last "
+        f"10 s (default: {default.pause_db:g})")  # fmt: skip
+    add("--segment-tokens", type=int, default=default.tokens, metavar="N", help="--segment tokens: target tokens of a "
+        f"segment (default: {default.tokens})")  # fmt: skip
+    for name, value in (("min", default.min_seconds), ("max", default.max_seconds)):
+        add(f"--{name}-seconds", type=float, default=value, metavar="S", help=f"of a segment (default: {value:g})")
+    add("--carry", choices=tuple(CARRY), default="none", help="what is carried over segments: nothing, or the encoder "
+        "with what it has heard (default: none)")  # fmt: skip
+
+
+def segment_options(args: Namespace) -> SegmentOptions:
+    """What ends a segment. Raises LeapformerError for impossible numbers."""
+    return SegmentOptions(
+        args.segment, args.pause_ms, args.pause_db, args.segment_tokens, args.min_seconds, args.max_seconds
+    )
 
 
 def system_arguments(args: Namespace) -> tuple[Any, ...]:

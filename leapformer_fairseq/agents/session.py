@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,13 @@ class Session:
     def audio_s(self) -> float:
         """Seconds heard."""
         return self.n_samples / SAMPLE_RATE
+
+    def use_lagging(self, k: int) -> None:
+        """Another k of wait-k, from the next segment on. Raises LeapformerError for another policy."""
+        system = self._input.system
+        if system.policy.name != "wait-k":
+            raise LeapformerError(f"the policy is {system.policy.name}, which has no k; start with --policy wait-k")
+        self._input.system = replace(system, policy=replace(system.policy, k=k))
 
     def push(self, samples: np.ndarray) -> Iterator[Event]:
         """Take in samples in [-1, 1] at 16 kHz, shape (T,); what is less than 40 ms waits for more."""

@@ -52,6 +52,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "stream",
         "translate a recording of any length, or speech that arrives on standard input, live in the terminal",
     ),
+    "serve": (
+        "serve",
+        "translate speech live on a page in the browser: microphone or file in, text out, several speakers and "
+        "listeners",
+    ),
     "eval-stream": (
         "eval_stream",
         "perplexity of a language model over one long text, read as a stream in constant memory",

@@ -31,24 +31,12 @@ DRAFT_ROWS = 3  # of the terminal, at most
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
-    from ..agents.options import add_system_options
-    from ..agents.segments import SEGMENTS, SegmentOptions
-    from ..agents.session import CARRY
+    from ..agents.options import add_segment_options, add_system_options
 
-    add, default = parser.add_argument, SegmentOptions()
+    add = parser.add_argument
     add("audio", metavar="FILE|-", help="16 kHz mono recording; - reads raw 16-bit little-endian PCM as it arrives")
     add_system_options(parser)
-    add("--segment", choices=SEGMENTS, default=default.kind, help="what ends a segment, at the latest after "
-        f"--max-seconds (default: {default.kind})")  # fmt: skip
-    add("--pause-ms", type=int, default=default.pause_ms, help=f"a pause is so long (default: {default.pause_ms})")
-    add("--pause-db", type=float, default=default.pause_db, help="and so much quieter than the loudest of the last "
-        f"10 s (default: {default.pause_db:g})")  # fmt: skip
-    add("--segment-tokens", type=int, default=default.tokens, metavar="N", help="--segment tokens: target tokens of a "
-        f"segment (default: {default.tokens})")  # fmt: skip
-    for name, value in (("min", default.min_seconds), ("max", default.max_seconds)):
-        add(f"--{name}-seconds", type=float, default=value, metavar="S", help=f"of a segment (default: {value:g})")
-    add("--carry", choices=tuple(CARRY), default="none", help="what is carried over segments: nothing, or the encoder "
-        "with what it has heard (default: none)")  # fmt: skip
+    add_segment_options(parser)
     add("--realtime", action="store_true", help="read a recording no faster than it was spoken")
     add("--json", action="store_true", help="a JSON object for every piece of text, and one for the summary")
     add("--no-drafts", action="store_true", help="leave out what is not certain yet (it is shown on a terminal and in "
@@ -81,16 +69,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _session(args: argparse.Namespace, drafts: bool) -> Session:
     from ..agents.loading import load_system
-    from ..agents.options import decoding_options, set_threads, system_arguments
-    from ..agents.segments import SegmentOptions
+    from ..agents.options import decoding_options, segment_options, set_threads, system_arguments
     from ..agents.session import Session
     from ..loading import available_device
 
     set_threads(args.num_threads)
-    device, options = available_device(args.device), decoding_options(args)
-    segments = SegmentOptions(
-        args.segment, args.pause_ms, args.pause_db, args.segment_tokens, args.min_seconds, args.max_seconds
-    )
+    device, options, segments = available_device(args.device), decoding_options(args), segment_options(args)
     system = load_system(*system_arguments(args))
     system.model.to(device)
     return Session(system, options, segments, args.carry, drafts)

@@ -1,0 +1,118 @@
+"""What a client and the server say to each other over a WebSocket.
+
+The client sends JSON objects (text) and audio (bytes: mono 16-bit little-endian PCM). The server answers every piece of
+audio that was translated with `{"new": .., "deleted": ..}`: delete so much from the end of the text shown so far, then
+append. That is the protocol of simulstream 1.0 (`simulstream_wavs_client`), whose clients ignore further keys:
+
+=============  ===================================================================================================
+from clients
+`sample_rate`  of the audio that follows, in Hz (16,000 unless told)
+`end_of_stream`  true: no more audio; the connection may be used again
+`drafts`       ours: also show words that may still change
+`talk`         ours: go on with this talk after a lost connection
+`lagging`      ours: another k of wait-k, from the next segment on
+from the server
+`events`       the same as objects: text, final, ends (its segment), segment, audio_s
+`heard_s`      seconds of audio that are translated; `behind_s`: that are received and wait; `rtf`: real-time factor
+`talk`         the talk's name, once, at its beginning; `history`: its final events so far, for who comes later
+`error`        one line
+`end_of_processing`  all is translated
+=============  ===================================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ..agents.session import Event
+from ..audio import INT16_SCALE, SAMPLE_RATE
+from ..errors import LeapformerError
+
+RATES = 8_000, 192_000
+# what each key of a client's message must be; keys that are not here are other programs' and are ignored
+KEYS: dict[str, type] = {"sample_rate": int, "end_of_stream": bool, "drafts": bool, "talk": str, "lagging": int}
+LONGEST_SHOWN = 80  # characters of a message that an error quotes
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The known keys of a client's message. Raises LeapformerError for anything but an object with fitting values."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LeapformerError(f"{text[:LONGEST_SHOWN]!r} is not JSON; send an object, or audio as bytes") from error
+    if not isinstance(found, dict):
+        raise LeapformerError(f'{text[:LONGEST_SHOWN]!r} is not a JSON object; send e.g. {{"end_of_stream": true}}')
+    known = {key: value for key, value in found.items() if key in KEYS}
+    for key, value in known.items():
+        if type(value) is not KEYS[key]:
+            raise LeapformerError(f"{key} is {str(value)[:LONGEST_SHOWN]!r}; give a value of type {KEYS[key].__name__}")
+    rate = known.get("sample_rate", SAMPLE_RATE)
+    if not RATES[0] <= rate <= RATES[1]:
+        raise LeapformerError(f"sample_rate is {rate}; give Hz from {RATES[0]:,} to {RATES[1]:,}")
+    if known.get("lagging", 1) < 1:
+        raise LeapformerError(f"lagging is {known['lagging']}; give k of wait-k, at least 1")
+    return known
+
+
+class Samples:
+    """Audio as it arrives, to samples in [-1, 1] at 16 kHz; the rate stays the same."""
+
+    def __init__(self, rate: int = SAMPLE_RATE) -> None:
+        """Raises LeapformerError if it must be resampled and soxr is not installed."""
+        self._resampler = None if rate == SAMPLE_RATE else _resampler(rate)
+
+    def of(self, pcm: bytes) -> np.ndarray:
+        """Those of mono 16-bit little-endian PCM. Raises LeapformerError for half a sample."""
+        if len(pcm) % 2:
+            raise LeapformerError(f"{len(pcm)} bytes of audio; 16-bit samples take an even number")
+        samples = np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(INT16_SCALE)
+        if self._resampler is None or not len(samples):
+            return samples
+        return np.asarray(self._resampler.resample_chunk(samples))
+
+    def rest(self) -> np.ndarray:
+        """What the resampler still holds; there is no more audio."""
+        nothing = np.zeros(0, np.float32)
+        return nothing if self._resampler is None else np.asarray(self._resampler.resample_chunk(nothing, last=True))
+
+
+def _resampler(rate: int) -> Any:
+    try:
+        import soxr
+    except ImportError as error:
+        raise LeapformerError(
+            f"audio at {rate} Hz needs soxr; pip install 'leapformer_fairseq[live]', or send {SAMPLE_RATE} Hz"
+        ) from error
+    return soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
+
+
+class Shown:
+    """The text that a client shows, as its final part and a draft behind it."""
+
+    def __init__(self, between: str) -> None:
+        """`between` stands between two pieces of text."""
+        self.between = between
+        self._empty, self._draft = True, ""
+
+    def changed(self, events: Iterable[Event]) -> dict[str, Any]:
+        """`new`, `deleted` and `events` for what has happened."""
+        events, before, final, draft = list(events), self._draft, "", self._draft
+        for event in events:
+            if event.final:
+                final, draft = final + self._joined(event.text, not (final or not self._empty)), ""
+            else:
+                draft = self._joined(event.text, not (final or not self._empty))
+        if not final and draft.startswith(before):
+            new, deleted = draft[len(before) :], ""
+        else:
+            new, deleted = final + draft, before
+        self._draft, self._empty = draft, self._empty and not final
+        return {"new": new, "deleted": deleted, "events": [asdict(event) for event in events]}
+
+    def _joined(self, text: str, first: bool) -> str:
+        return text if first or not text else self.between + text
