@@ -68,17 +68,14 @@ class Step:
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         """What the heads read, concatenated, (B, H * E), given all projections of x, concatenated."""
         batch, states = x.shape[0], state.batch_size
-        q = projected[:, : self.key].view(batch, self.heads, 1, self.dim)
-        capabilities = self.mechanism.capabilities
-        inputs = x.unsqueeze(1) if capabilities.needs_inputs else None
+        q = self._heads(projected[:, : self.key])
+        inputs = x.unsqueeze(1) if self.mechanism.capabilities.needs_inputs else None
         tokens = TokenInfo(torch.full((1, 1), position, device=x.device), lengths, inputs=inputs)
         if self.self_attention:
-            k = projected[:, self.key : self.value].view(batch, self.heads, 1, self.dim)
-            v = projected[:, self.value : self.end].view(batch, self.heads, 1, -1)
+            k = self._heads(projected[:, self.key : self.value])
+            v = self._heads(projected[:, self.value : self.end])
             v = v[..., :-1] if self.ones else v
-            written = self.mechanism.write(state, v if capabilities.keys_are_values else k, v, tokens)
-            if written is not state:
-                vars(state).update(vars(written))
+            return self.extend(state, q, v if self.mechanism.capabilities.keys_are_values else k, v, tokens).flatten(1)
         if states == batch:
             return self.mechanism.read(state, q, tokens).flatten(1)
         # neighbours, which share a state, are queries of one sequence
@@ -87,6 +84,17 @@ class Step:
         inputs = None if inputs is None else inputs.view(states, n, -1)
         tokens = TokenInfo(tokens.positions, None if lengths is None else lengths[::n], inputs=inputs)
         return self.mechanism.read(state, together, tokens).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def extend(self, state: Any, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> Tensor:
+        """What queries (B, H, 1, D) of self-attention read, (B, H, 1, E), whose own keys and values enter the state."""
+        written = self.mechanism.write(state, k, v, tokens)
+        if written is not state:
+            vars(state).update(vars(written))
+        return self.mechanism.read(state, q, tokens)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, H D) to (B, H, 1, D)."""
+        return x.view(len(x), self.heads, 1, -1)
 
     def also_project(self, weight: Tensor, bias: Tensor) -> None:
         """Append weight x + bias to what is projected."""

@@ -13,18 +13,24 @@ from torch import Tensor
 
 from leapformer_fairseq.attention import (
     CAUSAL,
-    MECHANISMS,
     LinearMechanism,
     Mask,
     Mechanism,
     PrefixMask,
     State,
     TokenInfo,
-    build,
 )
+from leapformer_fairseq.attention import MECHANISMS as REGISTERED
+from leapformer_fairseq.attention import build as build_registered
 from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
+from leapformer_fairseq.attention.recurrent.convolution import ShortConvolution
 
+# options that make another mechanism of one: under names of their own they take all tests, too
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{name}-conv": (name, {"short_conv": taps}) for name, taps in (("simple-gla", 2), ("delta", 4), ("kda", 4))
+}
+MECHANISMS = {**REGISTERED, **{name: REGISTERED[of] for name, (of, _) in VARIANTS.items()}}
 NAMES = sorted(MECHANISMS)
 RECURRENT = [name for name in NAMES if issubclass(MECHANISMS[name], RecurrentMechanism)]
 LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism) and name not in RECURRENT]
@@ -127,8 +133,22 @@ def joined(x: Tensor) -> Tensor:
     return x.permute(2, 0, 1, 3).flatten(2)
 
 
+def build(name: str, head_dim: int, num_heads: int, **options: Any) -> Mechanism:
+    """A mechanism or one of the VARIANTS."""
+    of, more = VARIANTS.get(name, (name, {}))
+    return build_registered(of, head_dim, num_heads, **{**more, **options})
+
+
 def make(name: str, **options: object) -> Mechanism:
-    return build(name, DIM, HEADS, **{**OPTIONS.get(name, {}), **options}).double()
+    return fitted(build(name, DIM, HEADS, **{**OPTIONS.get(name, {}), **options})).double()
+
+
+def fitted(mechanism: Mechanism) -> Mechanism:
+    """With a short convolution of values that are, as here, not as wide as heads."""
+    old = getattr(mechanism, "convolution", None)
+    if old is not None:
+        mechanism.convolution = ShortConvolution(HEADS * (2 * DIM + VALUE_DIM), old.before, old.ahead)
+    return mechanism
 
 
 def reason(mechanism: Mechanism, mask: Mask) -> str | None:
