@@ -146,6 +146,7 @@ def make(name: str, **options: object) -> Mechanism:
 def fitted(mechanism: Mechanism) -> Mechanism:
     """With a short convolution of values that are, as here, not as wide as heads."""
     old = getattr(mechanism, "convolution", None)
+    assert (old is None) == (not getattr(mechanism.chosen, "short_conv", 0))
     if old is not None:
         mechanism.convolution = ShortConvolution(HEADS * (2 * DIM + VALUE_DIM), old.before, old.ahead)
     return mechanism

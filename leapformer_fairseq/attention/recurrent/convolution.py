@@ -115,10 +115,11 @@ class ConvolvedMechanism(NormedMechanism):
     encoder, where they have seen their neighbours. Without a block, in use as a library, it serves a decoder.
     """
 
-    convolution: ShortConvolution | None = None
+    convolution: ShortConvolution | None
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
+        self.convolution = None
         taps = int(getattr(self.chosen, SHORT_CONV.name, 0))
         if taps and taps < FEWEST:
             raise LeapformerError(f"{SHORT_CONV.flag} {taps}: give at least {FEWEST} taps, or 0 for no convolution")
@@ -224,7 +225,7 @@ class ConvolvedMechanism(NormedMechanism):
 
 def _first(x: Tensor, real: Tensor) -> Tensor:
     """Tokens (.., T, C) with the real ones, (.., T), in front, in their order."""
-    return _taken(x, real.logical_not().byte().argsort(-1, stable=True))
+    return _taken(x, real.logical_not().byte().argsort(dim=-1, stable=True))
 
 
 def _taken(x: Tensor, places: Tensor) -> Tensor:
