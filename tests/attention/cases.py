@@ -30,8 +30,12 @@ from leapformer_fairseq.attention.recurrent.convolution import ShortConvolution
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{name}-conv": (name, {"short_conv": taps}) for name, taps in (("simple-gla", 2), ("delta", 4), ("kda", 4))
 }
-MECHANISMS = {**REGISTERED, **{name: REGISTERED[of] for name, (of, _) in VARIANTS.items()}}
-NAMES = sorted(MECHANISMS)
+# of an encoder, for tests of self-attention in chunks
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{name}-encoder": (of, {**options, "block": "encoder-self"}) for name, (of, options) in VARIANTS.items()
+}
+MECHANISMS = {**REGISTERED, **{name: REGISTERED[of] for name, (of, _) in {**VARIANTS, **ENCODERS}.items()}}
+NAMES = sorted({*REGISTERED, *VARIANTS})
 RECURRENT = [name for name in NAMES if issubclass(MECHANISMS[name], RecurrentMechanism)]
 LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism) and name not in RECURRENT]
 BOUNDED = [name for name in NAMES if name.startswith("abc-")]
@@ -65,7 +69,7 @@ OPTIONS = {
     "rfa-gate": {"rfa_features": 12},
     "t2r": {"t2r_features": 12},
     # a gate is as wide as values, which here are not as wide as heads
-    **{name: {"output_gate": "none"} for name in NORMED},
+    **{name: {"output_gate": "none"} for name in (*NORMED, *ENCODERS)},
     "reformer": {"lsh_buckets": 4, "lsh_chunk": 5},
     "s4d": {"s4d_state": 6},
     "sinkhorn": {"sinkhorn_block_size": 5, "sinkhorn_max_length": 160},
@@ -134,8 +138,8 @@ def joined(x: Tensor) -> Tensor:
 
 
 def build(name: str, head_dim: int, num_heads: int, **options: Any) -> Mechanism:
-    """A mechanism or one of the VARIANTS."""
-    of, more = VARIANTS.get(name, (name, {}))
+    """A mechanism, one of the VARIANTS or of the ENCODERS."""
+    of, more = {**VARIANTS, **ENCODERS}.get(name, (name, {}))
     return build_registered(of, head_dim, num_heads, **{**more, **options})
 
 

@@ -106,8 +106,8 @@ def test_steps_follow_a_prompt_and_the_beam(name, options):
     for (_, one, tolerance), state in zip(ways, states, strict=True):
         out, state = one.extend(state, x[-1:].to(state.kv), T - 1)
         torch.testing.assert_close(out[-1].double(), expected[-1], rtol=0, atol=tolerance)
-        for part, expected in last.tensors().items():
-            torch.testing.assert_close(getattr(state, part).double(), expected, rtol=0, atol=10 * tolerance)
+        for part, tensor in last.tensors().items():
+            torch.testing.assert_close(getattr(state, part).double(), tensor, rtol=0, atol=10 * tolerance)
 
 
 @each_source
