@@ -8,7 +8,8 @@ Shapes: B batch entries, H heads, D head dimension, E value dimension, C width o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from .tokens import TokenInfo
 
 if TYPE_CHECKING:
     from .mechanism import Mechanism
+
+_Sizes = TypeVar("_Sizes")
 
 
 class Projections(NamedTuple):
@@ -49,6 +52,7 @@ class Step:
         self.key, self.value, self.end = q.out_features, 2 * q.out_features, self.weight.shape[1]
         out_weight, self.out_bias = _affine(out)
         self.out_weight = out_weight.t().contiguous()
+        self._sizes_by_shape: dict[tuple[int, ...], Any] = {}
 
     def __call__(self, x: Tensor, state: Any, position: int, lengths: Tensor | None = None) -> Tensor:
         """Output (B, C) of tokens x (B, C) at `position` (from 1).
@@ -95,6 +99,12 @@ class Step:
     def _heads(self, x: Tensor) -> Tensor:
         """(B, H D) to (B, H, 1, D)."""
         return x.view(len(x), self.heads, 1, -1)
+
+    def sizes_of(self, shape: tuple[int, ...], make: Callable[..., _Sizes]) -> _Sizes:
+        """What a kernel is told of a batch and a state of this shape: `make(*shape)`, made once."""
+        if shape not in self._sizes_by_shape:
+            self._sizes_by_shape[shape] = make(*shape)
+        return self._sizes_by_shape[shape]
 
     def also_project(self, weight: Tensor, bias: Tensor) -> None:
         """Append weight x + bias to what is projected."""

@@ -60,7 +60,6 @@ class RecurrentStep(Step):
         fits = self.weight.is_cpu and self.weight.dtype == torch.float32
         fits = fits and (self.self_attention or convolution is None)
         self.kernel = mechanism.kernel_recurrence() if fits else None
-        self.sizes: dict[tuple[int, ...], cpu.RecurrentSizes] = {}
         if self.kernel is None:
             return
         self.rates = self.kernel.rates.detach().float().contiguous()
@@ -80,14 +79,12 @@ class RecurrentStep(Step):
         step, kv = cpu.recurrent_step(), state.kv
         if step is None or self.kernel is None or not self._kernel_serves(kv):
             return super().attend(projected, x, state, position, lengths)
-        shape = (len(projected), *kv.shape)
-        if shape not in self.sizes:
-            self.sizes[shape] = self._sizes(self.kernel, *shape)
+        sizes = self.sizes_of((len(projected), *kv.shape), self._sizes)
         if self.convolution is not None:
             projected[:, : self.end] = self.convolution.step(projected[:, : self.end], state.tail)
-        out = projected.new_empty(len(projected), self.heads * shape[-1])
+        out = projected.new_empty(len(projected), self.heads * sizes.values)
         step(
-            ctypes.byref(self.sizes[shape]),
+            ctypes.byref(sizes),
             *(projected.data_ptr(), projected.stride(0)),
             *(tensor.data_ptr() for tensor in (self.rates, kv, out)),
         )
@@ -103,9 +100,9 @@ class RecurrentStep(Step):
     def _kernel_serves(self, kv: Tensor) -> bool:
         return kv.dtype == torch.float32 and kv.is_contiguous() and max(kv.shape[2:]) <= cpu.MAX_DIM
 
-    def _sizes(
-        self, kernel: KernelRecurrence, batch: int, states: int, heads: int, dim: int, values: int
-    ) -> cpu.RecurrentSizes:
+    def _sizes(self, batch: int, states: int, heads: int, dim: int, values: int) -> cpu.RecurrentSizes:
+        kernel = self.kernel
+        assert kernel is not None
         return cpu.RecurrentSizes(
             rows=batch,
             heads=heads,
