@@ -8,7 +8,8 @@ Shapes: B batch entries, H heads, D head dimension, E value dimension, C width o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from .tokens import TokenInfo
 
 if TYPE_CHECKING:
     from .mechanism import Mechanism
+
+_Sizes = TypeVar("_Sizes")
 
 
 class Projections(NamedTuple):
@@ -49,6 +52,7 @@ class Step:
         self.key, self.value, self.end = q.out_features, 2 * q.out_features, self.weight.shape[1]
         out_weight, self.out_bias = _affine(out)
         self.out_weight = out_weight.t().contiguous()
+        self._sizes_by_shape: dict[tuple[int, ...], Any] = {}
 
     def __call__(self, x: Tensor, state: Any, position: int, lengths: Tensor | None = None) -> Tensor:
         """Output (B, C) of tokens x (B, C) at `position` (from 1).
@@ -68,17 +72,14 @@ class Step:
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         """What the heads read, concatenated, (B, H * E), given all projections of x, concatenated."""
         batch, states = x.shape[0], state.batch_size
-        q = projected[:, : self.key].view(batch, self.heads, 1, self.dim)
-        capabilities = self.mechanism.capabilities
-        inputs = x.unsqueeze(1) if capabilities.needs_inputs else None
+        q = self._heads(projected[:, : self.key])
+        inputs = x.unsqueeze(1) if self.mechanism.capabilities.needs_inputs else None
         tokens = TokenInfo(torch.full((1, 1), position, device=x.device), lengths, inputs=inputs)
         if self.self_attention:
-            k = projected[:, self.key : self.value].view(batch, self.heads, 1, self.dim)
-            v = projected[:, self.value : self.end].view(batch, self.heads, 1, -1)
+            k = self._heads(projected[:, self.key : self.value])
+            v = self._heads(projected[:, self.value : self.end])
             v = v[..., :-1] if self.ones else v
-            written = self.mechanism.write(state, v if capabilities.keys_are_values else k, v, tokens)
-            if written is not state:
-                vars(state).update(vars(written))
+            return self.extend(state, q, v if self.mechanism.capabilities.keys_are_values else k, v, tokens).flatten(1)
         if states == batch:
             return self.mechanism.read(state, q, tokens).flatten(1)
         # neighbours, which share a state, are queries of one sequence
@@ -87,6 +88,23 @@ class Step:
         inputs = None if inputs is None else inputs.view(states, n, -1)
         tokens = TokenInfo(tokens.positions, None if lengths is None else lengths[::n], inputs=inputs)
         return self.mechanism.read(state, together, tokens).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def extend(self, state: Any, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> Tensor:
+        """What queries (B, H, 1, D) of self-attention read, (B, H, 1, E), whose own keys and values enter the state."""
+        written = self.mechanism.write(state, k, v, tokens)
+        if written is not state:
+            vars(state).update(vars(written))
+        return self.mechanism.read(state, q, tokens)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, H D) to (B, H, 1, D)."""
+        return x.view(len(x), self.heads, 1, -1)
+
+    def sizes_of(self, shape: tuple[int, ...], make: Callable[..., _Sizes]) -> _Sizes:
+        """What a kernel is told of a batch and a state of this shape: `make(*shape)`, made once."""
+        if shape not in self._sizes_by_shape:
+            self._sizes_by_shape[shape] = make(*shape)
+        return self._sizes_by_shape[shape]
 
     def also_project(self, weight: Tensor, bias: Tensor) -> None:
         """Append weight x + bias to what is projected."""

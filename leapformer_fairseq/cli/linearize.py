@@ -7,8 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from . import logs
-from .recipe import _call, _say
+from . import calls, logs
 
 HELP = "turn a trained softmax model into one with other attention: align its blocks, choose, distil"
 USAGE = "leapformer linearize --path CHECKPOINT --attention PLAN --out DIR [OPTIONS] [-- OPTIONS OF fairseq-train]"
@@ -78,11 +77,11 @@ def _linearize(args: argparse.Namespace) -> None:
     options: dict[str, Any] = {name: value for name, value in vars(args).items() if name in Settings.__annotations__}
     options["attention"] = Attention(args.attention)
     options["task_updates"] = args.task_updates or 0
-    shell = Shell(args.out, _say, _call, dry=args.dry_run)
+    shell = Shell(args.out, calls.say, calls.call, dry=args.dry_run)
     folder = Linearize(Settings(**options), shell).run()
     if args.dry_run:
         return
     lines = write_report(args.out)
     shell.say(f"done: {folder}/checkpoint.pt" + (f"; {args.out}/table.md, table.json, linearize.png" if lines else ""))
     if lines:
-        _say("\n".join(lines))
+        calls.say("\n".join(lines))

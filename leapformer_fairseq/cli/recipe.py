@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ..errors import LeapformerError, one_line
+from . import calls
 
 HELP = "a data set or a paper's table from data to scores: prepare, train, evaluate"
 _EPILOG = (
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         return _list()
     if {"--help", "-h"} & {*args.words}:
         return _help(args.name)
-    run_recipe([args.name, *args.words], _say)
+    run_recipe([args.name, *args.words], calls.say)
     return 0
 
 
@@ -38,13 +39,13 @@ def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> None:
 
     name, *words = words
     if name not in catalog.tables():
-        catalog.start(name, words, say=say, call=_call).run_all()
+        catalog.start(name, words, say=say, call=calls.call).run_all()
         return
     rows: list[str] = []
     if "--rows" in words[:-1]:
         at = words.index("--rows")
         rows, words = words[at + 1].split(), [*words[:at], *words[at + 2 :]]
-    wrong = catalog.fill(name, words, rows, _show, say=say, call=_call)
+    wrong = catalog.fill(name, words, rows, _show, say=say, call=calls.call)
     if wrong:
         raise LeapformerError(f"{name}: failed: {' '.join(wrong)}; the messages above say why")
 
@@ -72,18 +73,5 @@ def _help(name: str) -> int:
     return 0
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
 def _show(error: LeapformerError) -> None:
     print(f"leapformer: error: {one_line(error)}", file=sys.stderr)
-
-
-def _call(words: Sequence[str]) -> None:
-    """A short command of ours, in this process. Raises LeapformerError when it fails."""
-    from .main import build_parser
-
-    args = build_parser(words[0]).parse_args(words)
-    if args.run(args):
-        raise LeapformerError(f"leapformer {' '.join(words)} failed; the messages above say why")

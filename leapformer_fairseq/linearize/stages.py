@@ -179,8 +179,8 @@ class Linearize:
     def _result(self, folder: Path, stays: Names, stages: Sequence[str]) -> dict[str, Any]:
         """What came out of it, and what it cost."""
         pair, replaced = self._pair(self.out / ALIGN / BEST), frozenset(self.replaced) - stays
-        last = _best(folder / stages[-1])
-        folders = {ALIGN: self.out / ALIGN, **{name: folder / name for name in stages}}
+        logs = {name: _log((self.out if name == ALIGN else folder) / name) for name in (ALIGN, *stages)}
+        last = _best(logs[stages[-1]])
         return {
             "teacher": str(self.settings.path),
             "task": self.args.task,
@@ -193,8 +193,8 @@ class Linearize:
                 "distilled": last["distance"],
             },
             "loss": {"teacher": self.about["valid_loss"], "student": last["loss"]},
-            "updates": {"teacher": self.about["updates"], **{name: self.updates[name] for name in folders}},
-            "seconds": {name: _seconds(one) for name, one in folders.items()},
+            "updates": {"teacher": self.about["updates"], **{name: self.updates[name] for name in logs}},
+            "seconds": {name: _seconds(log) for name, log in logs.items()},
             "signature": signature(),
         }
 
@@ -238,14 +238,15 @@ def _teacher(path: Path) -> dict[str, Any]:
 
 
 def _log(folder: Path) -> list[dict[str, Any]]:
+    """The numbers that a stage's training wrote."""
     with (folder / "train.log").open(encoding="utf-8", errors="replace") as lines:
         return list(read_log(lines))
 
 
-def _best(folder: Path) -> dict[str, float]:
+def _best(log: list[dict[str, Any]]) -> dict[str, float]:
     """Loss and distance of the validation with the least loss."""
     found = []
-    for entry in _log(folder):
+    for entry in log:
         name = next((key for key in entry if key.endswith("_distance") and not key.startswith("train")), None)
         if name is not None:
             subset = name.removesuffix("distance")
@@ -253,6 +254,6 @@ def _best(folder: Path) -> dict[str, float]:
     return min(found, key=lambda one: one["loss"])
 
 
-def _seconds(folder: Path) -> float:
+def _seconds(log: list[dict[str, Any]]) -> float:
     """The time of all updates of a stage."""
-    return max((float(entry["train_train_wall"]) for entry in _log(folder) if "train_train_wall" in entry), default=0.0)
+    return max((float(entry["train_train_wall"]) for entry in log if "train_train_wall" in entry), default=0.0)

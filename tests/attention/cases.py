@@ -13,19 +13,29 @@ from torch import Tensor
 
 from leapformer_fairseq.attention import (
     CAUSAL,
-    MECHANISMS,
     LinearMechanism,
     Mask,
     Mechanism,
     PrefixMask,
     State,
     TokenInfo,
-    build,
 )
+from leapformer_fairseq.attention import MECHANISMS as REGISTERED
+from leapformer_fairseq.attention import build as build_registered
 from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
+from leapformer_fairseq.attention.recurrent.convolution import ShortConvolution
 
-NAMES = sorted(MECHANISMS)
+# options that make another mechanism of one: under names of their own they take all tests, too
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{name}-conv": (name, {"short_conv": taps}) for name, taps in (("simple-gla", 2), ("delta", 4), ("kda", 4))
+}
+# of an encoder, for tests of self-attention in chunks
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{name}-encoder": (of, {**options, "block": "encoder-self"}) for name, (of, options) in VARIANTS.items()
+}
+MECHANISMS = {**REGISTERED, **{name: REGISTERED[of] for name, (of, _) in {**VARIANTS, **ENCODERS}.items()}}
+NAMES = sorted({*REGISTERED, *VARIANTS})
 RECURRENT = [name for name in NAMES if issubclass(MECHANISMS[name], RecurrentMechanism)]
 LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism) and name not in RECURRENT]
 BOUNDED = [name for name in NAMES if name.startswith("abc-")]
@@ -59,7 +69,7 @@ OPTIONS = {
     "rfa-gate": {"rfa_features": 12},
     "t2r": {"t2r_features": 12},
     # a gate is as wide as values, which here are not as wide as heads
-    **{name: {"output_gate": "none"} for name in NORMED},
+    **{name: {"output_gate": "none"} for name in (*NORMED, *ENCODERS)},
     "reformer": {"lsh_buckets": 4, "lsh_chunk": 5},
     "s4d": {"s4d_state": 6},
     "sinkhorn": {"sinkhorn_block_size": 5, "sinkhorn_max_length": 160},
@@ -127,8 +137,23 @@ def joined(x: Tensor) -> Tensor:
     return x.permute(2, 0, 1, 3).flatten(2)
 
 
+def build(name: str, head_dim: int, num_heads: int, **options: Any) -> Mechanism:
+    """A mechanism, one of the VARIANTS or of the ENCODERS."""
+    of, more = {**VARIANTS, **ENCODERS}.get(name, (name, {}))
+    return build_registered(of, head_dim, num_heads, **{**more, **options})
+
+
 def make(name: str, **options: object) -> Mechanism:
-    return build(name, DIM, HEADS, **{**OPTIONS.get(name, {}), **options}).double()
+    return fitted(build(name, DIM, HEADS, **{**OPTIONS.get(name, {}), **options})).double()
+
+
+def fitted(mechanism: Mechanism) -> Mechanism:
+    """With a short convolution of values that are, as here, not as wide as heads."""
+    old = getattr(mechanism, "convolution", None)
+    assert (old is None) == (not getattr(mechanism.chosen, "short_conv", 0))
+    if old is not None:
+        mechanism.convolution = ShortConvolution(HEADS * (2 * DIM + VALUE_DIM), old.before, old.ahead)
+    return mechanism
 
 
 def reason(mechanism: Mechanism, mask: Mask) -> str | None:

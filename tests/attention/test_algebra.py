@@ -17,6 +17,7 @@ from .cases import (
     PATTERNS,
     RECURRENT,
     UNNORMALIZED,
+    VARIANTS,
     WAYS,
     difference,
     inputs,
@@ -129,7 +130,8 @@ def test_rope_sees_differences_of_positions_only(shift, mask):
     assert difference(run(mechanism, qkv, query=shifted, key=shifted, mask=mask), expected) < 1e-9
 
 
-@pytest.mark.parametrize(("name", "visible"), pairs(NAMES, PATTERNS))
+# those of convolved values are in test_convolution.py
+@pytest.mark.parametrize(("name", "visible"), pairs([name for name in NAMES if name not in VARIANTS], PATTERNS))
 def test_weights_times_values_is_the_output(name, visible):
     mechanism, (q, k, v) = make(name), inputs(14, 14)
     weights = mechanism.weights(q, k, mask=visible)

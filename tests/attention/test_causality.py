@@ -3,11 +3,26 @@
 import pytest
 import torch
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, PrefixMask, TokenInfo
+from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo
 from leapformer_fairseq.attention.linear.relu import ReLULinear
 from leapformer_fairseq.attention.ops import linear as forms
 
-from .cases import DIM, HEADS, LINEAR, NAMES, VALUE_DIM, WAYS, attend, difference, inputs, make, pairs, run, serving
+from .cases import (
+    DIM,
+    HEADS,
+    LINEAR,
+    MECHANISMS,
+    NAMES,
+    VALUE_DIM,
+    WAYS,
+    attend,
+    difference,
+    inputs,
+    make,
+    pairs,
+    run,
+    serving,
+)
 
 CAUSAL_NAMES = [name for name in NAMES if MECHANISMS[name].capabilities.incremental]  # the others: test_patterns.py
 PATTERNS = [CAUSAL, PrefixMask(1, 3), PrefixMask(3, 2)]

@@ -9,10 +9,10 @@ from leapformer_fairseq.attention import ChunkMask, TokenInfo
 from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.errors import LeapformerError
 
-from .cases import DIM, HEADS, LINEAR, NAMES, VALUE_DIM, difference, inputs, make, padding, reason, scanned
+from .cases import DIM, ENCODERS, HEADS, LINEAR, NAMES, VALUE_DIM, difference, inputs, make, padding, reason, scanned
 
 BLOCKS = (ChunkMask(), ChunkMask(4), ChunkMask(5, 2), ChunkMask(3, 4), ChunkMask(1, 1), ChunkMask(40))
-STREAMING = [name for name in NAMES if reason(make(name), ChunkMask(4)) is None]
+STREAMING = [name for name in (*NAMES, *ENCODERS) if reason(make(name), ChunkMask(4)) is None]
 COUNT = 23
 
 
@@ -78,7 +78,7 @@ def test_training_equals_arriving_rows(name, blocks, side):
 @pytest.mark.parametrize(
     ("name", "blocks"),
     [
-        *((name, blocks) for name in ("softmax", *LINEAR) if name in STREAMING for blocks in BLOCKS),
+        *((name, blocks) for name in ("softmax", *LINEAR, *ENCODERS) if name in STREAMING for blocks in BLOCKS),
         ("softmax", ChunkMask(4, 2, past=6)),
         ("softmax", ChunkMask(1, 0, past=3)),
         ("relu", ChunkMask(4, 2, past=6)),

@@ -24,14 +24,12 @@ from torch import Tensor, nn
 
 from leapformer_fairseq.attention import (
     CAUSAL,
-    MECHANISMS,
     Carry,
     ChunkMask,
     Mechanism,
     PrefixMask,
     Projections,
     TokenInfo,
-    build,
 )
 from leapformer_fairseq.attention.bidirectional.base import Bidirectional
 from leapformer_fairseq.attention.linear import base as linear_base
@@ -40,7 +38,7 @@ from leapformer_fairseq.attention.ops import dispatch, linear, segments
 from leapformer_fairseq.attention.sparse.fitted import Fitted
 from leapformer_fairseq.attention.sparse.pattern import Pattern
 
-from .cases import DIM, HEADS, NAMES, NORMED, VALUE_DIM, WAYS, heads, joined
+from .cases import DIM, ENCODERS, HEADS, MECHANISMS, NAMES, NORMED, VALUE_DIM, WAYS, build, fitted, heads, joined
 
 LONGEST, INPUT_DIM, WIDTH, PACKED = 70, 11, HEADS * DIM, 5
 SLOTS = {"abc_slots": 5}
@@ -99,15 +97,16 @@ VARIANTS += [
     ("sparsefinder-block2", {"sparsefinder_block_size": 5, "sparsefinder_blocks": 1}),
     ("entmax", {"entmax_alpha": "learned"}),
 ]
-VARIANTS += [(name, {"output_gate": "none"}) for name in NORMED]  # values are not as wide as heads
+VARIANTS += [(name, {"output_gate": "none"}) for name in (*NORMED, *ENCODERS)]  # values are not as wide as heads
 VARIANTS += [(name, {}) for name in NAMES if name not in {known for known, _ in VARIANTS} or name.startswith("entmax")]
 PATTERNS = {i for i, (name, _) in enumerate(VARIANTS) if issubclass(MECHANISMS[name], Pattern)}
 # whose queries are the last of the keys' tokens, or all of them
-WHOLE = {i for i, (name, _) in enumerate(VARIANTS) if issubclass(MECHANISMS[name], Bidirectional)}
+WHOLE = {i for i, (name, _) in enumerate(VARIANTS) if issubclass(MECHANISMS[name], Bidirectional) or name in ENCODERS}
 ALIGNED = {
     i
     for i in PATTERNS | WHOLE
-    if "decoder-cross" not in MECHANISMS[VARIANTS[i][0]].capabilities.blocks
+    if VARIANTS[i][0] in ENCODERS
+    or "decoder-cross" not in MECHANISMS[VARIANTS[i][0]].capabilities.blocks
     or {"sparse_window", "sparse_global"} & VARIANTS[i][1].keys()
 }
 LAYOUTS = ("contiguous", "time first", "packed", "expanded", "every second")
@@ -146,10 +145,12 @@ class Drawn:
     def __str__(self) -> str:
         return f"{VARIANTS[self.variant]}: {self!r}"
 
-    def mechanism(self) -> Mechanism:
+    def mechanism(self, as_wide: bool = False) -> Mechanism:
+        """`as_wide`: for values as wide as heads."""
         torch.manual_seed(self.seed)
         name, options = VARIANTS[self.variant]
-        mechanism = build(name, DIM, HEADS, **options).double()
+        mechanism = build(name, DIM, HEADS, **options)
+        mechanism = (mechanism if as_wide else fitted(mechanism)).double()
         if name == "luna":
             for parameter in mechanism.parameters():
                 nn.init.normal_(parameter, std=0.4)
@@ -191,7 +192,9 @@ def masks(mechanism: Mechanism) -> list[str]:
     found = {"all": None, "causal": CAUSAL, "wait-k": PrefixMask(2, 2), "chunks": ChunkMask(2)}
     block = mechanism.block
     if block is not None:
-        found = {"decoder-self": {"causal": CAUSAL}}.get(block, {"all": None})
+        found = {"decoder-self": {"causal": CAUSAL}, "encoder-self": {"all": None, "chunks": ChunkMask(2)}}.get(
+            block, {"all": None}
+        )
     return [kind for kind, mask in found.items() if mechanism.capabilities.unsupported_reason(block, mask) is None]
 
 
@@ -486,7 +489,7 @@ def check_fused_steps(case: Drawn, dtype: torch.dtype, compiled: bool, shared: i
         return
     case = replace(case, keys=max(1, case.keys) if cross else 9)
     torch.manual_seed(case.seed)
-    mechanism = case.mechanism().to(dtype)
+    mechanism = case.mechanism(as_wide=True).to(dtype)
     width = mechanism.input_dim
     stock = Projections(*(nn.Linear(width, WIDTH, bias=bias).to(dtype) for _ in range(4)))
     stock = stock._replace(out=nn.Linear(WIDTH, WIDTH, bias=bias).to(dtype))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask, build
+from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask
 
-from .cases import CONSTANT, Case, attend, pairs
+from .cases import CONSTANT, Case, attend, build, pairs
 
 HEADS, DIM = 2, 16
 # room for the longest sequence here

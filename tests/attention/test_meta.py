@@ -14,11 +14,26 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from leapformer_fairseq.attention import CAUSAL, Carry, ChunkMask, PrefixMask, Projections, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, Carry, ChunkMask, PrefixMask, Projections, TokenInfo
 from leapformer_fairseq.attention.ops import dispatch, linear
 from leapformer_fairseq.attention.sparse.fitted import Fitted
 
-from .cases import CONSTANT, DIM, HEADS, LINEAR, NAMES, OPTIONS, RECURRENT, WAYS, attend, inputs, make, serving
+from .cases import (
+    CONSTANT,
+    DIM,
+    HEADS,
+    LINEAR,
+    NAMES,
+    OPTIONS,
+    RECURRENT,
+    VARIANTS,
+    WAYS,
+    attend,
+    build,
+    inputs,
+    make,
+    serving,
+)
 
 BATCH, COUNT, WIDTH = 2, 24, HEADS * DIM
 META = torch.device("meta")
@@ -72,7 +87,8 @@ COMBINATIONS = list(combinations())
 
 
 def with_state():
-    return [x for x in COMBINATIONS if build(x.values[0], DIM, HEADS, block=x.values[1]).capabilities.incremental]
+    found = [x for x in COMBINATIONS if build(x.values[0], DIM, HEADS, block=x.values[1]).capabilities.incremental]
+    return [x for x in found if not (x.values[0] in VARIANTS and x.values[1:] == ("encoder-self", "all"))]
 
 
 def built(name, block, dtype=torch.float32, **options):
@@ -102,6 +118,7 @@ def qkv(queries, keys, dtype=torch.float32):
 def sides(mechanism, block, mask, padded=True):
     """Queries' and keys' numbers and tokens."""
     itself = block != "decoder-cross" and mask in ("causal", "chunks")
+    itself = itself or (block == "encoder-self" and bool(getattr(mechanism, "convolution", None)))
     keys = COUNT if itself else COUNT + 7
     key = described(mechanism, keys, padded=padded)
     return COUNT, keys, key if itself else TokenInfo.whole(COUNT, device=META), key

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import Projections, TokenInfo, build
+from leapformer_fairseq.attention import Projections, TokenInfo
 from leapformer_fairseq.attention.ops import cpu as native
 
-from .cases import RECURRENT, empty, scanned, written
+from .cases import RECURRENT, build, empty, scanned, written
+from .cases import VARIANTS as CONVOLVED
 
 B, H, D, C, PROMPT, T = 2, 3, 8, 24, 7, 40
 VARIANTS = [
@@ -29,10 +30,14 @@ VARIANTS = [
     ("gated-delta", {}),
     ("gated-delta", {"gate_init": "published", "output_gate": "none"}),
     ("kda", {"gate_init": "published"}),
+    ("simple-gla-conv", {}),
+    ("delta-conv", {"delta_negative": True, "output_gate": "swish"}),
+    ("kda-conv", {"gate_init": "published"}),
 ]
 each = pytest.mark.parametrize(
     ("name", "options"), VARIANTS, ids=["-".join(map(str, (name, *options.values()))) for name, options in VARIANTS]
 )
+each_source = pytest.mark.parametrize(("name", "options"), [x for x in VARIANTS if x[0] not in CONVOLVED])
 TORCH_ONLY = {"rfa-gate"}
 
 
@@ -43,6 +48,7 @@ class Block:
         """`inputs`: the width of what keys and values are projected from."""
         torch.manual_seed(0)
         self.mechanism = build(name, D, H, input_dim=inputs, **options)
+        self.convolved = getattr(self.mechanism, "convolution", None) is not None
         with torch.no_grad():
             for parameter in self.mechanism.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
@@ -100,10 +106,11 @@ def test_steps_follow_a_prompt_and_the_beam(name, options):
     for (_, one, tolerance), state in zip(ways, states, strict=True):
         out, state = one.extend(state, x[-1:].to(state.kv), T - 1)
         torch.testing.assert_close(out[-1].double(), expected[-1], rtol=0, atol=tolerance)
-        torch.testing.assert_close(state.kv.double(), last.kv, rtol=0, atol=10 * tolerance)
+        for part, tensor in last.tensors().items():
+            torch.testing.assert_close(getattr(state, part).double(), tensor, rtol=0, atol=10 * tolerance)
 
 
-@each
+@each_source
 @torch.no_grad()
 def test_hypotheses_share_the_state_of_their_source(name, options, language):
     block, n = Block(name, options, inputs=C + 5), 3
@@ -126,13 +133,14 @@ def test_hypotheses_share_the_state_of_their_source(name, options, language):
 def test_c_serves_after_a_prompt_and_over_a_source(name, options, monkeypatch):
     block, x = Block(name, options), torch.randn(9, B, C)
     _, state = block.extend(None, x[:8], 0)
-    source = block.source(x)
-    for used in ("write", "read"):
+    source = None if block.convolved else block.source(x)
+    for used in ("write", "read", "scan"):
         monkeypatch.setattr(type(block.mechanism), used, lambda *_: pytest.fail("PyTorch was used"))
-    held = state.kv
+    held = state.tensors()
     block.step()(x[8], state, 9)
-    assert state.kv is held, "in place"
-    block.step(cross=True)(x[8], source, 9)
+    assert all(state.tensors()[part] is tensor for part, tensor in held.items()), "in place"
+    if source is not None:
+        block.step(cross=True)(x[8], source, 9)
 
 
 def test_all_recurrent_mechanisms_but_these_are_served():
@@ -150,7 +158,7 @@ def test_values_may_be_wider_than_heads(language):
 
 
 @pytest.mark.parametrize("why", ["no compiler", "half precision", "wide heads", "strides"])
-@pytest.mark.parametrize("name", ["gated-delta", "gated-leap"])
+@pytest.mark.parametrize("name", ["gated-delta", "gated-leap", "delta-conv"])
 @torch.no_grad()
 def test_where_c_does_not_serve_pytorch_does(name, why, monkeypatch, tmp_path):
     block, x = Block(name, {}), torch.randn(3, B, C)

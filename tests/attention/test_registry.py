@@ -20,7 +20,7 @@ from leapformer_fairseq.attention import (
 )
 from leapformer_fairseq.errors import LeapformerError
 
-from .cases import NAMES, inputs, make, written
+from .cases import inputs, make, written
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def own_register(monkeypatch):
     return registry
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
 def test_every_mechanism_describes_itself(name):
     mechanism = find(name)
     assert mechanism.name == name and mechanism.__doc__

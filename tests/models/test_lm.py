@@ -18,7 +18,7 @@ from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.modules import attentions
 from leapformer_fairseq.scoring.stream import score_stream
 
-from .tiny import PLANS, dictionary, make_model
+from .tiny import PLANS, VARIANTS, dictionary, make_model
 
 WORDS = dictionary()
 EOS, PAD = 2, 1
@@ -36,7 +36,7 @@ def tokens(batch, length):
     return found
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
 def test_decoding_steps_equal_the_full_forward(plan):
     model, text = lm(plan), tokens(3, 20)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_decoding_steps_equal_the_full_forward(plan):
     torch.testing.assert_close(torch.cat(parts, 1), full, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
 def test_a_carried_state_equals_one_long_pass(plan):
     """Without position embeddings, which start again in every piece."""
     model, text = lm(plan, **WITHOUT_POSITIONS), tokens(2, 40)
@@ -80,7 +80,7 @@ def continued(model, prompts, beam=3, **call):
 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("lengths", [(6, 6), (7, 4, 5), (3, 0)])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
 def test_prompts_in_one_pass_change_nothing(plan, lengths, beam, monkeypatch):
     model, prompts = lm(plan).float(), sample(lengths)
     at_once = continued(model, prompts, beam)
@@ -137,7 +137,7 @@ def test_generation_after_a_prompt_holds_a_state_of_constant_size():
     assert held[0] > 0 and held[-1] == 0
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
 def test_longer_text_than_in_training_can_be_read(plan):
     model = lm(plan)
     limit = model.decoder.mechanism_limit()

@@ -13,7 +13,7 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.s2t import S2TEncoder
 from leapformer_fairseq.modules import MechanismAttention, attentions
 
-from .tiny import PLANS, dictionary, make_model, speech_batch, target_prefix
+from .tiny import PLANS, VARIANTS, dictionary, make_model, speech_batch, target_prefix
 
 LAGGINGS = ["offline", "1", "3"]
 
@@ -32,7 +32,7 @@ def steps(model, batch, prefix):
 
 
 @pytest.mark.parametrize("lagging", LAGGINGS)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
 def test_decoding_steps_equal_the_full_forward(plan, lagging):
     model, batch, prefix = simulst(plan, lagging), speech_batch(), target_prefix(3, 9)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def test_decoding_steps_equal_the_full_forward(plan, lagging):
     torch.testing.assert_close(maps, extra["attn"][0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
 def test_a_sentence_is_the_same_alone_and_in_a_batch(plan):
     model, batch, prefix = simulst(plan, "2"), speech_batch(), target_prefix(3, 7)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def worst_score_difference(model, batch, hypotheses) -> float:
 
 
 @pytest.mark.parametrize("lagging", ["offline", "2"])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
 def test_beam_search_scores_equal_the_full_forward(plan, lagging):
     """Reordering, repeated and finished beams: every score the generator reports is that of its own hypothesis."""
     model, batch = simulst(plan, lagging), speech_batch()
@@ -122,7 +122,7 @@ def test_training_builds_no_future_mask():
     assert model.decoder.buffered_future_mask(torch.zeros(500, 1, 16)).numel() == 0
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
 def test_ctc_head_gives_log_probabilities_of_true_lengths(plan):
     model, batch = make_model("leapformer_s2t_tiny", plan, ctc_weight=0.3), speech_batch()
     output = model(**batch, prev_output_tokens=target_prefix(3, 4))

@@ -13,7 +13,7 @@ from leapformer_fairseq.models.simulst import WaitKDecoder, parse_lagging
 from leapformer_fairseq.models.transformer import Decoder
 from leapformer_fairseq.modules import attentions
 
-from .tiny import PLANS, dictionary, make_model, speech_batch, target_prefix
+from .tiny import PLANS, VARIANTS, dictionary, make_model, speech_batch, target_prefix
 
 
 def simulst(plan="leap", lagging="2", ratio=3, **options):
@@ -32,7 +32,7 @@ def first_affected_token(model, frame: int, tokens: int = 10) -> int:
     return int(changed.float().argmax()) if bool(changed.any()) else tokens
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
 @pytest.mark.parametrize(("k", "ratio"), [(1, 1), (1, 3), (3, 2), (2, 7)])
 def test_a_token_sees_exactly_its_prefix(plan, k, ratio):
     model = simulst(plan, str(k), ratio)
@@ -185,7 +185,7 @@ def check_same(model, batch, k, limit=12):
         raise AssertionError("not what the agent writes")
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
 def test_generation_writes_what_the_agent_writes(plan):
     for arriving in ARRIVING if plan in ("leap", "softmax") else ["causal"]:
         for k in (1, 3):

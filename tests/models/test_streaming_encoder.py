@@ -12,7 +12,7 @@ from leapformer_fairseq.attention import MECHANISMS, ChunkMask, build, sinusoids
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 
-from .tiny import SIZES, make_model, speech_batch, target_prefix
+from .tiny import SIZES, VARIANTS, make_model, speech_batch, target_prefix
 
 KINDS = {
     "causal": {"encoder_causal": True},
@@ -27,6 +27,7 @@ PLANS = sorted(
     if build(name, 8, 2, block="encoder-self", **{o.name: SIZES.get(o.name, o.default) for o in mechanism.options})
     .capabilities.unsupported_reason("encoder-self", ChunkMask(2)) is None
 )  # fmt: skip
+PLANS += VARIANTS
 
 
 def s2t(plan="leap", kind="chunks", **options):

@@ -16,6 +16,8 @@ from leapformer_fairseq.attention import MECHANISMS
 
 register()
 
+# plans by names of their own: a mechanism with options
+VARIANTS = {"kda-conv": ("kda", {"short_conv": 4}), "simple-gla-conv": ("simple-gla", {"short_conv": 4})}
 PLANS = sorted(name for name, mechanism in MECHANISMS.items() if not mechanism.capabilities.missing)
 BLOCKS = {"encoder_self": "encoder-self", "decoder_self": "decoder-self", "decoder_cross": "decoder-cross"}
 SIZES = dict(
@@ -52,6 +54,8 @@ def make_model(arch: str, plan: str = "leap", seed: int = 0, **options: Any) -> 
     waits = getattr(args, "waitk_lagging", "offline") != "offline"
     if waits:
         args.luna_packed = "learned"  # that of the encoder holds the whole source
+    named = plan
+    plan = VARIANTS[plan][0] if plan in VARIANTS else plan
     for argument, block in BLOCKS.items():
         serves = plan not in MECHANISMS or block in MECHANISMS[plan].capabilities.blocks
         if plan in MECHANISMS and block != "encoder-self":
@@ -59,8 +63,12 @@ def make_model(arch: str, plan: str = "leap", seed: int = 0, **options: Any) -> 
         prefixes = (
             plan not in MECHANISMS or MECHANISMS[plan].capabilities.prefixes or not (waits and block == "decoder-cross")
         )
-        setattr(args, f"{argument}_attention", plan if serves and prefixes else "softmax")
+        setattr(args, f"{argument}_attention", named if serves and prefixes else "softmax")
     vars(args).update(options)
+    for argument in (f"{argument}_attention" for argument in BLOCKS):
+        if getattr(args, argument) in VARIANTS:
+            of, more = VARIANTS[getattr(args, argument)]
+            vars(args).update({argument: of, **more})
     words = dictionary()
     torch.manual_seed(seed)
     task = SimpleNamespace(target_dictionary=words, source_dictionary=words, src_dict=words)

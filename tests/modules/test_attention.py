@@ -10,10 +10,10 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, PrefixMask, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo
 from leapformer_fairseq.modules import MechanismAttention, fork_state
 
-from ..attention.cases import CONSTANT, NAMES, OPTIONS, pairs, serving
+from ..attention.cases import CONSTANT, MECHANISMS, NAMES, OPTIONS, build, pairs, serving
 
 T, B, C, H = 7, 3, 16, 2
 CAUSAL_PLANS = serving(CAUSAL, state=True)

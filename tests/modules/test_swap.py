@@ -330,3 +330,12 @@ def test_a_learned_alpha_starts_fresh_from_a_softmax_checkpoint():
     assert len(alphas) == 6 and all((x == 0).all() for x in alphas.values())
     for name, value in state.items():
         assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_short_convolutions_are_of_self_attention():
+    """3 taps in the encoder, 4 in the decoder, none in cross-attention; without the option there are none."""
+    for plan, taps in (("kda-conv", {"encoder": [3], "decoder": [4, 0]}), ("kda", {"encoder": [0], "decoder": [0, 0]})):
+        model = make_model("leapformer_s2t_tiny", plan)
+        for stack, expected in taps.items():
+            found = [a.mechanism.convolution for a in attentions(getattr(model, stack))]
+            assert [0 if one is None else len(one.weight) for one in found] == expected * 2

@@ -60,7 +60,6 @@ class MemoryStep(Step):
     def __init__(self, mechanism: BoundedMechanism, projections: Projections, reading: Reading) -> None:
         super().__init__(mechanism, projections)
         self.reading = reading
-        self.sizes: dict[tuple[int, ...], cpu.SlotSizes] = {}
 
     @abstractmethod
     def control(self, x: Tensor, projected: Tensor, state: Any, position: int) -> Tensor:
@@ -77,11 +76,10 @@ class MemoryStep(Step):
         projected, mass = projected.float(), self.mass(state, position)
         control = self.control(x, projected, state, position).float() if self.self_attention else None
         shape = (len(projected), *values.shape)
-        if shape not in self.sizes:
-            self.sizes[shape] = self._sizes(*shape)
+        sizes = self.sizes_of(shape, self._sizes)
         out = projected.new_empty(len(projected), self.heads * shape[-1])
         kernel(
-            ctypes.byref(self.sizes[shape]),
+            ctypes.byref(sizes),
             *(projected.data_ptr(), projected.stride(0)),
             *((None, 0, 0) if control is None else (control.data_ptr(), *control.stride()[:2])),
             *(tensor.data_ptr() for tensor in (keys, values, mass, out)),

@@ -56,7 +56,6 @@ class LinearStep(Step):
         # The kernel's, on a CPU; elsewhere a copy would wait for the device.
         networks = self.map.networks[: 1 + self.self_attention] if self.map and self.weight.is_cpu else ()
         self.packed = [_packed(network) for network in networks]
-        self.sizes: dict[tuple[int, ...], cpu.Sizes] = {}
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         heads = self._kernel(projected, state.kv, position, lengths)
@@ -66,10 +65,7 @@ class LinearStep(Step):
         """What the heads read, (B, H * E), by the compiled step; None where that does not serve."""
         if self.map is None or kv.dtype != torch.float32 or not kv.is_cpu or (step := cpu.step()) is None:
             return None
-        shape = (len(projected), *kv.shape)
-        if shape not in self.sizes:
-            self.sizes[shape] = self._sizes(*shape)
-        sizes = self.sizes[shape]
+        sizes = self.sizes_of((len(projected), *kv.shape), self._sizes)
         if max(sizes.dim, sizes.values) > cpu.MAX_DIM or not kv.is_contiguous():
             return None
         networks = [packed.numbers.data_ptr() for packed in self.packed] + [None, None]

@@ -27,6 +27,22 @@ def linear(q: Tensor, k: Tensor, v: Tensor, counts: Sequence[int], floor: float)
     return torch.stack(outputs)
 
 
+def convolution(x: Tensor, taps: Tensor, before: int, ends: Sequence[int] | None = None) -> Tensor:
+    """y_t = silu(sum_j w_j * x_(t + j - before)) of channels x (T, C) with taps w (J, C), zeros outside of the text.
+
+    Token t sees nothing from ends[t] on. As in the released models of Yang et al., 2024, arXiv:2406.06484.
+    """
+    outputs = []
+    for t in range(len(x)):
+        total = x.new_zeros(x.shape[1])
+        for j, weight in enumerate(taps):
+            s = t + j - before
+            if 0 <= s < (len(x) if ends is None else ends[t]):
+                total = total + weight * x[s]
+        outputs.append(total / (1 + (-total).exp()))
+    return torch.stack(outputs)
+
+
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor | None, counts: Sequence[int]
 ) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ..ops.recurrent import Written
 from ..registry import Option, register
 from ..tokens import TokenInfo
+from .convolution import SHORT_CONV, ConvolvedMechanism
 from .gates import GATE_INIT, Gate
-from .normed import OUTPUT_GATE, NormedMechanism
+from .normed import OUTPUT_GATE
 from .step import KernelRecurrence
 
 NEGATIVE = Option(
@@ -24,8 +25,10 @@ NEGATIVE = Option(
 SHORTEST = 1e-6  # a query or key is divided by its length, but never by less
 
 
-class DeltaRule(NormedMechanism):
+class DeltaRule(ConvolvedMechanism):
     """u_s = b_s (v_s - k_s S), b_s = sigmoid(W x_s), of queries and keys silu(.) of length one.
+
+    The SiLU is that of the short convolution, if there is one.
 
     With keys of length one and strengths up to 2 no state can grow without bound.
     """
@@ -38,13 +41,13 @@ class DeltaRule(NormedMechanism):
         self.strength = nn.Linear(self.input_dim, num_heads, bias=False)
 
     def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
-        return super().queries(_direction(q), tokens)
+        return super().queries(self._direction(q), tokens)
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         x = tokens.inputs_or(k)
         strength = F.linear(x, self.strength.weight.to(x.dtype)).sigmoid().transpose(1, 2).unsqueeze(3)
         strength = 2 * strength if self.chosen.delta_negative else strength
-        return Written(_direction(k), v, self.log_decay(k, tokens), strength)
+        return Written(self._direction(k), v, self.log_decay(k, tokens), strength)
 
     def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor | None:
         """(B, H, S, 1 or D) of keys (B, H, S, D); None where nothing is forgotten."""
@@ -53,15 +56,19 @@ class DeltaRule(NormedMechanism):
     def kernel_recurrence(self) -> KernelRecurrence:
         weight = self.strength.weight
         most = 2.0 if self.chosen.delta_negative else 1.0
-        return KernelRecurrence("direction", weight.new_zeros(self.num_heads), strength=weight, most=most)
+        features: Literal["direction", "unit"] = "direction" if self.convolution is None else "unit"
+        return KernelRecurrence(features, weight.new_zeros(self.num_heads), strength=weight, most=most)
+
+    def _direction(self, x: Tensor) -> Tensor:
+        return F.normalize(F.silu(x) if self.convolution is None else x, dim=-1, eps=SHORTEST)
 
 
-@register("delta", OUTPUT_GATE, NEGATIVE)
+@register("delta", OUTPUT_GATE, NEGATIVE, SHORT_CONV)
 class Delta(DeltaRule):
     """DeltaNet: S_s = (I - b_s k_s k_s^T) S_(s-1) + b_s k_s v_s^T.
 
     Schlag et al., 2021, arXiv:2102.11174, equation 24; features, norm and training in blocks as in Yang et al., 2024,
-    arXiv:2406.06484, sections 3 and 4. Without its short convolutions.
+    arXiv:2406.06484, sections 3 and 4; its short convolutions with `--short-conv 4`.
     """
 
     published_gate = "none"
@@ -83,11 +90,12 @@ def log_rates(num_heads: int, chosen: str, low: float) -> Tensor:
     return torch.zeros(num_heads, 1, 1) if rates is None else rates.log()
 
 
-@register("gated-delta", OUTPUT_GATE, NEGATIVE, GATE_INIT)
+@register("gated-delta", OUTPUT_GATE, NEGATIVE, GATE_INIT, SHORT_CONV)
 class GatedDelta(DeltaRule):
     """Gated DeltaNet: S_s = e^{g_s} (I - b_s k_s k_s^T) S_(s-1) + b_s k_s v_s^T, g_s = -e^a softplus(W x_s + t).
 
-    A gate for each head. Yang et al., 2024, arXiv:2412.06464, equation 10 and section 3.4, without short convolutions.
+    A gate for each head. Yang et al., 2024, arXiv:2412.06464, equation 10 and section 3.4; with its short
+    convolutions with `--short-conv 4`.
     """
 
     #: a gate for each feature, of low rank
@@ -105,7 +113,3 @@ class GatedDelta(DeltaRule):
 
     def kernel_recurrence(self) -> KernelRecurrence:
         return super().kernel_recurrence()._replace(rates=self.log_rate.exp().flatten(), gate=self.gate.affine())
-
-
-def _direction(x: Tensor) -> Tensor:
-    return F.normalize(F.silu(x), dim=-1, eps=SHORTEST)

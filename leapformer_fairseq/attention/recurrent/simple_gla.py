@@ -11,8 +11,9 @@ from torch import Tensor
 from ..ops.recurrent import Written
 from ..registry import register
 from ..tokens import TokenInfo
+from .convolution import SHORT_CONV, ConvolvedMechanism
 from .gates import GATE_INIT, Gate
-from .normed import OUTPUT_GATE, NormedMechanism
+from .normed import OUTPUT_GATE
 from .step import KernelRecurrence
 
 SLOWER = 16  # the logarithm of a gate is divided by this
@@ -20,12 +21,13 @@ RANK = 16  # of gates for each feature
 OPEN = 4.0  # logit of an open gate, a half-life of 600 tokens
 
 
-@register("simple-gla", OUTPUT_GATE, GATE_INIT)
-class SimpleGLA(NormedMechanism):
+@register("simple-gla", OUTPUT_GATE, GATE_INIT, SHORT_CONV)
+class SimpleGLA(ConvolvedMechanism):
     """S_s = e^{g_s} S_(s-1) + k_s v_s^T, g_s = logsigmoid(W x_s + b) / 16: the recurrence of Mamba-2.
 
     Dao and Gu, 2024, arXiv:2405.21060, equation 16 with scalar decays; the gate as in Yang et al., 2023,
-    arXiv:2312.06635, section 4.4. As published it begins with a half-life of 16 tokens.
+    arXiv:2312.06635, section 4.4. As published it begins with a half-life of 16 tokens, and Mamba-2 has a short
+    convolution, here without a bias.
     """
 
     #: a gate for each feature, of low rank

@@ -15,17 +15,20 @@ from torch import Tensor
 
 from ..ops import cpu
 from ..step import Projections, Step
+from ..tokens import TokenInfo
 
 if TYPE_CHECKING:
+    from .convolution import ShortConvolution
     from .normed import NormedMechanism
 
-FEATURES = ("plain", "direction", "forgotten")  # numbered as in recurrent_step.c
+FEATURES = ("plain", "direction", "forgotten", "unit")  # numbered as in recurrent_step.c
 
 
 class KernelRecurrence(NamedTuple):
     """What the kernel in ops/cpu reads with and writes, with log-decays g = -rate softplus(logit).
 
-    features: q and k as they are; their directions after silu; or silu(q) and, for k, the share that is forgotten.
+    features: q and k as they are; their directions after silu; silu(q) and, for k, the share that is forgotten; or
+              directions of q and k as they are.
     rates:    (H,).
     gate:     weight (G, C) and bias (G,) of the logits, G being H or H D; None: g = -rate for every token.
     floor:    what is kept is floor + (1 - floor) e^g.
@@ -33,7 +36,7 @@ class KernelRecurrence(NamedTuple):
     most:     strengths are most sigmoid(logit).
     """
 
-    features: Literal["plain", "direction", "forgotten"]
+    features: Literal["plain", "direction", "forgotten", "unit"]
     rates: Tensor
     gate: tuple[Tensor, Tensor] | None = None
     floor: float = 0.0
@@ -42,15 +45,21 @@ class KernelRecurrence(NamedTuple):
 
 
 class RecurrentStep(Step):
-    """The step of a `NormedMechanism`."""
+    """The step of a `NormedMechanism`.
+
+    A short convolution is PyTorch's; where C then serves, it is applied in place to what was projected.
+    """
 
     mechanism: NormedMechanism
 
-    def __init__(self, mechanism: NormedMechanism, projections: Projections) -> None:
+    def __init__(
+        self, mechanism: NormedMechanism, projections: Projections, convolution: ShortConvolution | None = None
+    ) -> None:
         super().__init__(mechanism, projections)
+        self.convolution = convolution
         fits = self.weight.is_cpu and self.weight.dtype == torch.float32
+        fits = fits and (self.self_attention or convolution is None)
         self.kernel = mechanism.kernel_recurrence() if fits else None
-        self.sizes: dict[tuple[int, ...], cpu.RecurrentSizes] = {}
         if self.kernel is None:
             return
         self.rates = self.kernel.rates.detach().float().contiguous()
@@ -70,23 +79,30 @@ class RecurrentStep(Step):
         step, kv = cpu.recurrent_step(), state.kv
         if step is None or self.kernel is None or not self._kernel_serves(kv):
             return super().attend(projected, x, state, position, lengths)
-        shape = (len(projected), *kv.shape)
-        if shape not in self.sizes:
-            self.sizes[shape] = self._sizes(self.kernel, *shape)
-        out = projected.new_empty(len(projected), self.heads * shape[-1])
+        sizes = self.sizes_of((len(projected), *kv.shape), self._sizes)
+        if self.convolution is not None:
+            projected[:, : self.end] = self.convolution.step(projected[:, : self.end], state.tail)
+        out = projected.new_empty(len(projected), self.heads * sizes.values)
         step(
-            ctypes.byref(self.sizes[shape]),
+            ctypes.byref(sizes),
             *(projected.data_ptr(), projected.stride(0)),
             *(tensor.data_ptr() for tensor in (self.rates, kv, out)),
         )
         return out
 
+    def extend(self, state: Any, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> Tensor:
+        if self.convolution is None:
+            return super().extend(state, q, k, v, tokens)
+        out, written = self.mechanism.scan(state, q, k, v, tokens, tokens)
+        vars(state).update(vars(written))
+        return out
+
     def _kernel_serves(self, kv: Tensor) -> bool:
         return kv.dtype == torch.float32 and kv.is_contiguous() and max(kv.shape[2:]) <= cpu.MAX_DIM
 
-    def _sizes(
-        self, kernel: KernelRecurrence, batch: int, states: int, heads: int, dim: int, values: int
-    ) -> cpu.RecurrentSizes:
+    def _sizes(self, batch: int, states: int, heads: int, dim: int, values: int) -> cpu.RecurrentSizes:
+        kernel = self.kernel
+        assert kernel is not None
         return cpu.RecurrentSizes(
             rows=batch,
             heads=heads,

@@ -15,7 +15,8 @@
 
 typedef struct {
     int32_t rows, heads, dim, values, shared, update;
-    int32_t features;  /* 0 q and k as they are; 1 silu of each, of length one; 2 silu(q) and what is forgotten */
+    int32_t features;  /* 0 q and k as they are; 1 silu of each, of length one; 2 silu(q) and what is forgotten;
+                          3 q and k, of length one */
     int32_t gate, strength, output;  /* where in a row the logits of the first head begin; 0: there are none */
     int32_t gates;     /* logits of the gate for each head: 1, or `dim` */
     int32_t swish;     /* the output gate is x sigmoid(x), not sigmoid(x) */
@@ -44,8 +45,14 @@ static void scale_by(float *x, float factor, int count) {
     for (int i = 0; i < count; i++) x[i] *= factor;
 }
 
-static void direction(const float *x, float *out, int count) {
-    silu(x, out, count);
+/* Features of a query or, unless they are what is forgotten, of a key. */
+static void map(const float *x, float *out, const RecurrentSizes *s) {
+    const int count = s->dim;
+    if (s->features == 1 || s->features == 2)
+        silu(x, out, count);
+    else
+        for (int i = 0; i < count; i++) out[i] = x[i];
+    if (s->features == 0 || s->features == 2) return;
     const float length = sqrtf(sum_of_squares(out, count));
     scale_by(out, 1 / (length > SHORTEST ? length : SHORTEST), count);
 }
@@ -104,17 +111,12 @@ void leapformer_recurrent_step(const RecurrentSizes *s, const float *projected, 
             const float *rows = projected + row * stride, *own_q = rows + head * dim, *own_k = own_q + s->heads * dim;
             const float *v = rows + 2 * s->heads * dim + head * values;
             float *kv = state + ((int64_t)(row / s->shared) * s->heads + head) * dim * values;
-            if (s->features == 0)
-                for (int i = 0; i < dim; i++) q[i] = own_q[i];
-            else if (s->features == 1)
-                direction(own_q, q, dim);
-            else
-                silu(own_q, q, dim);
+            map(own_q, q, s);
             scale_by(q, s->scale, dim);
             if (s->update) {
                 forget(s->gate ? rows + s->gate + head * s->gates : 0, rates[head], kept, forgotten, s);
-                if (s->features == 1) direction(own_k, k, dim);
-                const float *key = s->features == 0 ? own_k : s->features == 1 ? k : forgotten;
+                if (s->features == 1 || s->features == 3) map(own_k, k, s);
+                const float *key = s->features == 0 ? own_k : s->features == 2 ? forgotten : k;
                 if (s->strength) {
                     correct(key, v, kept, s->most * sigmoid(rows[s->strength + head]), kv, written, s);
                     v = written;

@@ -1,0 +1,239 @@
+"""Short convolutions of queries, keys and values in self-attention, for mechanisms that are published with them.
+
+With one, a single layer can bind a key to the value that follows it. The published models use 4 taps; as those of
+Yang et al., 2024, arXiv:2406.06484 and arXiv:2412.06464, they have no bias, and SiLU follows.
+
+Shapes: B batch, H heads, T tokens, D head dimension, C channels: queries, then keys, then values of all heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import LeapformerError
+from ..capabilities import DECODER_CROSS, ENCODER_SELF
+from ..linear.base import LinearState
+from ..masks import CAUSAL, ChunkMask, Mask
+from ..mechanism import Inputs, State, shown
+from ..ops.precision import accumulated, without_autocast
+from ..ops.segments import Kept
+from ..registry import Option
+from ..step import Projections
+from ..tokens import TokenInfo
+from .normed import NormedMechanism
+from .step import RecurrentStep
+
+SHORT_CONV = Option(
+    "short_conv",
+    0,
+    "delta rules and simple-gla, in self-attention: taps of a convolution over tokens, with SiLU, of queries, keys and "
+    "values; 4 as published, 0: none. It looks back in a decoder, and to both sides in an encoder (4: 3 taps)",
+)
+FEWEST = 2
+
+
+class ShortConvolution(nn.Module):
+    """y_t = silu(sum_j w_j x_(t + j - before)), j = 0, .., before + ahead, of every channel by itself.
+
+    Before the first token and after the last there are zeros. Padding is passed over: what is before a token are the
+    real tokens before it, wherever they stand.
+    """
+
+    def __init__(self, channels: int, before: int, ahead: int = 0) -> None:
+        super().__init__()
+        self.before, self.ahead = before, ahead
+        taps = before + 1 + ahead
+        self.weight = nn.Parameter(torch.empty(taps, channels).uniform_(-(taps**-0.5), taps**-0.5))
+
+    def forward(
+        self, x: Tensor, tail: Tensor, keep: Tensor | None = None, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, Tensor]:
+        """Of tokens x (B, T, C) that follow the `tail` (B, before, C): the convolution, and the next tail.
+
+        x must be zero where `keep`, (B, T), is False. Nothing ahead is seen where the mask is causal, nor from beyond a
+        chunk in a ChunkMask; copies of tokens ahead are seen in their own chunk alone. There may be fewer channels, the
+        first ones.
+        """
+        count = x.shape[1]
+        size, tokens = (mask.size, mask.tokens) if isinstance(mask, ChunkMask) else (count, count)
+        chunks = -(-count // tokens)
+        fill = chunks * tokens - count
+        x = F.pad(x, (0, 0, 0, fill)).unflatten(1, (chunks, tokens))
+        real = x.new_ones(1, count, dtype=torch.bool) if keep is None else keep
+        real = F.pad(real, (0, fill)).unflatten(1, (chunks, tokens))
+        own, owned = x[:, :, :size], real[:, :, :size].sum(2)  # without copies; how many of them are real
+        if keep is not None:
+            own = _first(own.flatten(1, 2), real[:, :, :size].flatten(1, 2)) if chunks > 1 else own
+            x = _first(x, real)
+        places = torch.arange(self.before, device=x.device)
+        if chunks == 1:
+            earlier, stop = tail.unsqueeze(1), owned
+        else:
+            history = torch.cat([tail, own.reshape(len(x), -1, x.shape[3])], 1)
+            stop = owned.sum(1, keepdim=True)
+            earlier = _at(history, (owned.cumsum(1) - owned).unsqueeze(2) + places)
+        after = [x.new_zeros(len(x), chunks, self.ahead, x.shape[3])] if self.ahead else []
+        rows = torch.cat([earlier, x, *after], 2)
+        tail = _at(rows[:, 0] if chunks == 1 else history, (stop + places).unsqueeze(1)).squeeze(1)
+        y = self._weighted(rows, tokens, 0 if mask == CAUSAL else self.ahead)
+        if keep is not None:
+            y = _taken(y, (real.cumsum(2) - 1).clamp_min(0))
+        return y.flatten(1, 2)[:, :count], tail
+
+    def step(self, x: Tensor, tail: Tensor) -> Tensor:
+        """Of one token x (B, C) more, where nothing ahead is seen; the tail (B, before, C) becomes the next one."""
+        rows = torch.cat([tail, x.unsqueeze(1).to(tail.dtype)], 1)
+        tail.copy_(rows[:, 1:])
+        return self._weighted(rows, 1, 0).squeeze(1)
+
+    def _weighted(self, rows: Tensor, tokens: int, ahead: int) -> Tensor:
+        """Of so many `tokens`, in the last but one dimension, after the `before` ones; the first taps serve."""
+        taps = self.weight[: self.before + 1 + ahead, : rows.shape[-1]].to(rows.dtype)
+        total = rows[..., :tokens, :] * taps[0]
+        for j in range(1, len(taps)):
+            total = torch.addcmul(total, rows[..., j : j + tokens, :], taps[j])
+        return F.silu(total)
+
+
+@dataclass
+class ConvolvedState(LinearState):
+    """Also the last real tokens as they were before the convolution, (B, before, C)."""
+
+    tail: Tensor
+
+
+class ConvolvedMechanism(NormedMechanism):
+    """A `NormedMechanism` with the option `--short-conv`; it declares SHORT_CONV, or has no convolution.
+
+    Queries, keys and values of a token are convolved together, so its states are written and read by `scan` alone.
+    Over whole sequences everything is convolved first. Cross-attention has no convolution: its keys come from an
+    encoder, where they have seen their neighbours. Without a block, in use as a library, it serves a decoder.
+    """
+
+    convolution: ShortConvolution | None
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.convolution = None
+        taps = int(getattr(self.chosen, SHORT_CONV.name, 0))
+        if taps and taps < FEWEST:
+            raise LeapformerError(f"{SHORT_CONV.flag} {taps}: give at least {FEWEST} taps, or 0 for no convolution")
+        if not taps or self.block == DECODER_CROSS:
+            return
+        sides = max(1, (taps - 1) // 2)
+        before, ahead = (sides, sides) if self.block == ENCODER_SELF else (taps - 1, 0)
+        self.convolution = ShortConvolution(3 * head_dim * num_heads, before, ahead)
+        if self.block is None:
+            why = f"its convolution ({SHORT_CONV.flag}) is a decoder's; build it with block="
+            refused = {block: f"{why}{block!r}" for block in (ENCODER_SELF, DECODER_CROSS)}
+            self.capabilities = replace(self.capabilities, unsupported=refused)
+
+    # ----------------------------------------------------------------------------------------------------- recurrence
+    def init_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> LinearState:
+        state = super().init_state(batch, value_dim, like, key, mask)
+        if self.convolution is None:
+            return state
+        channels = self.num_heads * (2 * self.head_dim + value_dim)
+        return ConvolvedState(state.kv, state.kv.new_zeros(batch, self.convolution.before, channels))
+
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
+        self._check_apart()
+        return super().write(state, k, v, key)
+
+    def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        self._check_apart()
+        return super().read(state, q, query)
+
+    def scan(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, LinearState]:
+        if self.convolution is None or not q.shape[2]:
+            return super().scan(state, q, k, v, query, key, mask)
+        x, tail = self._convolved(shown(q, k, v, query, key, mask), state.of(ConvolvedState).tail)
+        if q.shape[2] == 1:  # one token writes, then reads
+            after = super().write(state, x.k, x.v, x.key)
+            out = super().read(after, x.q, x.query)
+        else:
+            out, after = super().scan(state, *x)
+        return out.to(v.dtype), ConvolvedState(after.kv, tail)
+
+    def step(self, projections: Projections) -> RecurrentStep:
+        return RecurrentStep(self, projections, self.convolution)
+
+    def _check_apart(self) -> None:
+        if self.convolution is not None:
+            raise LeapformerError(
+                f"{self.name} with {SHORT_CONV.flag} needs queries, keys and values together; call `scan`, not `write` "
+                "and `read`"
+            )
+
+    # ------------------------------------------------------------------------------------------------ whole sequences
+    def weights(
+        self, q: Tensor, k: Tensor, *, query: TokenInfo | None = None, key: TokenInfo | None = None, mask: Mask = None
+    ) -> Tensor:
+        if self.convolution is None:
+            return super().weights(q, k, query=query, key=key, mask=mask)
+        key = key or TokenInfo.whole(k.shape[2], device=k.device)
+        x, _ = self._convolved(shown(q, k, k[..., :0], query or key, key, mask))
+        found = super().weights(x.q, x.k, query=x.query, key=x.key, mask=x.mask)
+        return F.pad(found, (0, k.shape[2] - found.shape[3])).to(q.dtype)
+
+    def _reference(self, x: Inputs) -> Tensor:
+        return super()._reference(self._prepared(x)).to(x.v.dtype)
+
+    def _in_segments(self, x: Inputs) -> Tensor:
+        return super()._in_segments(self._prepared(x)).to(x.v.dtype)
+
+    def _prepared(self, x: Inputs) -> Inputs:
+        return x if self.convolution is None else self._convolved(shown(*x))[0]
+
+    def _segment(
+        self, state: State, x: Inputs, kept: Kept | None = None, backward: bool = False
+    ) -> tuple[Tensor, LinearState]:
+        sums, after = super()._segment(state, x, kept, backward)
+        return sums, after if self.convolution is None else ConvolvedState(after.kv, state.of(ConvolvedState).tail)
+
+    def _convolved(self, x: Inputs, tail: Tensor | None = None) -> tuple[Inputs, Tensor]:
+        """The same inputs after the convolution, in the precision of states, and the next tail."""
+        q, k, v, query, key, mask = x
+        assert self.convolution is not None
+        if q.shape[2] != k.shape[2]:
+            raise LeapformerError(
+                f"{SHORT_CONV.flag} is of self-attention, in which every token is query and key; here are {q.shape[2]} "
+                f"queries and {k.shape[2]} keys"
+            )
+        with without_autocast(q.device):
+            channels = torch.cat([accumulated(y).transpose(1, 2).flatten(2) for y in (q, k, v)], 2)
+            if key.keep is not None:
+                channels = channels.where(key.keep.unsqueeze(2), 0)
+            if tail is None:
+                tail = channels.new_zeros(len(q), self.convolution.before, channels.shape[2])
+            channels, tail = self.convolution(channels, tail, key.keep, mask)
+        sizes = [y.shape[3] for y in (q, k, v)]
+        sides = channels.split([self.num_heads * size for size in sizes], 2)
+        heads = (y.unflatten(2, (self.num_heads, size)) for y, size in zip(sides, sizes, strict=True))
+        q, k, v = (y.transpose(1, 2) for y in heads)
+        return Inputs(q, k, v, query, key, mask), tail
+
+
+def _first(x: Tensor, real: Tensor) -> Tensor:
+    """Tokens (.., T, C) with the real ones, (.., T), in front, in their order."""
+    return _taken(x, real.logical_not().byte().argsort(dim=-1, stable=True))
+
+
+def _taken(x: Tensor, places: Tensor) -> Tensor:
+    """Tokens (.., T, C) at `places` (.., U): (.., U, C)."""
+    return x.gather(-2, places.unsqueeze(-1).expand(*places.shape, x.shape[-1]))
+
+
+def _at(x: Tensor, places: Tensor) -> Tensor:
+    """Tokens (B, T, C) at `places` (B or 1, N, U): (B, N, U, C)."""
+    places = places.expand(len(x), -1, -1)
+    return _taken(x, places.flatten(1)).unflatten(1, places.shape[1:])
