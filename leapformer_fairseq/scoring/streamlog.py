@@ -145,14 +145,19 @@ class StreamLogWriter:
 
 def fresh_file(path: str | Path) -> TextIO:
     """A log that did not exist before. Raises LeapformerError if it did, or cannot be made."""
+    refuse_existing(path)
     try:
         return open(path, "x", encoding="utf-8")
-    except FileExistsError as error:
-        raise LeapformerError(
-            f"--log {path} exists, and two runs in a log are read as one; delete it or give another file"
-        ) from error
     except OSError as error:
         raise LeapformerError(f"--log {path} cannot be written: {error.strerror}; choose another file") from error
+
+
+def refuse_existing(path: str | Path) -> None:
+    """Raises LeapformerError for a log that is there already."""
+    if Path(path).exists():
+        raise LeapformerError(
+            f"--log {path} exists, and two runs in a log are read as one; delete it or give another file"
+        )
 
 
 def _stream(
