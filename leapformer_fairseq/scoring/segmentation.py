@@ -106,11 +106,12 @@ def _entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
         content = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
             found = json.loads(content)
-            places = [f"{path}, entry {i}" for i in range(1, len(found) + 1)]
+            places = [f"{path}, entry {i}" for i in range(1, len(found if isinstance(found, list) else ()) + 1)]
         else:
             node = yaml.compose(content, Loader=_LOADER)
             found = yaml.load(content, Loader=_LOADER)
-            places = [f"{path}:{one.start_mark.line + 1}" for one in getattr(node, "value", [])]
+            parts = node.value if isinstance(found, list) else []
+            places = [f"{path}:{one.start_mark.line + 1}" for one in parts]
     except OSError as error:
         raise LeapformerError(f"--segments {path} cannot be read ({error.strerror}); check the path") from error
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
