@@ -45,7 +45,7 @@ def read_segments(path: str | Path, references: str | Path) -> list[Segment]:
     or of a recording that was left before, and references of another number.
     """
     lines = read_sentences(references, "--references")
-    segments, places = [], []
+    segments, places = list[Segment](), list[str]()
     for place, entry in _entries(Path(path)):
         recording, offset = field(entry, "wav", text, place, _HINT), field(entry, "offset", duration, place, _HINT)
         length = field(entry, "duration", duration, place, _HINT)
