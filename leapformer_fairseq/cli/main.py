@@ -31,8 +31,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "average": ("average", "average the parameters of a training's last or best checkpoints"),
     "score": (
         "score",
-        "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity) or "
-        "validate (perplexity of masked subwords, accuracy, losses of speech)",
+        "score a SimulEval run or translations of whole talks (BLEU, chrF, latency), generated text (BLEU, chrF) or a "
+        "log of eval-lm (perplexity) or validate (perplexity of masked subwords, accuracy, losses of speech)",
     ),
     "compare": ("compare", "whether translations differ by more than the choice of test sentences: paired bootstrap"),
     "simulate": (

@@ -1,4 +1,4 @@
-"""`leapformer score`: quality and latency of a SimulEval run, quality of what fairseq generated or validated."""
+"""`leapformer score`: quality and latency of a SimulEval run or of talks, quality of generated or validated text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from ..scoring.report import score_run
 from ..scoring.runlog import UNITS
 from ..scoring.validation import score_validation
 from ..signature import signature
+from . import score_talks
 
 HELP = (
-    "score a SimulEval run (BLEU, chrF, latency), generated text (BLEU, chrF) or a log of eval-lm (perplexity) or "
-    "validate (perplexity of masked subwords, accuracy, losses of speech)"
+    "score a SimulEval run or translations of whole talks (BLEU, chrF, latency), generated text (BLEU, chrF) or a "
+    "log of eval-lm (perplexity) or validate (perplexity of masked subwords, accuracy, losses of speech)"
 )
 _UNITS_OF_SCORES = {
     "BLEU": "",
@@ -36,10 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument(
         "output", metavar="OUTPUT", nargs="+",
-        help="the --output folder of simuleval, a generate-*.txt (or those of all shards), or the output of eval-lm or "
-        "validate",
+        help="the --output folder of simuleval, a generate-*.txt (or those of all shards), the output of eval-lm or "
+        "validate, or logs of talks: OmniSTEval's JSONL, simulstream's metrics log, a resegmented JSONL",
     )  # fmt: skip
-    parser.add_argument("--references", metavar="FILE", help="for a generate-*.txt: one detokenised reference per line")
+    parser.add_argument(
+        "--references", metavar="FILE",
+        help="for a generate-*.txt, and with --segments: one detokenised reference per line",
+    )  # fmt: skip
     parser.add_argument("--text", metavar="FILE", help="for the output of eval-lm: the text that was evaluated")
     parser.add_argument(
         "--examples",
@@ -48,8 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--checkpoint", metavar="FILE", help="the model: how far it was trained is written down, too")
     parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
-    parser.add_argument("--unit", choices=UNITS, default="word", help="the run's --eval-latency-unit (default: word)")
+    parser.add_argument(
+        "--unit", "--level", choices=UNITS, default="word",
+        help="what has a delay, as the run's --eval-latency-unit (default: word)",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write all scores, with those of each utterance, to FILE")
+    score_talks.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,10 +66,13 @@ def run(args: argparse.Namespace) -> int:
         raise LeapformerError(
             "--references is for translations, --text for language models, --examples for validate; give one of them"
         )
-    if len(args.output) > 1 and not args.references:
+    of_talks = score_talks.serves(args)
+    if len(args.output) > 1 and not args.references and not of_talks:
         raise LeapformerError(f"{args.output[1]}: only translations are scored from several files, with --references")
     (output, *_) = args.output
-    if args.references:
+    if of_talks:
+        report = score_talks.score(args)
+    elif args.references:
         report = score_generation(args.output, args.references, args.tokenize)
     elif args.text:
         report = score_evaluation(output, count_tokens(args.text))
@@ -76,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, report, "--json")
     counted = "tokens" if args.text else "lines" if args.examples else None
-    print("\n".join(_lines(report, counted)))
+    print("\n".join(score_talks.lines(report) if of_talks else _lines(report, counted)))
     return 0
 
 

@@ -86,14 +86,13 @@ def _server(args: argparse.Namespace) -> LiveServer:
         return Session(system, options, segments, args.carry, drafts)
 
     _warm_up(make(drafts=True))
-    between = "" if options.unit == "char" else " "
     about: dict[str, Any] = {
         "model": args.title or Path(args.checkpoint).resolve().parent.name,
-        "between": between,
+        "between": "" if options.unit == "char" else " ",
         "lagging": system.policy.k if system.policy.name == "wait-k" else None,
     }
     token = args.token or (None if _is_local(args.host) else secrets.token_urlsafe(12))
-    return LiveServer(make, about, limits, token, between, args.num_threads)
+    return LiveServer(make, about, limits, token, options.unit, args.num_threads)
 
 
 def _warm_up(session: Any) -> None:

@@ -21,6 +21,7 @@ from ..errors import LeapformerError
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..agents.record import Recorder
     from ..agents.session import Event, Session
 
 HELP = "translate a recording of any length, or speech that arrives on standard input, live in the terminal"
@@ -32,6 +33,7 @@ DRAFT_ROWS = 3  # of the terminal, at most
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     from ..agents.options import add_segment_options, add_system_options
+    from ..agents.record import LOG_FORMATS
 
     add = parser.add_argument
     add("audio", metavar="FILE|-", help="16 kHz mono recording; - reads raw 16-bit little-endian PCM as it arrives")
@@ -41,21 +43,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="a JSON object for every piece of text, and one for the summary")
     add("--no-drafts", action="store_true", help="leave out what is not certain yet (it is shown on a terminal and in "
         "JSON, and costs decoding)")  # fmt: skip
+    add("--log", metavar="FILE", help="also write what is shown and taken back, and when, for `leapformer score`")
+    add("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="simulstream's metrics log, or OmniSTEval's "
+        f"JSONL, which knows no drafts (default: {LOG_FORMATS[0]})")  # fmt: skip
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Translate to the end or to Ctrl-C, then say how much was heard and computed."""
     blocks = _blocks(args)
-    output = _output(args)
+    output, recorder = _output(args), _recorder(args)
+    began = time.perf_counter()
     session = _session(args, drafts=output.shows_drafts and not args.no_drafts)
+    if recorder is not None:
+        recorder.begin(time.perf_counter() - began)
     status = 0
     try:
         for block in blocks:
-            for event in session.push(block):
+            for event in _recorded(recorder, session.push(block), len(block)):
                 output.show(event)
             output.state(f"{session.audio_s:.1f} s heard, real-time factor {_factor(session)}")
-        for event in session.finish():
+        for event in _recorded(recorder, session.finish()):
             output.show(event)
     except KeyboardInterrupt:
         status = 130
@@ -63,8 +71,23 @@ def run(args: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         output.close()
+        if recorder is not None:
+            recorder.close()
     output.summarise(_summary(session))
     return status
+
+
+def _recorder(args: argparse.Namespace) -> Recorder | None:
+    if args.log is None:
+        return None
+    from ..agents.record import Recorder
+
+    recording = "standard input" if args.audio == "-" else args.audio
+    return Recorder(args.log, recording, args.unit or "word", args.log_format)
+
+
+def _recorded(recorder: Recorder | None, events: Iterator[Event], n_samples: int = 0) -> Iterator[Event]:
+    return events if recorder is None else recorder.listen(events, n_samples)
 
 
 def _session(args: argparse.Namespace, drafts: bool) -> Session:

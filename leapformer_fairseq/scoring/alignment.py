@@ -82,9 +82,10 @@ class _Similarity:
         row_of, column_of = ({token: i for i, token in enumerate(dict.fromkeys(x))} for x in (reference, hypothesis))
         self.rows = np.array([row_of[token] for token in reference])
         self.columns = np.array([column_of[token] for token in hypothesis])
-        self.values = _jaccard(list(row_of), list(column_of))
         if by_character:
-            self.values = (self.values == 1).astype(float)
+            self.values = (np.array(list(row_of))[:, None] == np.array(list(column_of))).astype(float)
+        else:
+            self.values = _jaccard(list(row_of), list(column_of))
         marks = [np.array([token in PUNCTUATION for token in tokens]) for tokens in (row_of, column_of)]
         self.values[marks[0][:, None] != marks[1]] = -np.inf
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from .runlog import Instance, count_units
 
 SOURCE_TOKEN_MS = 300.0  # the length of a source word that Average Token Delay assumes for speech
+LOW_MS, HIGH_MS = 2000.0, 4000.0  # the ends of the latency regimes
 
 
 def average_lagging(times: Sequence[float], source_length: float, reference_units: int) -> float:
@@ -124,25 +125,72 @@ def latency_scores(instance: Instance, unit: str = "word") -> dict[str, float] |
     scores: dict[str, float] = {}
     timed = instance.elapsed != instance.delays  # batched decoding has no time per utterance
     for suffix, times in (("", instance.delays), *([("_CA", instance.elapsed)] if timed else [])):
-        for name, score in _REFERENCE_SCORES.items():
-            scores[name + suffix] = score(times, instance.source_length, reference_units)
-        scores["DAL" + suffix] = differentiable_average_lagging(times, instance.source_length)
-        lagging = yet_another_average_lagging(times, instance.source_length, reference_units)
-        if lagging is not None:
-            scores["YAAL" + suffix] = lagging
-        scores["ATD" + suffix] = average_token_delay(instance.delays, instance.elapsed if suffix else None)
+        found = _scores(times, instance.source_length, reference_units)
+        found["ATD"] = average_token_delay(instance.delays, instance.elapsed if suffix else None)
+        scores |= {name + suffix: value for name, value in found.items()}
     return scores
 
 
-_REFERENCE_SCORES: dict[str, Callable[[Sequence[float], float, int], float]] = {
-    "AL": average_lagging,
-    "LAAL": length_adaptive_average_lagging,
-    "AP": average_proportion,
-}
+def long_form_scores(
+    times: Sequence[float], source_length: float, reference: str, end: float, unit: str = "word"
+) -> dict[str, float]:
+    """LongYAAL, LongAL, LongLAAL, LongAP and LongDAL of what was written for one segment of a talk.
+
+    `times` count from the start of the segment and may be negative; `end` is when the last segment of the recording
+    ends, from there, too. LongLAAL is what StreamLAAL is the mean of (Papi et al., 2024). LongYAAL is missing where all
+    was written after the end, and without output all are.
+    """
+    if not times:
+        return {}
+    found = _scores(times, source_length, _units(reference, unit), end)
+    return {f"Long{name}": value for name, value in found.items()}
+
+
+def repaired(elapsed: Sequence[float], delays: Sequence[float]) -> tuple[float, ...]:
+    """Computation-aware times of a talk from SimulEval's log, to which the computation of all the past was added.
+
+    e'[i] = max(e[i] - e[i - 1] + d[i - 1], e'[i - 1]), e'[1] = e[1]: OmniSTEval's --fix_simuleval_emission_ca.
+    """
+    found = list(elapsed[:1])
+    for rank in range(1, len(elapsed)):
+        found.append(max(elapsed[rank] - elapsed[rank - 1] + delays[rank - 1], found[-1]))
+    return tuple(found)
+
+
+def queued(heard: Sequence[float], costs: Sequence[float]) -> list[float]:
+    """When the work on each chunk of audio ends, if a chunk waits until the one before it is done.
+
+    end[i] = max(heard[i], end[i - 1]) + cost[i], in any one unit of time.
+    """
+    ends: list[float] = []
+    for moment, cost in zip(heard, costs, strict=True):
+        ends.append(max(moment, ends[-1] if ends else 0.0) + cost)
+    return ends
+
+
+def regime(long_yaal: float | None) -> str | None:
+    """The latency regime of IWSLT 2026, from LongYAAL in ms without computation; None outside of both."""
+    if long_yaal is None or not 0 <= long_yaal <= HIGH_MS:
+        return None
+    return "low" if long_yaal <= LOW_MS else "high"
+
+
+def _scores(
+    times: Sequence[float], source_length: float, reference_units: int, end: float | None = None
+) -> dict[str, float]:
+    scores = {
+        "AL": average_lagging(times, source_length, reference_units),
+        "LAAL": length_adaptive_average_lagging(times, source_length, reference_units),
+        "AP": average_proportion(times, source_length, reference_units),
+        "DAL": differentiable_average_lagging(times, source_length),
+    }
+    lagging = yet_another_average_lagging(times, source_length, reference_units, end)
+    return scores if lagging is None else {**scores, "YAAL": lagging}
 
 
 def _units(reference: str, unit: str) -> int:
-    return max(1, count_units(reference, unit))
+    """As SimulEval and OmniSTEval count words: two spaces have an empty one between them. At least 1."""
+    return max(1, len(reference.split(" ")) if unit == "word" else count_units(reference, unit))
 
 
 def _lagging(times: Sequence[float], source_length: float, target_units: int) -> float:

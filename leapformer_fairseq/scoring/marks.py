@@ -17,8 +17,13 @@ def length_ratio(predictions: Sequence[str], references: Sequence[str]) -> float
     return written / wanted if wanted else None
 
 
-def marks(lengths: float | None, lagging: float | None = None, shares: Mapping[str, float] | None = None) -> list[str]:
-    """Lines about a `length_ratio`, an AL in ms, and what `latency.simultaneity` found; none where all is well."""
+def marks(
+    lengths: float | None, lagging: float | None = None, shares: Mapping[str, float] | None = None, name: str = "AL"
+) -> list[str]:
+    """Lines about a `length_ratio`, a latency in ms called `name`, and what `latency.simultaneity` found.
+
+    None where all is well.
+    """
     found = []
     if shares and abs(shares["DSPTV"]) > DEGENERATE:
         found.append(
@@ -27,7 +32,7 @@ def marks(lengths: float | None, lagging: float | None = None, shares: Mapping[s
         )
     if lagging is not None and lagging < 0:
         found.append(
-            "negative AL: hypotheses run ahead of the speech, words are due before they are said; raise the "
+            f"negative {name}: hypotheses run ahead of the speech, words are due before they are said; raise the "
             "pre-decision ratio, in training, too"
         )
     if lengths is not None and lengths > LONG:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import LeapformerError
+from .jsonl import field, number, numbers, read_objects
 
 INSTANCES_LOG = "instances.log"
 COMPUTE_LOG = "compute.jsonl"
 UNITS = ("word", "char")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,9 +62,12 @@ def read_instances(output: str | Path, unit: str = "word") -> list[Instance]:
     """
     if unit not in UNITS:
         raise LeapformerError(f"unit {unit!r} is not supported; choose from {', '.join(UNITS)}")
-    instances = [_instance(entry, place) for place, entry in _read_lines(Path(output) / INSTANCES_LOG)]
+    log = Path(output) / INSTANCES_LOG
+    if not log.is_file():
+        raise LeapformerError(f"no {log.name} in {log.parent}; give the --output folder of a simuleval run")
+    instances = [_instance(entry, place) for place, entry in read_objects(log)]
     if not instances:
-        raise LeapformerError(f"{Path(output) / INSTANCES_LOG} holds no utterance; run simuleval first")
+        raise LeapformerError(f"{log} holds no utterance; run simuleval first")
     for instance in instances:
         n_units = count_units(instance.prediction, unit)
         if len(instance.delays) != n_units:
@@ -83,9 +84,9 @@ def read_compute(output: str | Path) -> ComputeTotals | None:
     if not path.is_file():
         return None
     totals = dict.fromkeys(ComputeTotals.__dataclass_fields__, 0.0)
-    for place, entry in _read_lines(path):
+    for place, entry in read_objects(path):
         for key in totals:
-            totals[key] += _field({"prenet_s": 0.0, **entry}, key, float, place)  # of older runs
+            totals[key] += field({"prenet_s": 0.0, **entry}, key, number, place)  # of older runs
     return ComputeTotals(**totals)
 
 
@@ -97,46 +98,16 @@ def count_units(text: str, unit: str) -> int:
     return len(text.split()) if unit == "word" else len(text.replace(" ", ""))
 
 
-def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """(place for messages, JSON object) for each line that is not blank."""
-    if not path.is_file():
-        raise LeapformerError(f"no {path.name} in {path.parent}; give the --output folder of a simuleval run")
-    entries = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise LeapformerError(f"{place} is not JSON ({error}); was the run interrupted?") from error
-        if not isinstance(entry, dict):
-            raise LeapformerError(f"{place} is not a JSON object")
-        entries.append((place, entry))
-    return entries
-
-
 def _instance(entry: dict[str, Any], place: str) -> Instance:
     instance = Instance(
-        index=_field(entry, "index", int, place),
-        prediction=_field(entry, "prediction", str, place),
-        reference=_field(entry, "reference", str, place),
-        delays=_field(entry, "delays", _floats, place),
-        elapsed=_field(entry, "elapsed", _floats, place),
-        source_length=_field(entry, "source_length", float, place),
+        index=field(entry, "index", int, place),
+        prediction=field(entry, "prediction", str, place),
+        reference=field(entry, "reference", str, place),
+        delays=field(entry, "delays", numbers, place),
+        elapsed=field(entry, "elapsed", numbers, place),
+        source_length=field(entry, "source_length", number, place),
     )
     if len(instance.delays) != len(instance.elapsed):
         counts = f"{len(instance.delays)} delays but {len(instance.elapsed)} elapsed times"
         raise LeapformerError(f"{place} has {counts}; run simuleval again")
     return instance
-
-
-def _field(entry: dict[str, Any], key: str, convert: Callable[[Any], T], place: str) -> T:
-    try:
-        return convert(entry[key])
-    except (KeyError, TypeError, ValueError) as error:
-        raise LeapformerError(f"{place} has no usable {key!r}; is it a log of speech-to-text translation?") from error
-
-
-def _floats(values: Iterable[Any]) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)

@@ -23,13 +23,10 @@ from the server
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from ..agents.session import Event
 from ..audio import INT16_SCALE, SAMPLE_RATE
 from ..errors import LeapformerError
 
@@ -89,30 +86,3 @@ def _resampler(rate: int) -> Any:
             f"audio at {rate} Hz needs soxr; pip install 'leapformer_fairseq[live]', or send {SAMPLE_RATE} Hz"
         ) from error
     return soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
-
-
-class Shown:
-    """The text that a client shows, as its final part and a draft behind it."""
-
-    def __init__(self, between: str) -> None:
-        """`between` stands between two pieces of text."""
-        self.between = between
-        self._empty, self._draft = True, ""
-
-    def changed(self, events: Iterable[Event]) -> dict[str, Any]:
-        """`new`, `deleted` and `events` for what has happened."""
-        events, before, final, draft = list(events), self._draft, "", self._draft
-        for event in events:
-            if event.final:
-                final, draft = final + self._joined(event.text, not (final or not self._empty)), ""
-            else:
-                draft = self._joined(event.text, not (final or not self._empty))
-        if not final and draft.startswith(before):
-            new, deleted = draft[len(before) :], ""
-        else:
-            new, deleted = final + draft, before
-        self._draft, self._empty = draft, self._empty and not final
-        return {"new": new, "deleted": deleted, "events": [asdict(event) for event in events]}
-
-    def _joined(self, text: str, first: bool) -> str:
-        return text if first or not text else self.between + text

@@ -56,11 +56,11 @@ class LiveServer:
         about: Mapping[str, Any],
         limits: Limits,
         token: str | None = None,
-        between: str = " ",
+        unit: str = "word",
         threads: int = 1,
     ) -> None:
-        """`token`: what clients must know, as `?token=`. `threads`: of torch, in each talk."""
-        self.make_session, self.limits, self.token, self.between = make_session, limits, token, between
+        """`token`: what clients must know, as `?token=`. `unit`: of the text. `threads`: of torch, in each talk."""
+        self.make_session, self.limits, self.token, self.unit = make_session, limits, token, unit
         self.talks: dict[str, Talk] = {}
         self._pool = ThreadPoolExecutor(limits.talks, "talk", torch.set_num_threads, (threads,))
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,7 +153,7 @@ class LiveServer:
         """A new talk. Raises Refused when all are taken."""
         if sum(not talk.done.is_set() for talk in self.talks.values()) >= self.limits.talks:
             raise Refused(TRY_LATER, f"all {self.limits.talks} talks of this server are in use; try again later")
-        talk = Talk(self.make_session(drafts), self.between, self._pool, self.limits.backlog_s)
+        talk = Talk(self.make_session(drafts), self.unit, self._pool, self.limits.backlog_s)
         self.talks[talk.name] = talk
         task = asyncio.create_task(talk.run())
         self._tasks.add(task)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..agents.session import Event, Session
+from ..agents.shown import Shown
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError, one_line
-from .messages import Shown
 
 LONGEST_CHUNK = SAMPLE_RATE // 2  # samples that are translated before the text so far is shown
 UNSENT = 1_000  # messages that wait for a listener, at most
@@ -69,13 +69,13 @@ class Talk:
     Everything but the translation itself, which is in a thread of `pool`, happens in the event loop.
     """
 
-    def __init__(self, session: Session, between: str, pool: Executor, backlog_s: float) -> None:
+    def __init__(self, session: Session, unit: str, pool: Executor, backlog_s: float) -> None:
         self.name = secrets.token_hex(8)  # who knows it may listen
         self.session = session
         self.history: list[Event] = []  # final text
         self.done = asyncio.Event()
         self._pool, self._backlog = pool, round(backlog_s * SAMPLE_RATE)
-        self._shown = Shown(between)
+        self._shown = Shown(unit)
         self._listeners: list[Listener] = []
         self._waiting: deque[np.ndarray] = deque()
         self._n_waiting = 0
@@ -134,7 +134,8 @@ class Talk:
                     continue
                 events = await loop.run_in_executor(self._pool, self._translate, samples, last)
                 self.history += [event for event in events if event.final and (event.text or event.ends)]
-                self._tell({**self._shown.changed(events), **self._state()})
+                new, deleted = self._shown.changed(events).strings
+                self._tell({"new": new, "deleted": deleted, "events": list(map(asdict, events)), **self._state()})
                 if last:
                     break
         except Exception as error:

@@ -20,10 +20,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
 from leapformer_fairseq.agents.segments import SegmentOptions  # noqa: E402
 from leapformer_fairseq.agents.session import Event, Session  # noqa: E402
+from leapformer_fairseq.agents.shown import Shown  # noqa: E402
 from leapformer_fairseq.agents.stream import DecodingOptions  # noqa: E402
 from leapformer_fairseq.audio import SAMPLE_RATE  # noqa: E402
 from leapformer_fairseq.errors import LeapformerError  # noqa: E402
-from leapformer_fairseq.serve.messages import Samples, Shown, parse  # noqa: E402
+from leapformer_fairseq.serve.messages import Samples, parse  # noqa: E402
 from leapformer_fairseq.serve.server import LiveServer  # noqa: E402
 from leapformer_fairseq.serve.talk import UNSENT, Limits, Listener, Talk  # noqa: E402
 
@@ -466,20 +467,21 @@ def test_an_address_that_is_taken(session):
 EVENTS = st.builds(Event, st.sampled_from(["", "a", "b c"]), st.booleans(), st.booleans(), st.just(1), st.just(1.0))
 
 
-@given(st.lists(st.lists(EVENTS, max_size=4), max_size=8), st.sampled_from([" ", ""]))
-def test_what_is_deleted_was_shown(batches, between):
-    text, sent = "", Shown(between)
-    for events in batches:
-        message = sent.changed(events)
-        assert text.endswith(message["deleted"])
-        text = text[: len(text) - len(message["deleted"])] + message["new"]
-    events, done, draft = [event for batch in batches for event in batch], [], ""
-    for event in events:
-        if event.final:
-            done, draft = done + [event.text] * bool(event.text), ""
-        else:
-            draft = event.text
-    assert text == between.join([*done, *[draft] * bool(draft)])
+@given(st.lists(st.lists(EVENTS, max_size=4), max_size=8), st.sampled_from(["word", "char"]), st.booleans())
+def test_what_is_deleted_was_shown(batches, unit, ends):
+    text, shown, count = "", Shown(unit), 0
+    for i, events in enumerate(batches):
+        change = shown.changed(events, ends=ends and i == len(batches) - 1)
+        new, deleted = change.strings
+        assert text.endswith(deleted) and change.at_start == (len(change.deleted) == count)
+        text = text[: len(text) - len(deleted)] + new
+        count += len(change.new) - len(change.deleted)
+        assert not (change.new and change.deleted) or change.new[0] != change.deleted[0], "what stays is not sent"
+    done, draft = [], ""
+    for event in (event for batch in batches for event in batch):
+        done, draft = (done + [event.text] * bool(event.text), "") if event.final else (done, event.text)
+    draft = "" if ends and batches else draft
+    assert text == ("" if unit == "char" else " ").join([*done, *[draft] * bool(draft)])
 
 
 @pytest.mark.parametrize("rate", [8_000, 44_100, 48_000])
@@ -504,7 +506,7 @@ def test_limits_are_above_zero(name):
 
 
 def test_samples_are_taken_in_order_and_not_too_many(session):
-    talk = Talk(session(False), " ", None, 100)  # type: ignore[arg-type]
+    talk = Talk(session(False), "word", None, 100)  # type: ignore[arg-type]
     samples = np.arange(30_000, dtype=np.float32)
     asyncio.run(talk.hear(samples[:20_000]))
     asyncio.run(talk.hear(samples[20_000:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import time
@@ -18,6 +19,8 @@ from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.audio import read_blocks
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.cli import stream as command
+from leapformer_fairseq.scoring.streamlog import read_stream_log
+from leapformer_fairseq.scoring.talks import read_talks
 from tests.agents.conftest import detokenizer, make_system, speech, spm_model, symbols  # noqa: F401  (fixtures)
 
 NEEDED = ["--checkpoint", "x", "--data-root", "x", "--max-len-b", "9"]
@@ -246,3 +249,88 @@ def test_rows_break_at_spaces_and_count_cells() -> None:
     assert rows("你好世界", 5) == ["你好", "世界"]
     assert rows("你好", 1) == ["你", "好"]
     assert rows("e\u0301e\u0301", 2) == ["e\u0301e\u0301"]
+
+
+# -- a log for `leapformer score` --------------------------------------------------------------------------------------
+
+
+def log_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_log_says_what_was_shown(system, recording, tmp_path, capsys, drafts) -> None:
+    """The text that a log leaves is the text of the command; drafts that were taken back are deletions in it."""
+    path, _ = recording
+    log = tmp_path / "log.jsonl"
+    options = ["--log", str(log), *(["--json"] if drafts else [])]
+    assert cli.main(["stream", str(path), *NEEDED, *options]) == 0
+    out = capsys.readouterr().out
+    if drafts:
+        events = [event for event in map(json.loads, out.splitlines()) if "text" in event]
+        out = " ".join(event["text"] for event in events if event["final"])
+    loaded, begun, *chunks = log_of(log)
+    assert list(loaded) == ["model_loading_time"] and begun["metadata"] == {"wav_name": str(path)}
+    (talk,) = read_stream_log(log, "word")
+    assert list(talk.units) == out.split()
+    assert bool(talk.effort.erased) == drafts and any(chunk["deleted_tokens"] for chunk in chunks) == drafts
+    assert [chunk["total_audio_processed"] for chunk in chunks] == pytest.approx([*np.arange(1, 61) / 10, 6.0])
+    assert talk.source_length == 6000 and 0 < sum(talk.effort.chunks_s) < 60
+    assert list(talk.delays) == sorted(talk.delays) and talk.delays[0] >= (400 if drafts else 1720)
+
+
+def test_drafts_come_early_and_final_words_keep_their_time(system, recording, tmp_path) -> None:
+    path, _ = recording
+    times = []
+    for number, options in enumerate((["--json"], ["--json", "--no-drafts"])):
+        log = tmp_path / f"{number}.jsonl"
+        assert cli.main(["stream", str(path), *NEEDED, "--log", str(log), *options]) == 0
+        (talk,) = read_stream_log(log, "word")
+        times.append(talk.delays)
+    assert all(early <= late for early, late in zip(*times, strict=True)) and sum(times[0]) < sum(times[1])
+
+
+def test_omnistevals_format_has_the_same_words(system, recording, tmp_path) -> None:
+    path, _ = recording
+    logs = {form: tmp_path / form for form in ("simulstream", "omnisteval")}
+    for form, log in logs.items():
+        assert cli.main(["stream", str(path), *NEEDED, "--json", "--log", str(log), "--log-format", form]) == 0
+    (one,), (other,) = read_stream_log(logs["simulstream"], "word"), read_talks(logs["omnisteval"], "word")
+    assert (one.units, one.delays, one.source_length) == (other.units, other.delays, other.source_length)
+    assert other.recording == str(path)
+    assert all(after > before for before, after in zip(other.delays, other.aware["CA"], strict=True))
+
+
+def test_an_interrupted_log_ends_without_the_draft(monkeypatch, system, recording, tmp_path, capsys) -> None:
+    def interrupted(*args):
+        yield from itertools.islice(read_blocks(*args), 18)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "read_blocks", interrupted)
+    assert cli.main(["stream", str(recording[0]), *NEEDED, "--json", "--log", str(tmp_path / "log")]) == 130
+    events = [event for event in map(json.loads, capsys.readouterr().out.splitlines()) if "text" in event]
+    (talk,) = read_stream_log(tmp_path / "log", "word")
+    assert list(talk.units) == " ".join(event["text"] for event in events if event["final"]).split()
+    assert not events[-1]["final"] and events[-1]["text"], "or nothing was left to take back"
+
+
+def test_a_log_is_never_appended_to(system, recording, tmp_path, capsys) -> None:
+    log = tmp_path / "log.jsonl"
+    arguments = ["stream", str(recording[0]), *NEEDED, "--log", str(log)]
+    assert cli.main(arguments) == 0
+    before = log.read_bytes()
+    capsys.readouterr()
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert "exists, and two runs in a log are read as one; delete it" in err and err.count("\n") == 1
+    assert log.read_bytes() == before
+    arguments[-1] = str(tmp_path / "nowhere" / "log")
+    assert cli.main(arguments) == 2
+    assert "cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_a_log_of_characters(system, recording, tmp_path, capsys) -> None:
+    log = tmp_path / "log.jsonl"
+    assert cli.main(["stream", str(recording[0]), *NEEDED, "--unit", "char", "--log", str(log)]) == 0
+    (talk,) = read_stream_log(log, "char")
+    assert "".join(talk.units) == capsys.readouterr().out.replace("\n", "")

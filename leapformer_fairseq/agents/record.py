@@ -1,0 +1,75 @@
+"""A log of what a session shows of a talk, and when, for `leapformer score`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..audio import SAMPLE_RATE
+from ..scoring.streamlog import Chunk, StreamLogWriter, fresh_file, refuse_existing, talk_of
+from ..scoring.talks import write_talks
+from .session import Event
+from .shown import Change, Shown
+
+LOG_FORMATS = ("simulstream", "omnisteval")
+
+
+class Recorder:
+    """Passes the events of a session on, one piece of audio after the other, and notes what they change on the screen.
+
+    The format "simulstream" is written as it comes; "omnisteval", which has the final words with
+    queued computation only, at the end.
+    """
+
+    def __init__(self, path: str | Path, recording: str, unit: str, form: str = LOG_FORMATS[0]) -> None:
+        """Raises LeapformerError where the file exists; it is made when the session begins."""
+        refuse_existing(path)
+        self.path, self.recording, self.unit, self.form = path, recording, unit, form
+        self._writer: StreamLogWriter | None = None
+        self._chunks: list[Chunk] = []
+        self._stream = 0
+        self._n_samples = 0
+        self._shown = Shown(unit)
+
+    def begin(self, loading_s: float) -> None:
+        """The model is there, after so many seconds. Raises LeapformerError for a file that cannot be made."""
+        if self.form == "omnisteval":
+            fresh_file(self.path).close()
+        else:
+            self._writer = StreamLogWriter(self.path)
+            self._writer.loaded(loading_s)
+            self._stream = self._writer.begin(self.recording)
+
+    def listen(self, events: Iterator[Event], n_samples: int = 0) -> Iterator[Event]:
+        """The events of so many more samples; only the time in which they are made counts as computation."""
+        self._n_samples += n_samples
+        heard, spent = list[Event](), 0.0
+        try:
+            while True:
+                began = time.perf_counter()
+                event = next(events, None)
+                spent += time.perf_counter() - began
+                if event is None:
+                    break
+                heard.append(event)
+                yield event
+        finally:  # what was shown of this audio counts, also where an interrupt ends it
+            self._add(self._shown.changed(heard), spent)
+
+    def close(self) -> None:
+        """There is no more; what is still a draft was not written."""
+        left = self._shown.changed([], ends=True)
+        if left.deleted:
+            self._add(left, 0.0)
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            write_talks(self.path, [talk_of(self.recording, self._chunks, self.unit)], self.unit)
+
+    def _add(self, change: Change, seconds: float) -> None:
+        chunk = Chunk(self._n_samples / SAMPLE_RATE, seconds, change.new, change.deleted)
+        if self._writer is not None:
+            self._writer.add(self._stream, chunk)
+        else:
+            self._chunks.append(chunk)

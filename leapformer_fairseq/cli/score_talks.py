@@ -1,0 +1,130 @@
+"""The part of `leapformer score` that is for translations of whole talks: its options and its table."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from ..errors import LeapformerError
+from ..scoring.latency import HIGH_MS, LOW_MS
+from ..scoring.pieces import SEGMENTERS
+from ..scoring.talk_report import LATENCIES, WAYS, TalkOptions, kind_of, score_resegmented, score_talks
+from ..scoring.talks import LOGGED, QUEUED, REPAIRED
+
+_HEADERS = {"": "source heard", LOGGED: "CA as logged", REPAIRED: "CA repaired", QUEUED: "CA queued"}
+_ONLY = ("quality_command", "transcripts", "lang", "resegmented")  # options that say nothing about anything else
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of talks."""
+    group = parser.add_argument_group("translations of whole talks")
+    group.add_argument(
+        "--segments", metavar="FILE",
+        help="what the references translate: YAML or JSON, a list of {wav: NAME, offset: S, duration: S}",
+    )  # fmt: skip
+    group.add_argument(
+        "--segmenter", choices=SEGMENTERS, default="soft",
+        help="how a talk is cut into segments: soft (SoftSegmenter) or mwer (mwerSegmenter, least edit distance, with "
+        "the package mweralign) (default: soft)",
+    )  # fmt: skip
+    group.add_argument("--lang", metavar="CODE", help="--segmenter soft: cut words as Moses does for this language")
+    group.add_argument("--resegmented", metavar="FILE", help="also write the pieces, as OmniSTEval does")
+    group.add_argument(
+        "--quality-command", metavar="COMMAND",
+        help="a program that scores segments, such as COMET in its own environment: reads and writes JSON Lines",
+    )  # fmt: skip
+    group.add_argument("--transcripts", metavar="FILE", help="for --quality-command: source text, a line each segment")
+
+
+def serves(args: argparse.Namespace) -> bool:
+    """Whether the command is about talks. Raises LeapformerError for options that do not go together."""
+    if args.segments:
+        if args.text or args.examples:
+            raise LeapformerError("--segments is for translations of talks; leave --text and --examples out")
+        if not args.references:
+            raise LeapformerError(f"--segments {args.segments} needs --references, a line for each segment")
+        return True
+    kind = None if args.references or args.text or args.examples else kind_of(Path(args.output[0]))
+    if kind in ("talks", "stream"):
+        raise LeapformerError(
+            f"{args.output[0]} is a log of talks; give --segments and --references (of utterances: the folder it is in)"
+        )
+    given = [name for name in _ONLY if getattr(args, name) is not None]
+    if given and kind is None:
+        raise LeapformerError(f"--{given[0].replace('_', '-')} is for translations of talks; give --segments, too")
+    return kind == "pieces"
+
+
+def score(args: argparse.Namespace) -> dict[str, Any]:
+    """All scores of the talks, as of `score_talks`. Raises LeapformerError."""
+    options = TalkOptions(
+        args.unit, args.segmenter, args.lang, args.tokenize, args.quality_command, args.transcripts, args.resegmented
+    )
+    if args.segments:
+        return score_talks(args.output, args.segments, args.references, options)
+    if args.resegmented:
+        raise LeapformerError(f"--resegmented {args.resegmented}: {args.output[0]} is that already; leave it out")
+    return score_resegmented(args.output, options)
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The report for people to read."""
+    ratio, segmenter = report["length_ratio"], report["segmenter"]
+    return [
+        f"{report['n_instances']} segments of {report['n_recordings']} recordings"
+        f"{f', segmenter {segmenter}' if segmenter else ''}; {report['n_empty']} without output (they have no latency)",
+        *_quality(report),
+        *([] if ratio is None else [f"{'length':10}{ratio:10.3f} characters for each of the references"]),
+        "",
+        *_latency(report),
+        *_effort(report),
+        *report["marks"],
+        *(f"{name}: {signature}" for name, signature in report["signatures"].items()),
+        report["signature"],
+    ]
+
+
+def _quality(report: dict[str, Any]) -> list[str]:
+    latencies, found = tuple(LATENCIES), []
+    for name, value in report["scores"].items():
+        if not name.startswith(latencies):
+            interval = report["intervals"].get(name)
+            more = "" if interval is None else f" +- {interval:.3f} (95 %)"
+            found.append(f"{name:10}{value:10.3f}{more}")
+    return found
+
+
+def _latency(report: dict[str, Any]) -> list[str]:
+    """A row for each latency, a column for each way to take computation into account."""
+    scores = report["scores"]
+    ways = [way for way in WAYS if any(name + (way and f"_{way}") in scores for name in LATENCIES)]
+    rows: list[list[Any]] = []
+    for name in LATENCIES:
+        values = [scores.get(name + (way and f"_{way}")) for way in ways]
+        if any(value is not None for value in values):
+            rows.append([name, "" if name == "LongAP" else "ms", *values])
+        if name == "LongLAAL" and rows:
+            rows.append(["StreamLAAL", "s", *(report["StreamLAAL_s"].get(way or "source heard") for way in ways)])
+    if not rows:
+        return ["nothing was written: there is no latency"]
+    low, high = LOW_MS / 1000, HIGH_MS / 1000
+    limits = {"low": f"low (LongYAAL to {low:g} s)", "high": f"high ({low:g} to {high:g} s)"}
+    table = tabulate(rows, headers=["", "", *(_HEADERS[way] for way in ways)], floatfmt=".3f")
+    return [*table.split("\n"), f"latency regime: {limits.get(report['regime'], f'none (0 to {high:g} s)')}", ""]
+
+
+def _effort(report: dict[str, Any]) -> list[str]:
+    compute, shares, found = report["compute"], report["simultaneity"], []
+    if report["erasure"] is not None:
+        found.append(f"normalised erasure {report['erasure']:.3f}")
+    if compute and compute["seconds_per_second"] is not None:
+        found.append(
+            f"real-time factor {compute['seconds_per_second']:.3f}; 95 % of the chunks within "
+            f"{compute['chunk_s_95']:.3f} s"
+        )
+    if shares:
+        found.append(f"SWF {shares['SWF']:.1f} %, EFSW {shares['EFSW']:.1f} %, DSPTV {shares['DSPTV']:.1f}")
+    return found

@@ -1,0 +1,159 @@
+"""The translation of a talk, cut into a piece for each reference segment.
+
+Written and read as OmniSTEval's instances.resegmented.jsonl: milliseconds from the start of the segment, so words that
+came before it have negative ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import LeapformerError
+from ..files import write_text
+from . import jsonl
+from .alignment import mwer_segments, soft_segments
+from .runlog import Instance
+from .segmentation import Segment, by_recording, find_recording
+from .talks import LOGGED, Talk, join
+
+SEGMENTERS = ("soft", "mwer")
+_HINT = "is it OmniSTEval's instances.resegmented.jsonl?"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What was written for a segment, all times in ms from its start.
+
+    `instance` has the segment's duration as `source_length`. `place`: numbers of the recording and of the segment in
+    it, from 0. `end`: of the recording's last segment. `aware`: as in `Talk`.
+    """
+
+    instance: Instance
+    place: tuple[int, int]
+    end: float
+    aware: Mapping[str, tuple[float, ...]]
+
+
+def cut(
+    talks: Sequence[Talk],
+    segments: Sequence[Segment],
+    unit: str = "word",
+    segmenter: str = "soft",
+    lang: str | None = None,
+) -> list[Piece]:
+    """A piece for each segment, in order; every unit of a talk is in one of them, in the order of the talk.
+
+    `lang` cuts words as Moses does before they are compared, for the soft segmenter only. Raises LeapformerError for a
+    talk of an unknown recording, two of one, and recordings without a talk.
+    """
+    own = _by_recording(talks, segments)
+    pieces: list[Piece] = []
+    for number, (recording, parts) in enumerate(by_recording(segments)):
+        talk = own[recording]
+        places = _align([part.reference for part in parts], talk.units, unit, segmenter, lang)
+        counts = Counter(places)
+        end, start = max(part.end for part in parts), 0
+        for rank, part in enumerate(parts):
+            stop = start + counts[rank]
+            pieces.append(_piece(talk, slice(start, stop), part, end, len(pieces), (number, rank), unit))
+            start = stop
+    return pieces
+
+
+def write_pieces(path: str | Path, pieces: Sequence[Piece]) -> None:
+    """Write the pieces, with computation as it was logged. Raises LeapformerError if they cannot be."""
+    write_text(path, "".join(json.dumps(_entry(one), ensure_ascii=False) + "\n" for one in pieces), "--resegmented")
+
+
+def read_pieces(path: Path, unit: str = "word") -> list[Piece]:
+    """The pieces of such a file. Raises LeapformerError for a damaged one, and one that is counted in another unit."""
+    return [_read(entry, place, rank, unit) for rank, (place, entry) in enumerate(jsonl.read_objects(path))]
+
+
+def _by_recording(talks: Sequence[Talk], segments: Sequence[Segment]) -> dict[str, Talk]:
+    recordings = list(dict.fromkeys(one.recording for one in segments))
+    own: dict[str, Talk] = {}
+    for talk in talks:
+        recording = find_recording(talk.recording, recordings)
+        if recording is None:
+            raise LeapformerError(
+                f"{talk.place}: --segments has not one recording {talk.recording}, but {', '.join(recordings):.80}; "
+                "give the segments of these talks"
+            )
+        if recording in own:
+            raise LeapformerError(
+                f"{talk.place}: {recording} was read at {own[recording].place} already; give each talk once"
+            )
+        own[recording] = talk
+    missing = [recording for recording in recordings if recording not in own]
+    if missing:
+        raise LeapformerError(
+            f"no log has {missing[0]}, a recording of --segments ({len(missing)} of {len(recordings)} are missing); "
+            "give the logs of all talks"
+        )
+    return own
+
+
+def _align(references: Sequence[str], units: Sequence[str], unit: str, segmenter: str, lang: str | None) -> list[int]:
+    if segmenter == "mwer":
+        return mwer_segments(references, units, unit == "char")
+    split: Callable[[str], Sequence[str]] = str.split if unit == "word" else lambda text: text.replace(" ", "")
+    return soft_segments([split(text) for text in references], units, unit == "char", lang)
+
+
+def _piece(
+    talk: Talk, which: slice, segment: Segment, end: float, index: int, place: tuple[int, int], unit: str
+) -> Piece:
+    def relative(times: Sequence[float]) -> tuple[float, ...]:
+        return tuple(moment - segment.offset for moment in times[which])
+
+    delays, aware = relative(talk.delays), {way: relative(times) for way, times in talk.aware.items()}
+    text = join(talk.units[which], unit)
+    instance = Instance(index, text, segment.reference, delays, aware.get(LOGGED, delays), segment.duration)
+    return Piece(instance, place, end - segment.offset, aware)
+
+
+def _entry(piece: Piece) -> dict[str, Any]:
+    one = piece.instance
+    times = {
+        "emission_cu": one.delays,
+        **({"emission_ca": piece.aware[LOGGED]} if LOGGED in piece.aware else {}),
+        "time_to_recording_end": piece.end,
+    }
+    return {
+        "index": one.index,
+        "docid": piece.place[0],
+        "segid": piece.place[1],
+        "prediction": one.prediction,
+        "reference": one.reference,
+        "source_length": one.source_length,
+        **(times if one.delays else {}),
+    }
+
+
+def _read(entry: dict[str, Any], place: str, index: int, unit: str) -> Piece:
+    prediction = jsonl.field(entry, "prediction", jsonl.text, place, _HINT)
+    n_units = len(prediction.split()) if unit == "word" else len(prediction)
+    delays, end, aware = tuple[float, ...](), 0.0, dict[str, tuple[float, ...]]()
+    if n_units:
+        delays = jsonl.field(entry, "emission_cu", jsonl.numbers, place, _HINT)
+        end = jsonl.field(entry, "time_to_recording_end", jsonl.number, place, "resegment with OmniSTEval 0.1.10")
+        if "emission_ca" in entry:
+            aware[LOGGED] = jsonl.field(entry, "emission_ca", jsonl.numbers, place, _HINT)
+    for times in (delays, *aware.values()):
+        if len(times) != n_units:
+            raise LeapformerError(
+                f"{place} has {len(times)} times for {n_units} units of kind {unit!r}; give the file's own --level"
+            )
+    length = jsonl.field(entry, "source_length", jsonl.duration, place, _HINT)
+    if not length:
+        raise LeapformerError(f"{place} has a 'source_length' of 0; {_HINT}")
+    reference = jsonl.field(entry, "reference", jsonl.text, place, _HINT)
+    number = (jsonl.field(entry, "docid", int, place, _HINT), jsonl.field(entry, "segid", int, place, _HINT))
+    instance = Instance(index, prediction, reference, delays, aware.get(LOGGED, delays), length)
+    return Piece(instance, number, end, aware)

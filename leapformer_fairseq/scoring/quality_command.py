@@ -1,0 +1,68 @@
+"""Quality by a program of another environment, such as COMET, whose requirements do not go with ours.
+
+It gets a line of JSON for each segment on standard input, {"src": ..., "mt": ..., "ref": ...}, also for segments
+without output, and answers {"score": 0.83} for each, in order, and at last {"system": 0.81, "name": "XCOMET-XL",
+"version": "2.2.6"}.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Sequence
+
+from ..errors import LeapformerError
+from . import jsonl
+from .quality import QualityScore
+from .segmentation import read_sentences
+
+_HINT = 'it answers {"score": N} for each segment, then {"system": N, "name": "...", "version": "..."}'
+
+
+def score_by_command(
+    command: str, predictions: Sequence[str], references: Sequence[str], transcripts: str | None = None
+) -> QualityScore:
+    """The scores that `command` finds; `transcripts` has the source text of each segment, a line each.
+
+    Raises LeapformerError where it cannot be run, fails, or does not answer as it should.
+    """
+    sources = _sources(transcripts, len(predictions))
+    entries = [
+        {"src": source, "mt": prediction, "ref": reference}
+        for source, prediction, reference in zip(sources, predictions, references, strict=True)
+    ]
+    lines = _answers(command, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
+    where = [f"--quality-command, line {number} of its output" for number in range(1, len(lines) + 1)]
+    answers = [jsonl.parse(line, place) for line, place in zip(lines, where, strict=True)]
+    if len(answers) != len(entries) + 1:
+        raise LeapformerError(f"--quality-command wrote {len(answers)} lines for {len(entries)} segments; {_HINT}")
+    *segments, (last, place) = zip(answers, where, strict=True)
+    scores = [jsonl.field(answer, "score", jsonl.number, line, _HINT) for answer, line in segments]
+    name, version = (jsonl.field(last, key, jsonl.text, place, _HINT) for key in ("name", "version"))
+    system = jsonl.field(last, "system", jsonl.number, place, _HINT)
+    return QualityScore(name, system, f"{name}|version:{version}", tuple(scores))
+
+
+def _answers(command: str, text: str) -> list[str]:
+    try:
+        done = subprocess.run(shlex.split(command), input=text, capture_output=True, encoding="utf-8", check=True)
+    except (OSError, ValueError, IndexError) as error:
+        raise LeapformerError(f"--quality-command {command!r} cannot be run ({error}); check the command") from error
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise LeapformerError(
+            f"--quality-command ended with status {error.returncode}: {last}; run it by hand to see why"
+        ) from error
+    return [line for line in done.stdout.splitlines() if line.strip()]
+
+
+def _sources(transcripts: str | None, n_segments: int) -> list[str]:
+    if transcripts is None:
+        return [""] * n_segments
+    lines = read_sentences(transcripts, "--transcripts")
+    if len(lines) != n_segments:
+        raise LeapformerError(
+            f"--transcripts {transcripts} has {len(lines)} lines for {n_segments} segments; give one a line for each"
+        )
+    return lines

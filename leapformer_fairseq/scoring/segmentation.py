@@ -1,0 +1,142 @@
+"""Which parts of which recordings the references translate: OmniSTEval's segmentation (YAML or JSON) and a text file.
+
+    - {wav: talk1.wav, offset: 2.433, duration: 9.05}
+
+Seconds from the first sample; a reference of one line for each, and the segments of a recording together, in order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import LeapformerError
+from ..files import write_text
+from .jsonl import duration, field, text
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is 10 times as fast, where libyaml is there
+_HINT = "a segment is {wav: NAME, offset: S, duration: S}, in seconds"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a recording, in milliseconds from its first sample, and the reference translation of it."""
+
+    recording: str
+    offset: float
+    duration: float
+    reference: str
+
+    @property
+    def end(self) -> float:
+        return self.offset + self.duration
+
+
+def read_segments(path: str | Path, references: str | Path) -> list[Segment]:
+    """The segments of all recordings with their references, as the file lists them.
+
+    Raises LeapformerError for files that cannot be read, an entry that is no segment, segments that are out of order
+    or of a recording that was left before, and references of another number.
+    """
+    lines = read_sentences(references, "--references")
+    segments, places = list[Segment](), list[str]()
+    for place, entry in _entries(Path(path)):
+        recording, offset = field(entry, "wav", text, place, _HINT), field(entry, "offset", duration, place, _HINT)
+        length = field(entry, "duration", duration, place, _HINT)
+        if not length:
+            raise LeapformerError(f"{place}: a segment of {recording} has no duration; leave it and its reference out")
+        reference = lines[len(segments)] if len(segments) < len(lines) else ""
+        segments.append(Segment(recording, 1000 * offset, 1000 * length, reference))
+        places.append(place)
+    if not segments:
+        raise LeapformerError(f"--segments {path} holds no segment; {_HINT}")
+    if len(lines) != len(segments):
+        raise LeapformerError(
+            f"--references {references} has {len(lines)} lines for the {len(segments)} segments of {path}; give one "
+            "reference a line for each"
+        )
+    _check_order(segments, places)
+    return segments
+
+
+def write_segments(path: str | Path, segments: Sequence[Segment]) -> None:
+    """Write a segmentation without references as YAML, an entry a line. Raises LeapformerError if it cannot."""
+    entries = [{"wav": one.recording, "offset": one.offset / 1000, "duration": one.duration / 1000} for one in segments]
+    write_text(path, "".join(f"- {json.dumps(entry, ensure_ascii=False)}\n" for entry in entries))
+
+
+def by_recording(segments: Sequence[Segment]) -> Iterator[tuple[str, list[Segment]]]:
+    """Every recording with its segments, in order."""
+    for recording, own in groupby(segments, key=lambda one: one.recording):
+        yield recording, list(own)
+
+
+def read_sentences(path: str | Path, option: str) -> list[str]:
+    """The lines of a text file, without outer spaces. Raises LeapformerError, with the option that names the file."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise LeapformerError(f"{option} {path} cannot be read ({error.strerror}); check the path") from error
+    except UnicodeDecodeError as error:
+        raise LeapformerError(f"{option} {path} is not UTF-8 ({error.reason}); convert it") from error
+    return [line.strip() for line in (lines if lines[-1] else lines[:-1])]
+
+
+def find_recording(name: str, recordings: Sequence[str]) -> str | None:
+    """The recording that a log calls `name`: by the full name, else by the file's, else by that without its suffix.
+
+    None where there is none, or more than one.
+    """
+    for part in (str, lambda path: Path(path).name, lambda path: Path(path).stem):
+        found = [one for one in recordings if part(one) == part(name)]
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def _entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """(place for messages, entry) for each segment."""
+    try:
+        content = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            found = json.loads(content)
+            places = [f"{path}, entry {i}" for i in range(1, len(found if isinstance(found, list) else ()) + 1)]
+        else:
+            node = yaml.compose(content, Loader=_LOADER)
+            found = yaml.load(content, Loader=_LOADER)
+            parts = node.value if isinstance(found, list) else []
+            places = [f"{path}:{one.start_mark.line + 1}" for one in parts]
+    except OSError as error:
+        raise LeapformerError(f"--segments {path} cannot be read ({error.strerror}); check the path") from error
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise LeapformerError(f"--segments {path} is no segmentation ({reason}); {_HINT}") from error
+    if not isinstance(found, list):
+        raise LeapformerError(f"--segments {path} is no list; {_HINT}")
+    for place, entry in zip(places, found, strict=True):
+        if not isinstance(entry, dict):
+            raise LeapformerError(f"{place} is {entry!r:.40}; {_HINT}")
+    return list(zip(places, found, strict=True))
+
+
+def _check_order(segments: Sequence[Segment], places: Sequence[str]) -> None:
+    done: set[str] = set()
+    for (before, after), place in zip(pairwise(segments), places[1:], strict=True):
+        if before.recording != after.recording:
+            done.add(before.recording)
+            if after.recording in done:
+                raise LeapformerError(
+                    f"{place}: {after.recording} comes again after {before.recording}; put the segments of a recording "
+                    "and their references together"
+                )
+        elif after.offset < before.offset:
+            raise LeapformerError(
+                f"{place}: the segment at {after.offset / 1000:g} s comes after that at {before.offset / 1000:g} s; "
+                "sort the segments of a recording, and their references, by offset"
+            )
