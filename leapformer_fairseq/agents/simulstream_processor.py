@@ -42,7 +42,7 @@ from .stream import DecodingOptions, TranslationSystem
 THEIRS = ("type", "speech_chunk_size", "detokenizer_type", "latency_unit")  # what simulstream reads
 
 
-class LeapformerProcessor(SpeechProcessor):  # type: ignore[misc]  # simulstream has no types
+class LeapformerProcessor(SpeechProcessor):
     """A `Session` for each stream. The model is loaded once in a process; simulstream runs its sessions in threads."""
 
     _loading: ClassVar[threading.Lock] = threading.Lock()

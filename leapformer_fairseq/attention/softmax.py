@@ -40,8 +40,9 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """PyTorch's attention, in float32 where a CPU trains in half precision: its backward pass is 7 times as fast."""
     if not (torch.is_grad_enabled() and q.requires_grad):
         return F.scaled_dot_product_attention(q, k, v, **options)
-    operands = (operand(x, q.dtype) for x in (q, k, v))
-    return F.scaled_dot_product_attention(*operands, **options).to(q.dtype)
+    dtype = q.dtype
+    q, k, v = (operand(x, dtype) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, **options).to(dtype)
 
 
 def _somewhere(visible: Tensor | None) -> Tensor | None:
