@@ -2,8 +2,8 @@
 
 SimulEval 1.1.4 computes its plain latencies from the computation-aware times as soon as `--computation-aware` is given,
 and turns every error of the BLEU tokenizer into BLEU 0; here both are right. `runlog` reads the logs, `latency` and
-`quality` are pure functions, `report` puts them together. Of talks, `talks` and `streamlog` are the logs,
-`segmentation` is what the references translate, `pieces` cuts by `alignment`, `talk_report` puts them together.
+`quality` are pure functions, `report` puts them together. Of talks, `talks` and `streamlog` read the logs,
+`segmentation` reads what the references translate, `pieces` cuts by `alignment`, and `talk_report` has the scores.
 """
 
 from __future__ import annotations
