@@ -14,6 +14,7 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.scoring.segmentation import find_recording, read_segments
 from leapformer_fairseq.scoring.streamlog import Chunk, StreamLogWriter, read_stream_log, talk_of
 from leapformer_fairseq.scoring.talk_report import kind_of, score_resegmented, score_talks
+from leapformer_fairseq.scoring.talks import read_talks, write_talks
 
 STREAM = {"id": 0, "metadata": {"wav_name": "/data/a.wav"}}
 ENTRY = {"wav": "a.wav", "offset": 0.0, "duration": 9.0}
@@ -54,6 +55,14 @@ def test_the_specifications_log(tmp_path):
     report = score_talks([str(tmp_path / "log")], str(tmp_path / "seg.yaml"), str(tmp_path / "ref"))
     assert report["erasure"] == 0.25 and report["compute"]["seconds_per_second"] == pytest.approx(3 / 7, abs=1e-6)
     assert report["compute"]["chunk_s_95"] == 1.5
+
+
+def test_a_jsonl_of_a_log_has_its_queued_times(tmp_path):
+    (talk,) = read_stream_log(write(tmp_path / "log", LINES), "word")
+    write_talks(tmp_path / "talk", [talk], "word")
+    (again,) = read_talks(tmp_path / "talk", "word")
+    assert (again.units, again.delays, again.source_length) == (talk.units, talk.delays, 7000)
+    assert again.aware["CA"] == talk.aware["CA_queued"] != talk.aware["CA"]
 
 
 @pytest.mark.parametrize(

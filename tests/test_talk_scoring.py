@@ -158,7 +158,8 @@ def test_equals_omnisteval(files, unit, monkeypatch):
     instances, _ = resegment(reference, hypothesis, segments, texts, char_level=unit == "char")
     theirs, _, _ = evaluate_instances(instances)
     ours = scored(files, unit=unit)["scores"]
-    assert ours["BLEU"] == pytest.approx(theirs["bleu"])
+    if unit == "word":  # in characters it takes the spaces out of the references
+        assert ours["BLEU"] == pytest.approx(theirs["bleu"])
     for name in ("yaal", "al", "laal", "ap", "dal"):
         assert ours[f"Long{name.upper()}"] == pytest.approx(theirs[f"long_{name}"], abs=1e-6)
 
