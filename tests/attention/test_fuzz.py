@@ -299,7 +299,7 @@ class Numbers:
         Where a normalizer may be almost 0 queries and keys become positive: dividing by it would make any error large.
         """
         name, options = VARIANTS[self.case.variant]
-        if name in ("relu", "cosformer", "leap"):
+        if name in ("relu", "cosformer", "leap", "gated-relu", "gated-leap"):
             self.leaves |= {side: self.leaves[side].abs() + 0.1 for side in "qk"}
         if options.get("abc_activation") == "relu":  # divided by the sum of the control
             self.mechanism.control_weight.data.abs_()

@@ -73,6 +73,32 @@ def read_state(q: Tensor, state: Tensor, known: bool = False) -> Tensor:
     return _Product.apply(q, state, False, known) if torch.is_grad_enabled() else product(q, state)
 
 
+def states(transition: Left, own: Tensor, first: Tensor, backward: bool = False) -> tuple[Tensor, Tensor]:
+    """S' = M S + N over n blocks: the state before each, (G, n, F, M), and the one after all. It is not differentiable.
+
+    The transition M is a matrix, (G, n, F, F), a factor, (G, n, 1 or F, 1), or, None, 1; N is `own`, (G, n, F, M). With
+    `backward` it goes from the last block to the first, and `first` is what comes in behind the last.
+    """
+    count = own.shape[1]
+    before, after = torch.empty_like(own), own.new_empty(first.shape)
+    order = range(count - 1, -1, -1) if backward else range(count)
+    before[:, order[0]] = first
+    for block, following in zip(order, [*order[1:], None], strict=True):
+        out = after if following is None else before[:, following]
+        if transition is None:
+            torch.add(own[:, block], before[:, block], out=out)
+        elif is_matrix(transition, before):
+            torch.baddbmm(own[:, block], transition[:, block], before[:, block], out=out)
+        else:
+            torch.addcmul(own[:, block], transition[:, block], before[:, block], out=out)
+    return before, after
+
+
+def is_matrix(transition: Tensor, own: Tensor) -> bool:
+    """Whether a transition of `states` is one, and not a factor."""
+    return transition.shape[-1] == own.shape[-2] > 1
+
+
 def gained_sums(
     q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int, known: bool = False, left: Left = None
 ) -> tuple[Tensor, Tensor]:
@@ -159,14 +185,8 @@ class _Chunks(NamedTuple):
         chunk = max(1, min(chunk, queries))
         q, k, v = _cut(q, chunk), _cut(k, chunk * ratio), _cut(v, chunk * ratio)
         own = product(k.mT, v).unflatten(0, (len(first), -1))
-        before = torch.empty_like(own)
-        before[:, 0] = first
-        for c in range(own.shape[1]):
-            state = before[:, c] + own[:, c]
-            state = state if left is None else state.mul_(left[:, c])
-            if c + 1 < own.shape[1]:
-                before[:, c + 1] = state
-        return cls(q, k, v, before.flatten(0, 1), state, left, queries, keys)
+        before, after = states(left, own if left is None else own.mul_(left), first)
+        return cls(q, k, v, before.flatten(0, 1), after, left, queries, keys)
 
     def sums(self) -> Tensor:
         """Sums of all queries, (G, T, M)."""
@@ -188,17 +208,12 @@ class _Chunks(NamedTuple):
         `own` is what each chunk's queries send back, `last` what comes from after them. Nothing is ever subtracted.
         """
         own, left = own.unflatten(0, (len(last), -1)), self.left
-        sent = torch.empty(own.shape[0], own.shape[1] + 1, *own.shape[2:], dtype=own.dtype, device=own.device)
-        sent[:, -1] = last  # to the state after each chunk, and to the first
-        later = sent[:, 1:] if left is None else torch.empty_like(own)
-        for c in range(own.shape[1] - 1, -1, -1):
-            if left is not None:
-                torch.mul(sent[:, c + 1], left[:, c], out=later[:, c])
-            torch.add(later[:, c], own[:, c], out=sent[:, c])
+        sent, to_first = states(left, own, last, backward=True)  # to the state after each chunk, and to the first
         if left is None:
-            return later.flatten(0, 1), sent[:, 0], None
+            return sent.flatten(0, 1), to_first, None
         read = torch.cat([self.before.unflatten(0, (len(last), -1))[:, 1:], self.after.unsqueeze(1)], 1) / left
-        return later.flatten(0, 1), sent[:, 0], (sent[:, 1:] * read).sum(-1, keepdim=True).sum_to_size(left.shape)
+        grad_left = (sent * read).sum(-1, keepdim=True).sum_to_size(left.shape)
+        return sent.mul_(left).flatten(0, 1), to_first, grad_left
 
     def _scores(self) -> Tensor:
         return self._hide_future(product(self.q, self.k.mT))

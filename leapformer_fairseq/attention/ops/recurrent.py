@@ -261,45 +261,25 @@ def _states(transition: Tensor | None, own: Tensor, first: Tensor) -> tuple[Tens
     """
     if transition is None:
         states = torch.cat([first.unsqueeze(1), own], 1).cumsum(1)
-    else:
-        states = _States.apply(transition, own, first)
-    return states[:, :-1], states[:, -1]
+        return states[:, :-1], states[:, -1]
+    return _States.apply(transition, own, first)
 
 
 class _States(torch.autograd.Function):
-    """All states (G, n + 1, F, X). Autograd left to itself would keep and add many small tensors."""
+    """`linear.states`. Autograd left to itself would keep and add many small tensors."""
 
     @staticmethod
-    def forward(ctx: Any, transition: Tensor, own: Tensor, first: Tensor) -> Tensor:
-        states = own.new_empty(len(own), own.shape[1] + 1, *own.shape[2:])
-        states[:, 0] = first
-        for block in range(own.shape[1]):
-            _next(transition[:, block], states[:, block], own[:, block], states[:, block + 1])
-        ctx.save_for_backward(transition, states)
-        return states
+    def forward(ctx: Any, transition: Tensor, own: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        before, after = linear.states(transition, own, first)
+        ctx.save_for_backward(transition, before)
+        return before, after
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        transition, states = saved
-        matrix = _is_matrix(transition, states)
-        back = transition.mT if matrix else transition
-        later = torch.empty_like(grad)
-        later[:, -1] = grad[:, -1]
-        for block in range(grad.shape[1] - 1, 0, -1):
-            _next(back[:, block - 1], later[:, block], grad[:, block - 1], later[:, block - 1])
-        own, before = later[:, 1:], states[:, :-1]
+    def backward(ctx: Any, saved: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        transition, before = saved
+        matrix = linear.is_matrix(transition, before)
+        own, to_first = linear.states(transition.mT if matrix else transition, grad, grad_after, backward=True)
         if matrix:
-            return product(own, before.mT), own, later[:, 0]
-        return (own * before).sum(-1, keepdim=True).sum_to_size(transition.shape), own, later[:, 0]
-
-
-def _is_matrix(transition: Tensor, states: Tensor) -> bool:
-    return transition.shape[-1] == states.shape[-2] > 1
-
-
-def _next(transition: Tensor, state: Tensor, own: Tensor, out: Tensor) -> None:
-    if _is_matrix(transition, state):
-        torch.baddbmm(own, transition, state, out=out)
-    else:
-        torch.addcmul(own, transition, state, out=out)
+            return product(own, before.mT), own, to_first
+        return (own * before).sum(-1, keepdim=True).sum_to_size(transition.shape), own, to_first

@@ -13,7 +13,7 @@ from ..ops.recurrent import Written
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .convolution import SHORT_CONV, ConvolvedMechanism
-from .gates import GATE_INIT, Gate
+from .gates import GATE_INIT, Gate, by_heads
 from .normed import OUTPUT_GATE
 from .step import KernelRecurrence
 
@@ -44,8 +44,7 @@ class DeltaRule(ConvolvedMechanism):
         return super().queries(self._direction(q), tokens)
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
-        x = tokens.inputs_or(k)
-        strength = F.linear(x, self.strength.weight.to(x.dtype)).sigmoid().transpose(1, 2).unsqueeze(3)
+        strength = by_heads(tokens.inputs_or(k), self.num_heads, self.strength.weight).sigmoid()
         strength = 2 * strength if self.chosen.delta_negative else strength
         return Written(self._direction(k), v, self.log_decay(k, tokens), strength)
 

@@ -47,13 +47,18 @@ class Gate(nn.Module):
         x = tokens.inputs_or(k)
         if self.inner is not None:
             x = F.linear(x, self.inner.weight.to(x.dtype))
-        logits = F.linear(x, self.outer.weight.to(x.dtype), (self.outer.bias + self.begin).to(x.dtype))
-        return logits.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        return by_heads(x, self.num_heads, self.outer.weight, self.outer.bias + self.begin)
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """Weight and bias of the logits as one product, for the decoding step."""
         weight = self.outer.weight if self.inner is None else self.outer.weight @ self.inner.weight
         return weight, self.outer.bias + self.begin
+
+
+def by_heads(x: Tensor, num_heads: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """W x + b of inputs x (B, S, C), in their precision, as (B, H, S, numbers of a head)."""
+    projected = F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    return projected.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
 
 def logit(share: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from ..registry import Option
 from ..step import Projections
 from ..tokens import TokenInfo
 from .base import RecurrentMechanism
+from .gates import by_heads
 from .step import KernelRecurrence, RecurrentStep
 
 OUTPUT_GATE = Option(
@@ -59,6 +60,5 @@ class NormedMechanism(RecurrentMechanism):
         out = sums * (sums.square().mean(-1, keepdim=True) + SMALLEST).rsqrt()
         if self.output is None:
             return out
-        x = tokens.inputs_or(q)
-        gate = F.linear(x, self.output.weight.to(x.dtype)).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        gate = by_heads(tokens.inputs_or(q), self.num_heads, self.output.weight)
         return out * ACTIVATIONS[self.activation](gate)
