@@ -39,6 +39,7 @@ from leapformer_fairseq.attention.sparse.fitted import Fitted
 from leapformer_fairseq.attention.sparse.pattern import Pattern
 
 from .cases import DIM, ENCODERS, HEADS, MECHANISMS, NAMES, NORMED, VALUE_DIM, WAYS, build, fitted, heads, joined
+from .cases import VARIANTS as CONVOLVED
 
 LONGEST, INPUT_DIM, WIDTH, PACKED = 70, 11, HEADS * DIM, 5
 SLOTS = {"abc_slots": 5}
@@ -296,11 +297,14 @@ class Numbers:
     def rounded(self, dtype: torch.dtype) -> None:
         """Every number becomes one of this precision.
 
-        Where a normalizer may be almost 0 queries and keys become positive: dividing by it would make any error large.
+        Where a normalizer, or what is brought to unit size, may be almost 0 queries and keys become positive: dividing
+        by it would make any error large.
         """
         name, options = VARIANTS[self.case.variant]
-        if name in ("relu", "cosformer", "leap", "gated-relu", "gated-leap"):
+        if name in ("relu", "cosformer", "leap", "gated-relu", "gated-leap", *NORMED, *ENCODERS):
             self.leaves |= {side: self.leaves[side].abs() + 0.1 for side in "qk"}
+        if name in {**CONVOLVED, **ENCODERS}:
+            self.mechanism.convolution.weight.data.abs_()
         if options.get("abc_activation") == "relu":  # divided by the sum of the control
             self.mechanism.control_weight.data.abs_()
             self.leaves |= {side: self.leaves[side].abs() + 0.1 for side in ("k", "inputs") if side in self.leaves}
