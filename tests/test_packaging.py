@@ -38,7 +38,7 @@ LAYERS = [
     {"criterions", "data", "optimizers", "pictures", "scoring"},
     {"tasks"},
     {"ablation", "agents", "lra", "recipes", "sparsefinder"},
-    {"benchmarks", "linearize", "probes"},
+    {"benchmarks", "linearize", "probes", "serve"},
     {"cli"},
 ]  # lowest first
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names} | dict.fromkeys(BASE, -1)
