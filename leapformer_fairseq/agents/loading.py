@@ -82,7 +82,7 @@ def with_policy(
 
 
 def _check_policy(model: Any, policy: PolicyOptions, engine: str) -> None:
-    """Raise LeapformerError for an engine that the model cannot have, or attention that cannot read arriving speech."""
+    """Raise LeapformerError for an engine that the model cannot have, or attention that cannot stream."""
     if policy.name == "offline":
         return
     in_parts = engine_for(model, engine) is IncrementalEngine
