@@ -68,7 +68,12 @@ def read_pcm(file: BufferedReader, name: str) -> Iterator[np.ndarray]:
         first, data = False, odd + data
         whole = len(data) - len(data) % 2
         odd = data[whole:]
-        yield np.frombuffer(data[:whole], "<i2").astype(np.float32) / np.float32(INT16_SCALE)
+        yield pcm_samples(data[:whole])
+
+
+def pcm_samples(data: bytes) -> np.ndarray:
+    """Samples in [-1, 1] of raw 16-bit little-endian mono PCM, (T,)."""
+    return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(INT16_SCALE)
 
 
 @contextmanager

@@ -52,6 +52,7 @@ class LeapformerProcessor(SpeechProcessor):
         super().__init__(config)
         self._args = _arguments(config)
         self._segments: SegmentOptions = segment_options(self._args)
+        self.load_model(config)
         self.clear()
 
     @classmethod
@@ -65,7 +66,6 @@ class LeapformerProcessor(SpeechProcessor):
 
     def clear(self) -> None:
         """The next stream begins."""
-        self.load_model(self.config)
         system, options = self._loaded[str(vars(self._args))]
         self._session = Session(system, options, self._segments, self._args.carry, self._args.drafts)
         self._shown = Shown(options.unit)

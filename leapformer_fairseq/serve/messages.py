@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ..audio import INT16_SCALE, SAMPLE_RATE
+from ..audio import SAMPLE_RATE, pcm_samples
 from ..errors import LeapformerError
 
 RATES = 8_000, 192_000
@@ -67,7 +67,7 @@ class Samples:
         """Those of mono 16-bit little-endian PCM. Raises LeapformerError for half a sample."""
         if len(pcm) % 2:
             raise LeapformerError(f"{len(pcm)} bytes of audio; 16-bit samples take an even number")
-        samples = np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(INT16_SCALE)
+        samples = pcm_samples(pcm)
         if self._resampler is None or not len(samples):
             return samples
         return np.asarray(self._resampler.resample_chunk(samples))
