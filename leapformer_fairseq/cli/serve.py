@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
+from . import sessions
 
 if TYPE_CHECKING:
     from ..serve.server import LiveServer
@@ -67,25 +68,14 @@ async def _serve(server: LiveServer, args: argparse.Namespace) -> None:
 
 
 def _server(args: argparse.Namespace) -> LiveServer:
-    from ..agents.loading import load_system
-    from ..agents.options import decoding_options, segment_options, set_threads, system_arguments
-    from ..agents.session import Session
-    from ..loading import available_device
     from ..serve.server import LiveServer
     from ..serve.talk import Limits
 
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
     if not 0 <= args.port < 65_536:
         raise LeapformerError(f"--port {args.port}: give 1 to 65535, or 0 for any that is free")
-    set_threads(args.num_threads)
-    device, options, segments = available_device(args.device), decoding_options(args), segment_options(args)
-    system = load_system(*system_arguments(args))
-    system.model.to(device)
-
-    def make(drafts: bool) -> Session:
-        return Session(system, options, segments, args.carry, drafts)
-
-    _warm_up(make(drafts=True))
+    system, options, make = sessions.load(args)
+    _warm_up(make(True))
     about: dict[str, Any] = {
         "model": args.title or Path(args.checkpoint).resolve().parent.name,
         "between": "" if options.unit == "char" else " ",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..audio import SAMPLE_RATE, read_blocks, read_pcm
 from ..errors import LeapformerError
+from . import sessions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     blocks = _blocks(args)
     output, recorder = _output(args), _recorder(args)
     began = time.perf_counter()
-    session = _session(args, drafts=output.shows_drafts and not args.no_drafts)
+    session = sessions.load(args)[2](output.shows_drafts and not args.no_drafts)
     if recorder is not None:
         recorder.begin(time.perf_counter() - began)
     status = 0
@@ -88,19 +89,6 @@ def _recorder(args: argparse.Namespace) -> Recorder | None:
 
 def _recorded(recorder: Recorder | None, events: Iterator[Event], n_samples: int = 0) -> Iterator[Event]:
     return events if recorder is None else recorder.listen(events, n_samples)
-
-
-def _session(args: argparse.Namespace, drafts: bool) -> Session:
-    from ..agents.loading import load_system
-    from ..agents.options import decoding_options, segment_options, set_threads, system_arguments
-    from ..agents.session import Session
-    from ..loading import available_device
-
-    set_threads(args.num_threads)
-    device, options, segments = available_device(args.device), decoding_options(args), segment_options(args)
-    system = load_system(*system_arguments(args))
-    system.model.to(device)
-    return Session(system, options, segments, args.carry, drafts)
 
 
 def _blocks(args: argparse.Namespace) -> Iterator[np.ndarray]:

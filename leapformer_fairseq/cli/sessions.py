@@ -1,0 +1,28 @@
+"""From the options of a command that translates live to its sessions."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..agents.session import Session
+    from ..agents.stream import DecodingOptions, TranslationSystem
+
+
+def load(args: argparse.Namespace) -> tuple[TranslationSystem, DecodingOptions, Callable[[bool], Session]]:
+    """The model on its device, how to write, and what makes a session, with drafts or without.
+
+    Raises LeapformerError for options that do not fit, before the model is loaded where that is possible.
+    """
+    from ..agents.loading import load_system
+    from ..agents.options import decoding_options, segment_options, set_threads, system_arguments
+    from ..agents.session import Session
+    from ..loading import available_device
+
+    set_threads(args.num_threads)
+    device, options, segments = available_device(args.device), decoding_options(args), segment_options(args)
+    system = load_system(*system_arguments(args))
+    system.model.to(device)
+    return system, options, lambda drafts: Session(system, options, segments, args.carry, drafts)
