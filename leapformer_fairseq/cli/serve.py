@@ -51,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(server: LiveServer, args: argparse.Namespace) -> None:
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
     listening = await server.start(args.host, args.port)
     port = listening.sockets[0].getsockname()[1]
     query = f"?token={server.token}" if server.token else ""
@@ -58,9 +61,6 @@ async def _serve(server: LiveServer, args: argparse.Namespace) -> None:
     print(f"open http://{host}:{port}/{query} in a browser; Ctrl-C ends the server", flush=True)
     if not _is_local(args.host):
         print("browsers give their microphone to pages at localhost or over https only: put an https proxy in front")
-    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
     await stopped.wait()
     listening.close()
     server.close()
