@@ -125,17 +125,7 @@ class LinearMechanism(Mechanism):
                 kv = _added(kv, fk if own is None else fk.kept(own.unsqueeze(0)), v)
             else:
                 sums, kv = _sums(kv, fq, fk, v, mask, again)
-            return self._normalized(sums, v.dtype, kept), LinearState(kv)
-
-    def _normalized(self, sums: Tensor, dtype: torch.dtype, kept: Kept | None) -> Tensor:
-        """The output; what is kept of it is the normalizer and, in the precision of sums, itself if that is another."""
-        if kept is not None and kept.again:
-            out = linear.normalize(sums, self.normalizer_floor, (kept[-1] if len(kept) > 2 else kept[0], kept[1]))
-        else:
-            out = linear.normalize(sums, self.normalizer_floor)
-            if kept is not None:
-                kept += [sums[..., -1:].detach().clone(), *([] if out.dtype == dtype else [out.detach()])]
-        return out.to(dtype)
+            return normalized(sums, self.normalizer_floor, v.dtype, kept), LinearState(kv)
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         scores, totals = _scores(self.map_queries(q, query), self._keys(k, key), mask)
@@ -151,6 +141,26 @@ class LinearMechanism(Mechanism):
         """Mapped keys with padding at zero: the features are masked, since phi(0) is not 0 for every map."""
         features = self.map_keys(accumulated(k), tokens)
         return features if tokens.keep is None else features.kept(tokens.keep)
+
+
+def normalized(
+    sums: Tensor, floor: float, dtype: torch.dtype, kept: Kept | None, scale: Tensor | None = None
+) -> Tensor:
+    """The output of a segment, in this precision, of sums with the normalizer in the last column.
+
+    `scale`, (B, H, T, 1), is a factor of each query's sums that is still missing. What is kept of the output is the
+    normalizer and, in the precision of sums, itself if that is another.
+    """
+    least = floor if scale is None else floor / scale
+    if kept is not None and kept.again:
+        norm = kept[1] if scale is None else kept[1] / scale.detach()
+        return linear.normalize(sums, least, (kept[-1] if len(kept) > 2 else kept[0], norm)).to(dtype)
+    out = linear.normalize(sums, least)
+    if kept is not None:
+        norm = sums[..., -1:].detach()
+        norm = norm.clone() if scale is None else norm * scale.detach()  # of no block, which may be others then
+        kept += [norm, *([] if out.dtype == dtype else [out.detach()])]
+    return out.to(dtype)
 
 
 def _kv(state: State) -> Tensor:

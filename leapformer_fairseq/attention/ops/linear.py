@@ -30,8 +30,10 @@ def append_ones(v: Tensor) -> Tensor:
     return torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1)
 
 
-def normalize(sums: Tensor, floor: float, known: Known = None) -> Tensor:
+def normalize(sums: Tensor, floor: float | Tensor, known: Known = None) -> Tensor:
     """Divide by the last column, clamped from below by `floor`: a query that matches no key gives 0, never NaN.
+
+    The floor is a number, or one for each query, (.., T, 1).
 
     As everything here but `scores` it has no second derivatives: a reference divides by itself.
     """
@@ -295,24 +297,26 @@ class _Normalize(torch.autograd.Function):
     """The quotient, whose gradient takes two passes over the output instead of six."""
 
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, floor: float, out: Tensor | None, norm: Tensor | None) -> Tensor:
+    def forward(ctx: Any, sums: Tensor, floor: float | Tensor, out: Tensor | None, norm: Tensor | None) -> Tensor:
         if out is None or norm is None:
             norm = sums[..., -1:]
             out = sums[..., :-1] / norm.clamp_min(floor)
         else:
             out = out.view_as(out)
-        ctx.save_for_backward(out, norm)
-        ctx.floor = floor
+        ctx.save_for_backward(out, norm, *([floor] if isinstance(floor, Tensor) else []))
+        ctx.floor = floor if isinstance(floor, float) else None
         return out
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        out, norm = saved
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        out, norm, *floors = saved
+        floor = floors[0] if floors else ctx.floor
         sums = grad.new_empty(*grad.shape[:-1], grad.shape[-1] + 1)
-        numerator = torch.div(grad, norm.clamp_min(ctx.floor), out=sums[..., :-1])
-        sums[..., -1:] = (numerator * out).sum(-1, keepdim=True) * -(norm >= ctx.floor).to(norm.dtype)
-        return sums, None, None, None
+        numerator = torch.div(grad, norm.clamp_min(floor), out=sums[..., :-1])
+        to_divisor, above = -(numerator * out).sum(-1, keepdim=True), norm >= floor
+        sums[..., -1:] = to_divisor * above
+        return sums, to_divisor * ~above if ctx.needs_input_grad[1] else None, None, None
 
 
 def _placeholder(q: Tensor, v: Tensor) -> Tensor:

@@ -84,32 +84,55 @@ def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int) -> tup
 
     Keys that no query sees must not be given. `block` is the number of queries, or of keys that all see, of a block.
     """
+    found, scale, after = scaled_sums(q, keys, first, mask, block)
+    return found if scale is None else found * scale, after
+
+
+def scaled_sums(
+    q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int, known: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """`sums` before the positive factor of each query that is the second result, (.., T, 1), or 1 where it is None.
+
+    A normalizer divides the factor away, which saves passes over the sums. If they are `known`, they may be any numbers
+    with the right gradient.
+    """
     if isinstance(mask, ChunkMask):
-        return _in_chunks(q, keys, first, mask, block)
+        found, after = _in_chunks(q, keys, first, mask, block)
+        return found, None, after
     queries, count = q.shape[-2], keys.k.shape[-2]
     shared = count if mask is None else min(mask.shared, count)
     growing = 0 if mask is None else mask.growing(queries, count)
-    state, outputs = first, []
+    state, outputs, scales = first, [], []
     if shared:
         state = _blocks(q[..., :0, :], keys.narrow(0, shared), state, q.new_zeros(0, dtype=torch.long), block)[1]
     if growing:
         assert mask is not None
-        gained, state = _gained(q[..., :growing, :], keys.narrow(shared, count), state, mask.ratio, min(block, growing))
-        outputs.append(gained)
+        later = keys.narrow(shared, count)
+        gained, scale, state = _gained(q[..., :growing, :], later, state, mask.ratio, min(block, growing), known)
+        outputs, scales = [gained], [scale]
     if growing < queries or not outputs:
-        outputs.append(read_state(q[..., growing:, :], state))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2), state
+        outputs.append(read_state(q[..., growing:, :], state, known))
+        scales.append(None)
+    if len(outputs) == 1:
+        return outputs[0], scales[0], state
+    if scales[0] is None:
+        return torch.cat(outputs, -2), None, state
+    return torch.cat(outputs, -2), F.pad(scales[0], (0, 0, 0, queries - growing), value=1), state
 
 
-def _gained(q: Tensor, keys: Written, first: Tensor, ratio: int, block: int) -> tuple[Tensor, Tensor]:
-    """`sums` of queries that each see `ratio` more keys.
+def _gained(
+    q: Tensor, keys: Written, first: Tensor, ratio: int, block: int, known: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """`scaled_sums` of queries that each see `ratio` more keys.
 
     Sums in blocks that forget little are sums without decay, of queries times e^c and keys times e^-c, of which a block
-    leaves e^c at its last key.
+    leaves e^c at its last key. One decay for all features may as well scale the values, which have fewer columns where
+    features are expanded, and what is read.
     """
     k, v, decay, strength = keys
     if strength is None and decay is None:
-        return linear.gained_sums(q, k, v, first, ratio, block)
+        gained, after = linear.gained_sums(q, k, v, first, ratio, block, known)
+        return gained, None, after
     if strength is None and decay is not None:
         missing = -decay.shape[-2] % (block * ratio)
         total = F.pad(decay, (0, 0, 0, missing)).unflatten(-2, (-1, block * ratio)).cumsum(-2)
@@ -117,10 +140,15 @@ def _gained(q: Tensor, keys: Written, first: Tensor, ratio: int, block: int) -> 
         if _looks(left) and bool(left.amin() > -LITTLE):
             at_keys = total.flatten(-3, -2)[..., : k.shape[-2], :]
             at_queries = total[..., ratio - 1 :: ratio, :].flatten(-3, -2)[..., : q.shape[-2], :]
-            q, k = q * at_queries.exp(), k * (-at_keys).exp()
-            return linear.gained_sums(q, k, v, first, ratio, block, left=left.mT.exp())
+            age, grown, left = at_queries.exp(), (-at_keys).exp(), left.mT.exp()
+            if decay.shape[-1] == 1:
+                gained, after = linear.gained_sums(q, k, v * grown, first, ratio, block, known, left)
+                return gained, age, after
+            gained, after = linear.gained_sums(q * age, k * grown, v, first, ratio, block, known, left)
+            return gained, None, after
     seen = (torch.arange(block, device=q.device) + 1) * ratio
-    return _blocks(q, keys, first, seen, block * ratio)
+    gained, after = _blocks(q, keys, first, seen, block * ratio)
+    return gained, None, after
 
 
 def pairs(q: Tensor, keys: Written, seen: Tensor) -> Tensor:
@@ -194,7 +222,7 @@ def _scores(q: Tensor, k: Tensor, total: Tensor | None, seen: Tensor) -> Tensor:
     count, device = k.shape[-2], k.device
     key, last = torch.arange(count, device=device), (seen - 1).unsqueeze(1)
     if total is None:
-        return linear.scores(q, k) * (key <= last)
+        return linear.scores(q, k) * (key <= last).to(q.dtype)
 
     def compared(span: int, pairs: Tensor, early: Tensor | None = None, late: Tensor | None = None) -> Tensor:
         """Products of `pairs` at the middle of their span, of early keys and late queries alone."""
@@ -202,7 +230,7 @@ def _scores(q: Tensor, k: Tensor, total: Tensor | None, seen: Tensor) -> Tensor:
         age_k, age_q = middle[..., middle_k, :] - total[..., 1:, :], total[..., seen, :] - middle[..., middle_q, :]
         age_k = age_k if early is None else age_k.masked_fill(~early, -torch.inf)
         age_q = age_q if late is None else age_q.masked_fill(~late, -torch.inf)
-        return linear.scores(q * age_q.exp(), k * age_k.exp()) * pairs
+        return linear.scores(q * age_q.exp(), k * age_k.exp()) * pairs.to(q.dtype)
 
     middle = total.detach()  # which cancels, and its gradient only up to rounding
     span = _span(total)

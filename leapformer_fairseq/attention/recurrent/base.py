@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..capabilities import ENCODER_SELF
-from ..linear.base import LinearState
+from ..linear.base import LinearState, normalized
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
 from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear, recurrent
@@ -55,7 +55,7 @@ class RecurrentMechanism(Mechanism):
         """What keys (B, H, S, D) write of values (B, H, S, E). The caller masks padding."""
 
     def polish(self, sums: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
-        """The output (B, H, T, E), given what queries read. This default leaves it as it is."""
+        """The output (B, H, T, E), given what queries read, where that is not divided by the sum of their weights."""
         return sums
 
     # ----------------------------------------------------------------------------------------------------- recurrence
@@ -75,37 +75,58 @@ class RecurrentMechanism(Mechanism):
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
         sums = linear.read_state(self.queries(q, query), state.of(LinearState).kv)
-        return self._finished(sums, q, query)
+        return linear.normalize(sums, self.normalizer_floor) if self.averages else self.polish(sums, q, query)
 
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, LinearState]:
         if not q.shape[2]:
             return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
-        sums, state = self._segment(state, shown(q, k, v, query, key, mask))
-        with without_autocast(q.device):
-            return self._finished(sums, accumulated(q), query).to(v.dtype), _own(state.kv)
+        x = shown(q, k, v, query, key, mask)
+        out, state = self._segment(state, x)
+        return self._polished(out, x), _own(state.kv)
 
     # ------------------------------------------------------------------------------------------------ whole sequences
-    def _segment(
+    def _segment(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor, LinearState]:
+        """Weighted means, or what queries read, not yet polished."""
+        with without_autocast(x.q.device):
+            if not self.averages:
+                return self._sums(state, x)
+            known = kept is not None and kept.again
+            sums, scale, state = self._scaled_sums(state, x, known=known)
+            return normalized(sums, self.normalizer_floor, x.v.dtype, kept, scale), state
+
+    def _sums(
         self, state: State, x: Inputs, kept: Kept | None = None, backward: bool = False
     ) -> tuple[Tensor, LinearState]:
-        """What queries read, not yet finished."""
+        """What queries read."""
+        with without_autocast(x.q.device):
+            sums, scale, state = self._scaled_sums(state, x, backward)
+            return sums if scale is None else sums * scale, state
+
+    def _scaled_sums(
+        self, state: State, x: Inputs, backward: bool = False, known: bool = False
+    ) -> tuple[Tensor, Tensor | None, LinearState]:
         q, k, v, query, key, mask = x
-        with without_autocast(q.device):
-            keys = self._writing(k, v, key)
-            keys = keys.before_decay() if backward else keys
-            queries = self.queries(accumulated(q), query)
-            sums, kv = recurrent.sums(queries, keys, state.of(LinearState).kv, mask, self._block(x))
-            return sums, LinearState(kv)
+        keys = self._writing(k, v, key)
+        keys = keys.before_decay() if backward else keys
+        queries = self.queries(accumulated(q), query)
+        first = state.of(LinearState).kv
+        sums, scale, kv = recurrent.scaled_sums(queries, keys, first, mask, self._block(x), known)
+        return sums, scale, LinearState(kv)
 
     def _in_segments(self, x: Inputs) -> Tensor:
-        if self._both_ways(x.mask):
-            sums = self._scanned(x._replace(mask=CAUSAL), self._segment) + self._of_later(x)
-        else:
-            sums = self._scanned(x, self._segment)
+        if not self._both_ways(x.mask):
+            return self._polished(self._scanned(x, self._segment), x)
+        sums = self._scanned(x._replace(mask=CAUSAL), self._sums) + self._of_later(x)
+        return self._polished(linear.normalize(sums, self.normalizer_floor) if self.averages else sums, x)
+
+    def _polished(self, out: Tensor, x: Inputs) -> Tensor:
+        """The output in the precision of the values."""
+        if self.averages:
+            return out.to(x.v.dtype)
         with without_autocast(x.q.device):
-            return self._finished(sums, accumulated(x.q), x.query).to(x.v.dtype)
+            return self.polish(out, accumulated(x.q), x.query).to(x.v.dtype)
 
     def _of_later(self, x: Inputs) -> Tensor:
         """Sums of the keys after each query; with the delta rule of its own key, too, since there is no order without.
@@ -116,14 +137,14 @@ class RecurrentMechanism(Mechanism):
         q, k, v = (y.flip(2) for y in x[:3])
         query, key = x.query.reversed(), x.key.reversed()
         if self.replaces:
-            return self._scanned(Inputs(q, k, v, query, key, CAUSAL), self._segment).flip(2)
+            return self._scanned(Inputs(q, k, v, query, key, CAUSAL), self._sums).flip(2)
         count = q.shape[2] - 1
         if not count:
             return x.v.new_zeros(())
         later = Inputs(
             q[:, :, 1:], k[:, :, :count], v[:, :, :count], query.narrow(1, count + 1), key.narrow(0, count), CAUSAL
         )
-        sums = self._scanned(later, partial(self._segment, backward=True))
+        sums = self._scanned(later, partial(self._sums, backward=True))
         return F.pad(sums.flip(2), (0, 0, 0, 1))
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
@@ -152,10 +173,6 @@ class RecurrentMechanism(Mechanism):
             return out
         with without_autocast(out.device):
             return self.polish(accumulated(out), accumulated(x.q), x.query).to(out.dtype)
-
-    def _finished(self, sums: Tensor, q: Tensor, query: TokenInfo) -> Tensor:
-        out = linear.normalize(sums, self.normalizer_floor) if self.averages else sums
-        return self.polish(out, q, query)
 
     def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         """What is written, in the precision of states, where padding writes nothing and nothing decays."""

@@ -21,7 +21,6 @@ from ..linear.base import LinearState
 from ..masks import CAUSAL, ChunkMask, Mask
 from ..mechanism import Inputs, State, shown
 from ..ops.precision import accumulated, without_autocast
-from ..ops.segments import Kept
 from ..registry import Option
 from ..step import Projections
 from ..tokens import TokenInfo
@@ -194,11 +193,13 @@ class ConvolvedMechanism(NormedMechanism):
     def _prepared(self, x: Inputs) -> Inputs:
         return x if self.convolution is None else self._convolved(shown(*x))[0]
 
-    def _segment(
-        self, state: State, x: Inputs, kept: Kept | None = None, backward: bool = False
-    ) -> tuple[Tensor, LinearState]:
-        sums, after = super()._segment(state, x, kept, backward)
-        return sums, after if self.convolution is None else ConvolvedState(after.kv, state.of(ConvolvedState).tail)
+    def _scaled_sums(
+        self, state: State, x: Inputs, backward: bool = False, known: bool = False
+    ) -> tuple[Tensor, Tensor | None, LinearState]:
+        sums, scale, after = super()._scaled_sums(state, x, backward, known)
+        if self.convolution is not None:
+            after = ConvolvedState(after.kv, state.of(ConvolvedState).tail)
+        return sums, scale, after
 
     def _convolved(self, x: Inputs, tail: Tensor | None = None) -> tuple[Inputs, Tensor]:
         """The same inputs after the convolution, in the precision of states, and the next tail."""
