@@ -27,7 +27,7 @@ from leapformer_fairseq.recipes.shell import Launcher, Shell
 from .commands import done, leapformer, run
 from .data.tiny_corpus import build_tiny
 from .data.tts_trees import MELS, tts_tree
-from .e2e.test_text import sentences
+from .reversed_text import reversed_text
 
 TORCHRUN = {"MASTER_ADDR": "here", "MASTER_PORT": "1", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
 
@@ -154,16 +154,7 @@ print(json.dumps({name: main(command.split()) for name, command in json.load(sys
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("distributed")
-    for split, (count, seed) in {"train": (100, 1), "valid": (20, 2)}.items():
-        lines = sentences(count, seed)
-        (root / f"{split}.en").write_text("\n".join(lines) + "\n")
-        (root / f"{split}.de").write_text("\n".join(" ".join(reversed(line.split())) for line in lines) + "\n")
-    prefixes = [f"--{split}pref={root / split}" for split in ("train", "valid")]
-    common = ["--workers", "1", "--joined-dictionary"]
-    done(leapformer("preprocess", "-s", "en", "-t", "de", *prefixes, "--destdir", str(root / "mt"), *common))
-    prefixes = [f"--{split}pref={root / split}.en" for split in ("train", "valid")]
-    done(leapformer("preprocess", "--only-source", *prefixes, "--destdir", str(root / "lm"), "--workers", "1"))
+    root = reversed_text(tmp_path_factory.mktemp("distributed"), train=100, valid=20)
     build_tiny(root / "speech")
     tts_tree(root / "tts")
     random, about = np.random.default_rng(1), About(12, 2)

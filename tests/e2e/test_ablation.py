@@ -16,7 +16,7 @@ from leapformer_fairseq.checkpoints import describe_checkpoint
 
 from ..commands import done, leapformer
 from ..pictures.images import pixels
-from .test_text import sentences
+from ..reversed_text import reversed_text
 
 TRAINING = (
     "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16 --optimizer adam --lr 2e-3 "
@@ -27,12 +27,7 @@ TRAINING = (
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("ablation")
-    for split, (count, seed) in {"train": (40, 1), "valid": (10, 2)}.items():
-        (root / f"{split}.en").write_text("\n".join(sentences(count, seed)) + "\n")
-    prefixes = [f"--{split}pref={root / split}.en" for split in ("train", "valid")]
-    done(leapformer("preprocess", "--only-source", *prefixes, "--destdir", str(root / "lm"), "--workers", "1"))
-    return root / "lm"
+    return reversed_text(tmp_path_factory.mktemp("ablation"), train=40, valid=10) / "lm"
 
 
 def interrupted(command: list[str], sign: Path) -> str:

@@ -17,7 +17,7 @@ from leapformer_fairseq.linearize.pair import load_pair
 from leapformer_fairseq.linearize.selection import Swap, choose, kept, measured
 
 from ..commands import done, leapformer
-from .test_text import TRAINING, sentences
+from ..reversed_text import TRAINING, reversed_text
 from .test_training import arguments, corpus  # noqa: F401
 
 SIZES = "--encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 32 --decoder-embed-dim 32"
@@ -27,14 +27,7 @@ STAGES = ["--align-updates", "60", "--align-rate", "1e-2", "--distill-updates", 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory) -> Path:
     """The checkpoint of a small softmax translator that reverses sentences, somewhat."""
-    root = tmp_path_factory.mktemp("linearize")
-    for split, (count, seed) in {"train": (200, 1), "valid": (20, 2)}.items():
-        lines = sentences(count, seed)
-        (root / f"{split}.en").write_text("\n".join(lines) + "\n")
-        (root / f"{split}.de").write_text("\n".join(" ".join(reversed(line.split())) for line in lines) + "\n")
-    prefixes = [f"--{split}pref={root / split}" for split in ("train", "valid")]
-    options = ["--workers", "1", "--joined-dictionary", "--destdir", str(root / "mt")]
-    done(leapformer("preprocess", "-s", "en", "-t", "de", *prefixes, *options))
+    root = reversed_text(tmp_path_factory.mktemp("linearize"), train=200, valid=20)
     words = f"--task translation --arch leapformer_nmt_tiny {SIZES} {TRAINING} --max-update 100 --no-epoch-checkpoints"
     plans = [f"--{block}-attention=softmax" for block in ("encoder-self", "decoder-self", "decoder-cross")]
     smoothed = ["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1", "--save-interval", "10"]

@@ -15,35 +15,12 @@ from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
 
 from ..commands import done, leapformer, run, run_python
-
-WORDS = ("the", "a", "small", "old", "red", "house", "tree", "dog", "sees", "finds", "and", "or", "near", "under")
-TRAINING = (
-    "--optimizer adam --lr 2e-3 --max-update 30 --num-workers 1 --seed 1 --cpu --log-format simple --max-tokens 800 "
-    "--required-batch-size-multiple 1"
-)
-
-
-def sentences(count: int, seed: int) -> list[str]:
-    """Short sentences of a few words; the translation is the reversed sentence."""
-    import random
-
-    chosen = random.Random(seed)
-    return [" ".join(chosen.choices(WORDS, k=chosen.randint(3, 9))) for _ in range(count)]
+from ..reversed_text import TRAINING, reversed_text
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("text")
-    for split, (count, seed) in {"train": (200, 1), "valid": (20, 2), "test": (30, 3)}.items():
-        lines = sentences(count, seed)
-        (root / f"{split}.en").write_text("\n".join(lines) + "\n")
-        (root / f"{split}.de").write_text("\n".join(" ".join(reversed(line.split())) for line in lines) + "\n")
-    prefixes = [f"--{split}pref={root / split}" for split in ("train", "valid", "test")]
-    common = ["--workers", "1", "--joined-dictionary"]
-    done(leapformer("preprocess", "-s", "en", "-t", "de", *prefixes, "--destdir", str(root / "mt"), *common))
-    prefixes = [f"--{split}pref={root / split}.en" for split in ("train", "valid", "test")]
-    done(leapformer("preprocess", "--only-source", *prefixes, "--destdir", str(root / "lm"), "--workers", "1"))
-    return root
+    return reversed_text(tmp_path_factory.mktemp("text"), train=200, valid=20, test=30)
 
 
 class TestLanguageModel:

@@ -22,7 +22,7 @@ from leapformer_fairseq.sparsefinder.extraction import Graphs
 from leapformer_fairseq.sparsefinder.quality import Scored, score
 
 from ..commands import done, leapformer
-from ..e2e.test_text import TRAINING, sentences
+from ..reversed_text import TRAINING, reversed_text
 
 SIZES = "--dropout 0 --max-update 40"
 ROUTING = {"decoder_self_attention": "entmax-routing", "routing_centroids": 2}
@@ -38,22 +38,11 @@ def trained(root: Path, name: str, options: str) -> Path:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     """Binary data, and three small models: a translation and a masked language model with entmax, one with softmax."""
-    root = tmp_path_factory.mktemp("sparsefinder")
-    for split, (count, seed) in {"train": (120, 1), "valid": (20, 2), "test": (20, 3)}.items():
-        lines = sentences(count, seed)
-        (root / f"{split}.en").write_text("\n".join(lines) + "\n")
-        (root / f"{split}.de").write_text("\n".join(" ".join(reversed(line.split())) for line in lines) + "\n")
-    prefixes = [f"--{split}pref={root / split}" for split in ("train", "valid", "test")]
-    common = ["--workers", "1", "--joined-dictionary"]
-    done(leapformer("preprocess", "-s", "en", "-t", "de", *prefixes, "--destdir", str(root / "mt"), *common))
-    prefixes = [f"--{split}pref={root / split}.en" for split in ("train", "valid", "test")]
-    done(leapformer("preprocess", "--only-source", *prefixes, "--destdir", str(root / "mlm"), "--workers", "1"))
+    root = reversed_text(tmp_path_factory.mktemp("sparsefinder"), train=120, valid=20, test=20)
     mt = f"{root}/mt --task translation --arch leapformer_nmt_tiny --encoder-self-attention softmax"
     trained(root, "nmt", f"{mt} --decoder-self-attention entmax --decoder-cross-attention softmax")
     trained(root, "softmax", f"{mt} --decoder-self-attention softmax --decoder-cross-attention softmax")
-    mlm = (
-        f"{root}/mlm --task masked_lm --criterion masked_lm --arch leapformer_mlm_tiny --encoder-self-attention entmax"
-    )
+    mlm = f"{root}/lm --task masked_lm --criterion masked_lm --arch leapformer_mlm_tiny --encoder-self-attention entmax"
     trained(root, "mlm_entmax", f"{mlm} --tokens-per-sample 24 --sample-break-mode none")
     return root
 
@@ -396,7 +385,7 @@ def test_a_pipeline_that_is_not_installed_is_one_line(root, graphs, fitted, caps
 
 
 def test_graphs_of_another_teacher_are_refused(root, fitted, capsys):
-    assert main(extract(root, "mlm_entmax", "mlm", "encoder-self", "masked", sentences=20, length=20)) == 0
+    assert main(extract(root, "mlm_entmax", "lm", "encoder-self", "masked", sentences=20, length=20)) == 0
     assert all("<mask>" not in sentence.words for sentence in Graphs(root / "masked").sentences())  # the text itself
     assert main(pareto(root, root / "masked", fitted, "mixed")) == 2
     assert "was fitted to" in capsys.readouterr().err
@@ -430,7 +419,7 @@ def test_long_sentences_are_scored_apart(root, monkeypatch):
 
 
 def test_perplexity_of_a_masked_language_model(root):
-    test = Scored(str(root / "mlm_entmax" / "checkpoint_last.pt"), str(root / "mlm"), "encoder-self")
+    test = Scored(str(root / "mlm_entmax" / "checkpoint_last.pt"), str(root / "lm"), "encoder-self")
     full, again = score(test), score(test)
     assert full.name == "perplexity" and full.quality == again.quality > 1
     assert score(test, "entmax-window", {"sparse_window": 99}).quality == pytest.approx(full.quality, rel=1e-5)
@@ -439,10 +428,10 @@ def test_perplexity_of_a_masked_language_model(root):
 
 def test_the_experiment_with_blocks(root, capsys):
     """Also from its files, without another pass; where every block is attended to it is full entmax."""
-    assert main(extract(root, "mlm_entmax", "mlm", "encoder-self", "block_graphs", sentences=20, length=20)) == 0
+    assert main(extract(root, "mlm_entmax", "lm", "encoder-self", "block_graphs", sentences=20, length=20)) == 0
     fit = f"sparsefinder fit {root}/block_graphs --out {root}/block_fitted --seeds 1 --blocks 4 16"
     assert main(fit.split()) == 0
-    command = f"sparsefinder blocks {root}/mlm --path {root}/mlm_entmax/checkpoint_last.pt --out {root}/blocks"
+    command = f"sparsefinder blocks {root}/lm --path {root}/mlm_entmax/checkpoint_last.pt --out {root}/blocks"
     command = [*command.split(), "--fitted", f"{root}/block_fitted/seed1.pt", "--grid", "small"]
     assert main(command) == 0
     found = json.loads((root / "blocks" / "blocks.json").read_text())
@@ -460,16 +449,16 @@ def test_the_experiment_with_blocks(root, capsys):
 
 
 def test_a_language_model(root, capsys):
-    lm = f"{root}/mlm --task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 24"
-    trained(root, "lm", f"{lm} --decoder-self-attention entmax")
-    assert main(extract(root, "lm", "mlm", out="lm_graphs", sentences=10, length=20)) == 0
+    lm = f"{root}/lm --task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 24"
+    trained(root, "lm_entmax", f"{lm} --decoder-self-attention entmax")
+    assert main(extract(root, "lm_entmax", "lm", out="lm_graphs", sentences=10, length=20)) == 0
     graphs = Graphs(root / "lm_graphs")
     assert graphs.about["causal"] and len(next(graphs.sentences()).words) >= 20
     command = f"sparsefinder evaluate {root}/lm_graphs --out {root}/lm_window --mechanism entmax-window --window 99"
-    assert main([*command.split(), "--data", str(root / "mlm"), "--global", "none"]) == 0
+    assert main([*command.split(), "--data", str(root / "lm"), "--global", "none"]) == 0
     (row,) = json.loads((root / "lm_window" / "evaluate.json").read_text())["rows"]
     assert row["recall"] == 1 and row["sparsity"] == 0
-    full = score(Scored(str(root / "lm" / "checkpoint_last.pt"), str(root / "mlm"), "decoder-self"))
+    full = score(Scored(str(root / "lm_entmax" / "checkpoint_last.pt"), str(root / "lm"), "decoder-self"))
     assert row["quality"] == pytest.approx(full.quality, rel=1e-5) and full.name == "perplexity"
 
 
