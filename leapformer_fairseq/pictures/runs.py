@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from .results import PANEL
 
 Row = dict[str, Any]
 LINE = 0.26  # inches of a row's height
+LONGEST = 40  # characters of an option's value; a path is known by its end
 
 
 def draw_runs(rows: Sequence[Row], title: str, path: str | Path) -> None:
@@ -36,7 +38,6 @@ def runs_figure(rows: Sequence[Row], title: str) -> Any:
 
 
 def _draw_rows(axes: Any, rows: Sequence[Row]) -> None:
-    several = len({row["options"] for row in rows}) > 1
     for place, row in enumerate(rows):
         score = row["scores"][row["measure"]]
         reach = [[score["mean"] - score["min"]], [score["max"] - score["mean"]]]
@@ -44,8 +45,19 @@ def _draw_rows(axes: Any, rows: Sequence[Row]) -> None:
         axes.errorbar([score["mean"]], [place], xerr=reach, fmt="o", capsize=3, color=colour)
         if row["attention"] == "softmax":
             axes.axvline(score["mean"], linestyle=":", color="grey")
-    labels = [f"{row['attention']}\n{row['options']}" if several else row["attention"] for row in rows]
+    labels = ["\n".join([row["attention"], *own]) for row, own in zip(rows, own_options(rows), strict=True)]
     axes.set_yticks(range(len(rows)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(", ".join(dict.fromkeys(row["measure"] for row in rows)))
     axes.grid(axis="x", alpha=0.3)
+
+
+def own_options(rows: Sequence[Row]) -> list[list[str]]:
+    """For each row the options that not all rows have, such as `--max-epoch 8`, with the end of long values."""
+    found = [[option.split(None, 1) for option in re.split(r"\s(?=--)", row["options"])] for row in rows]
+    common = [option for option in found[0] if all(option in options for options in found)]
+    return [[" ".join(map(_end, option)) for option in options if option not in common] for options in found]
+
+
+def _end(text: str) -> str:
+    return text if len(text) <= LONGEST else f"…{text[-LONGEST:]}"

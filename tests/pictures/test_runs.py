@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leapformer_fairseq.pictures.runs import draw_runs, runs_figure
+from leapformer_fairseq.pictures.runs import LONGEST, draw_runs, own_options, runs_figure
 from leapformer_fairseq.scoring.runs import compare
 
 from .images import pixels
@@ -50,3 +50,9 @@ def test_a_panel_for_each_set_and_options_where_they_differ(tmp_path: Path) -> N
     assert points(other)["leap"][0] == 10.0 and points(test)["leap\n--lr 2"][0] == pytest.approx(20.0)
     draw_runs(compare(more), "A Title", tmp_path / "runs.png")
     pixels(tmp_path / "runs.png")
+
+
+def test_a_label_has_the_options_of_its_own_alone() -> None:
+    shared, path = "--arch tiny --adam-betas (0.9,0.98)", "a" * 30 + "/softmax-seed1/model/checkpoint_best.pt"
+    rows = compare([run("softmax", 30.0, options=shared), run("t2r", 31.0, options=f"{shared} --beam 5 --start {path}")])
+    assert own_options(rows) == [[], ["--beam 5", f"--start …{path[-LONGEST:]}"]]
