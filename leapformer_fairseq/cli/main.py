@@ -38,7 +38,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("compare", "whether translations differ by more than the choice of test sentences: paired bootstrap"),
     "simulate": (
         "simulate",
-        "translate a test set simultaneously, with delays and scores as of a SimulEval run, without SimulEval",
+        "translate a test set simultaneously, with delays and scores: utterances as SimulEval does, without it, or "
+        "whole talks",
     ),
     "curve": (
         "curve",
