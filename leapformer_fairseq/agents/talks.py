@@ -131,10 +131,10 @@ def usage_log(log: Path) -> Path:
 
 def _used(session: Session, pieces: Iterator[None]) -> Iterator[dict[str, Any]]:
     """What was used after every USAGE_S seconds of audio, and at the end; `pieces` make the session hear it."""
-    began, n_noted, noted = time.process_time(), 0, -1.0
+    began, due, noted = time.process_time(), 0.0, -1.0
     for _ in pieces:
-        if session.audio_s >= n_noted * USAGE_S:
-            n_noted, noted = n_noted + 1, session.audio_s
+        if session.audio_s >= due:
+            noted, due = session.audio_s, (session.audio_s // USAGE_S + 1) * USAGE_S
             yield _usage(session, began)
     if session.audio_s > noted:
         yield _usage(session, began)
@@ -187,8 +187,8 @@ def growth(usage: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 def course(usage: Sequence[dict[str, Any]], points: int = 60) -> dict[str, list[float | None]]:
     """A talk over time, in about so many `points`: `minutes` heard, `memory_mib` held, `compute`, the `pace` since."""
-    every = max(1, (len(usage) - 1) // points)
-    chosen = [*usage[:-1:every], *usage[-1:]]
+    every = max(1, len(usage) // points)
+    chosen = [*usage[::every][:-1], usage[-1]]  # not a last point of a second or two
     return {
         "minutes": [entry["audio_s"] / 60 for entry in chosen[1:]],
         "memory_mib": [entry["resident_mib"] for entry in chosen[1:]],

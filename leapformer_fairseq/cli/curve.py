@@ -152,6 +152,7 @@ def _segments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list
         for action in parser._actions
         if action.dest in ("history", "segment")
         for choice in action.choices or ()
+        if action.dest == "segment" or choice != action.default
     }
     for item in _items(args.segment):
         if item not in known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ def _simulate_utterances(args: argparse.Namespace) -> None:
 
     utterances = read_utterances(args.source, args.target)
     simulation = build_simulation(args)
-    folder = _locked_folder(args, simulate_talks.ONLY)
+    folder = _locked_folder(args, simulate_talks.defaults())
     done = logged(folder, args.eval_latency_unit)
     _translate(args, simulation, [one for one in utterances if one.index not in done], len(utterances))
     put_in_order(folder)
@@ -84,7 +84,7 @@ def _simulate_talks(args: argparse.Namespace) -> None:
     simulate_talks.score(args, recordings)
 
 
-def _locked_folder(args: argparse.Namespace, without: Sequence[str]) -> Path:
+def _locked_folder(args: argparse.Namespace, without: Collection[str]) -> Path:
     """The folder of this run and no other; options that do not concern it are left out."""
     from ..checkpoints import describe_checkpoint
     from ..signature import signature

@@ -14,12 +14,7 @@ from . import score_talks
 if TYPE_CHECKING:
     from ..agents.options import TakesOptions
 
-# Options that say nothing about utterances; of them, those that do not change what is written.
-ONLY = (
-    "talks", "segment", "pause_ms", "pause_db", "segment_tokens", "min_seconds", "max_seconds", "carry", "history",
-    "drafts", "segmenter", "lang",
-)  # fmt: skip
-FREE = ("segmenter", "lang")
+FREE = ("segmenter", "lang")  # options that do not change what is written
 
 
 def add_arguments(parser: TakesOptions) -> None:
@@ -43,12 +38,17 @@ def serves(args: argparse.Namespace) -> bool:
         return True
     if not (args.source and args.target):
         raise LeapformerError("give --source and --target, lists of utterances and references, or --talks, a folder")
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    for name in ONLY:
-        if getattr(args, name, None) != parser.get_default(name):
+    for name, default in defaults().items():
+        if getattr(args, name) != default:
             raise LeapformerError(f"--{name.replace('_', '-')} is for --talks; utterances are translated as they are")
     return False
+
+
+def defaults() -> dict[str, Any]:
+    """The options that say nothing about utterances."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return vars(parser.parse_args([]))
 
 
 def check(args: argparse.Namespace) -> list[Path]:
