@@ -32,7 +32,8 @@ from .loading import load_system
 from .options import decoding_options, set_threads, system_arguments
 from .stream import DecodingOptions, TranslationStream, TranslationSystem
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 BATCH_SECONDS = 200.0  # of audio decoded together, padding included
 
 

@@ -211,7 +211,7 @@ def _shared(args: argparse.Namespace) -> dict[str, tuple[Any, Any]]:
 def _shared_flags(args: argparse.Namespace) -> list[str]:
     """What all runs share as arguments of `leapformer simulate`, defaults left out."""
     values = {option: value for option, (value, default) in _shared(args).items() if value != default}
-    if args.limit:
+    if args.limit and not args.talks:
         values |= _lists(args)
     return [text for option, value in values.items() for text in ([option] if value is True else [option, str(value)])]
 
