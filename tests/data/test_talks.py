@@ -98,6 +98,16 @@ def test_a_talk_is_the_sum_of_its_segments_and_nothing_else(corpus, tmp_path, ga
     assert [f"Ziel {text.split()[-1]}" for text in said] == list(read_lines(out / "references.txt"))
 
 
+def test_overlaps_end_at_half_of_the_shorter_sentence(corpus, tmp_path) -> None:
+    out = prepared(corpus, tmp_path / "out", "--talks", 1, "--minutes", 0.2, "--gap-s", -9, -9)
+    ((_, own),) = segments_of(out)
+    for before, after in itertools.pairwise(own):
+        shorter = min(sample(before.duration), sample(after.duration))
+        assert sample(before.end) - sample(after.offset) == shorter // 2
+    for first, third in zip(own, own[2:], strict=False):
+        assert third.offset >= first.end  # never three at once
+
+
 def test_the_test_of_sums_sees_a_sentence_that_is_lost(corpus, tmp_path, monkeypatch) -> None:
     """Inverted control: one sentence of a talk is not heard."""
     mixed = joined.mixed
