@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import LeapformerError
 from ..files import write_text
 from ..trainings import Work
-from .options import Parser, list_of, one_of, whole
+from .options import Parser, list_of, one_of, positive, whole
 from .recipe import DataSet, Recipe, add_root
 
 UTTERANCES, HOURS = "utterances", "hours"  # the sentences one by one, which talks are compared with; one long talk
@@ -43,8 +43,8 @@ class Talks(Recipe):
             list_of(), default="pause tokens",
         )  # fmt: skip
         parser.option("--talks", "N", "in each set", whole(), default=4)
-        parser.option("--minutes", "N", "of each talk", whole(), default=5)
-        parser.option("--long-minutes", "N", f"of the one talk of the set {HOURS}", whole(), default=150)
+        parser.option("--minutes", "M", "of each talk", positive, default="5")
+        parser.option("--long-minutes", "M", f"of the one talk of the set {HOURS}", positive, default="150")
         parser.option("--seed", "N", "of the talks", whole(0), default=1)
 
     @property

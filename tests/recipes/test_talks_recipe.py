@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import soundfile
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.manifests import write_manifest
@@ -15,13 +16,9 @@ from tests.agents.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.agents.test_simulate import checkpoints  # noqa: F401  (a fixture)
 from tests.data.trees import noises
 
-from .running import finished
-
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    import soundfile
-
     root, rows = tmp_path / "corpus", []
     (root / "wav").mkdir(parents=True)
     for n, spoken in enumerate(noises(3, seconds=1.5)):
@@ -33,28 +30,25 @@ def corpus(tmp_path: Path) -> Path:
     return root
 
 
-def test_from_sentences_to_a_report(corpus, checkpoints, data_root, tmp_path) -> None:  # noqa: F811
-    out, sets = tmp_path / "out", "utterances no-pauses snr10"
+def test_from_sentences_to_a_report(corpus, checkpoints, data_root, tmp_path, capsys) -> None:  # noqa: F811
+    out = tmp_path / "out"
     words = ["--root", str(corpus), "--out", str(out), "--checkpoints", str(checkpoints["causal"])]
-    words += ["--data-root", str(data_root), "--config-yaml", "config.yaml", "--sets", sets, "--talks", "1"]
-    words += ["--minutes", "1", "--segment", "pause tokens", "--curve-options", "--k 1 --max-len-b 3"]
-    said = finished("talks", *words)
+    words += ["--data-root", str(data_root), "--config-yaml", "config.yaml", "--sets", "utterances snr10"]
+    words += ["--talks", "1", "--minutes", "0.1", "--segment", "pause tokens", "--curve-options", "--k 1 --max-len-b 3"]
+    assert main(["recipe", "talks", *words]) == 0
+    said = capsys.readouterr().out
     assert "1 talks, " in said and "done: " in said
     report = (out / "report.md").read_text()
     assert [line for line in report.splitlines() if line.startswith("## ")] == [
         "## utterances: simultaneous translation: quality against latency",
-        *(f"## {name}: simultaneous translation of talks: quality against latency" for name in ("no-pauses", "snr10")),
+        "## snr10: simultaneous translation of talks: quality against latency",
     ]
-    for name in sets.split():
+    for name, n_rows in (("utterances", 1), ("snr10", 2)):
         assert f"]({name}/curve.png)" in report and (out / name / "curve.png").is_file()
-        rows = json.loads((out / name / "curve.json").read_text())["rows"]
-        assert len(rows) == (1 if name == "utterances" else 2)
-    about = [json.loads((out / f"data/{name}/talks.json").read_text()) for name in sets.split()[1:]]
-    assert [(one["gap_s"], one["snr_db"]) for one in about] == [([0.0, 0.0], None), ([0.3, 1.5], 10.0)]
-    logs = {path: path.stat().st_mtime_ns for path in out.glob("*/runs/*/logs/*")}
-    assert len(logs) == 2 * 2 * 2
-    finished("talks", *words)
-    assert {path: path.stat().st_mtime_ns for path in out.glob("*/runs/*/logs/*")} == logs  # nothing was done again
+        assert len(json.loads((out / name / "curve.json").read_text())["rows"]) == n_rows
+    about = json.loads((out / "data/snr10/talks.json").read_text())
+    assert (about["gap_s"], about["snr_db"], about["minutes"]) == ([0.3, 1.5], 10.0, 0.1)
+    assert len((out / "commands.sh").read_text().split("leapformer curve")) == 3
 
 
 def test_a_dry_run_has_all_sets(corpus, tmp_path, capsys) -> None:
