@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def translate(args: argparse.Namespace, simulation: Any, recordings: list[Path])
 
     lengths = {one: soundfile.info(str(one)).duration for one in recordings}
     waiting = [one for one in recordings if not simulation.log(one).is_file()]
-    total = sum(lengths.values())
+    total = math.ceil(sum(lengths.values()))  # what is heard adds up to no more
     done = total - sum(lengths[one] for one in waiting)
     shape = "{l_bar}{bar}| {n:.0f}/{total:.0f} s of audio [{elapsed}<{remaining}]"
     with tqdm(total=total, initial=done, desc="simulation of talks", bar_format=shape, mininterval=1.0) as progress:
