@@ -145,7 +145,7 @@ def test_the_same_command_goes_on_after_the_last_talk(simulate, tmp_path, monkey
     monkeypatch.setattr(Session, "push", lambda *_: pytest.fail("heard again"))
     assert simulate(out, "--tokenize", "char") == 0  # scored anew, not translated
     assert simulate(out, "--segment", "tokens") == 2
-    assert 'holds a simulation with another segment in options ("pause", not "tokens")' in capsys.readouterr().err
+    assert "holds a simulation with another segment in options" in capsys.readouterr().err
 
 
 def test_several_processes_write_the_same(simulate, tmp_path) -> None:
