@@ -19,7 +19,7 @@ from leapformer_fairseq.scoring.latency import long_form_scores, queued, regime,
 from leapformer_fairseq.scoring.pieces import cut, read_pieces
 from leapformer_fairseq.scoring.quality import bleu, chrf
 from leapformer_fairseq.scoring.runlog import Instance
-from leapformer_fairseq.scoring.segmentation import Segment, read_segments, write_segments
+from leapformer_fairseq.scoring.segmentation import Segment, read_segments
 from leapformer_fairseq.scoring.talk_report import TalkOptions, score_pieces, score_resegmented, score_talks
 from leapformer_fairseq.scoring.talks import LOGGED, Talk, read_talks, write_talks
 
@@ -281,8 +281,6 @@ def test_logs_and_segments_are_written_as_they_are_read(files, tmp_path):
     write_talks(tmp_path / "again.jsonl", [talk], "word")
     assert read_talks(tmp_path / "again.jsonl", "word")[0].aware == talk.aware
     segments = read_segments(*files[1:])
-    write_segments(tmp_path / "again.yaml", segments)
-    assert read_segments(tmp_path / "again.yaml", files[2]) == segments
     entries = [{"wav": one.recording, "offset": one.offset / 1000, "duration": one.duration / 1000} for one in segments]
     (tmp_path / "again.json").write_text(json.dumps(entries, indent=1))
     assert read_segments(tmp_path / "again.json", files[2]) == segments

@@ -1,7 +1,8 @@
 """Quality against latency: a grid of policies over several checkpoints, each point a separate simulation.
 
 A run is OUT/runs/NAME, as `leapformer simulate` leaves it. OUT/runs/NAME/repeat1, repeat2, ... are the same utterances
-again, one at a time and alone in this process, to know how much the time of computation varies.
+again, one at a time and alone in this process, to know how much the time of computation varies. Talks are timed while
+they are translated.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ VARIED = {
 
 @dataclass(frozen=True)
 class Grid:
-    """What is combined with what. `numbers`: for the fields of `VARIED`. `ratios`: None for the trained one."""
+    """What is combined with what. `numbers`: for the fields of `VARIED`. `ratios`: None for the trained one.
+
+    `segments`: the options of `leapformer simulate` that say what ends a segment of a talk; of utterances none.
+    """
 
     checkpoints: Mapping[str, str]
     policies: Sequence[str]
     numbers: Mapping[str, Sequence[int]]
     ratios: Sequence[int | None]
     segment_sizes: Sequence[int]
+    segments: Sequence[tuple[str, ...]] = ((),)
 
     def __post_init__(self) -> None:
         for policy in self.policies:
@@ -60,7 +65,9 @@ class Grid:
         points = [
             Setting(*point)
             for name, policy in product(self.checkpoints, self.policies)
-            for point in product([name], [policy], self._numbers(policy), self.ratios, self.segment_sizes)
+            for point in product(
+                [name], [policy], self._numbers(policy), self.ratios, self.segment_sizes, self.segments
+            )
         ]
         return list(dict.fromkeys(points))
 
@@ -70,13 +77,17 @@ class Grid:
 
 @dataclass(frozen=True)
 class Setting:
-    """A point of the grid. `number`: of the policy, None if it has none. `ratio`: None for the trained one."""
+    """A point of the grid. `number`: of the policy, None if it has none. `ratio`: None for the trained one.
+
+    `segment`: as in `Grid.segments`.
+    """
 
     checkpoint: str
     policy: str
     number: int | None
     ratio: int | None
     segment_ms: int
+    segment: tuple[str, ...] = ()
 
     @property
     def varied(self) -> dict[str, int]:
@@ -88,12 +99,12 @@ class Setting:
         """What its folder is called."""
         parts = [self.checkpoint, self.policy, *(f"{field}{number}" for field, number in self.varied.items())]
         parts += [] if self.ratio is None else [f"ratio{self.ratio}"]
-        return "-".join([*parts, f"{self.segment_ms}ms"])
+        return "-".join([*parts, f"{self.segment_ms}ms", *self.segment[1:]])
 
     @property
     def flags(self) -> list[str]:
         """The options of `leapformer simulate` that make it, but for the checkpoint."""
-        flags = ["--policy", self.policy, "--source-segment-size", str(self.segment_ms)]
+        flags = ["--policy", self.policy, "--source-segment-size", str(self.segment_ms), *self.segment]
         flags += [] if self.number is None else [VARIED[self.policy][1], str(self.number)]
         return flags + ([] if self.ratio is None else ["--pre-decision-ratio", str(self.ratio)])
 
@@ -133,6 +144,11 @@ class Curve:
     out: Path
     runs: list[Run]
     repeats: int
+
+    @property
+    def of_talks(self) -> bool:
+        """Whether the runs are of talks, not of utterances."""
+        return any(run.setting.segment for run in self.runs)
 
     @property
     def waiting(self) -> list[Run]:

@@ -13,8 +13,11 @@ from tabulate import tabulate
 from ..files import read_json, write_json, write_text
 from ..pictures.latency import PARTS, draw_curve
 from ..scoring.comparison import COLUMNS
+from ..scoring.latency import HIGH_MS, LOW_MS
+from ..scoring.talks import QUEUED
 from ..signature import signature
 from .curve import SCORES, Curve, Run
+from .talks import LOGS, course, read_usage
 
 DATA, TABLE, PICTURE, COMMANDS = "curve.json", "table.md", "curve.png", "commands.sh"
 LATENCIES = ("AL", "LAAL", "AP", "DAL", "ATD")
@@ -24,7 +27,37 @@ _DIGITS = {
     "AP": ".2f",
     "compute": ".3f",
     "without_prenet": ".3f",
+    "StreamLAAL": ".2f",
+    "StreamLAAL_CA": ".2f",
+    "erasure": ".3f",
+    "memory_growth_mib": ".1f",
+    "compute_growth": "+.1%",
 }  # all others are milliseconds
+_TALK_COLUMNS = {
+    "BLEU": "BLEU",
+    "chrF": "chrF",
+    "LongYAAL ms": "LongYAAL",
+    "LongYAAL_CA ms": "LongYAAL_CA",
+    "StreamLAAL s": "StreamLAAL",
+    "StreamLAAL_CA s": "StreamLAAL_CA",
+    "erasure": "erasure",
+    "compute s/s": "compute",
+    "memory growth MiB": "memory_growth_mib",
+    "time growth": "compute_growth",
+}
+_UTTERANCE_NOTES = (
+    "AL, LAAL, DAL, ATD are milliseconds, AP is a ratio; the ratio counts encoder states of 40 ms a step."
+)
+_MEASURED = (
+    "`_CA` adds the time of computation, `compute` is its seconds per second of audio, `without pre-net` the same "
+    "without the convolutions: each utterance alone, the mean over the repeats (least–greatest)."
+)
+_TALK_NOTES = (
+    f"Latency is low up to a LongYAAL of {LOW_MS:.0f} ms and high up to {HIGH_MS:.0f} ms, without computation. `_CA`: "
+    "with computation, a chunk of audio waiting until the one before it is done; `compute`: its seconds per second of "
+    "audio; both measured once. Growth: over the longest talk, from 5 minutes on, the most memory above that after a "
+    "minute, and CPU time per second of audio in its last quarter against its first."
+)
 
 Row = dict[str, Any]
 Spread = dict[str, float]  # mean, min, max
@@ -47,18 +80,25 @@ def write_reports(curve: Curve, checkpoints: Mapping[str, Any]) -> None:
     write_json(curve.out / DATA, content)
     write_text(curve.out / TABLE, _markdown(curve, found, made_with))
     write_text(curve.out / COMMANDS, commands(curve))
-    draw_curve(found, curve.out / PICTURE)
+    draw_curve(found, curve.out / PICTURE, (LOW_MS, HIGH_MS))
 
 
 def rows(curve: Curve) -> list[Row]:
     """A row for every run that went through the test set, by checkpoint and policy as in the grid, then by AL.
 
     A score in `_CA` and the seconds of `compute` per second of audio are {"mean", "min", "max"} over the repeats, None
-    where nothing was measured; a latency is None where nothing was written.
+    where nothing was measured; a latency is None where nothing was written. Rows of talks have LongYAAL (ms) and
+    StreamLAAL (s), `_CA` with chunks that wait for each other, measured once, and are sorted by LongYAAL.
     """
-    found = [_row(run) for run in curve.runs if run.translated]
-    order = list(dict.fromkeys((run.setting.checkpoint, run.setting.policy) for run in curve.runs))
-    return sorted(found, key=lambda row: (order.index((row["checkpoint"], row["policy"])), row["AL"] or 0.0))
+    row_of, latency = (_talk_row, "LongYAAL") if curve.of_talks else (_row, "AL")
+    order = list(dict.fromkeys(_line(run) for run in curve.runs))
+    found = [(order.index(_line(run)), row_of(run)) for run in curve.runs if run.translated]
+    return [row for _, row in sorted(found, key=lambda one: (one[0], one[1][latency] or 0.0))]
+
+
+def _line(run: Run) -> tuple[Any, ...]:
+    """What the runs of a line of the picture have in common."""
+    return run.setting.checkpoint, run.setting.policy, run.setting.segment
 
 
 def _about(run: Run) -> Row:
@@ -70,6 +110,7 @@ def _about(run: Run) -> Row:
         "numbers": setting.varied,
         "pre_decision_ratio": setting.ratio,
         "segment_ms": setting.segment_ms,
+        **({"segment": setting.segment[-1]} if setting.segment else {}),
     }
 
 
@@ -90,6 +131,30 @@ def _row(run: Run) -> Row:
     }
 
 
+def _talk_row(run: Run) -> Row:
+    scored = read_json(run.folder / SCORES)
+    scores, usage, lagging = scored["scores"], scored["usage"], scored["StreamLAAL_s"]
+    parts = {part: _spread([seconds]) for part, seconds in usage["parts"].items()}
+    return {
+        **_about(run),
+        "talks": scored["n_recordings"],
+        "segments": scored["n_instances"],
+        "empty": scored["n_empty"],
+        **{name: scores.get(name) for name in ("BLEU", "chrF", "LongYAAL")},
+        "StreamLAAL": lagging.get("source heard"),
+        "LongYAAL_CA": _spread([scores.get(f"LongYAAL_{QUEUED}")]),
+        "StreamLAAL_CA": _spread([lagging.get(QUEUED)]),
+        "regime": scored["regime"],
+        "erasure": scored["erasure"],
+        "compute": {**parts, "total": _spread([scored["compute"]["seconds_per_second"]])},
+        "memory_growth_mib": usage["memory_growth_mib"],
+        "compute_growth": usage["compute_growth"],
+        "course": course(read_usage(run.folder / LOGS / f"{usage['longest_talk']}.jsonl")),
+        "signatures": scored["signatures"],
+        "signature": scored["model"]["signature"],
+    }
+
+
 def _spread(values: Sequence[float | None]) -> Spread | None:
     known = [value for value in values if value is not None]
     return {"mean": fmean(known), "min": min(known), "max": max(known)} if known else None
@@ -105,17 +170,14 @@ def _compute(repeats: Sequence[Mapping[str, float]]) -> dict[str, Spread | None]
 
 def table(found: Sequence[Row], style: str = "simple") -> str:
     """One line a row; "github" is Markdown. Of what was measured the mean, with least and greatest in brackets."""
-    measured = any(row["repeats"] for row in found)
-    timed = {"AL_CA", "compute"} if measured else set()
-    timed |= {"without_prenet"} if any(row["without_prenet"] for row in found) else set()
-    titles = {title: name for title, name in COLUMNS.items() if name in {"BLEU", "chrF", *LATENCIES, *timed}}
-    if measured:
-        titles["LAAL_CA ms"] = "LAAL_CA"
+    of_talks = any("segment" in row for row in found)
+    titles = _TALK_COLUMNS if of_talks else _columns(found)
     lines = [
         {
             "checkpoint": row["checkpoint"],
             "policy": row["policy"],
             "number": " ".join(f"{name}={number}" for name, number in row["numbers"].items()),
+            **({"segment": row["segment"]} if of_talks else {}),
             "ratio": "trained" if row["pre_decision_ratio"] is None else str(row["pre_decision_ratio"]),
             "segment ms": str(row["segment_ms"]),
             **{title: _cell(_total(row[name]), _DIGITS.get(name, ".0f")) for title, name in titles.items()},
@@ -124,6 +186,15 @@ def table(found: Sequence[Row], style: str = "simple") -> str:
     ]
     align = ["left" if name in ("checkpoint", "policy") else "right" for name in (lines[0] if lines else ())]
     return tabulate(lines, "keys", tablefmt=style, disable_numparse=True, colalign=align or None)
+
+
+def _columns(found: Sequence[Row]) -> dict[str, str]:
+    """Titles and names of the scores of utterances, computation where it was measured."""
+    measured = any(row["repeats"] for row in found)
+    timed = {"AL_CA", "compute"} if measured else set()
+    timed |= {"without_prenet"} if any(row["without_prenet"] for row in found) else set()
+    titles = {title: name for title, name in COLUMNS.items() if name in {"BLEU", "chrF", *LATENCIES, *timed}}
+    return {**titles, "LAAL_CA ms": "LAAL_CA"} if measured else titles
 
 
 def _total(value: Any) -> Any:
@@ -136,6 +207,8 @@ def _cell(value: float | Spread | None, digits: str) -> str:
         return ""
     if not isinstance(value, dict):
         return f"{value:{digits}}"
+    if value["min"] == value["max"]:  # measured once
+        return f"{value['mean']:{digits}}"
     return f"{value['mean']:{digits}} ({value['min']:{digits}}–{value['max']:{digits}})"
 
 
@@ -153,19 +226,16 @@ def commands(curve: Curve) -> str:
 
 
 def _markdown(curve: Curve, found: Sequence[Row], made_with: str) -> str:
-    measured = (
-        "`_CA` adds the time of computation, `compute` is its seconds per second of audio, `without pre-net` the "
-        "same without the convolutions: each utterance alone, the mean over the repeats (least–greatest)."
-    )
     scores = dict.fromkeys(f"{name}: `{text}`" for row in found for name, text in row["signatures"].items())
+    latency, notes = ("LongYAAL", _TALK_NOTES) if curve.of_talks else ("average lagging", _UTTERANCE_NOTES)
     parts = [
-        "# Simultaneous translation: quality against latency",
+        f"# Simultaneous translation{' of talks' if curve.of_talks else ''}: quality against latency",
         table(found, "github"),
         *refusals(curve),
         *(f"Still to do: {run.setting.name}." for run in curve.waiting),
-        f"![BLEU against average lagging]({PICTURE})",
-        "AL, LAAL, DAL, ATD are milliseconds, AP is a ratio; the ratio counts encoder states of 40 ms a step.",
-        *([measured] if any(row["repeats"] for row in found) else []),
+        f"![BLEU against {latency}]({PICTURE})",
+        notes,
+        *([_MEASURED] if any(row.get("repeats") for row in found) else []),
         "\n".join(f"* {text}" for text in [*scores, f"leapformer_fairseq: `{made_with}`"]),
     ]
     return "\n\n".join(parts) + "\n"

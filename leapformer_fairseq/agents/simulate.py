@@ -11,13 +11,13 @@ import math
 import signal
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import soundfile
@@ -32,6 +32,8 @@ from .loading import load_system
 from .options import decoding_options, set_threads, system_arguments
 from .stream import DecodingOptions, TranslationStream, TranslationSystem
 
+T = TypeVar("T")
+R = TypeVar("R")
 BATCH_SECONDS = 200.0  # of audio decoded together, padding included
 
 
@@ -152,15 +154,29 @@ def simulate(
     args: Namespace, simulation: Simulation, utterances: Sequence[Utterance], jobs: int = 1
 ) -> Iterator[Outcome]:
     """Translate in `jobs` processes; outcomes come in any order. Raises LeapformerError as `translate` does."""
-    portions = simulation.portions(utterances)
+    for outcomes in spread(simulation.translate, _translator, args, simulation.portions(utterances), jobs):
+        yield from outcomes
+
+
+def _translator(args: Namespace) -> Callable[[list[Utterance]], list[Outcome]]:
+    return build_simulation(args).translate
+
+
+def spread(
+    work: Callable[[T], R], build: Callable[[Namespace], Callable[[T], R]], args: Namespace, portions: Sequence[T],
+    jobs: int,
+) -> Iterator[R]:  # fmt: skip
+    """The results of the portions of some work, done here, or in any order in `jobs` processes if that is more than 1.
+
+    `build(args)`, a function of a module, gives each of those what does the `work`. Raises what it raises.
+    """
     if jobs == 1:
-        for portion in portions:
-            yield from simulation.translate(portion)
+        yield from map(work, portions)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (args,)) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (build, args)) as pool:
         try:
-            for future in as_completed([pool.submit(_translate, portion) for portion in portions]):
-                yield from future.result()
+            for future in as_completed([pool.submit(_do, portion) for portion in portions]):
+                yield future.result()
         except BrokenProcessPool as error:
             raise LeapformerError(
                 f"a process of --jobs {jobs} ended, perhaps out of memory; give fewer, and the same command resumes"
@@ -169,17 +185,22 @@ def simulate(
             pool.shutdown(cancel_futures=True)
 
 
-_simulation: Simulation  # of a worker process
+_work: Callable[[Any], Any]  # of a worker process
 
 
-def _start_worker(args: Namespace) -> None:
-    global _simulation
+def _start_worker(build: Callable[[Namespace], Callable[[Any], Any]], args: Namespace) -> None:
+    global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, which then ends its workers
-    _simulation = build_simulation(args)
+    _work = build(args)
 
 
-def _translate(portion: Sequence[Utterance]) -> list[Outcome]:
-    return _simulation.translate(portion)
+def _do(portion: Any) -> Any:
+    """A portion, which Ctrl-C ends: it may take long."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _work(portion)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 # ------------------------------------------------------------------------------------------------------------ the log

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LeapformerError
 from ..files import locked_folder, write_text
 from ..scoring.quality import bleu
-from . import simulate
+from . import simulate, simulate_talks
 
 if TYPE_CHECKING:
     from ..agents.curve import Curve, Run, Setting
@@ -25,7 +25,7 @@ RECORD = "options.json"
 # Options of `leapformer simulate` that a grid varies or that are its own.
 _OF_RUNS = (
     "--checkpoint", "--policy", "--waitk-lagging", "--hold", "--agree", "--align-frames", "--pre-decision-ratio",
-    "--source-segment-size", "--out",
+    "--source-segment-size", "--segment", "--out",
 )  # fmt: skip
 _FREE = ("--jobs", "--source", "--target")  # they do not change a run, or are noted with --limit
 _WHEN = "when to write: wait-k, hold-n, local-agreement, alignatt, offline (default: wait-k)"
@@ -53,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats", type=int, default=0, metavar="N",
         help="time the computation N times, one utterance at a time, for the scores in _CA (default: 0, none)",
     )  # fmt: skip
+    add(
+        "--segment", metavar="LIST", nargs="+", default=["pause"],
+        help="with --talks: what ends a segment: pause, tokens, seconds (default: pause)",
+    )  # fmt: skip
     add("--limit", type=int, metavar="N", help="only the first N sentences")
     add("--dry-run", action="store_true", help="show the runs and their commands, translate nothing")
     simulate.add_arguments(_Shared(parser))
@@ -79,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
     from ..agents.curve import refuse
     from ..agents.curve_report import refusals, rows, table
 
-    utterances = _utterances(args)
     curve = _plan(args)
+    utterances = _utterances(args, simulate_talks.serves(curve.runs[0].args))
     checkpoints = _check(args, curve)
     refuse(curve.runs)
     if args.dry_run:
@@ -102,13 +106,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 # -------------------------------------------------------------------------------------------------- what there is to do
-def _utterances(args: argparse.Namespace) -> list[Utterance]:
-    """The test set, as far as it is used. Raises LeapformerError for impossible numbers, too."""
+def _utterances(args: argparse.Namespace, of_talks: bool) -> list[Utterance]:
+    """The utterances, as far as they are used; of talks none. Raises LeapformerError for impossible numbers, too."""
     from ..agents.simulate import read_utterances
 
     for option, value, least in ("--limit", args.limit, 1), ("--repeats", args.repeats, 0), ("--jobs", args.jobs, 1):
         if value is not None and value < least:
             raise LeapformerError(f"{option} {value}: give at least {least}")
+        if option != "--jobs" and value and of_talks:
+            raise LeapformerError(f"{option} {value} is for utterances; talks are all translated, and timed at once")
+    if of_talks:
+        simulate_talks.check(args)
+        return []
     return read_utterances(args.source, args.target)[: args.limit]
 
 
@@ -120,13 +129,35 @@ def _plan(args: argparse.Namespace) -> Curve:
     ratios: Sequence[int | None] = lists.pop("--pre-decision-ratios") or [None]
     sizes = lists.pop("--segment-sizes")
     numbers = {_dest(option): values for option, values in lists.items()}
-    grid = Grid(name_checkpoints(args.checkpoints, args.names), _items(args.policies), numbers, ratios, sizes)
     shared, parser = _shared_flags(args), argparse.ArgumentParser()
     simulate.add_arguments(parser)
+    segments = _segments(args, parser)
+    grid = Grid(name_checkpoints(args.checkpoints, args.names), _items(args.policies), numbers, ratios, sizes, segments)
     runs = [_run(args, grid.checkpoints[setting.checkpoint], setting, shared, parser) for setting in grid.settings()]
     if not runs:
         raise LeapformerError("the grid is empty; give --policies and for each its numbers, and --segment-sizes")
     return Curve(Path(args.out), runs, args.repeats)
+
+
+def _segments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[tuple[str, ...]]:
+    """The options of `leapformer simulate` for each item of --segment: what ends a segment, or what is kept of it."""
+    if not args.talks:
+        if _items(args.segment) != ["pause"]:
+            raise LeapformerError(
+                f"--segment {' '.join(args.segment)} is for --talks; utterances are translated as they are"
+            )
+        return [()]
+    known = {
+        str(choice): (action.option_strings[0], str(choice))
+        for action in parser._actions
+        if action.dest in ("history", "segment")
+        for choice in action.choices or ()
+        if action.dest == "segment" or choice != action.default
+    }
+    for item in _items(args.segment):
+        if item not in known:
+            raise LeapformerError(f"--segment {item}: choose from {', '.join(known)}")
+    return [known[item] for item in _items(args.segment)]
 
 
 def _run(
@@ -180,9 +211,9 @@ def _shared(args: argparse.Namespace) -> dict[str, tuple[Any, Any]]:
 def _shared_flags(args: argparse.Namespace) -> list[str]:
     """What all runs share as arguments of `leapformer simulate`, defaults left out."""
     values = {option: value for option, (value, default) in _shared(args).items() if value != default}
-    if args.limit:
+    if args.limit and not args.talks:
         values |= _lists(args)
-    return [text for option, value in values.items() for text in (option, str(value))]
+    return [text for option, value in values.items() for text in ([option] if value is True else [option, str(value)])]
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -25,7 +25,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "corpus": ("corpus", "make a small corpus: English-German speech translation, text to speech, ListOps, Pathfinder"),
     "prepare": (
         "prepare",
-        "prepare a data set: speech translation, translation, language modelling, classification, text to speech",
+        "prepare a data set: speech translation, whole talks, translation, language modelling, classification, text to "
+        "speech",
     ),
     "recipe": ("recipe", "a data set or a paper's table from data to scores: prepare, train, evaluate"),
     "average": ("average", "average the parameters of a training's last or best checkpoints"),
@@ -37,7 +38,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("compare", "whether translations differ by more than the choice of test sentences: paired bootstrap"),
     "simulate": (
         "simulate",
-        "translate a test set simultaneously, with delays and scores as of a SimulEval run, without SimulEval",
+        "translate a test set simultaneously, with delays and scores: utterances as SimulEval does, without it, or "
+        "whole talks",
     ),
     "curve": (
         "curve",

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..audio import SAMPLE_RATE
-from ..data import choices, covost2, documents, glue, ljspeech, mustc, parallel, speech, tables, wikitext
+from ..data import choices, covost2, documents, glue, joined, ljspeech, mustc, parallel, speech, tables, talks, wikitext
 from ..data.lra import prepare as lra
+from ..data.recordings import Recording
 from ..errors import LeapformerError
 
-HELP = "prepare a data set: speech translation, translation, language modelling, classification, text to speech"
+HELP = (
+    "prepare a data set: speech translation, whole talks, translation, language modelling, classification, text to "
+    "speech"
+)
 SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2)}
 _ROOTS = {
     "speech": "recordings of your own, described by tables",
     "mustc": "MuST-C en-de: holds en-de/data",
     "covost2": "CoVoST 2 fr-en: holds validated.tsv, covost_v2.*.tsv, clips",
+    "talks": "whole talks, joined of sentences: holds SPLIT.source, SPLIT.target and SPLIT_asr.tsv, as `leapformer "
+    "corpus` and `prepare` leave them",
+    "mustc-talks": "the whole talks of a MuST-C en-de test set: holds en-de/data",
+    "acl6060": "the talks of ACL 60/60: holds 2/acl_6060",
     "multi30k": "Multi30k: holds {train,val,test_2016_flickr}.LANGUAGE, all files here as they are or with .gz",
     "iwslt14": "IWSLT 2014: holds {train,valid,test}.LANGUAGE, or the release de-en.tgz",
     "iwslt17": "IWSLT 2017: holds {train,valid,test}.LANGUAGE, or the release en-de.tgz or en-fr.tgz of WIT3",
@@ -48,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     adders = {
         tables.NAME: _add_tables,
         **dict.fromkeys(SPEECH, _add_speech),
+        "talks": _add_talks,
+        "mustc-talks": _add_mustc_talks,
+        "acl6060": _add_acl6060,
         **dict.fromkeys(parallel.DATASETS, _add_parallel),
         **dict.fromkeys(wikitext.SIZES, _add_wikitext),
         documents.NAME: _add_documents,
@@ -102,6 +114,35 @@ def _add_speech(parser: argparse.ArgumentParser, name: str) -> None:
     _add_vocabulary(parser, speech.VOCAB_SIZE, "subwords per language")
     _add_workers(parser)
     parser.set_defaults(prepare=_speech)
+
+
+def _add_talks(parser: argparse.ArgumentParser, name: str) -> None:
+    default = joined.Joining()
+    add = parser.add_argument
+    add("--split", default="test", metavar="NAME", help="whose sentences (default: %(default)s)")
+    add("--talks", type=int, default=default.talks, metavar="N", help="how many (default: %(default)s)")
+    add("--minutes", type=float, default=default.minutes, metavar="M", help="of each, or a little more (default: "
+        "%(default)s)")  # fmt: skip
+    add("--gap-s", type=float, nargs=2, default=default.gap_s, metavar=("LOW", "HIGH"), help="seconds between two "
+        "sentences; 0 0: no pauses; below 0 they overlap (default: 0.3 1.5)")  # fmt: skip
+    add("--snr-db", type=float, metavar="DB", help="decibels of speech above pink noise in all of the talk (default: "
+        "no noise)")  # fmt: skip
+    add("--seed", type=int, default=default.seed, metavar="N", help="of order, gaps and noise (default: %(default)s)")
+    parser.set_defaults(prepare=_joined_talks)
+
+
+def _add_mustc_talks(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument("--split", choices=mustc.SPLITS[1:], default="tst-COMMON", help="(default: %(default)s)")
+    parser.set_defaults(prepare=_mustc_talks)
+
+
+def _add_acl6060(parser: argparse.ArgumentParser, name: str) -> None:
+    add = parser.add_argument
+    add("--split", choices=("dev", "eval"), default="dev", help="(default: %(default)s)")
+    add("--target", choices=talks.ACL_LANGUAGES, default="de", help="language of the references (default: %(default)s)")
+    add("--segments", type=Path, required=True, metavar="FILE", help="YAML list of {wav, offset, duration}, a sentence "
+        "each, which the release lacks and IWSLT publishes: ACL.ACLdev2023.en-xx.gold_segments.yaml")  # fmt: skip
+    parser.set_defaults(prepare=_acl6060)
 
 
 def _add_parallel(parser: argparse.ArgumentParser, name: str) -> None:
@@ -223,6 +264,40 @@ def _ljspeech(args: argparse.Namespace) -> list[str]:
     return _split_lines(
         ljspeech.prepare(args.root, args.out, args.textgrids, args.sample_rate, args.workers, args.download)
     )
+
+
+def _joined_talks(args: argparse.Namespace) -> list[str]:
+    root, gap = Path(args.root).absolute(), (args.gap_s[0], args.gap_s[1])
+    joining = joined.Joining(args.talks, args.minutes, gap, args.snr_db, args.seed)
+    about = {"root": str(root), "split": args.split, **joining.about}
+    sentences = joined.read_sentences(root, args.split)
+    return _talk_lines(args.out, talks.prepare(args.out, about, lambda out: joined.join(sentences, joining, out)))
+
+
+def _mustc_talks(args: argparse.Namespace) -> list[str]:
+    root = Path(args.root).absolute()
+    segments = mustc.read_split(root, args.split)
+    return _published_talks(args, {"mustc": str(root), "split": args.split}, segments)
+
+
+def _acl6060(args: argparse.Namespace) -> list[str]:
+    root = Path(args.root).absolute()
+    segments = talks.read_acl6060(root, args.split, args.target, args.segments)
+    about = {"acl6060": str(root), "split": args.split, "target": args.target, "segments": str(args.segments)}
+    return _published_talks(args, about, segments)
+
+
+def _published_talks(args: argparse.Namespace, about: Mapping[str, str], segments: Sequence[Recording]) -> list[str]:
+    return _talk_lines(args.out, talks.prepare(args.out, about, lambda _: talks.published(segments, args.split)))
+
+
+def _talk_lines(out: str, summary: Mapping[str, Any]) -> list[str]:
+    hours, share = summary["audio_s"] / 3600, summary["segments_s"] / summary["audio_s"]
+    lines = [f"{summary['talks']} talks, {summary['segments']} segments, {hours:.2f} h, {share:.0%} of it in segments"]
+    if "checksum" in summary:
+        lines.append(f"{summary['sentences']} different sentences; samples clipped: {summary['clipped_samples']}")
+        lines.append(f"checksum {summary['checksum']}")
+    return [*lines, f"talks in {out}: `leapformer simulate --talks {out}`, `leapformer curve --talks {out}`"]
 
 
 def _split_lines(summaries: Mapping[str, speech.SplitSummary]) -> list[str]:

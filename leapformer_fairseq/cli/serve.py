@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
-from . import sessions
 
 if TYPE_CHECKING:
     from ..serve.server import LiveServer
@@ -68,13 +67,14 @@ async def _serve(server: LiveServer, args: argparse.Namespace) -> None:
 
 
 def _server(args: argparse.Namespace) -> LiveServer:
+    from ..agents.live import load_sessions
     from ..serve.server import LiveServer
     from ..serve.talk import Limits
 
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
     if not 0 <= args.port < 65_536:
         raise LeapformerError(f"--port {args.port}: give 1 to 65535, or 0 for any that is free")
-    system, options, make = sessions.load(args)
+    system, options, make = load_sessions(args)
     _warm_up(make(True))
     about: dict[str, Any] = {
         "model": args.title or Path(args.checkpoint).resolve().parent.name,

@@ -1,9 +1,10 @@
-"""`leapformer simulate`: simultaneous translation of a test set with delays and scores, without SimulEval."""
+"""`leapformer simulate`: simultaneous translation of utterances or talks with delays and scores, without SimulEval."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,24 +12,27 @@ from ..errors import LeapformerError
 from ..files import locked_folder
 from ..scoring.quality import bleu
 from ..scoring.runlog import UNITS
-from . import score
+from . import score, simulate_talks
 
 if TYPE_CHECKING:
     from ..agents.options import TakesOptions
     from ..agents.simulate import Simulation
 
-HELP = "translate a test set simultaneously, with delays and scores as of a SimulEval run, without SimulEval"
+HELP = (
+    "translate a test set simultaneously, with delays and scores: utterances as SimulEval does, without it, or "
+    "whole talks"
+)
 RECORD = "simulate.json"
 # What does not change the result, and what is not an option.
-_FREE = ("out", "jobs", "tokenize", "run")
+_FREE = ("out", "jobs", "tokenize", "run", *simulate_talks.FREE)
 
 
 def add_arguments(parser: TakesOptions) -> None:
     """Add the arguments of the sub-command."""
     from ..agents.options import add_system_options
 
-    parser.add_argument("--source", metavar="LIST", required=True, help="a file with the path of a recording a line")
-    parser.add_argument("--target", metavar="LIST", required=True, help="a file with a reference translation a line")
+    parser.add_argument("--source", metavar="LIST", help="a file with the path of a recording a line")
+    parser.add_argument("--target", metavar="LIST", help="a file with a reference translation a line")
     parser.add_argument("--out", metavar="DIR", required=True, help="log and scores; the same command resumes there")
     add_system_options(parser)
     parser.add_argument(
@@ -39,37 +43,53 @@ def add_arguments(parser: TakesOptions) -> None:
     parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that translate (default: 1)")
+    simulate_talks.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate what the folder does not hold yet, log each sentence at once, and print the scores."""
-    from ..agents.simulate import build_simulation, logged, put_in_order, read_utterances
-
+    """Translate what the folder does not hold yet, log each sentence or talk at once, and print the scores."""
     if args.jobs < 1:
         raise LeapformerError(f"--jobs {args.jobs}: give at least 1")
+    of_talks = simulate_talks.serves(args)
     bleu([""], [""], args.tokenize)  # says at once if it cannot be used
+    try:
+        (_simulate_talks if of_talks else _simulate_utterances)(args)
+    except KeyboardInterrupt:
+        print(f"leapformer: interrupted; {args.out} keeps finished work, the same command resumes", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _simulate_utterances(args: argparse.Namespace) -> None:
+    from ..agents.simulate import build_simulation, logged, put_in_order, read_utterances
+
     utterances = read_utterances(args.source, args.target)
     simulation = build_simulation(args)
-    folder = _locked_folder(args)
+    folder = _locked_folder(args, simulate_talks.defaults())
     done = logged(folder, args.eval_latency_unit)
-    try:
-        _translate(args, simulation, [one for one in utterances if one.index not in done], len(utterances))
-    except KeyboardInterrupt:
-        print(f"leapformer: interrupted; {folder} keeps finished work, the same command resumes", file=sys.stderr)
-        return 130
+    _translate(args, simulation, [one for one in utterances if one.index not in done], len(utterances))
     put_in_order(folder)
     _score(folder, args)
     if simulation.batched:
         print("decoded in batches: nothing was timed, so there are no scores in _CA")
-    return 0
 
 
-def _locked_folder(args: argparse.Namespace) -> Path:
-    """The folder of this run and no other."""
+def _simulate_talks(args: argparse.Namespace) -> None:
+    from ..agents.talks import build_talk_simulation
+
+    recordings = simulate_talks.check(args)
+    simulation = build_talk_simulation(args)
+    _locked_folder(args, ("source", "target"))
+    simulate_talks.translate(args, simulation, recordings)
+    simulate_talks.score(args, recordings)
+
+
+def _locked_folder(args: argparse.Namespace, without: Collection[str]) -> Path:
+    """The folder of this run and no other; options that do not concern it are left out."""
     from ..checkpoints import describe_checkpoint
     from ..signature import signature
 
-    options = {name: value for name, value in vars(args).items() if name not in _FREE}
+    options = {name: value for name, value in vars(args).items() if name not in (*_FREE, *without)}
     about = {"options": options, "model": describe_checkpoint(args.checkpoint)}
     return locked_folder(args.out, RECORD, about, "simulation", signature())
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..audio import SAMPLE_RATE, read_blocks, read_pcm
 from ..errors import LeapformerError
-from . import sessions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,10 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Translate to the end or to Ctrl-C, then say how much was heard and computed."""
+    from ..agents.live import load_sessions
+
     blocks = _blocks(args)
     output, recorder = _output(args), _recorder(args)
     began = time.perf_counter()
-    session = sessions.load(args)[2](output.shows_drafts and not args.no_drafts)
+    session = load_sessions(args)[2](output.shows_drafts and not args.no_drafts)
     if recorder is not None:
         recorder.begin(time.perf_counter() - began)
     status = 0

@@ -30,25 +30,33 @@ def read_split(root: Path, split: str) -> list[Recording]:
     folder = root / PAIR / "data" / split
     if not folder.is_dir():
         raise LeapformerError(f"no folder {folder}; the MuST-C root is the folder that holds {PAIR}/data/{split}")
-    texts = [_read_lines(folder / "txt" / f"{split}.{language}") for language in (SOURCE, TARGET)]
-    segments = _read_yaml(folder / "txt" / f"{split}.yaml")
-    if not len(segments) == len(texts[0]) == len(texts[1]):
-        counts = f"{len(segments)} segments, {len(texts[0])} {SOURCE} and {len(texts[1])} {TARGET} lines"
-        raise LeapformerError(f"{folder / 'txt'} does not fit together: {counts}; download it again")
+    texts = [folder / "txt" / f"{split}.{language}" for language in (SOURCE, TARGET)]
+    return read_segments(folder / "wav", folder / "txt" / f"{split}.yaml", *texts)
+
+
+def read_segments(wavs: Path, segments: Path, source: Path, target: Path) -> list[Recording]:
+    """The segments of the talks in a folder: a YAML list of {wav, offset, duration}, and a line for each in two texts.
+
+    Raises LeapformerError naming the file, row or field that is missing.
+    """
+    rows, texts = _read_yaml(segments), [_read_lines(path) for path in (source, target)]
+    if not len(rows) == len(texts[0]) == len(texts[1]):
+        counts = f"{len(rows)} segments, {len(texts[0])} {source.suffix[1:]} and {len(texts[1])} {target.suffix[1:]}"
+        raise LeapformerError(f"{target.parent} does not fit together: {counts} lines; download it again")
     seen: Counter[str] = Counter()
     recordings = []
-    for row, (segment, source, target) in enumerate(zip(segments, *texts, strict=True), 1):
-        place = f"{split}.yaml, segment {row}"
-        wav = folder / "wav" / str(_field(segment, "wav", place))
+    for number, (row, heard, wanted) in enumerate(zip(rows, *texts, strict=True), 1):
+        place = f"{segments.name}, segment {number}"
+        wav = wavs / str(_field(row, "wav", place))
         recordings.append(
             Recording(
                 id=f"{wav.stem}_{seen[wav.stem]}",
                 path=wav,
-                speaker=str(_field(segment, "speaker_id", place)),
-                source=source,
-                target=target,
-                start=_seconds(segment, "offset", place),
-                duration=_seconds(segment, "duration", place),
+                speaker=str(row.get("speaker_id", wav.stem)),
+                source=heard,
+                target=wanted,
+                start=_seconds(row, "offset", place),
+                duration=_seconds(row, "duration", place),
             )
         )
         seen[wav.stem] += 1

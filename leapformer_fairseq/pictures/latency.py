@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +13,40 @@ from .results import MARKERS, PANEL
 Row = dict[str, Any]
 PARTS = ("features", "encoder", "decoder")
 LATENCIES = {"AL": "average lagging AL (ms)", "LAAL": "length-adaptive average lagging LAAL (ms)"}
+TALK_LATENCIES = {"LongYAAL": "LongYAAL (ms); shaded: low and high latency", "StreamLAAL": "StreamLAAL (s)"}
+REGIME_GREYS = ("0.88", "0.95")
 BAR = 0.22  # inches of a bar's height
 _TELL_APART = {"pre_decision_ratio": "r{}", "segment_ms": "{} ms"}  # at points, where there are several
 _TIMED = {"linestyle": "--", "capsize": 3, "markersize": 5, "markerfacecolor": "none"}
 
 
-def draw_curve(rows: Sequence[Row], path: str | Path) -> None:
+def draw_curve(rows: Sequence[Row], path: str | Path, regimes: Sequence[float] = ()) -> None:
     """The figure of `curve_figure` as a PNG."""
-    save(curve_figure(rows), path)
+    save(curve_figure(rows, regimes), path)
 
 
-def curve_figure(rows: Sequence[Row]) -> Any:
+def curve_figure(rows: Sequence[Row], regimes: Sequence[float] = ()) -> Any:
     """BLEU against AL and LAAL in ms as a matplotlib figure; below, where measured, the computation by parts.
 
     A row has "checkpoint", "policy", "numbers", "pre_decision_ratio", "segment_ms", "BLEU", the latencies, and, None
     where nothing was measured, "AL_CA", "LAAL_CA" and "compute" with its parts, each {"mean", "min", "max"}. Each
     checkpoint has a colour and each policy a marker; a line joins rows that differ in the policy's number only. The
     policy offline, which waits for everything, is a level.
+
+    Rows of talks have "LongYAAL", "StreamLAAL" and both with _CA instead, "segment", what ends a segment, and "course",
+    memory and time over the longest talk, see `agents.talks.course`. `regimes`: where the latency regimes end, in ms of
+    LongYAAL, which are shaded.
     """
     from matplotlib.figure import Figure
 
-    measured = [row for row in rows if row["compute"]]
-    heights = [1.3 * PANEL[1]] + ([0.9 + BAR * len(measured)] if measured else [])
+    of_talks = any("LongYAAL" in row for row in rows)
+    latencies = TALK_LATENCIES if of_talks else LATENCIES
+    measured, long = [row for row in rows if row["compute"]], [row for row in rows if row.get("course")]
+    heights = [1.3 * PANEL[1]] + ([0.9 + BAR * len(measured)] if measured else []) + ([PANEL[1]] if long else [])
     figure = Figure(figsize=(3 * PANEL[0], sum(heights)), layout="constrained")
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    panels = parts[0].subplots(1, len(LATENCIES), sharey=True)
-    for axes, (latency, title) in zip(panels, LATENCIES.items(), strict=True):
+    panels = parts[0].subplots(1, len(latencies), sharey=True)
+    for axes, (latency, title) in zip(panels, latencies.items(), strict=True):
         _draw_lines(axes, rows, latency)
         axes.set_xlabel(title)
         axes.grid(alpha=0.3)
@@ -47,19 +55,24 @@ def curve_figure(rows: Sequence[Row]) -> Any:
     if labelled:
         parts[0].legend(labelled.values(), labelled, loc="outside right upper", fontsize=8)
     figure.suptitle("Quality against latency")
+    if of_talks:
+        for (begin, end), grey in zip(pairwise((0.0, *regimes)), REGIME_GREYS, strict=False):
+            panels[0].axvspan(begin, end, color=grey, zorder=0)
     if measured:
-        _draw_bars(parts[1].subplots(), measured)
+        _draw_bars(parts[1].subplots(), measured, "of all talks" if of_talks else "one utterance at a time")
+    if long:
+        _draw_courses(parts[-1].subplots(1, 2), long)
     return figure
 
 
 def _draw_lines(axes: Any, rows: Sequence[Row], latency: str) -> None:
-    names, policies = _values(rows, "checkpoint"), _values(rows, "policy")
+    policies, names = _values(rows, "policy"), list(dict.fromkeys(map(_name, rows)))
     told = [key for key in _TELL_APART if len(_values(rows, key)) > 1]
     for line in _lines(rows):
-        name, policy = line[0]["checkpoint"], line[0]["policy"]
+        name, policy = _name(line[0]), line[0]["policy"]
         style = {"color": f"C{names.index(name) % 10}", "marker": MARKERS[policies.index(policy) % len(MARKERS)]}
         label = f"{name}, {policy}"
-        if policy == "offline":
+        if policy == "offline" and latency in LATENCIES:
             axes.axhline(line[0]["BLEU"], color=style["color"], linestyle=":", label=label)
             continue
         points = sorted((row[latency], row["BLEU"], _tag(row, told)) for row in line if row[latency] is not None)
@@ -81,10 +94,16 @@ def _lines(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """The rows that one line joins, each time."""
 
     def key(row: Row) -> tuple[Any, ...]:
-        return row["checkpoint"], row["policy"], row["pre_decision_ratio"] or 0, row["segment_ms"]
+        return _name(row), row["policy"], row["pre_decision_ratio"] or 0, row["segment_ms"]
 
     for _, line in groupby(sorted(rows, key=key), key):
         yield list(line)
+
+
+def _name(row: Row) -> str:
+    """The checkpoint and, of talks, what ends a segment."""
+    segment = row.get("segment")
+    return f"{row['checkpoint']}, {segment}" if segment else str(row["checkpoint"])
 
 
 def _values(rows: Sequence[Row], key: str) -> list[Any]:
@@ -96,7 +115,7 @@ def _tag(row: Row, told: Sequence[str]) -> str:
     return " ".join([*map(str, row["numbers"].values()), *(_TELL_APART[key].format(row[key]) for key in told)])
 
 
-def _draw_bars(axes: Any, rows: Sequence[Row]) -> None:
+def _draw_bars(axes: Any, rows: Sequence[Row], of_what: str) -> None:
     """Seconds of computation per second of audio, a bar a row, the first one on top; a whisker is least to greatest."""
     places, begins = range(len(rows)), [0.0] * len(rows)
     for part, colour in zip(PARTS, ("0.75", "C0", "C1"), strict=True):
@@ -108,6 +127,24 @@ def _draw_bars(axes: Any, rows: Sequence[Row]) -> None:
     axes.errorbar(begins, places, xerr=[least, greatest], fmt="none", ecolor="0.2", capsize=2)
     axes.set_yticks(places, [row["run"] for row in rows], fontsize=7)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel("seconds of computation per second of audio, one utterance at a time")
+    axes.set_xlabel(f"seconds of computation per second of audio, {of_what}")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3, axis="x")
+
+
+def _draw_courses(panels: Sequence[Any], rows: Sequence[Row]) -> None:
+    """Memory and time over the longest talk, a line a row; memory from what is held after the first part of it."""
+    memory, time = panels
+    for row in rows:
+        course = row["course"]
+        if None not in course["memory_mib"]:
+            growth = [held - course["memory_mib"][0] for held in course["memory_mib"]]
+            memory.plot(course["minutes"], growth, label=row["run"], linewidth=1)
+        time.plot(course["minutes"], course["compute"], label=row["run"], linewidth=1)
+    memory.set_ylabel("memory since the beginning (MiB)")
+    time.set_ylabel("CPU seconds per second of audio")
+    time.set_ylim(bottom=0)
+    for axes in panels:
+        axes.set_xlabel("minutes of the longest talk")
+        axes.grid(alpha=0.3)
+    time.legend(fontsize=7)

@@ -19,6 +19,7 @@ from .shell import Shell
 from .sparsefinder import Sparsefinder
 from .speaking import SynthesisedSpeech, TextToSpeech
 from .speech import OwnSpeech, SpeechTranslation
+from .talks import Talks
 from .translation import Documents, OwnTranslation, Translation
 
 DATASETS = {
@@ -57,6 +58,10 @@ DATASETS = {
     "covost2": DataSet(
         "CoVoST 2 French-English", SpeechTranslation, "leapformer", "validated.tsv, covost_v2.fr_en.tsv and clips",
         ("test", "dev"),
+    ),
+    "talks": DataSet(
+        "Whole talks out of a corpus's sentences, translated by trained models", Talks,
+        holds="{test,test_asr}.* of `leapformer corpus` or `leapformer prepare`",
     ),
     "ljspeech": DataSet("LJSpeech", TextToSpeech, "mla", "metadata.csv and wavs"),
     "espeak_tts": DataSet("Text to speech with the embedded espeak-ng voice", SynthesisedSpeech, "tiny"),

@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 
 from ..errors import LeapformerError
-from ..files import write_text
 from .jsonl import duration, field, text
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is 10 times as fast, where libyaml is there
@@ -63,12 +62,6 @@ def read_segments(path: str | Path, references: str | Path) -> list[Segment]:
         )
     _check_order(segments, places)
     return segments
-
-
-def write_segments(path: str | Path, segments: Sequence[Segment]) -> None:
-    """Write a segmentation without references as YAML, an entry a line. Raises LeapformerError if it cannot."""
-    entries = [{"wav": one.recording, "offset": one.offset / 1000, "duration": one.duration / 1000} for one in segments]
-    write_text(path, "".join(f"- {json.dumps(entry, ensure_ascii=False)}\n" for entry in entries))
 
 
 def by_recording(segments: Sequence[Segment]) -> Iterator[tuple[str, list[Segment]]]:

@@ -65,3 +65,35 @@ def test_bars_only_where_the_computation_was_measured(tmp_path: Path) -> None:
         draw_curve(rows, tmp_path / f"{number}.png")
     pixels(tmp_path / "0.png")
     assert {path.name for path in tmp_path.iterdir()} == {"0.png", "1.png"}
+
+
+def talk_row(segment: str, k: int, latency: float, score: float, **more: Any) -> dict[str, Any]:
+    course = {"minutes": [1.0, 2.0, 3.0], "memory_mib": [300.0, 301.0, 302.5], "compute": [0.1, 0.2, 0.1]}
+    latencies = {"LongYAAL": latency, "StreamLAAL": latency / 1000, "LongYAAL_CA": None, "StreamLAAL_CA": None}
+    compute = {**{part: spread(0.1, 0.0, 0.0) for part in PARTS}, "total": spread(0.3, 0.0, 0.0)}
+    about = {"segment": segment, "compute": compute, "course": course}
+    return row("leap", "wait-k", k, None, score) | latencies | about | {"run": f"{segment}-{k}"} | more
+
+
+TALKS = [
+    talk_row("pause", 3, 1500.0, 30.0),
+    talk_row("pause", 9, 3000.0, 33.0, LongYAAL_CA=spread(3100.0, 0.0, 0.0)),
+    talk_row("tokens", 3, 5000.0, 20.0, course={"minutes": [1.0], "memory_mib": [None], "compute": [0.1]}),
+]
+
+
+def test_talks_have_a_line_for_what_ends_a_segment_and_shaded_regimes(tmp_path: Path) -> None:
+    yaal, laal, bars, memory, time = panels(curve_figure(TALKS, (2000.0, 4000.0)))
+    lines = {line.get_label(): (tuple(line.get_xdata()), tuple(line.get_ydata())) for line in yaal.lines}
+    assert lines["leap, pause, wait-k"] == ((1500.0, 3000.0), (30.0, 33.0))
+    assert lines["leap, tokens, wait-k"] == ((5000.0,), (20.0,))
+    assert {line.get_color() for line in yaal.lines if line.get_label() in lines} == {"C0", "C1"}
+    assert [tuple(laal.lines[0].get_xdata())] == [(1.5, 3.0)] and "(s)" in laal.get_xlabel()
+    shaded = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in yaal.patches]
+    assert shaded == [(0.0, 2000.0), (2000.0, 4000.0)] and not laal.patches
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["pause-3", "pause-9", "tokens-3"]
+    assert "of all talks" in bars.get_xlabel()
+    assert [tuple(line.get_ydata()) for line in memory.lines] == [(0.0, 1.0, 2.5)] * 2  # unknown for the third
+    assert [tuple(line.get_ydata()) for line in time.lines] == [(0.1, 0.2, 0.1)] * 2 + [(0.1,)]
+    draw_curve(TALKS, tmp_path / "talks.png", (2000.0, 4000.0))
+    pixels(tmp_path / "talks.png")

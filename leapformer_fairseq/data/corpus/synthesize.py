@@ -77,13 +77,20 @@ def speak_in_noise(espeak: Espeak, utterance: Utterance, folder: Path) -> None:
 
 def with_noise(speech: np.ndarray, utterance: Utterance) -> np.ndarray:
     """Speech plus noise of the utterance's colour and signal-to-noise ratio; float32, shape (T,), within [-1, 1]."""
-    white = np.random.default_rng(utterance.noise_seed).standard_normal(len(speech))
-    spectrum = np.fft.rfft(white)
-    bins = np.maximum(np.arange(len(spectrum)), 1)
-    noise = np.fft.irfft(spectrum * bins ** (-utterance.noise_colour / 2), n=len(speech))
+    noise = coloured_noise(utterance.noise_seed, utterance.noise_colour, len(speech))
     wanted = np.sqrt(np.mean(np.square(speech, dtype=np.float64))) * 10 ** (-utterance.snr_db / 20)
     noise *= wanted / np.sqrt(np.mean(noise**2))
     return np.clip(speech + noise, -1.0, 1.0).astype(np.float32)
+
+
+def coloured_noise(seed: int, colour: float, length: int, flat_below: int = 1) -> np.ndarray:
+    """Noise whose power falls as 1 / frequency ** colour, (length,) float64; its end goes over into its beginning.
+
+    Below a frequency of `flat_below` periods in all of the noise, the power stays the same.
+    """
+    spectrum = np.fft.rfft(np.random.default_rng(seed).standard_normal(length))
+    bins = np.maximum(np.arange(len(spectrum)), flat_below)
+    return np.fft.irfft(spectrum * bins ** (-colour / 2), n=length)
 
 
 def read_aloud(espeak: Espeak, reading: Reading, folder: Path) -> None:

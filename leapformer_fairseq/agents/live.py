@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..agents.session import Session
-    from ..agents.stream import DecodingOptions, TranslationSystem
+from ..loading import available_device
+from . import loading
+from .options import decoding_options, segment_options, set_threads, system_arguments
+from .session import Session
+from .stream import DecodingOptions, TranslationSystem
 
 
-def load(args: argparse.Namespace) -> tuple[TranslationSystem, DecodingOptions, Callable[[bool], Session]]:
+def load_sessions(args: Namespace) -> tuple[TranslationSystem, DecodingOptions, Callable[[bool], Session]]:
     """The model on its device, how to write, and what makes a session, with drafts or without.
 
     Raises LeapformerError for options that do not fit, before the model is loaded where that is possible.
     """
-    from ..agents.loading import load_system
-    from ..agents.options import decoding_options, segment_options, set_threads, system_arguments
-    from ..agents.session import Session
-    from ..loading import available_device
-
     set_threads(args.num_threads)
     device, options, segments = available_device(args.device), decoding_options(args), segment_options(args)
-    system = load_system(*system_arguments(args))
+    system = loading.load_system(*system_arguments(args))
     system.model.to(device)
     return system, options, lambda drafts: Session(system, options, segments, args.carry, drafts)

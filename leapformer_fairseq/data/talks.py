@@ -1,0 +1,137 @@
+"""A test set of whole talks, as the field evaluates simultaneous translation: recordings, and what is said where.
+
+A folder of talks holds `recordings.txt`, the path of a recording a line, absolute or from the folder; `segments.yaml`,
+a {wav, offset, duration} in seconds a line, those of a recording together and in order; `references.txt` and
+`transcripts.txt`, the translation and the transcript of each segment. These are the files of simulstream, OmniSTEval
+and `leapformer score --segments`. `talks.json` says what they were made of.
+
+Published talks stay where they are: MuST-C (see `mustc`), and ACL 60/60 (Salesky et al., 2023, 2023.iwslt-1.2), that is
+ROOT/2/acl_6060/{dev,eval}/{full_wavs/*.wav, text/txt/ACL.6060.SPLIT.en-xx.LANGUAGE.txt}, whose release lacks times:
+IWSLT publishes them as a YAML file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import soundfile
+
+from ..audio import check_speech
+from ..errors import LeapformerError
+from ..files import locked_folder, read_json, write_json
+from . import mustc
+from .lines import read_lines, write_lines
+from .recordings import Recording, need_file, need_recordings
+from .text import tidy
+
+RECORDINGS, SEGMENTS, REFERENCES, TRANSCRIPTS = "recordings.txt", "segments.yaml", "references.txt", "transcripts.txt"
+RECORD, SUMMARY = "talks.json", "summary.json"
+ACL_LANGUAGES = ("ar", "de", "fa", "fr", "ja", "nl", "pt", "ru", "tr", "zh")  # of the translations
+
+
+def prepare(
+    out: str | Path, about: Mapping[str, Any], make: Callable[[Path], tuple[list[Recording], dict[str, Any]]]
+) -> dict[str, Any]:
+    """The summary of the folder of talks that `about` describes, made unless it is finished.
+
+    `make(folder)` returns the segments of the talks, whose recordings it may put into the folder, and what else is to
+    be said of them. Raises LeapformerError as `make` does, and for a folder with something else in it.
+    """
+    folder = locked_folder(Path(out).absolute(), RECORD, about, "set of talks")
+    done = folder / SUMMARY
+    if done.is_file():
+        return read_json(done)
+    segments, more = make(folder)
+    summary = {**_write(folder, segments), **more}
+    write_json(done, summary)
+    return summary
+
+
+def read_recordings(folder: str | Path) -> list[Path]:
+    """The recordings of a folder of talks.
+
+    Raises LeapformerError for a folder without its files, recordings that are missing, and two of one name.
+    """
+    folder = Path(folder)
+    for name in (RECORDINGS, SEGMENTS, REFERENCES):
+        if not (folder / name).is_file():
+            raise LeapformerError(
+                f"--talks {folder} has no {name}; make such a folder with `leapformer prepare talks`, `mustc-talks` or "
+                "`acl6060`"
+            )
+    recordings = [folder / line for line in read_lines(folder / RECORDINGS) if line]
+    if not recordings:
+        raise LeapformerError(f"{folder / RECORDINGS} lists no recording; give a path a line")
+    names = set[str]()
+    for recording in recordings:
+        if not recording.is_file():
+            raise LeapformerError(f"{folder / RECORDINGS} lists {recording}, which is no file; prepare the talks again")
+        if recording.stem in names:
+            raise LeapformerError(f"{folder / RECORDINGS} lists two recordings {recording.stem}; rename one")
+        names.add(recording.stem)
+    return recordings
+
+
+def published(segments: Sequence[Recording], split: str) -> tuple[list[Recording], dict[str, Any]]:
+    """What `prepare` needs of talks that stay where they are, with texts of one line.
+
+    Raises LeapformerError for recordings that are missing, not 16 kHz mono, or end before their segments begin.
+    """
+    need_recordings(segments, split)
+    for path, own in _by_talk(segments):
+        try:
+            info = soundfile.info(str(path))
+        except soundfile.LibsndfileError as error:
+            raise LeapformerError(f"{path} cannot be read as audio ({error}); is the file truncated?") from error
+        check_speech(info.channels, info.samplerate, str(path))
+        last = max(own, key=lambda one: one.start)
+        if last.start >= info.duration:
+            raise LeapformerError(
+                f"{path} ends at {info.duration:.2f} s, before segment {last.id} begins ({last.start:.2f} s); is the "
+                "file truncated?"
+            )
+    return list(segments), {}
+
+
+def read_acl6060(root: Path, split: str, language: str, times: Path) -> list[Recording]:
+    """The segments of a split of ACL 60/60 with translations into a language; `times`: the YAML file of the split.
+
+    Raises LeapformerError for a folder or file that is missing, and texts that do not fit together.
+    """
+    places = [root / "2" / "acl_6060", root / "acl_6060", root]
+    folder = next((place / split for place in places if (place / split / "full_wavs").is_dir()), None)
+    if folder is None:
+        raise LeapformerError(f"no folder {places[0] / split / 'full_wavs'}; ROOT is where the release was unpacked")
+    need_file(times)
+    texts = [folder / "text" / "txt" / f"ACL.6060.{split}.en-xx.{name}.txt" for name in ("en", language)]
+    return mustc.read_segments(folder / "full_wavs", times, *texts)
+
+
+def _by_talk(segments: Sequence[Recording]) -> list[tuple[Path, list[Recording]]]:
+    """Each recording with its segments by time, recordings in the order of their first segments."""
+    order = list(dict.fromkeys(one.path for one in segments))
+    placed = sorted(segments, key=lambda one: (order.index(one.path), one.start))
+    return [(path, list(own)) for path, own in groupby(placed, key=lambda one: one.path)]
+
+
+def _write(folder: Path, segments: Sequence[Recording]) -> dict[str, Any]:
+    """Write the lists; the number of talks and segments, seconds of audio and of segments."""
+    talks = _by_talk(segments)
+    ordered = [one for _, own in talks for one in own]
+    entries = [{"wav": one.path.name, "offset": one.start, "duration": one.duration} for one in ordered]
+    write_lines(folder / SEGMENTS, (f"- {json.dumps(entry, ensure_ascii=False)}" for entry in entries))
+    write_lines(folder / REFERENCES, (tidy(one.target) for one in ordered))
+    if all(one.source for one in ordered):
+        write_lines(folder / TRANSCRIPTS, (tidy(one.source) for one in ordered))
+    paths = [path for path, _ in talks]
+    write_lines(folder / RECORDINGS, (path.relative_to(folder) if folder in path.parents else path for path in paths))
+    return {
+        "talks": len(talks),
+        "segments": len(ordered),
+        "audio_s": sum(soundfile.info(str(path)).duration for path in paths),
+        "segments_s": sum(one.duration or 0.0 for one in ordered),
+    }
