@@ -35,7 +35,7 @@ from leapformer_fairseq.cli import stream as stream_command
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import PassOptions, attentions
 from leapformer_fairseq.modules.decoding import Memory
-from tests.agents.test_session import heard, held_bytes
+from tests.agents.test_session import heard, held_bytes, text_of
 from tests.agents.test_threads import at_once
 from tests.models.tiny import PLANS, make_model
 
@@ -105,7 +105,7 @@ def test_what_forgets_nothing_writes_what_a_segment_writes(
 ) -> None:
     """Tokens, delays and logits, with drafts and without, each encoder in one segment and between pauses."""
     system = system_of(encoder, policy, ends=True)
-    said, samples = Said(system), np.concatenate([speech(1.5), np.zeros(8000, np.float32), speech(1.3, 1)])
+    said, samples = Said(system), np.concatenate([speech(1.0), np.zeros(8000, np.float32), speech(0.8, 1)])
     for kind, carry in ("seconds", "none"), ("pause", "none"), ("seconds", "encoder"):
         if encoder == "whole" and carry == "encoder":
             continue
@@ -378,7 +378,7 @@ def test_what_is_written_depends_on_the_audio_alone(
     system_of: Make, forgetting, speech, carry: str, policy: PolicyOptions
 ) -> None:
     """Not on how it is cut, nor on drafts."""
-    system, samples = system_of("ahead", policy), speech(5.0)
+    system, samples = system_of("ahead", policy), speech(3.6)
     expected = heard(Session(system, OPTIONS, WINDOW, carry), samples, 640)
     assert len(expected) > 5
     for size, drafts in (999, False), (64_000, True):
