@@ -137,10 +137,10 @@ class Engine(ABC):
         self.times.decoder_steps += 1
         return logits[0, -1].float()
 
-    def consume(self, visible: int | None = None) -> None:
-        """Consume the last token if that was not done, whatever comes next."""
+    def consume(self, visible: int | None = None, layer: int | None = None) -> None:
+        """Consume the last token if that was not done, whatever comes next; arguments as for `step`."""
         if self._n_consumed < len(self._tokens):
-            self.step(visible)
+            self.step(visible, layer)
 
     def commit(self, token: int) -> None:
         """Append the chosen token; the next step consumes it."""

@@ -102,12 +102,10 @@ def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tupl
     ratio = getattr(model, "pre_decision_ratio", None) if ratio is None else ratio
     if ratio is None or (policy.name == "wait-k" and policy.k is None):
         raise LeapformerError("this model was not trained with wait-k; give --waitk-lagging and --pre-decision-ratio")
-    if policy.name == "alignatt":
-        layers = len(model.decoder.layers)
-        if not -layers <= policy.align_layer < layers:
-            raise LeapformerError(f"--align-layer {policy.align_layer}: the decoder has the layers 0 to {layers - 1}")
-        policy = replace(policy, align_layer=policy.align_layer % layers)
-    return policy, ratio
+    layers = len(model.decoder.layers)
+    if not -layers <= policy.align_layer < layers:
+        raise LeapformerError(f"--align-layer {policy.align_layer}: the decoder has the layers 0 to {layers - 1}")
+    return replace(policy, align_layer=policy.align_layer % layers), ratio
 
 
 def _detokenizer(dictionary: Any, config: Any, root: Path) -> Detokenizer:

@@ -10,7 +10,7 @@ import torch
 from ..errors import LeapformerError
 from .engine import ENGINES
 from .policy import POLICIES, PolicyOptions
-from .segments import SEGMENTS, SegmentOptions
+from .segments import HISTORIES, SEGMENTS, SegmentOptions
 from .session import CARRY
 from .stream import EARLY_EOS, DecodingOptions
 from .text import EMITTERS
@@ -39,7 +39,8 @@ def add_system_options(parser: TakesOptions) -> None:
         default=4,
         help="alignatt: a token that attends most to one of the last states waits, of so many (default: 4)",
     )
-    add("--align-layer", type=int, default=-1, help="alignatt: the decoder layer that is looked at (default: -1)")
+    add("--align-layer", type=int, default=-1, help="alignatt, --history window: the decoder layer that is looked at "
+        "(default: -1)")  # fmt: skip
     add(
         "--engine",
         choices=("auto", *ENGINES),
@@ -60,13 +61,20 @@ def add_system_options(parser: TakesOptions) -> None:
 
 
 def add_segment_options(parser: TakesOptions) -> None:
-    """Declare what ends a segment of speech that goes on, and what is carried over to the next one."""
+    """Declare what ends a segment of speech that goes on, what is kept of it, and what is carried over to the next."""
     add, default = parser.add_argument, SegmentOptions()
-    add("--segment", choices=SEGMENTS, default=default.kind, help="what ends a segment, at the latest after "
-        f"--max-seconds (default: {default.kind})")  # fmt: skip
+    add("--segment", choices=SEGMENTS, help="what ends a segment, at the latest when --max-seconds are kept in mind "
+        f"(default: {default.kind}; with --history window seconds)")  # fmt: skip
+    add("--history", choices=HISTORIES, default=default.history, help="what is kept in mind: the segment, or a window "
+        "that forgets old text with its source, so that a talk needs no pauses and a segment no end (default: "
+        f"{default.history})")  # fmt: skip
+    add("--history-words", type=int, default=default.history_words, metavar="N", help="--history window: last words "
+        f"that stay (--unit char: pieces; default: {default.history_words})")  # fmt: skip
     add("--pause-ms", type=int, default=default.pause_ms, help=f"a pause is so long (default: {default.pause_ms})")
     add("--pause-db", type=float, default=default.pause_db, help="and so much quieter than the loudest of the last "
         f"10 s (default: {default.pause_db:g})")  # fmt: skip
+    add("--silence-db", type=float, metavar="DB", help="never translate what is quieter, in decibels of full scale, as "
+        "in -50 (default: only silence after a pause is left out)")  # fmt: skip
     add("--segment-tokens", type=int, default=default.tokens, metavar="N", help="--segment tokens: target tokens of a "
         f"segment (default: {default.tokens})")  # fmt: skip
     for name, value in (("min", default.min_seconds), ("max", default.max_seconds)):
@@ -76,9 +84,18 @@ def add_segment_options(parser: TakesOptions) -> None:
 
 
 def segment_options(args: Namespace) -> SegmentOptions:
-    """What ends a segment. Raises LeapformerError for impossible numbers."""
+    """What ends a segment. Raises LeapformerError for impossible numbers, and for what does not go together."""
+    unsaid = "seconds" if args.history == "window" else SegmentOptions.kind
     return SegmentOptions(
-        args.segment, args.pause_ms, args.pause_db, args.segment_tokens, args.min_seconds, args.max_seconds
+        kind=args.segment or unsaid,
+        pause_ms=args.pause_ms,
+        pause_db=args.pause_db,
+        tokens=args.segment_tokens,
+        min_seconds=args.min_seconds,
+        max_seconds=args.max_seconds,
+        history=args.history,
+        history_words=args.history_words,
+        silence_db=args.silence_db,
     )
 
 

@@ -20,14 +20,18 @@ PIECE = SAMPLE_RATE * STATE_MS // 1000  # samples
 RECENT = 10_000 // STATE_MS  # pieces whose loudest one is the recent level
 ONSET_DB = 10.0  # so much above the quietest piece of a pause is no silence, however quiet
 SEGMENTS = ("pause", "tokens", "seconds")
+HISTORIES = ("segment", "window")
 
 
 @dataclass(frozen=True)
 class SegmentOptions:
-    """What ends a segment; none is shorter than `min_seconds` or longer than `max_seconds`.
+    """What ends a segment, and what is kept in mind of one; none is shorter than `min_seconds`.
 
     `kind`: "pause" is `pause_ms` that are `pause_db` quieter than the loudest 40 ms of the last 10 s of speech;
-    "tokens" is `tokens` target tokens; "seconds" nothing but `max_seconds`.
+    "tokens" is `tokens` target tokens; "seconds" nothing but `max_seconds`, which is the most that is kept in mind.
+    `history`: a "segment" is kept whole; a "window" forgets text older than the last `history_words` words (or pieces,
+    where the unit is "char") with its source, so that a segment may last for hours. `silence_db`: what is quieter is
+    never speech, in decibels of full scale; None: silence is what is quieter than before.
     """
 
     kind: str = "pause"
@@ -36,6 +40,9 @@ class SegmentOptions:
     tokens: int = 60
     min_seconds: float = 2.0
     max_seconds: float = 30.0
+    history: str = "segment"
+    history_words: int = 10
+    silence_db: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in SEGMENTS:
@@ -51,6 +58,19 @@ class SegmentOptions:
                 f"--min-seconds {self.min_seconds} and --max-seconds {self.max_seconds}: give lengths above 0, the "
                 "first not above the second"
             )
+        if self.history not in HISTORIES:
+            raise LeapformerError(f"--history {self.history!r}: choose from {', '.join(HISTORIES)}")
+        if self.history_words < 1:
+            raise LeapformerError(f"--history-words {self.history_words}: give the words to keep in mind, at least 1")
+        if self.silence_db is not None and self.kind != "pause":
+            raise LeapformerError(f"--silence-db with --segment {self.kind}, which looks for no silence; take pause")
+        if self.silence_db is not None and not self.silence_db < 0:
+            raise LeapformerError(f"--silence-db {self.silence_db}: give decibels of full scale, below 0, as in -50")
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a segment is forgotten piece by piece, instead of being ended."""
+        return self.history == "window"
 
 
 class Place(enum.Enum):
@@ -64,8 +84,9 @@ class Place(enum.Enum):
 class Segmenter:
     """Places pieces of audio, (T,) samples in [-1, 1], one after the other; what it keeps does not grow.
 
-    The first segment begins with the first piece, and one that a pause has ended is followed by the next sound: silence
-    is not translated. What counts as silence there is low enough that a much quieter speaker is heard.
+    The first segment begins with the first piece (with `silence_db`, the first sound), and one that a pause has ended
+    is followed by the next sound: silence is not translated. What counts as silence there is low enough that a much
+    quieter speaker is heard.
     """
 
     def __init__(self, options: SegmentOptions) -> None:
@@ -75,10 +96,11 @@ class Segmenter:
         self._n_pieces = 0  # of the segment
         self._n_quiet = 0  # that the segment ends with so far
         self._floor = math.inf  # level of the quietest of them, and of those between segments
-        self._open = True
+        self._silence = -math.inf if options.silence_db is None else options.silence_db
+        self._open = options.silence_db is None
 
-    def push(self, piece: np.ndarray, n_tokens: int) -> Place:
-        """Place a piece; `n_tokens` were written in the segment it may belong to."""
+    def push(self, piece: np.ndarray, n_tokens: int, n_forgotten: int = 0) -> Place:
+        """Place a piece; in the segment it may belong to, `n_tokens` were written, and of it `n_forgotten` pieces."""
         level = level_of(piece)
         if not self._open and not self._begins(level):
             return Place.BETWEEN
@@ -88,7 +110,7 @@ class Segmenter:
             self._n_quiet, self._floor = self._n_quiet + 1, min(self._floor, level)
         else:
             self._n_quiet, self._floor = 0, math.inf
-        if not self._ends(n_tokens):
+        if not self._ends(n_tokens, n_forgotten):
             return Place.SPEECH
         self._open = not self._n_quiet
         self._n_pieces = self._n_quiet = 0
@@ -98,12 +120,12 @@ class Segmenter:
     def _begins(self, level: float) -> bool:
         """Whether a piece between segments is the beginning of one."""
         self._floor = min(self._floor, level)
-        self._open = level >= min(self._quiet_level(), self._floor + ONSET_DB)
+        self._open = level >= max(self._silence, min(self._quiet_level(), self._floor + ONSET_DB))
         return self._open
 
-    def _ends(self, n_tokens: int) -> bool:
+    def _ends(self, n_tokens: int, n_forgotten: int) -> bool:
         options = self.options
-        seconds = self._n_pieces * STATE_MS / 1000
+        seconds, kept = (count * STATE_MS / 1000 for count in (self._n_pieces, self._n_pieces - n_forgotten))
         if seconds < options.min_seconds:
             return False
         reached = {
@@ -111,11 +133,11 @@ class Segmenter:
             "tokens": n_tokens >= options.tokens,
             "seconds": False,
         }
-        return reached[options.kind] or seconds >= options.max_seconds
+        return reached[options.kind] or kept >= options.max_seconds
 
     def _quiet_level(self) -> float:
         """What is below this is a pause."""
-        return max(self._levels) - self.options.pause_db
+        return max(self._silence, max(self._levels, default=-math.inf) - self.options.pause_db)
 
 
 def level_of(piece: np.ndarray) -> float:

@@ -1,7 +1,8 @@
 """Translation of speech that does not end: segment after segment, in constant memory.
 
 Each segment is a separate utterance with its own `TranslationStream`. The encoder may start again with it, or go on
-hearing from the first sample to the last (`carry`).
+hearing from the first sample to the last (`carry`). A long segment may be forgotten piece by piece: another stream
+takes over, which was given the last of its audio and text only.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .engine import ComputeTimes, EncodedEngine
 from .features import FeatureStream
 from .segments import PIECE, Place, Segmenter, SegmentOptions
 from .stream import DecodingOptions, TranslationStream, TranslationSystem
+from .window import forgettable
 
 LEAD = 5  # pieces of silence before a sound that its segment begins with, for consonants are quiet
 
@@ -46,16 +48,19 @@ class Event:
 class Samples:
     """What the streams of a session get: the samples; every segment is encoded separately."""
 
-    def __init__(self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes) -> None:
-        self.system, self.options, self.times = system, options, times
+    def __init__(
+        self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes, aligns: bool = False
+    ) -> None:
+        """`aligns`: as for `TranslationStream`."""
+        self.system, self.options, self.times, self.aligns = system, options, times, aligns
 
     def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
         """Units of 40 ms that are complete with a piece of audio, and where each belongs; no place: it is the end."""
         return [] if place is None else [(place, piece)]
 
     def stream(self) -> TranslationStream:
-        """The stream of a new segment."""
-        return TranslationStream(self.system, self.options, self.times)
+        """A stream that has heard nothing."""
+        return TranslationStream(self.system, self.options, self.times, aligns=self.aligns)
 
     def give(self, stream: TranslationStream, unit: Any) -> None:
         """Let a stream have a unit."""
@@ -68,8 +73,10 @@ class States(Samples):
     A state is ready when the encoder has read its look-ahead, so places wait here for their states.
     """
 
-    def __init__(self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes) -> None:
-        super().__init__(system, options, times)
+    def __init__(
+        self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes, aligns: bool = False
+    ) -> None:
+        super().__init__(system, options, times, aligns)
         self.encoder = system.model.encoder
         if getattr(self.encoder, "chunks", None) is None:
             raise LeapformerError(
@@ -100,7 +107,7 @@ class States(Samples):
 
     def stream(self) -> TranslationStream:
         engine = EncodedEngine(self.system.model, self.system.eos, self.times)
-        return TranslationStream(self.system, self.options, self.times, engine)
+        return TranslationStream(self.system, self.options, self.times, engine, self.aligns)
 
     def give(self, stream: TranslationStream, unit: Tensor) -> None:
         stream.engine.feed(unit)
@@ -127,7 +134,7 @@ class Session:
     ) -> None:
         """`carry`: "none", or "encoder" for one that keeps its state. `drafts`: also report words that may change.
 
-        Raises LeapformerError for an encoder that cannot keep its state.
+        Raises LeapformerError for an encoder that cannot keep its state, and for what cannot forget.
         """
         if carry not in CARRY:
             raise LeapformerError(f"--carry {carry!r}: choose from {', '.join(CARRY)}")
@@ -136,9 +143,17 @@ class Session:
         self.n_segments = 0  # that have ended
         self.n_tokens = 0  # written in them
         self.drafts = drafts
-        self._input = CARRY[carry](system, options, self.times)
-        self._segmenter = Segmenter(segments or SegmentOptions())
+        self.segments = SegmentOptions() if segments is None else segments
+        if self.segments.forgets and system.policy.name == "offline":
+            raise LeapformerError(
+                "--history window: --policy offline writes nothing before the end, so nothing could be forgotten; take "
+                "another policy"
+            )
+        self._input = CARRY[carry](system, options, self.times, self.segments.forgets)
+        self._segmenter = Segmenter(self.segments)
         self._stream: TranslationStream | None = None
+        self._window: list[Any] = []  # what the stream was given, where that may be needed again
+        self._forgotten = (0, 0)  # tokens and units of the segment that the stream knows nothing of
         self._lead: deque[Any] = deque(maxlen=LEAD)
         self._rest = np.zeros(0, np.float32)
         self._drafted = 0  # steps of source that the last draft is of
@@ -150,7 +165,10 @@ class Session:
         return self.n_samples / SAMPLE_RATE
 
     def use_lagging(self, k: int) -> None:
-        """Another k of wait-k, from the next segment on. Raises LeapformerError for another policy."""
+        """Another k of wait-k, from the next segment on, or since something is forgotten.
+
+        Raises LeapformerError for another policy.
+        """
         system = self._input.system
         if system.policy.name != "wait-k":
             raise LeapformerError(f"the policy is {system.policy.name}, which has no k; start with --policy wait-k")
@@ -163,7 +181,7 @@ class Session:
             whole = len(known) - len(known) % PIECE
             self._rest = known[whole:].copy()
             for start in range(0, whole, PIECE):
-                yield from self._hear(known[start : start + PIECE])
+                yield from self._hear(known[start : start + PIECE].copy())  # else the whole of it would be kept
 
     def finish(self) -> Iterator[Event]:
         """There is no more audio: all that is left."""
@@ -187,9 +205,11 @@ class Session:
 
     def _hear(self, piece: np.ndarray) -> Iterator[Event]:
         self.n_samples += len(piece)
+        n_tokens = n_units = 0
         # A segment whose end is known may still wait for states; the tokens are then of the one before.
-        own = self._stream if self._segmenter.n_ended == self.n_segments else None
-        place = self._segmenter.push(piece, 0 if own is None else own.n_tokens)
+        if self._stream is not None and self._segmenter.n_ended == self.n_segments:
+            n_tokens, n_units = self._forgotten[0] + self._stream.n_tokens, self._forgotten[1]
+        place = self._segmenter.push(piece, n_tokens, n_units)
         for place_, unit in self._input.push(piece, place):
             yield from self._translate(place_, unit)
 
@@ -201,16 +221,35 @@ class Session:
         if self._stream is None:
             self._stream, self._drafted = self._input.stream(), 0
             while self._lead:
-                self._input.give(self._stream, self._lead.popleft())
-        self._input.give(self._stream, unit)
+                self._give(self._stream, self._lead.popleft())
+        elif self.segments.forgets:
+            self._forget(self._stream)
+        self._give(self._stream, unit)
         yield from self._advance(self._stream, place is Place.END)
+
+    def _give(self, stream: TranslationStream, unit: Any) -> None:
+        self._input.give(stream, unit)
+        if self.segments.forgets:
+            self._window.append(unit)
+
+    def _forget(self, stream: TranslationStream) -> None:
+        """In place of the stream, one that was never given what need not be kept in mind, if that is much."""
+        n_tokens, n_units = forgettable(stream, self.segments.history_words)  # a unit is that of an encoder state
+        if not n_units:
+            return
+        kept, self._window = self._window[n_units:], []
+        self._stream, self._drafted = self._input.stream(), 0
+        for unit in kept:
+            self._give(self._stream, unit)
+        self._stream.follow(stream, n_tokens, n_units)
+        self._forgotten = self._forgotten[0] + n_tokens, self._forgotten[1] + n_units
 
     def _advance(self, stream: TranslationStream, ends: bool) -> Iterator[Event]:
         stream.advance(source_finished=ends)
         text, segment = stream.flush(final=ends), self.n_segments + 1
         if ends:
-            self._stream = None
-            self.n_segments, self.n_tokens = segment, self.n_tokens + stream.n_tokens
+            self.n_segments, self.n_tokens = segment, self.n_tokens + self._forgotten[0] + stream.n_tokens
+            self._stream, self._window, self._forgotten = None, [], (0, 0)
         if text or ends:
             yield Event(text, True, ends, segment, self.audio_s)
         if self.drafts and not ends and stream.n_steps > self._drafted:

@@ -112,7 +112,7 @@ def _arguments(config: SimpleNamespace) -> argparse.Namespace:
         if name not in actions:
             raise LeapformerError(f"the speech processor's configuration has {name!r}; known are {', '.join(actions)}")
         action = actions[name]
-        if action.choices is not None and value not in action.choices:
+        if action.choices is not None and value not in (*action.choices, action.default):
             raise LeapformerError(f"{name} is {value!r}; choose from {', '.join(map(str, action.choices))}")
         setattr(args, name, value)
     for name, action in actions.items():

@@ -102,8 +102,12 @@ class TranslationStream:
         options: DecodingOptions,
         times: ComputeTimes | None = None,
         engine: Engine | None = None,
+        aligns: bool = False,
     ) -> None:
-        """`times`: where to add the computation. `engine`: one that is fed from elsewhere instead of by `push`."""
+        """`times`: where to add the computation. `engine`: one that is fed from elsewhere instead of by `push`.
+
+        `aligns`: tell of each token the encoder state that it attended to most (`aligned`), in the policy's layer.
+        """
         self.system, self.options = system, options
         self.policy = system.policy.make()
         self.times = ComputeTimes() if times is None else times
@@ -114,6 +118,8 @@ class TranslationStream:
         self._positions = system.model.max_decoder_positions()  # asked at every token, and slow to tell
         self.n_samples = 0
         self.n_steps = 0  # pre-decision steps read
+        self.aligned: list[int] = []  # of each token the encoder state, from 0, with `aligns`
+        self._align_layer = system.policy.align_layer if aligns else None
         self._expected: tuple[int, list[int]] = (0, [])  # the last continuation: states it is of, all its tokens
 
     def push(self, samples: np.ndarray) -> None:
@@ -133,11 +139,28 @@ class TranslationStream:
                     break
         return source_finished
 
+    def follow(self, before: TranslationStream, n_tokens: int, n_states: int) -> None:
+        """Take the place of another stream, which is over, that has heard so many states more at the beginning.
+
+        Its first `n_tokens` are forgotten with them; the others count as written, whatever this one would have written.
+        The policy is told of all steps of source at once.
+        """
+        while self._read(source_finished=False):
+            pass
+        for token in before.engine.tokens[n_tokens:]:
+            self.engine.consume(self.n_states)
+            self.engine.commit(token)
+        self.aligned = [max(0, state - n_states) for state in before.aligned[n_tokens:]]
+        self.emitter = before.emitter
+        self.emitter.forget(n_tokens)
+        self.policy.write(self)
+
     def fork(self) -> TranslationStream:
         """An independent copy of everything at this moment, to try what would come of other audio."""
         other = copy.copy(self)
         other.policy, other.features = copy.copy(self.policy), self.features.fork()
         other.engine, other.emitter = self.engine.fork(), self.emitter.fork()
+        other.aligned = list(self.aligned)
         other.times = other.engine.times
         return other
 
@@ -169,7 +192,7 @@ class TranslationStream:
 
     @property
     def n_states(self) -> int:
-        return min(self.engine.ready, self.n_steps * self._step_states)
+        return min(self.engine.ready, self.n_steps * self.step_states)
 
     def write_next(self) -> bool:
         waits = self.options.early_eos == "wait"
@@ -189,7 +212,7 @@ class TranslationStream:
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            self.engine.consume(self.n_states)
+            self.engine.consume(self.n_states, self._align_layer)
             self._commit(token)
 
     def write_focused(self, below: int) -> bool:
@@ -208,7 +231,8 @@ class TranslationStream:
 
     # --------------------------------------------------------------------------------------------------------------
     @property
-    def _step_states(self) -> int:
+    def step_states(self) -> int:
+        """Encoder states of a pre-decision step."""
         return self.system.step_frames // self.system.model.encoder.pooling_ratio()
 
     def _is_full(self) -> bool:
@@ -217,7 +241,7 @@ class TranslationStream:
 
     def _read(self, source_finished: bool) -> bool:
         """Read one pre-decision step: as many frames as its states need to be ready; False when there is none."""
-        wanted = (self.n_steps + 1) * self._step_states
+        wanted = (self.n_steps + 1) * self.step_states
         while self.engine.ready < wanted and not self.engine.finished:
             frames = self.features.next_step(final=source_finished)
             if frames is not None:
@@ -226,7 +250,7 @@ class TranslationStream:
                 self.engine.finish()
             else:
                 return False
-        if self.engine.ready <= wanted - self._step_states:
+        if self.engine.ready <= wanted - self.step_states:
             return False
         self.n_steps += 1
         return True
@@ -239,7 +263,7 @@ class TranslationStream:
         if self._is_full():
             return False
         snapshot = self.engine.snapshot() if takes_back else None
-        token = self._best_token(eos_open)
+        token = self._best_token(eos_open, self._align_layer)
         if token != self.system.eos:
             self._commit(token)
         elif snapshot is not None:
@@ -249,6 +273,9 @@ class TranslationStream:
     def _commit(self, token: int) -> None:
         self.engine.commit(token)
         self.emitter.push([token])
+        if self._align_layer is not None:
+            assert self.engine.attention is not None  # the token was chosen by it
+            self.aligned.append(int(self.engine.attention.argmax()))
 
     def _best_token(self, eos_open: bool, layer: int | None = None) -> int:
         logits = self.engine.step(self.n_states, layer)

@@ -63,6 +63,15 @@ class WordEmitter:
         other._tokens = list(self._tokens)
         return other
 
+    def starts(self) -> list[int]:
+        """Tokens, counted from the first, at which a word begins."""
+        return [i for i in range(len(self._tokens)) if not i or self._begins(i)]
+
+    def forget(self, count: int) -> None:
+        """Drop the first tokens up to the start of a word whose text was handed out; the text goes on as it would."""
+        self._tokens, self._n_sent = self._tokens[count:], self._n_sent - count
+        self._sent_chars = len(self._detokenizer.decode(self._tokens[: self._n_sent]))
+
     def flush(self, final: bool) -> str:
         """Text that has become certain since the last call, without outer spaces; with `final` all that is left."""
         end = len(self._tokens) if final else self._stable_end()
@@ -76,9 +85,13 @@ class WordEmitter:
     def _stable_end(self) -> int:
         """How many tokens make up text that later tokens cannot change."""
         for index in range(len(self._tokens) - 1, self._n_sent, -1):
-            if self._detokenizer.piece(self._tokens[index]).startswith(WORD_START):
+            if self._begins(index):
                 return index
         return self._n_sent
+
+    def _begins(self, index: int) -> bool:
+        """Whether a token is the first of a word."""
+        return self._detokenizer.piece(self._tokens[index]).startswith(WORD_START)
 
 
 class CharEmitter(WordEmitter):
@@ -98,6 +111,10 @@ class CharEmitter(WordEmitter):
         except UnicodeDecodeError:
             return start
         return end
+
+    def _begins(self, index: int) -> bool:
+        """Every piece, but for bytes behind others."""
+        return None in (self._byte(token) for token in self._tokens[index - 1 : index + 1])
 
     def _byte(self, token: int) -> int | None:
         """The value of a byte-fallback piece such as <0xE4>, None for any other piece."""

@@ -75,11 +75,29 @@ def test_a_much_quieter_speaker_is_heard() -> None:
     assert found.get("between", 0) < 0.6
 
 
+def test_below_a_level_there_is_no_speech() -> None:
+    """Not at the beginning, nor in an hour of silence; what is above it is heard as ever."""
+    audio = [noise(3, -70), noise(3, -20), noise(1, -60), noise(3, -30)]
+    found = places(audio, silence_db=-50)
+    assert found == [("between", 3.0), ("speech", 3.36), ("end", 0.04), ("between", 0.6), ("speech", 3.0)]
+    assert places([np.zeros(16_000 * 60), noise(60, -60)], silence_db=-50) == [("between", 120.0)]
+    assert places([noise(3, -35), noise(1, -52)], silence_db=-50)[-1][0] == "between", "also where it is no pause"
+    assert places([noise(3, -35), noise(1, -52)]) == [("speech", 4.0)]
+
+
 def test_after_ten_seconds_the_quieter_level_is_the_recent_one() -> None:
     """Then its own pauses are found, too."""
     quiet = [noise(3, -45), noise(0.6, -75)]
     found = places([noise(3, -20), *quiet * 5])
     assert [place for place, _ in found].count("end") >= 4
+
+
+def test_what_was_forgotten_makes_a_segment_no_longer() -> None:
+    segmenter = Segmenter(SegmentOptions("seconds", min_seconds=0.5, max_seconds=1, history="window"))
+    piece = noise(0.04, -20)
+    found = [segmenter.push(piece, 0, max(0, i - 20)).name for i in range(60)]
+    assert found == ["SPEECH"] * 60
+    assert [segmenter.push(piece, 0, 40).name for _ in range(5)] == ["SPEECH"] * 4 + ["END"]
 
 
 def test_tokens_and_seconds() -> None:

@@ -96,11 +96,19 @@ def test_the_text_is_that_of_a_session(processor, make_system, speech, drafts):
     assert made.n_loaded == [1], "the model is loaded once"
 
 
+def test_a_configuration_says_what_is_kept_in_mind(processor):
+    made = processor(history="window", history_words=7, segment=None)
+    assert made._session.segments == SegmentOptions(
+        "seconds", min_seconds=1, max_seconds=1.5, history="window", history_words=7
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"chekpoint": "x"}, "chekpoint"),
         ({"policy": "wait"}, "policy is 'wait'"),
+        ({"history": "all"}, "history is 'all'; choose from segment, window"),
         ({"checkpoint": None}, "no checkpoint"),
         ({"latency_unit": "word"}, "give spm"),
         ({"max_len_b": -1}, "--max-len-b"),

@@ -1,5 +1,7 @@
 // What is written so far: segments of final words with their times, and the draft behind the last one.
 
+const LONGEST_S = 30; // of a paragraph: a segment may last for hours
+
 export class Talk {
   /** `between` stands between two pieces of text. */
   constructor(between) {
@@ -24,8 +26,8 @@ export class Talk {
     }
     this.draft = "";
     if (event.text) {
-      if (!this.open) {
-        const last = this.segments.at(-1);
+      const last = this.segments.at(-1);
+      if (!this.open || last.end_s - last.start_s >= LONGEST_S) {
         this.segments.push({ text: "", words: [], start_s: last ? last.end_s : 0, end_s: event.audio_s });
       }
       const segment = this.segments.at(-1);

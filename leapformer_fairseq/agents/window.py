@@ -1,0 +1,29 @@
+"""What of a talk without pauses need not be kept in mind: the text history decides which source is forgotten.
+
+After StreamAtt (Papi et al., ACL 2024, 2024.acl-long.202): the last words stay, and the source from where they attend.
+"""
+
+from __future__ import annotations
+
+from ..models.streaming_encoder import STATE_MS
+from .stream import TranslationStream
+
+MARGIN = 4  # states that stay before the first one that kept text is aligned with
+LEAST = 1000 // STATE_MS  # states that are worth reading the others again
+
+
+def forgettable(stream: TranslationStream, words: int) -> tuple[int, int]:
+    """How many of its first tokens and encoder states a stream with `aligns` can do without; (0, 0): it keeps all.
+
+    The tokens are those before the last `words` words, the states those up to `MARGIN` before all that the other tokens
+    are aligned with. They are a whole number of pre-decision steps, so that the steps stay where they are, and at least
+    one step can be read of the rest, wherever a chunk of the encoder begins.
+    """
+    starts = stream.emitter.starts()
+    if len(starts) <= words:
+        return 0, 0
+    step, chunks = stream.step_states, getattr(stream.system.model.encoder, "chunks", None)
+    first, unready = starts[-words], 0 if chunks is None else chunks.size - 1
+    states = min(min(stream.aligned[first:]) - MARGIN, stream.engine.ready - unready - step)
+    states -= states % step
+    return (first, states) if states >= LEAST else (0, 0)
