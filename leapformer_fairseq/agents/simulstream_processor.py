@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -25,19 +26,11 @@ from simulstream.server.speech_processors import SAMPLE_RATE, SpeechProcessor
 from simulstream.server.speech_processors.incremental_output import IncrementalOutput
 
 from ..errors import LeapformerError
-from .loading import load_system
-from .options import (
-    add_segment_options,
-    add_system_options,
-    decoding_options,
-    segment_options,
-    set_threads,
-    system_arguments,
-)
-from .segments import SegmentOptions
+from .live import load_sessions
+from .options import add_segment_options, add_system_options
 from .session import Session
 from .shown import Change, Shown, text_of
-from .stream import DecodingOptions, TranslationSystem
+from .stream import DecodingOptions
 
 THEIRS = ("type", "speech_chunk_size", "detokenizer_type", "latency_unit")  # what simulstream reads
 
@@ -46,12 +39,11 @@ class LeapformerProcessor(SpeechProcessor):
     """A `Session` for each stream. The model is loaded once in a process; simulstream runs its sessions in threads."""
 
     _loading: ClassVar[threading.Lock] = threading.Lock()
-    _loaded: ClassVar[dict[str, tuple[TranslationSystem, DecodingOptions]]] = {}
+    _loaded: ClassVar[dict[str, tuple[DecodingOptions, Callable[[bool], Session]]]] = {}
 
     def __init__(self, config: SimpleNamespace) -> None:
         super().__init__(config)
         self._args = _arguments(config)
-        self._segments: SegmentOptions = segment_options(self._args)
         self.load_model(config)
         self.clear()
 
@@ -61,13 +53,12 @@ class LeapformerProcessor(SpeechProcessor):
         args = _arguments(config)
         with cls._loading:
             if str(vars(args)) not in cls._loaded:
-                set_threads(args.num_threads)
-                cls._loaded[str(vars(args))] = load_system(*system_arguments(args)), decoding_options(args)
+                cls._loaded[str(vars(args))] = load_sessions(args)[1:]
 
     def clear(self) -> None:
         """The next stream begins."""
-        system, options = self._loaded[str(vars(self._args))]
-        self._session = Session(system, options, self._segments, self._args.carry, self._args.drafts)
+        options, make = self._loaded[str(vars(self._args))]
+        self._session = make(self._args.drafts)
         self._shown = Shown(options.unit)
 
     def process_chunk(self, waveform: np.ndarray) -> IncrementalOutput:
@@ -104,6 +95,7 @@ def _arguments(config: SimpleNamespace) -> argparse.Namespace:
     add_system_options(parser)
     add_segment_options(parser)
     parser.add_argument("--drafts", action="store_true")
+    parser.add_argument("--device", default="cpu")
     actions = {action.dest: action for action in parser._actions if action.dest != "help"}
     args = argparse.Namespace(**{name: action.default for name, action in actions.items()})
     for name, value in vars(config).items():

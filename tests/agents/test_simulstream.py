@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leapformer_fairseq.agents import loading
 from leapformer_fairseq.agents.segments import SegmentOptions
 from leapformer_fairseq.agents.session import Session
 from leapformer_fairseq.agents.stream import DecodingOptions
@@ -51,7 +52,7 @@ def processor(monkeypatch: pytest.MonkeyPatch, make_system: Callable[..., Any]) 
     from leapformer_fairseq.agents import simulstream_processor
 
     made: list[Any] = []
-    monkeypatch.setattr(simulstream_processor, "load_system", lambda *args: made.append(1) or make_system())
+    monkeypatch.setattr(loading, "load_system", lambda *args: made.append(1) or make_system())
 
     def make(**changes: Any) -> Any:
         config = SimpleNamespace(**{**CONFIG, **changes})

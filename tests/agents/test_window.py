@@ -19,6 +19,7 @@ from leapformer_fairseq.agents import loading
 from leapformer_fairseq.agents import session as session_module
 from leapformer_fairseq.agents.engine import IncrementalEngine
 from leapformer_fairseq.agents.features import Cmvn
+from leapformer_fairseq.agents.live import load_sessions
 from leapformer_fairseq.agents.options import add_segment_options, segment_options
 from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.segments import PIECE, SegmentOptions
@@ -30,7 +31,6 @@ from leapformer_fairseq.attention import MECHANISMS, ChunkMask, PrefixMask
 from leapformer_fairseq.audio import fbank
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.cli import serve as serve_command
-from leapformer_fairseq.cli import sessions
 from leapformer_fairseq.cli import stream as stream_command
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import PassOptions, attentions
@@ -581,7 +581,7 @@ def test_commands_make_sessions_that_forget(
     parser = ArgumentParser()
     command.add_arguments(parser)
     args = parser.parse_args([*(["talk.wav"] if command is stream_command else []), *NEEDED])
-    session = sessions.load(args)[2](True)
+    session = load_sessions(args)[2](True)
     assert session.segments == SegmentOptions("seconds", history="window", history_words=3)
 
 
