@@ -54,5 +54,6 @@ def test_a_panel_for_each_set_and_options_where_they_differ(tmp_path: Path) -> N
 
 def test_a_label_has_the_options_of_its_own_alone() -> None:
     shared, path = "--arch tiny --adam-betas (0.9,0.98)", "a" * 30 + "/softmax-seed1/model/checkpoint_best.pt"
-    rows = compare([run("softmax", 30.0, options=shared), run("t2r", 31.0, options=f"{shared} --beam 5 --start {path}")])
+    more = f"{shared} --beam 5 --start {path}"
+    rows = compare([run("softmax", 30.0, options=shared), run("t2r", 31.0, options=more)])
     assert own_options(rows) == [[], ["--beam 5", f"--start …{path[-LONGEST:]}"]]
