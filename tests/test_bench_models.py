@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from leapformer_fairseq.attention import Mechanism
 from leapformer_fairseq.benchmarks import decode, measure, papers, train
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.modules import attentions
@@ -156,6 +157,11 @@ class TestPapers:
         for name in papers.DECODERS:
             assert (short[name] == long[name]) == (name not in ("softmax", "fairseq")), name
         assert long["t2r, 32/4"] < long["abc-mlp, 32/8"] < long["rfa, 256/128"], "as the paper's sizes have it"
+
+    def test_blocks_make_no_weights(self, monkeypatch):
+        monkeypatch.setattr(Mechanism, "weights", lambda *_, **__: pytest.fail("all pairs of queries and keys"))
+        rows = papers.blocks(["relu"], 1, 64, 16, CPU, 0.01)
+        assert [row["mechanism"] for row in rows] == ["softmax", "relu"]
 
 
 def test_two_processes_are_measured_against_one_and_two_copies(tmp_path):
