@@ -150,14 +150,17 @@ class TTSDecoder(TTSTransformerDecoder):
 
 
 def spread(alignment: Tensor, padding: Tensor | None = None) -> Tensor:
-    """An alignment (B, S, T) of which every column sums to 1 at least: what a frame leaves goes to all tokens alike.
+    """An alignment (B, S, T) as shares of a frame's attention, which sum to 1: what is left goes to all tokens alike.
 
-    Weights of linear attention sum to less where a query matches no key, and the loss that guides them would be least
-    where there is no attention at all. `padding` (B, S) is True at tokens that are none.
+    Weights of linear attention sum to less where a query matches no key, and those of the delta rule may be negative:
+    the loss that guides them would be least without any attention, or have no least value. So weights count by their
+    size. `padding` (B, S) is True at tokens that are none.
     """
-    left = (1 - alignment.sum(1, keepdim=True)).clamp_min(0)
+    sizes = alignment.abs()
+    total = sizes.sum(1, keepdim=True)
     keep = alignment.new_ones(alignment.shape[:2]) if padding is None else (~padding).to(alignment)
-    return alignment + left * (keep / keep.sum(1, keepdim=True)).unsqueeze(2)
+    rest = (1 - total).clamp_min(0) * (keep / keep.sum(1, keepdim=True)).unsqueeze(2)
+    return sizes / total.clamp_min(1) + rest
 
 
 def convolved(layers: nn.ModuleList, x: Tensor, keep: Tensor) -> Tensor:

@@ -150,6 +150,17 @@ def test_guided_attention_has_weights_and_gradients_in_training():
     assert plain(**batch)[2]["attn"] is None, "not composed for nothing"
 
 
+@pytest.mark.parametrize("name", ["delta", "gated-delta", "simple-gla"])
+def test_guided_attention_is_bounded_where_weights_are_signed(name):
+    """Negative weights far from the diagonal would else make the loss as small as one likes."""
+    model, batch = make_tts(name, use_guided_attention_loss=True).train(), tts_batch()
+    with torch.no_grad():
+        model.decoder.transformer_layers[-1].encoder_attn.q_proj.weight.mul_(1e3)
+    shares = model(**batch)[2]["attn"]
+    assert shares.min() >= 0
+    torch.testing.assert_close(shares.sum(1), torch.ones_like(shares[:, 0]))
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_guided_attention_does_not_reward_dead_queries(training):
     """Where a query matches no key all weights are 0, and so would be the loss that guides them, or validates."""
