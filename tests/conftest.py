@@ -7,6 +7,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the trainings that tests start, whose last digits depend on it
 
 if os.environ.get("LEAPFORMER_TOYS"):  # before the tests that run over the register are collected
     from .toys import buckets, cubic, decay, delta, slots  # noqa: F401

@@ -6,7 +6,7 @@ FOLDER/train.log has the output of all attempts; a finished run leaves its resul
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -33,17 +33,19 @@ def finished(folder: Path) -> Result | None:
     return Result(**{name: found[name] for name in names})
 
 
-def complete(command: Sequence[str], folder: Path, measure: str, watch: Watch) -> Result:
-    """Start a training, or resume an interrupted one, and leave its result in `folder`.
+def complete(
+    command: Sequence[str], folder: Path, measure: str, watch: Watch, threads: int | None = None
+) -> Generator[trainings.Process, int, Result]:
+    """Start a training, or resume an interrupted one, as work of `trainings`; its result, which is left in `folder`.
 
-    `measure` is the log's name for what validation minimises. Raises LeapformerError with the reason when the training
-    fails or leaves no validation loss.
+    `measure` is the log's name for what validation minimises. `threads`: of the training, if not as the user has it.
+    Raises LeapformerError with the reason when the training fails or leaves no validation loss.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trainings.mend_last(folder)
     log = folder / LOG
     start = trainings.size_of(log)
-    status = train(command, log, measure, watch)
+    status = yield from train(command, log, measure, watch, threads)
     if status:
         raise trainings.failure(log, start, status)
     best: dict[str, Any] = describe_checkpoint(folder / BEST) if (folder / BEST).is_file() else {"valid_loss": None}
@@ -61,11 +63,14 @@ def complete(command: Sequence[str], folder: Path, measure: str, watch: Watch) -
     return result
 
 
-def train(command: Sequence[str], log: Path, measure: str, watch: Watch) -> int:
+def train(
+    command: Sequence[str], log: Path, measure: str, watch: Watch, threads: int | None
+) -> Generator[trainings.Process, int, int]:
     """Run `command`, append its output to `log`, and return its exit status."""
 
     def look(entry: dict[str, Any]) -> None:
         if measure in entry:
             watch(entry[measure])
 
-    return trainings.run(trainings.Process(command, log, look))
+    environment = {} if threads is None else trainings.environment(threads)
+    return (yield trainings.Process(command, log, look, environment))

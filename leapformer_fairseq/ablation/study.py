@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from .. import trainings
 from ..attention import find
 from ..errors import LeapformerError
 from . import running
@@ -56,6 +58,7 @@ class Settings:
     blocks: None for all that the model has
     tolerance: the largest relative difference of the loss to the baseline that a replacement may have
     speed_weight: what the logarithm of the speed ratio counts against the relative difference
+    jobs: trainings at once, each with one thread if there are several
     """
 
     baseline: str = "softmax"
@@ -64,6 +67,7 @@ class Settings:
     layer_groups: int = 1
     tolerance: float = 0.01
     speed_weight: float = 0.0
+    jobs: int = 1
 
 
 @dataclass
@@ -124,6 +128,13 @@ def _check(settings: Settings) -> None:
         raise LeapformerError(f"--tolerance {settings.tolerance}: give 0 or more, e.g. 0.01 for one per cent")
     if not settings.speed_weight >= 0:
         raise LeapformerError(f"--speed-weight {settings.speed_weight}: give 0 or more; 0 is quality alone")
+    if settings.jobs < 1:
+        raise LeapformerError(f"--jobs {settings.jobs}: give at least 1")
+    if settings.jobs > 1 and settings.speed_weight:
+        raise LeapformerError(
+            f"--jobs {settings.jobs} with --speed-weight {settings.speed_weight}: parallel trainings slow each other "
+            "down; use --jobs 1 to let speed count"
+        )
 
 
 def _look_up(study: Study, run: Run) -> None:
@@ -132,20 +143,26 @@ def _look_up(study: Study, run: Run) -> None:
         run.status, run.result = TRAINED, result
 
 
-def carry_out(study: Study, begin: Callable[[Run], None], watch: running.Watch, changed: Callable[[Run], None]) -> None:
+def carry_out(
+    study: Study, begin: Callable[[Run], None], watch: Callable[[Run, str], None], changed: Callable[[Run], None]
+) -> None:
     """Train what is to do, recommend a plan and train that, too, unless it is one of the runs.
 
     What replacements cost may add up: as long as a combination is beyond the tolerance, the one that costs most is
     taken back.
 
-    `begin` is called before a run, `watch` with the value of each validation, `changed` after a run. A run that fails
-    is marked; the others continue. Raises LeapformerError when the baseline fails: nothing could be compared with it.
+    Replacements are trained `jobs` at a time; the baseline and combinations, on which the next step depends, alone.
+    `begin` is called before a run, `watch` with it and the value of each validation, `changed` after it. A run that
+    fails is marked; the others continue. Raises LeapformerError when the baseline fails: nothing could be compared.
     """
+    settings, measure = study.settings, study.training.measure
+    threads = None if settings.jobs == 1 else 1
 
-    def train(run: Run) -> None:
+    def train(run: Run) -> trainings.Work:
         begin(run)
         try:
-            run.result = running.complete(study.command(run), study.folder(run), study.training.measure, watch)
+            command, folder = study.command(run), study.folder(run)
+            run.result = yield from running.complete(command, folder, measure, partial(watch, run), threads)
             run.status = TRAINED
         except LeapformerError as error:
             run.status, run.reason = FAILED, str(error)
@@ -153,14 +170,11 @@ def carry_out(study: Study, begin: Callable[[Run], None], watch: running.Watch, 
 
     baseline, *others = study.runs
     if baseline.status == TO_DO:
-        train(baseline)
+        trainings.run_all([train(baseline)])
     if baseline.result is None:
         raise LeapformerError(f"the baseline {plan_text(baseline.plan)} failed: {baseline.reason}")
-    settings = study.settings
     objective(baseline.result, baseline.result, settings.speed_weight)  # fails now if it cannot be told
-    for run in others:
-        if run.status == TO_DO:
-            train(run)
+    trainings.run_all((train(run) for run in others if run.status == TO_DO), settings.jobs)
     found = [(run.candidate, run.result) for run in others if run.candidate and run.result]
     study.recommended = recommend(baseline.plan, baseline.result, found, settings.tolerance, settings.speed_weight)
     while study.run_of(study.recommended) is None:
@@ -168,6 +182,6 @@ def carry_out(study: Study, begin: Callable[[Run], None], watch: running.Watch, 
         study.runs.append(run)
         _look_up(study, run)
         if run.status == TO_DO:
-            train(run)
+            trainings.run_all([train(run)])
         if run.result and not is_within(run.result.loss, baseline.result.loss, settings.tolerance):
             study.recommended = without_the_worst(run.plan, baseline.plan, found)

@@ -44,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speed-weight", type=float, default=0.0, metavar="X",
         help="let log(training speed / baseline's) count X times against the relative loss (default: 0, quality alone)",
     )  # fmt: skip
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N",
+        help="replacements trained at once, one thread each if more than one (default: 1)",
+    )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="show the runs and their commands, train nothing")
     parser.add_argument(
         "command", nargs="+", metavar="train ...", help="after --: a training as for `leapformer train`, with a budget"
@@ -75,6 +79,7 @@ def _ablate(args: argparse.Namespace) -> int:
         layer_groups=args.layer_groups,
         tolerance=args.tolerance,
         speed_weight=args.speed_weight,
+        jobs=args.jobs,
     )
     training = read_training(args.command)
     trainings.check_folder(Path(args.out), training.identity, STUDY)
@@ -104,16 +109,13 @@ def _train(study: Study) -> None:
     states = [run.status for run in study.runs]
     runs = len(states) - states.count(REFUSED)
     with tqdm(desc="ablation", unit="run", initial=states.count(TRAINED), total=runs) as progress:
-        current = ""
 
         def begin(run: Run) -> None:
-            nonlocal current
-            current = plan_text(run.plan)
             progress.total = runs + [run.role for run in study.runs].count(COMBINATION)
-            progress.set_postfix_str(current)
+            progress.set_postfix_str(plan_text(run.plan))
 
-        def watch(value: str) -> None:
-            progress.set_postfix_str(f"{current}, valid {study.training.metric} {value}")
+        def watch(run: Run, value: str) -> None:
+            progress.set_postfix_str(f"{plan_text(run.plan)}, valid {study.training.metric} {value}")
 
         def changed(run: Run) -> None:
             progress.update()

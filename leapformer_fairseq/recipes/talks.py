@@ -37,7 +37,9 @@ class Talks(Recipe):
         parser.option("--data-root", "DIR", "of their configuration (default: --root)", Path)
         parser.option("--config-yaml", "FILE", "in it", default="config_st.yaml")
         parser.option("--split", "NAME", "whose sentences are joined", default="test")
-        parser.option("--sets", "LIST", f"in quotes, of {', '.join(SETS)}", list_of(one_of(*SETS)), default=[*SETS])
+        parser.option(
+            "--sets", "LIST", f"in quotes, of {', '.join(SETS)}", list_of(one_of(*SETS)), default=" ".join(SETS)
+        )
         parser.option(
             "--segment", "LIST", "in quotes: pause, tokens, seconds, or what else ends a segment or is kept of it",
             list_of(), default="pause tokens",

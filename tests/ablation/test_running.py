@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from leapformer_fairseq import trainings
 from leapformer_fairseq.ablation import running
+from leapformer_fairseq.ablation.search import Result
 from leapformer_fairseq.errors import LeapformerError
 
 VALID = 'INFO:valid:{"epoch": 1, "valid_loss": "4.2", "valid_ppl": "9"}'
@@ -40,11 +42,22 @@ def saying(*lines: str, status: int = 0) -> list[str]:
     return python(f"print({chr(10).join(lines)!r}); raise SystemExit({status})")
 
 
+def complete(*arguments) -> Result:
+    """The result of `running.complete`, carried out."""
+    found = []
+
+    def work() -> trainings.Work:
+        found.append((yield from running.complete(*arguments)))
+
+    trainings.run_all([work()])
+    return found[0]
+
+
 def test_a_finished_training_leaves_its_result(tmp_path):
     run = tmp_path / "run"
     checkpoint(run / "checkpoint_best.pt")
     lines = [f'INFO:train_inner:{{"loss": "5", "wps": "{speed}"}}' for speed in (0, 100, 300, 120)]
-    found = running.complete(saying(*lines, VALID), run, "valid_loss", ignore)
+    found = complete(saying(*lines, VALID), run, "valid_loss", ignore)
     assert (found.loss, found.wps, found.epoch, found.updates, found.parameters) == (4.2, 120.0, 3, 30, 6)
     assert "|commit:" in found.signature
     assert running.finished(run) == found
@@ -64,7 +77,7 @@ def test_a_finished_training_leaves_its_result(tmp_path):
 def test_the_reason_of_a_failure_is_in_its_log(tmp_path, lines, status, reason):
     (tmp_path / "train.log").write_text("ValueError: of an earlier attempt\n")
     with pytest.raises(LeapformerError) as error:
-        running.complete(saying(*lines, status=status), tmp_path, "valid_loss", ignore)
+        complete(saying(*lines, status=status), tmp_path, "valid_loss", ignore)
     assert str(error.value).startswith(reason) and "\n" not in str(error.value)
     assert running.finished(tmp_path) is None
 
@@ -72,17 +85,17 @@ def test_the_reason_of_a_failure_is_in_its_log(tmp_path, lines, status, reason):
 def test_a_killed_training_says_so(tmp_path):
     command = python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(LeapformerError, match="no output .killed by SIGKILL; see"):
-        running.complete(command, tmp_path, "valid_loss", ignore)
+        complete(command, tmp_path, "valid_loss", ignore)
 
 
 @pytest.mark.parametrize("loss", [None, float("nan"), float("inf")])
 def test_a_training_without_a_validation_loss_has_failed(tmp_path, loss):
     checkpoint(tmp_path / "checkpoint_best.pt", loss)
     with pytest.raises(LeapformerError, match="no validation loss"):
-        running.complete(saying("done"), tmp_path, "valid_loss", ignore)
+        complete(saying("done"), tmp_path, "valid_loss", ignore)
     (tmp_path / "checkpoint_best.pt").unlink()
     with pytest.raises(LeapformerError, match="no validation loss .None. in .*checkpoint_best.pt"):
-        running.complete(saying("done"), tmp_path, "valid_loss", ignore)
+        complete(saying("done"), tmp_path, "valid_loss", ignore)
     assert running.finished(tmp_path) is None
 
 
@@ -91,7 +104,7 @@ def test_without_a_whole_checkpoint_a_training_begins_again(tmp_path):
     last.write_bytes(b"PK")
     command = python(f"import os; print('broken' if os.path.exists({str(last)!r}) else 'again'); raise SystemExit(1)")
     with pytest.raises(LeapformerError, match="again"):
-        running.complete(command, tmp_path, "valid_loss", ignore)
+        complete(command, tmp_path, "valid_loss", ignore)
 
 
 def test_a_damaged_mark_is_named(tmp_path):

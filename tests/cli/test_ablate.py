@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from leapformer_fairseq import trainings
 from leapformer_fairseq.ablation import report, running
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.trainings import Process
 
 BASELINE = "softmax/softmax/softmax"
 LOSSES = {
@@ -41,7 +43,10 @@ class Trainer:
         self.commands: dict[str, list[str]] = {}
         self.plans: list[str] = []
 
-    def __call__(self, command: list[str], log: Path, measure: str, watch: running.Watch) -> int:
+    def __call__(
+        self, command: list[str], log: Path, measure: str, watch: running.Watch, threads: int | None
+    ) -> Generator[Process, int, int]:
+        yield from ()  # no process
         plan = "/".join(command[command.index(flag) + 1] for flag in FLAGS if flag in command)
         self.plans.append(plan)
         self.commands[plan] = command
@@ -107,6 +112,21 @@ def table(out: Path) -> dict:
 
 def by_plan(out: Path) -> dict[str, dict]:
     return {row["plan"]: row for row in table(out)["rows"]}
+
+
+def test_replacements_are_trained_side_by_side(ablate, trainer, tmp_path, monkeypatch):
+    run_all, at_once, threads = trainings.run_all, [], set()
+    monkeypatch.setattr(trainings, "run_all", lambda works, count=1: (at_once.append(count), run_all(works, count)))
+    train = running.train
+    monkeypatch.setattr(running, "train", lambda *given: (threads.add(given[-1]), train(*given))[1])
+    assert ablate() == 0 and ablate("--jobs", "3", out=tmp_path / "parallel") == 0
+    assert at_once == [1, 1, 1, 1, 3, 1], "baseline, replacements, combination"
+    assert threads == {None, 1}
+    kept = ("plan", "loss", "role", "status")
+    one, other = (
+        [[row[name] for name in kept] for row in table(tmp_path / out)["rows"]] for out in ("out", "parallel")
+    )
+    assert one == other
 
 
 def test_every_replacement_is_trained_and_the_combination_of_the_good_ones_verified(ablate, trainer, tmp_path, capsys):
@@ -346,6 +366,8 @@ class TestSpeed:
         (["--layer-groups", "3"], [], "--layer-groups 3: encoder-self has 2 layers; give 1 to 2"),
         (["--tolerance", "-1"], [], "--tolerance -1.0: give 0 or more"),
         (["--speed-weight", "nan"], [], "--speed-weight nan: give 0 or more"),
+        (["--jobs", "0"], [], "--jobs 0: give at least 1"),
+        (["--jobs", "2", "--speed-weight", "0.1"], [], "--jobs 2 with --speed-weight 0.1: parallel trainings slow"),
         ([], ["--warp", "9"], "unrecognized arguments: --warp 9"),
         ([], ["--max-epoch", "0"], "the training command has no budget; give it --max-epoch, --max-update or"),
         ([], ["--no-save"], "--no-save in the training command: runs are compared by"),
