@@ -118,17 +118,6 @@ def environment(threads: int | None = None) -> dict[str, str]:
     return {**unset, "OMP_NUM_THREADS": threads_text, "MKL_NUM_THREADS": threads_text}
 
 
-def run(process: Process) -> int:
-    """Run one process and return its exit status; see `run_all`."""
-    found = []
-
-    def work() -> Work:
-        found.append((yield process))
-
-    run_all([work()])
-    return found[0]
-
-
 def run_all(works: Iterable[Work], at_once: int = 1) -> None:
     """Carry out works, so many `at_once`.
 

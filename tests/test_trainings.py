@@ -13,12 +13,13 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.trainings import Process
 
 from .ablation.test_running import VALID, checkpoint, python, saying
+from .commands import carried_out, status_of
 
 
 def test_output_is_added_to_the_log(tmp_path):
     log = tmp_path / "train.log"
     for word in ("first", "second"):
-        assert trainings.run(Process(saying(word, status=3), log)) == 3
+        assert carried_out(status_of(Process(saying(word, status=3), log))) == 3
     assert log.read_text() == "first\nsecond\n"
 
 
@@ -66,7 +67,7 @@ def test_an_interrupt_ends_the_training(tmp_path, monkeypatch, number, code, cle
     before = signal.signal(number, signal.SIG_DFL)  # whoever runs the tests may ignore it
     try:
         with pytest.raises(KeyboardInterrupt):
-            trainings.run(Process(python(code), log, watch))
+            carried_out(status_of(Process(python(code), log, watch)))
         assert signal.getsignal(number) == signal.SIG_DFL, "as it was"
     finally:
         signal.signal(number, before)
@@ -196,5 +197,5 @@ class TestFolder:
     def test_every_training_holds_it(self, tmp_path):
         held = "import os; print(*(os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')))"
         with trainings.locked(tmp_path, "data", "ablation"):
-            trainings.run(Process(python(held), tmp_path / "train.log"))
+            carried_out(status_of(Process(python(held), tmp_path / "train.log")))
         assert str((tmp_path / ".lock").resolve()) in (tmp_path / "train.log").read_text().split()

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from leapformer_fairseq import trainings
 from leapformer_fairseq.ablation import running
 from leapformer_fairseq.ablation.search import Result
 from leapformer_fairseq.errors import LeapformerError
+
+from ..commands import carried_out
 
 VALID = 'INFO:valid:{"epoch": 1, "valid_loss": "4.2", "valid_ppl": "9"}'
 
@@ -44,13 +45,7 @@ def saying(*lines: str, status: int = 0) -> list[str]:
 
 def complete(*arguments) -> Result:
     """The result of `running.complete`, carried out."""
-    found = []
-
-    def work() -> trainings.Work:
-        found.append((yield from running.complete(*arguments)))
-
-    trainings.run_all([work()])
-    return found[0]
+    return carried_out(running.complete(*arguments))
 
 
 def test_a_finished_training_leaves_its_result(tmp_path):

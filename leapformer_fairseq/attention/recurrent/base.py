@@ -126,7 +126,7 @@ class RecurrentMechanism(Mechanism):
         if self.averages:
             return out.to(x.v.dtype)
         with without_autocast(x.q.device):
-            return self.polish(out, accumulated(x.q), x.query).to(x.v.dtype)
+            return self.polish(accumulated(out), accumulated(x.q), x.query).to(x.v.dtype)
 
     def _of_later(self, x: Inputs) -> Tensor:
         """Sums of the keys after each query; with the delta rule of its own key, too, since there is no order without.
@@ -168,11 +168,7 @@ class RecurrentMechanism(Mechanism):
         return found.to(q.dtype)
 
     def _reference(self, x: Inputs) -> Tensor:
-        out = super()._reference(x)
-        if self.averages:
-            return out
-        with without_autocast(out.device):
-            return self.polish(accumulated(out), accumulated(x.q), x.query).to(out.dtype)
+        return self._polished(super()._reference(x), x)
 
     def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         """What is written, in the precision of states, where padding writes nothing and nothing decays."""
