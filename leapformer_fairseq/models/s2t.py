@@ -209,6 +209,14 @@ class LeapformerS2TModel(ConvTransformerModel):
             help="do not train the encoder in the first N updates, which then take 0.6 of the time; for an encoder of "
             "--load-pretrained-encoder-from (default: 0)",
         )
+        parser.add_argument(
+            "--join-sentences",
+            type=int,
+            default=1,
+            metavar="N",
+            help="train on up to N recordings joined to one, with and without pauses, so that the model learns to go "
+            "on after the end of a sentence; a batch then has (N + 1) / 2 times as many frames on average (default: 1)",
+        )
         add_chunk_args(parser)
         add_attention_args(parser)
         add_length_args(parser)

@@ -18,17 +18,24 @@ from torch import Tensor
 
 from ..errors import LeapformerError
 from ..schedule import outrun
+from .joined_speech import JoinedSentences, join_sentences
 
 logger = logging.getLogger(__name__)
 
 
 def load_dataset(task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any) -> None:
-    """fairseq's. Raises LeapformerError for a row with wrong durations, and later for one that cannot be read."""
+    """fairseq's, with sentences of a training set joined if wanted.
+
+    Raises LeapformerError for a row with wrong durations, and later for one that cannot be read.
+    """
     if isinstance(task, TextToSpeechTask):
         for name in split.split(","):
             check_durations(name, TextToSpeechDatasetCreator._load_samples_from_tsv(task.args.data, name))
     type(task).load_dataset(task, split, *args, **kwargs)
-    _name_rows(task.datasets[split])
+    for part in _parts(task.datasets[split]):
+        part._get_source_audio = partial(_read_or_name_row, part)
+        if split.startswith("train"):  # fairseq knows training sets by their names, too
+            join_sentences(part, getattr(task.args, "join_sentences", 1), task.args.seed)
 
 
 def load_dataset_for_wait_k(
@@ -36,7 +43,7 @@ def load_dataset_for_wait_k(
 ) -> None:
     """`load_dataset`, with a warning if training with these k and this ratio asks for words before they are said."""
     load_dataset(task, split, *args, **kwargs)
-    if split.startswith("train") and get_global_rank() == 0:  # fairseq knows training sets by their names, too
+    if split.startswith("train") and get_global_rank() == 0:
         parts = list(_parts(task.datasets[split]))
         frames = [count for part in parts for count in part.n_frames]
         tokens = [count + 1 for part in parts for count in part.tgt_lens]  # the end
@@ -48,14 +55,8 @@ def load_dataset_for_wait_k(
 def build_dataset_for_inference(task: SpeechToTextTask, *args: Any, **kwargs: Any) -> SpeechToTextDataset:
     """fairseq's. Raises LeapformerError for a recording that cannot be read when it is looked at."""
     dataset = type(task).build_dataset_for_inference(task, *args, **kwargs)
-    _name_rows(dataset)
+    dataset._get_source_audio = partial(_read_or_name_row, dataset)
     return dataset
-
-
-def _name_rows(dataset: Any) -> None:
-    """Let a dataset, and all that it is made of, name the row that it cannot read."""
-    for part in _parts(dataset):
-        part._get_source_audio = partial(_read_or_name_row, part)
 
 
 def _parts(dataset: Any) -> Iterator[SpeechToTextDataset]:
@@ -69,10 +70,13 @@ def _parts(dataset: Any) -> Iterator[SpeechToTextDataset]:
 
 def _read_or_name_row(dataset: SpeechToTextDataset, index: Any) -> Tensor:
     """Turn 'file not found' deep in a data loader into an error that names the manifest, the row and the file."""
+    joined: JoinedSentences | None = dataset.dataset_transforms.get_transform(JoinedSentences)
     try:
+        if joined is not None:
+            return joined.source(dataset, index)
         return type(dataset)._get_source_audio(dataset, index)
     except (OSError, soundfile.LibsndfileError) as error:
-        rows = np.atleast_1d(index).tolist()  # several when recordings are concatenated as augmentation
+        rows = np.atleast_1d(index).tolist()  # several where recordings are joined
         where = ", ".join(f"row {row + 1} ({dataset.audio_paths[row]})" for row in rows)
         raise LeapformerError(
             f"{dataset.split}.tsv, {where}: the audio cannot be read ({error}); correct the path or remove the row"

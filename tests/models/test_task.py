@@ -28,6 +28,7 @@ from leapformer_fairseq.models.task import TASKS, adapt
 from .tiny import SIZES, dictionary
 
 WORDS = dictionary()
+CONCATENATED = "dataset_transforms: {_train: [concataugment]}"
 
 
 class Sentences(FairseqDataset):
@@ -190,7 +191,14 @@ def test_language_models_have_no_source(flag):
         task.build_generator([], Namespace(**{flag: "hard"}))
 
 
-def speech(folder: Path, *audio_paths: Path, kind: type = SpeechToTextTask, splits: str = "dev", **columns: str) -> Any:
+def speech(
+    folder: Path,
+    *audio_paths: Path,
+    kind: type = SpeechToTextTask,
+    splits: str = "dev",
+    join_sentences: int = 1,
+    **columns: str,
+) -> Any:
     """A task of ours with manifests of these recordings."""
     names, values = "".join(f"\t{name}" for name in columns), "".join(f"\t{value}" for value in columns.values())
     rows = [f"id{i}\t{path}\t48\ta{values}" for i, path in enumerate(audio_paths)]
@@ -200,7 +208,7 @@ def speech(folder: Path, *audio_paths: Path, kind: type = SpeechToTextTask, spli
     task = kind.__new__(kind)
     words = Dictionary()
     words.add_symbol("a")
-    task.args = SimpleNamespace(data=str(folder), seed=1, n_frames_per_step=1)
+    task.args = SimpleNamespace(data=str(folder), seed=1, n_frames_per_step=1, join_sentences=join_sentences)
     task.datasets, task.speaker_to_id, task.multitask_tasks = {}, None, {}
     task.data_cfg, task.src_dict, task.tgt_dict = S2TDataConfig(folder / "config.yaml"), words, words
     task.build_tokenizer = task.build_bpe = lambda args: None
@@ -208,8 +216,8 @@ def speech(folder: Path, *audio_paths: Path, kind: type = SpeechToTextTask, spli
     return task
 
 
-def tone(path: Path) -> Path:
-    wave = 0.3 * np.sin(2 * np.pi * 440 * np.arange(8_000) / audio.SAMPLE_RATE)
+def tone(path: Path, samples: int = 8_000) -> Path:
+    wave = 0.3 * np.sin(2 * np.pi * 440 * np.arange(samples) / audio.SAMPLE_RATE)
     soundfile.write(path, wave, audio.SAMPLE_RATE)
     return path
 
@@ -267,6 +275,46 @@ class TestManifests:
         assert dataset[0].source.shape == (48, 80)
         with pytest.raises(LeapformerError, match=r"interactive\.tsv, row 2 \(gone\.wav\)"):
             dataset[1]
+
+    def test_joined_sentences_have_the_frames_and_texts_of_all(self, tmp_path):
+        """The recordings are tones of different lengths; pauses between them are silent, or repeat their frames."""
+        lengths = [8_000, 12_000, 16_000]
+        paths = [tone(tmp_path / f"{length}.wav", length) for length in lengths]
+        task = speech(tmp_path, *paths, splits="train,dev", join_sentences=3)
+        for split in ("train", "dev"):
+            task.load_dataset(split)
+        whole = {len(task.datasets["dev"][i].source): task.datasets["dev"][i].source for i in range(3)}
+        assert len(whole) == 3 and all(len(task.datasets["dev"][i].target) == 2 for i in range(3))
+        silence = float(audio.fbank(np.zeros(8_000, np.float32), audio.SAMPLE_RATE)[0, 0])
+        dataset, counts, paused = pickle.loads(pickle.dumps(task.datasets["train"])), [], 0
+        for epoch in range(1, 13):
+            dataset.set_epoch(epoch)
+            for index in range(3):
+                item, again = dataset[index], dataset[index]
+                assert (item.source == again.source).all() and (item.target == again.target).all(), "nothing is drawn"
+                counts.append(len(item.target) - 1)
+                first = len(task.datasets["dev"][index].source)
+                assert (item.source[:first] == whole[first]).all() and bool(np.isfinite(item.source).all())
+                spoken = len(item.source) - int((item.source == silence).all(1).sum())
+                paused += spoken < len(item.source)
+                assert spoken >= first + (counts[-1] - 1) * min(whole)
+        assert set(counts) == {1, 2, 3} and paused > 3, counts
+        assert len({tuple(counts[i : i + 3]) for i in range(0, len(counts), 3)}) > 1, "epochs differ"
+
+    def test_sentences_that_cannot_be_joined(self, tmp_path):
+        paths = tone(tmp_path / "a.wav"), tmp_path / "gone.wav"
+        task = speech(tmp_path, *paths, splits="train", join_sentences=0)
+        with pytest.raises(LeapformerError, match="--join-sentences 0: give at least 1"):
+            task.load_dataset("train")
+        task = speech(tmp_path, *paths, splits="train", join_sentences=9)
+        task.load_dataset("train")
+        with pytest.raises(LeapformerError, match=r"train\.tsv, row .*row 2 \(.*gone\.wav\)"):
+            task.datasets["train"][0]
+        for more, said in (("use_audio_input: true", "has waveforms"), (CONCATENATED, "concataugment")):
+            (tmp_path / "config.yaml").write_text(f"{more}\n")
+            task.data_cfg = S2TDataConfig(tmp_path / "config.yaml")
+            with pytest.raises(LeapformerError, match=f"--join-sentences.*{said}"):
+                task.load_dataset("train")
 
     @pytest.mark.parametrize(
         ("durations", "said"),

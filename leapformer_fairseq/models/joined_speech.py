@@ -1,0 +1,85 @@
+"""Training on several sentences at once: recordings of the training set joined to longer ones, with and without pauses.
+
+A model that has only seen single sentences fails where an utterance holds more than one, as talks without pauses do.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from fairseq.data.audio.audio_utils import get_features_or_waveform
+from fairseq.data.audio.dataset_transforms import CompositeAudioDatasetTransform
+from fairseq.data.audio.dataset_transforms.concataugment import ConcatAugment
+from fairseq.data.audio.speech_to_text_dataset import SpeechToTextDataset
+from torch import Tensor
+
+from ..audio import FRAME_MS, SAMPLE_RATE, fbank
+from ..errors import LeapformerError
+
+PAUSES = 0.5  # share of the places between two sentences that get a pause
+LONGEST_PAUSE = 1500 // FRAME_MS
+SILENT = 0.5  # share of the pauses that are digital silence; the others sound like the quietest frames before them
+QUIET = 0.1  # share of a recording's frames that count as its quietest
+
+
+class JoinedSentences(ConcatAugment):
+    """Each recording with up to `most` - 1 others after it, drawn anew in every epoch, the same if it is repeated.
+
+    fairseq asks a data set's `ConcatAugment` which recordings to join, and joins their texts itself.
+    """
+
+    def __init__(self, most: int, seed: int) -> None:
+        super().__init__(rate=1.0)
+        self.most, self.seed, self.epoch = most, seed, 1
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(most={self.most}, seed={self.seed})"
+
+    def find_indices(self, index: int, n_frames: list[int], n_samples: int) -> list[int]:
+        rng = self.generator(index)
+        return [index, *map(int, rng.integers(n_samples, size=rng.integers(self.most)))]
+
+    def generator(self, *numbers: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, self.epoch, *numbers])
+
+    def source(self, dataset: SpeechToTextDataset, indices: list[int]) -> Tensor:
+        """The filterbanks (T, bins) of joined recordings, transformed as the data set's are."""
+        rng, parts = self.generator(*indices), list[np.ndarray]()
+        for index in indices:
+            if parts and rng.random() < PAUSES:
+                parts.append(pause(parts[-1], int(rng.integers(1, LONGEST_PAUSE + 1)), rng))
+            path, augmented = dataset.audio_paths[index], dataset.waveform_transforms
+            parts.append(get_features_or_waveform(path, waveform_transforms=augmented))
+        frames = np.concatenate(parts)
+        if dataset.feature_transforms is not None:
+            frames = dataset.feature_transforms(frames)
+        return torch.from_numpy(frames).float()
+
+
+def pause(before: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` frames of filterbanks to follow a recording: digital silence, or its own background."""
+    if rng.random() < SILENT:
+        silence = fbank(np.zeros(SAMPLE_RATE // 10, np.float32), SAMPLE_RATE, before.shape[1])
+        return np.repeat(silence[:1], count, axis=0)
+    quietest = np.argsort(before.mean(axis=1))[: max(1, round(QUIET * len(before)))]
+    return before[rng.choice(quietest, count)]
+
+
+def join_sentences(dataset: SpeechToTextDataset, most: int, seed: int) -> None:
+    """Let a training set join up to `most` recordings.
+
+    Raises LeapformerError for fewer than 1, and for a data set that its configuration joins or reads as waveforms.
+    """
+    if most == 1:
+        return
+    if most < 1:
+        raise LeapformerError(f"--join-sentences {most}: give at least 1")
+    if dataset.cfg.use_audio_input:
+        raise LeapformerError("--join-sentences joins filterbanks, this data set has waveforms; leave it out")
+    if dataset.dataset_transforms.has_transform(ConcatAugment):
+        raise LeapformerError("--join-sentences: concataugment in the data configuration joins already; remove one")
+    joined, others = JoinedSentences(most, seed), dataset.dataset_transforms.transforms
+    dataset.dataset_transforms = CompositeAudioDatasetTransform([*others, joined])
+    dataset.set_epoch = partial(setattr, joined, "epoch")
