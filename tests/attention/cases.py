@@ -87,6 +87,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "reference": ("reference", {}),
     "pairs": ("scan", {"pairs": 10**9, "pairs_per_token": 10**9, **KEPT}),
     "kept": ("scan", {**NO_PAIRS, **KEPT}),
+    "kept in segments": ("scan", {**NO_PAIRS, **KEPT, "kept_segment": 64, "least_segment": 1}),
     "again": (
         "scan",
         {

@@ -36,7 +36,12 @@ from .cases import (
 )
 
 # what is compared with the reference: a chunk's size changes nothing where there are none
-FORMS = [("auto", None), ("pairs", None), *((way, chunk) for way in ("kept", "again") for chunk in (None, 1, 16, 64))]
+FORMS = [
+    ("auto", None),
+    ("pairs", None),
+    ("kept in segments", 4),
+    *((way, chunk) for way in ("kept", "again") for chunk in (None, 1, 16, 64)),
+]
 
 
 @pytest.mark.parametrize("side", SIDES)

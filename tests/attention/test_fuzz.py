@@ -242,6 +242,7 @@ def drawn(draw, kinds=("all", "causal", "wait-k", "chunks"), variants=tuple(KIND
             "chunk_keys": draw(small),
             "chunk_tokens": draw(small),
             "segment_tokens": draw(st.sampled_from([1, 20, 64, 300])),
+            "kept_segment": draw(st.sampled_from([1, 20, 64, 10**6])),
             "least_segment": draw(st.sampled_from([1, 3, 20])),
         },
         seed=draw(st.integers(0, 2**20)),

@@ -32,11 +32,12 @@ class Bounds:
     pairs:            up to so many pairs of a query and a key per feature, all pairs beat chunks.
     pairs_per_token:  bidirectional, up to so many pairs per token and feature, all pairs beat one state.
     kept_numbers:     up to so many numbers in queries and keys together, all is kept for the backward pass; beyond that
-                      segments are computed again, which is faster, too: what is kept no longer fits the caches.
+                      segments are computed again, which takes about a tenth longer and far less memory.
     kept_slot_tokens: the same in tokens, over heads and batch, for memories of slots, which keep more per token.
     segment_tokens:   tokens of a segment, queries and keys, over heads and batch, but of each sequence at least
                       `least_segment`, or the states before segments would be more than the tokens themselves;
                       `segment_slot_tokens` for memories of slots.
+    kept_segment:     tokens of a segment of which all is kept, over heads and batch, so that its tensors fit the caches.
     chunk:            queries of a chunk, causal; `chunk_keys` is the number of keys under wait-k.
     chunk_tokens:     tokens of a chunk of streaming encoders' chunks; longer ones have a state each.
     half_operands:    products take bfloat16 and float16 operands as they are; sums are float32 in any case.
@@ -49,6 +50,7 @@ class Bounds:
     kept_slot_tokens: int = 8192
     segment_tokens: int = 8192
     segment_slot_tokens: int = 16_384
+    kept_segment: int = 32_768
     least_segment: int = 256
     chunk: int = 64
     chunk_keys: int = 128
@@ -66,6 +68,7 @@ BOUNDS: dict[str, Bounds] = {
         kept_slot_tokens=250_000,
         segment_tokens=250_000,
         segment_slot_tokens=250_000,
+        kept_segment=250_000,
         half_operands=True,
         source="reasoned from launch costs and sizes, not measured",
     ),
@@ -118,12 +121,18 @@ def chunk_of(device: torch.device, ratio: int) -> int:
 
 
 def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, size: int) -> Plan:
-    """How to cut q (B, H, T, D) and k (B, H, S, D): one part up to `kept_tokens`, else parts of about `size` tokens."""
-    queries, keys = q.shape[2], k.shape[2]
-    if q.shape[0] * q.shape[1] * (queries + keys) <= kept_tokens:
+    """How to cut q (B, H, T, D) and k (B, H, S, D).
+
+    Up to `kept_tokens` all is kept for the backward pass, else parts of about `size` tokens are computed again.
+    """
+    queries, keys, limits = q.shape[2], k.shape[2], bounds(q.device)
+    tokens = q.shape[0] * q.shape[1] * (queries + keys)
+    again = tokens > kept_tokens
+    if not again and (mask is None or tokens <= limits.kept_segment):
         return Plan([Segment(0, queries, 0, seen(mask, queries, keys), mask)], again=False)
+    size = size if again else segment_size(q, limits.kept_segment)
     unit = mask.tokens if isinstance(mask, ChunkMask) else chunk_of(q.device, mask.ratio if mask else 1)
-    return Plan(cut(mask, queries, keys, size, unit), again=True)
+    return Plan(cut(mask, queries, keys, size, unit), again)
 
 
 def segment_size(q: Tensor, segment_tokens: int) -> int:

@@ -96,6 +96,12 @@ def states(transition: Left, own: Tensor, first: Tensor, backward: bool = False)
     return before, after
 
 
+def gradient_of_left(sent: Tensor, before: Tensor, after: Tensor, left: Tensor) -> Tensor:
+    """Of factors (G, n, 1 or F, 1) of the states after n blocks, given the states and the gradients `sent` to them."""
+    parts = (sent[:, :-1], before[:, 1:]), (sent[:, -1:], after.unsqueeze(1))
+    return torch.cat([(one * other).sum(-1, keepdim=True) for one, other in parts], 1).sum_to_size(left.shape) / left
+
+
 def is_matrix(transition: Tensor, own: Tensor) -> bool:
     """Whether a transition of `states` is one, and not a factor."""
     return transition.shape[-1] == own.shape[-2] > 1
@@ -213,8 +219,7 @@ class _Chunks(NamedTuple):
         sent, to_first = states(left, own, last, backward=True)  # to the state after each chunk, and to the first
         if left is None:
             return sent.flatten(0, 1), to_first, None
-        read = torch.cat([self.before.unflatten(0, (len(last), -1))[:, 1:], self.after.unsqueeze(1)], 1) / left
-        grad_left = (sent * read).sum(-1, keepdim=True).sum_to_size(left.shape)
+        grad_left = gradient_of_left(sent, self.before.unflatten(0, (len(last), -1)), self.after, left)
         return sent.mul_(left).flatten(0, 1), to_first, grad_left
 
     def _scores(self) -> Tensor:

@@ -10,12 +10,12 @@ All is done block by block: inside a block by all pairs, between blocks by the s
 from a block's start and P the pairs (q_i . k_j) e^{c_n(i) - c_j} that are seen,
 
     sums:   O = (Q e^{c_n}) S + P V,                    S' = e^{c_last} S + (K e^{c_last - c})^T V
-    delta:  (I + A) [U, W] = diag(b) [V, K e^{c}],      A_ij = b_i (k_i . k_j) e^{c_i - c_j} for j < i
-            O = (Q e^{c_n} - P W) S + P U,              S' = (e^{c_last} - (K e^{c_last - c})^T W) S + (..)^T U
+    delta:  the same with U = (diag(1 / b) + A)^-1 (V - (K e^{c}) S) instead of V, A_ij = (k_i . k_j) e^{c_i - c_j} for
+            j < i; see `ops.delta`
 
-so that everything but S' = M S + N is computed for all blocks at once (Yang et al., 2023, arXiv:2312.06635, section 4;
-2024, arXiv:2406.06484, section 3). Exponents are at most `LITTLE`, and never positive where a block
-forgets more than that, so nothing overflows whatever the gates do.
+so that everything but S' = M S + N is computed for all blocks at once (Yang et al., 2023, arXiv:2312.06635, section 4).
+Exponents are at most `LITTLE`, and never positive where a block forgets more than that, so nothing overflows whatever
+the gates do.
 
 Shapes: T queries, S keys, F features, X value columns, any leading dimensions (..); G of them flattened, n blocks of Q
 queries and K keys.
@@ -32,10 +32,11 @@ from torch import Tensor
 
 from ..masks import ChunkMask, Mask
 from . import dispatch, linear
-from .linear import product, read_state, state_of
+from .delta import Blocks, delta_sums, inverse
+from .linear import read_state, state_of
 from .segments import first_order
 
-LITTLE = 60.0  # e^60 times any feature is far from the largest float32
+LITTLE = 40.0  # the square of e^40 times any feature is far from the largest float32
 
 
 class Written(NamedTuple):
@@ -127,28 +128,29 @@ def _gained(
 
     Sums in blocks that forget little are sums without decay, of queries times e^c and keys times e^-c, of which a block
     leaves e^c at its last key. One decay for all features may as well scale the values, which have fewer columns where
-    features are expanded, and what is read.
+    features are expanded, and what is read; so it may with the delta rule.
     """
     k, v, decay, strength = keys
-    if strength is None and decay is None:
-        gained, after = linear.gained_sums(q, k, v, first, ratio, block, known)
-        return gained, None, after
-    if strength is None and decay is not None:
+    age, left = None, None
+    if decay is not None and (strength is None or decay.shape[-1] == 1):
         missing = -decay.shape[-2] % (block * ratio)
         total = F.pad(decay, (0, 0, 0, missing)).unflatten(-2, (-1, block * ratio)).cumsum(-2)
-        left = total[..., -1:, :]
-        if _looks(left) and bool(left.amin() > -LITTLE):
+        last = total[..., -1:, :]
+        if _looks(last) and bool(last.amin() > -LITTLE):
             at_keys = total.flatten(-3, -2)[..., : k.shape[-2], :]
             at_queries = total[..., ratio - 1 :: ratio, :].flatten(-3, -2)[..., : q.shape[-2], :]
-            age, grown, left = at_queries.exp(), (-at_keys).exp(), left.mT.exp()
-            if decay.shape[-1] == 1:
-                gained, after = linear.gained_sums(q, k, v * grown, first, ratio, block, known, left)
-                return gained, age, after
-            gained, after = linear.gained_sums(q * age, k * grown, v, first, ratio, block, known, left)
-            return gained, None, after
+            age, grown, left, decay = at_queries.exp(), (-at_keys).exp(), last.mT.exp(), None
+            if grown.shape[-1] == 1:
+                v = v * grown
+            else:
+                q, k, age = q * age, k * grown, None
+    if strength is None and decay is None:
+        gained, after = linear.gained_sums(q, k, v, first, ratio, block, known, left)
+        return gained, age, after
     seen = (torch.arange(block, device=q.device) + 1) * ratio
-    gained, after = _blocks(q, keys, first, seen, block * ratio)
-    return gained, None, after
+    keys = Written(k, v, decay, strength)
+    gained, after = _blocks(q, keys, first, seen, block * ratio, left=left, known=known)
+    return gained, age, after
 
 
 def pairs(q: Tensor, keys: Written, seen: Tensor) -> Tensor:
@@ -160,8 +162,7 @@ def pairs(q: Tensor, keys: Written, seen: Tensor) -> Tensor:
     scores = _scores(q, keys.k, total, seen)
     if keys.strength is None:
         return scores
-    # P (I + A)^-1 diag(b), transposed
-    return _solve(_system(keys.k, keys.strength, total).mT, scores.mT, upper=True).mT * keys.strength.mT
+    return scores @ inverse(_system(keys.k, total), keys.strength)
 
 
 def _in_chunks(q: Tensor, keys: Written, first: Tensor, mask: ChunkMask, block: int) -> tuple[Tensor, Tensor]:
@@ -173,40 +174,53 @@ def _in_chunks(q: Tensor, keys: Written, first: Tensor, mask: ChunkMask, block: 
 
 
 def _blocks(
-    q: Tensor, keys: Written, first: Tensor, seen: Tensor, size: int, own: int | None = None
+    q: Tensor,
+    keys: Written,
+    first: Tensor,
+    seen: Tensor,
+    size: int,
+    own: int | None = None,
+    left: Tensor | None = None,
+    known: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`sums` in blocks of `size` keys and as many queries as `seen` has: query i of a block sees seen[i] of its keys.
 
-    Of a block's keys only the first `own` change the state for the next one.
+    Of a block's keys only the first `own` change the state for the next one. `left`, (.., n, 1, 1), is what a block in
+    which nothing decays leaves of the state after its last key. Sums that are `known` may be any numbers with the right
+    gradient.
     """
     lead, queries = first.shape[:-2], q.shape[-2]
     first = first.reshape(-1, *first.shape[-2:])
-    q, keys = _cut(q, len(seen), len(first)), keys.each(lambda x: _cut(x, size, len(first)))
-    own = size if own is None else own
-    k, v, decay, strength = keys
+    k, v, decay, strength = keys.each(lambda x: _cut(x, size, len(first)))
+    q = _cut(q, len(seen), len(first)) if len(seen) else q.new_zeros(*k.shape[:2], 0, q.shape[-1])
+    own, after_last = size if own is None else own, left is not None
     total = None if decay is None else F.pad(decay.cumsum(-2), (0, 0, 1, 0))  # from before the first key
-    aged_q, into, left = q, k[..., :own, :], None
+    aged_q, into = q, k[..., :own, :]
+    if left is not None:
+        left = left.reshape(*k.shape[:2], 1, 1)
     if total is not None:
         last = total[..., own : own + 1, :]
         aged_q = q * total[..., seen, :].exp()
         into = into * (last - total[..., 1 : own + 1, :]).exp()
         left = last.mT.exp()  # (G, n, 1 or F, 1)
-    scores = _scores(q, k, total, seen) if len(seen) else None
+    scores = _scores(q, k, total, seen)
     if strength is None:
-        transition = left
+        before, after = _states(left, state_of(into, v[..., :own, :]), first)
+        out = read_state(aged_q, before) + read_state(scores, v)
     else:
         begun = k if total is None else k * total[..., 1:, :].exp()
-        solved = _solve(_system(k, strength, total), strength * torch.cat([v, begun], -1), upper=False)
-        v, taken = solved.split([v.shape[-1], k.shape[-1]], -1)
-        kept = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) if left is None else torch.diag_embed(
-            left.squeeze(-1).expand(*k.shape[:2], k.shape[-1])
-        )  # fmt: skip
-        transition = kept - state_of(into, taken[..., :own, :])
-        aged_q = aged_q if scores is None else aged_q - scores @ taken
-    before, after = _states(transition, state_of(into, v[..., :own, :]), first)
-    if scores is None:
-        return q.new_zeros(*lead, queries, v.shape[-1]), after.reshape(*lead, *after.shape[1:])
-    out = read_state(aged_q, before) + read_state(scores, v)
+        blocks = Blocks(
+            q=aged_q.flatten(0, 1),
+            scores=scores.flatten(0, 1),
+            reading=begun.flatten(0, 1),
+            writing=into.flatten(0, 1),
+            v=v.flatten(0, 1),
+            system=_system(k, total).flatten(0, 1),
+            strength=strength.flatten(0, 1),
+            left=None if left is None else left.flatten(0, 1),
+        )
+        out, after = delta_sums(blocks, first, after_last, known)
+        out = out.unflatten(0, (len(first), -1))
     out = out.flatten(1, 2)[:, :queries]
     return out.reshape(*lead, *out.shape[1:]), after.reshape(*lead, *after.shape[1:])
 
@@ -260,17 +274,11 @@ def _looks(x: Tensor) -> bool:
     return x.is_cpu and not dispatch.is_transformed()
 
 
-def _system(k: Tensor, strength: Tensor, total: Tensor | None) -> Tensor:
-    """A_ij = b_i (k_i . k_j) e^{c_i - c_j} for j < i; any finite numbers elsewhere."""
-    strong = k * strength
+def _system(k: Tensor, total: Tensor | None) -> Tensor:
+    """A_ij = (k_i . k_j) e^{c_i - c_j} for j < i; any finite numbers elsewhere."""
     if total is None:
-        return linear.scores(strong, k)
-    return _scores(strong, k, total, torch.arange(1, k.shape[-2] + 1, device=k.device))
-
-
-def _solve(system: Tensor, wanted: Tensor, upper: bool) -> Tensor:
-    """x of (I + system) x = wanted; the diagonal of `system` and what is on the other side of it count as 0."""
-    return torch.linalg.solve_triangular(system, wanted, upper=upper, unitriangular=True)
+        return linear.scores(k, k)
+    return _scores(k, k, total, torch.arange(1, k.shape[-2] + 1, device=k.device))
 
 
 def _cut(x: Tensor, size: int, groups: int) -> Tensor:
@@ -282,32 +290,26 @@ def _cut(x: Tensor, size: int, groups: int) -> Tensor:
     return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(1, (-1, size))
 
 
-def _states(transition: Tensor | None, own: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """The state before each block, (G, n, F, X), and the one after all, of S' = transition S + own.
-
-    The transition is a matrix, (G, n, F, F), a factor, (G, n, 1 or F, 1), or, None, 1.
-    """
-    if transition is None:
+def _states(left: Tensor | None, own: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """The state before each block, (G, n, F, X), and the one after all, of S' = left S + own; None leaves all."""
+    if left is None:
         states = torch.cat([first.unsqueeze(1), own], 1).cumsum(1)
         return states[:, :-1], states[:, -1]
-    return _States.apply(transition, own, first)
+    return _States.apply(left, own, first)
 
 
 class _States(torch.autograd.Function):
     """`linear.states`. Autograd left to itself would keep and add many small tensors."""
 
     @staticmethod
-    def forward(ctx: Any, transition: Tensor, own: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        before, after = linear.states(transition, own, first)
-        ctx.save_for_backward(transition, before)
+    def forward(ctx: Any, left: Tensor, own: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        before, after = linear.states(left, own, first)
+        ctx.save_for_backward(left, before)
         return before, after
 
     @staticmethod
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        transition, before = saved
-        matrix = linear.is_matrix(transition, before)
-        own, to_first = linear.states(transition.mT if matrix else transition, grad, grad_after, backward=True)
-        if matrix:
-            return product(own, before.mT), own, to_first
-        return (own * before).sum(-1, keepdim=True).sum_to_size(transition.shape), own, to_first
+        left, before = saved
+        own, to_first = linear.states(left, grad, grad_after, backward=True)
+        return (own * before).sum(-1, keepdim=True).sum_to_size(left.shape), own, to_first

@@ -21,10 +21,12 @@ from ..ops import dispatch, linear, recurrent
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.recurrent import Written
 from ..ops.segments import Kept
+from ..ops.unit import unit
 from ..tokens import TokenInfo
 
 # Measured on a CPU, 8 heads of 32: at 8,192 tokens 1.17 times as fast, at 16,384 slower.
 KEPT_SOLUTIONS = 1.5
+SMALLEST = 1e-5  # added to the mean square of what is brought to unit size
 LONGEST_BLOCK = 128  # queries; log-decays that add up over more lose digits in float32
 
 
@@ -37,7 +39,7 @@ class RecurrentMechanism(Mechanism):
     States and sums are float32 (float64 for double inputs). Attention dropout has no meaning here and is not applied.
     """
 
-    #: the output is divided by the sum of a query's weights; else `polish` must bound it
+    #: the output is divided by the sum of a query's weights; else by its root mean square
     averages: ClassVar[bool] = True
     #: what is written replaces what its key read before
     replaces: ClassVar[bool] = False
@@ -54,9 +56,13 @@ class RecurrentMechanism(Mechanism):
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         """What keys (B, H, S, D) write of values (B, H, S, E). The caller masks padding."""
 
-    def polish(self, sums: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
-        """The output (B, H, T, E), given what queries read, where that is not divided by the sum of their weights."""
-        return sums
+    def gated(self, out: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
+        """The output (B, H, T, E), given weighted means, or what queries read at unit RMS."""
+        return out
+
+    def polish(self, read: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
+        """The output (B, H, T, E), given the product of `weights` and values."""
+        return read if self.averages else self.gated(self._bounded(read), q, tokens)
 
     # ----------------------------------------------------------------------------------------------------- recurrence
     def init_state(
@@ -75,7 +81,7 @@ class RecurrentMechanism(Mechanism):
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
         sums = linear.read_state(self.queries(q, query), state.of(LinearState).kv)
-        return linear.normalize(sums, self.normalizer_floor) if self.averages else self.polish(sums, q, query)
+        return self.gated(self._bounded(sums), q, query)
 
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
@@ -84,16 +90,16 @@ class RecurrentMechanism(Mechanism):
             return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
         x = shown(q, k, v, query, key, mask)
         out, state = self._segment(state, x)
-        return self._polished(out, x), _own(state.kv)
+        return self._gated(out, x), _own(state.kv)
 
     # ------------------------------------------------------------------------------------------------ whole sequences
     def _segment(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor, LinearState]:
-        """Weighted means, or what queries read, not yet polished."""
+        """Weighted means, or what queries read at unit RMS."""
         with without_autocast(x.q.device):
-            if not self.averages:
-                return self._sums(state, x)
-            known = kept is not None and kept.again
+            known = self.averages and kept is not None and kept.again
             sums, scale, state = self._scaled_sums(state, x, known=known)
+            if not self.averages:
+                return self._bounded(sums, scale), state
             return normalized(sums, self.normalizer_floor, x.v.dtype, kept, scale), state
 
     def _sums(
@@ -117,16 +123,21 @@ class RecurrentMechanism(Mechanism):
 
     def _in_segments(self, x: Inputs) -> Tensor:
         if not self._both_ways(x.mask):
-            return self._polished(self._scanned(x, self._segment), x)
-        sums = self._scanned(x._replace(mask=CAUSAL), self._sums) + self._of_later(x)
-        return self._polished(linear.normalize(sums, self.normalizer_floor) if self.averages else sums, x)
+            return self._gated(self._scanned(x, self._segment), x)
+        return self._gated(self._bounded(self._scanned(x._replace(mask=CAUSAL), self._sums) + self._of_later(x)), x)
 
-    def _polished(self, out: Tensor, x: Inputs) -> Tensor:
+    def _bounded(self, sums: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Sums at a size that no number of keys changes; a positive factor (B, H, T, 1) may still be missing."""
+        if self.averages:
+            return linear.normalize(sums, self.normalizer_floor)
+        return unit(sums, 1 / sums.shape[-1], SMALLEST if scale is None else SMALLEST / scale.square())
+
+    def _gated(self, out: Tensor, x: Inputs) -> Tensor:
         """The output in the precision of the values."""
         if self.averages:
             return out.to(x.v.dtype)
         with without_autocast(x.q.device):
-            return self.polish(accumulated(out), accumulated(x.q), x.query).to(x.v.dtype)
+            return self.gated(accumulated(out), accumulated(x.q), x.query).to(x.v.dtype)
 
     def _of_later(self, x: Inputs) -> Tensor:
         """Sums of the keys after each query; with the delta rule of its own key, too, since there is no order without.
@@ -168,7 +179,9 @@ class RecurrentMechanism(Mechanism):
         return found.to(q.dtype)
 
     def _reference(self, x: Inputs) -> Tensor:
-        return self._polished(super()._reference(x), x)
+        with without_autocast(x.q.device):
+            sums = accumulated(super()._reference(x))
+            return self.polish(sums, accumulated(x.q), x.query).to(x.v.dtype)
 
     def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         """What is written, in the precision of states, where padding writes nothing and nothing decays."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.recurrent import Written
+from ..ops.unit import unit
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .convolution import SHORT_CONV, ConvolvedMechanism
@@ -22,7 +23,7 @@ NEGATIVE = Option(
     False,
     "delta rule: strengths up to 2, so that what a key read before may change its sign (tracks states, as parity)",
 )
-SHORTEST = 1e-6  # a query or key is divided by its length, but never by less
+SHORTEST = 1e-6  # queries and keys that are much shorter have no direction
 
 
 class DeltaRule(ConvolvedMechanism):
@@ -41,7 +42,7 @@ class DeltaRule(ConvolvedMechanism):
         self.strength = nn.Linear(self.input_dim, num_heads, bias=False)
 
     def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
-        return super().queries(self._direction(q), tokens)
+        return self._direction(q, self.head_dim)
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         strength = by_heads(tokens.inputs_or(k), self.num_heads, self.strength.weight).sigmoid()
@@ -58,8 +59,9 @@ class DeltaRule(ConvolvedMechanism):
         features: Literal["direction", "unit"] = "direction" if self.convolution is None else "unit"
         return KernelRecurrence(features, weight.new_zeros(self.num_heads), strength=weight, most=most)
 
-    def _direction(self, x: Tensor) -> Tensor:
-        return F.normalize(F.silu(x) if self.convolution is None else x, dim=-1, eps=SHORTEST)
+    def _direction(self, x: Tensor, share: int = 1) -> Tensor:
+        """Of length 1 / sqrt(share)."""
+        return unit(F.silu(x) if self.convolution is None else x, share, share * SHORTEST**2)
 
 
 @register("delta", OUTPUT_GATE, NEGATIVE, SHORT_CONV)

@@ -22,7 +22,6 @@ OUTPUT_GATE = Option(
     "published is each mechanism's own",
     ("published", "swish", "sigmoid", "none"),
 )
-SMALLEST = 1e-5  # added to the mean square of what is brought to unit size
 ACTIVATIONS = {"swish": F.silu, "sigmoid": F.sigmoid}
 
 
@@ -56,9 +55,8 @@ class NormedMechanism(RecurrentMechanism):
     def step(self, projections: Projections) -> RecurrentStep:
         return RecurrentStep(self, projections)
 
-    def polish(self, sums: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
-        out = sums * (sums.square().mean(-1, keepdim=True) + SMALLEST).rsqrt()
+    def gated(self, out: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
         if self.output is None:
             return out
         gate = by_heads(tokens.inputs_or(q), self.num_heads, self.output.weight)
-        return out * ACTIVATIONS[self.activation](gate)
+        return ACTIVATIONS[self.activation](gate) * out  # in this order it lies in memory as models go on with it

@@ -25,7 +25,7 @@ typedef struct {
     float most;        /* the highest strength */
 } RecurrentSizes;
 
-static const float SMALLEST_SQUARE = 1e-5f, SHORTEST = 1e-6f; // as in normed.py and delta.py
+static const float SMALLEST_SQUARE = 1e-5f, SHORTEST = 1e-6f; // as in base.py and delta.py
 
 static float sigmoid(float y) { return 1.0f / (1.0f + expf(-y)); }
 
@@ -53,8 +53,7 @@ static void map(const float *x, float *out, const RecurrentSizes *s) {
     else
         for (int i = 0; i < count; i++) out[i] = x[i];
     if (s->features == 0 || s->features == 2) return;
-    const float length = sqrtf(sum_of_squares(out, count));
-    scale_by(out, 1 / (length > SHORTEST ? length : SHORTEST), count);
+    scale_by(out, 1 / sqrtf(sum_of_squares(out, count) + SHORTEST * SHORTEST), count);
 }
 
 /* The shares of the features that are kept and forgotten. */
