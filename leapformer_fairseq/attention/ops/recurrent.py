@@ -105,7 +105,8 @@ def scaled_sums(
     growing = 0 if mask is None else mask.growing(queries, count)
     state, outputs, scales = first, [], []
     if shared:
-        state = _blocks(q[..., :0, :], keys.narrow(0, shared), state, q.new_zeros(0, dtype=torch.long), block)[1]
+        nobody = q.new_zeros(0, dtype=torch.long)
+        state = _blocks(q[..., :0, :], keys.narrow(0, shared), state, nobody, min(block, shared))[1]
     if growing:
         assert mask is not None
         later = keys.narrow(shared, count)
