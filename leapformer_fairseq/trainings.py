@@ -113,6 +113,8 @@ def environment(threads: int | None = None) -> dict[str, str]:
         "MALLOC_TRIM_THRESHOLD_": "8589934592",
         "MALLOC_TOP_PAD_": "268435456",
         "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.hugetlb=1",
+        # oneDNN keeps 1,024 products, of which each shape of a batch has its own: with --bf16 they grow to 10 GB.
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     }
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
     return {**unset, "OMP_NUM_THREADS": threads_text, "MKL_NUM_THREADS": threads_text}
