@@ -35,7 +35,7 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True)
 class About:
-    """Limits of all splits: integers are below `vocabulary`, classes below `classes`; `inputs` sequences an example."""
+    """Limits of all splits: integers below `vocabulary`, classes below `classes`; `inputs` sequences per example."""
 
     vocabulary: int
     classes: int
