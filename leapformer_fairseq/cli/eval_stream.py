@@ -1,5 +1,4 @@
-"""`leapformer eval-stream`: perplexity of a language model on one long text, read in segments with its state carried.
-"""
+"""`leapformer eval-stream`: perplexity of a language model on one long text, with its state carried across segments."""
 
 from __future__ import annotations
 

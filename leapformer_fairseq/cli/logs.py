@@ -1,6 +1,4 @@
-"""Logging of `leapformer train` and fairseq's other commands: as in fairseq, but without messages that users cannot act
-on.
-"""
+"""Logging of `leapformer train` and fairseq's other commands: as in fairseq, without messages users cannot act on."""
 
 from __future__ import annotations
 
