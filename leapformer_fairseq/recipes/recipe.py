@@ -30,7 +30,8 @@ ATTENTION = (
 class DataSet:
     """The data set that a recipe works on.
 
-    paper: its default configuration holds: the files in --root
+    paper: its default configuration
+    holds: the files in --root
     """
 
     title: str

@@ -78,8 +78,7 @@ class Sparsefinder(Recipe):
         self.teach("teacher", s.entmax, s.epochs[1], [*best, *configured])
 
     def teach(self, folder: str, attention: str, epochs: object, more: list[str]) -> list[str]:
-        """Train in OUT/folder with the data set's recipe; return the option that initialises a model with the result.
-        """
+        """Train in OUT/folder with the data set's recipe; return the option that starts a training from the result."""
         name, training = self.settings.recipe, shlex.join([*self.options("train"), *more])
         given = ["--root", self.root, "--out", self.out / folder, "--attention", attention, "--epochs", epochs]
         options = [*given, "--train-options", training, *self.options("teacher")]
