@@ -111,8 +111,7 @@ class Setting:
 
 @dataclass
 class Run:
-    """A point and its simulation: `args` are those of `command`, `leapformer simulate ...`; `reason`: why unsupported.
-    """
+    """A point and its simulation: `args` are those of `command`, `leapformer simulate ...`; `reason`: of rejection."""
 
     setting: Setting
     command: list[str]

@@ -28,9 +28,7 @@ class CheckedSpeechDataloader(SpeechToTextDataloader):
         self._last: tuple[str, list[float]] | None = None
 
     def preprocess_source(self, source: Path | str) -> list[float]:
-        """Samples in [-1, 1]. Raises LeapformerError with the name of a missing or broken file, or one not mono or 16
-        kHz.
-        """
+        """Samples in [-1, 1]. Raises LeapformerError for a file that is missing, broken, not mono or not 16 kHz."""
         name = str(source)
         if self._last is None or self._last[0] != name:
             self._last = name, read_speech(name).tolist()

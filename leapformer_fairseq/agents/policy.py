@@ -90,8 +90,7 @@ class Offline:
 
 @dataclass(frozen=True)
 class HoldN:
-    """Hold-n (Liu et al. 2020, arXiv:2005.11185): write the translation of what was read, except for the last n tokens.
-    """
+    """Hold-n (Liu et al. 2020, arXiv:2005.11185): write the translation of what was read, without its last n tokens."""
 
     n: int
 

@@ -186,8 +186,7 @@ def growth(usage: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def course(usage: Sequence[dict[str, Any]], points: int = 60) -> dict[str, list[float | None]]:
-    """A talk over time, in about this many `points`: `minutes` heard, `memory_mib` held, `compute`, the `pace` since.
-    """
+    """A talk over time, in about this many `points`: `minutes` heard, `memory_mib` held, `compute`, the `pace`."""
     every = max(1, len(usage) // points)
     chosen = [*usage[::every][:-1], usage[-1]]  # not a last point of a second or two
     return {
