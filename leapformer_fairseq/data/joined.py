@@ -33,8 +33,8 @@ NOISE_PERIOD = 2**20  # samples, 66 s, then it is repeated
 class Joining:
     """How sentences are joined: the number of `talks`, and the least `minutes` of each.
 
-    `gap_s`: minimum and maximum seconds between two sentences; negative values overlap them, by at most half of the
-    shorter. `snr_db`: level of the talk's speech above the noise that runs through it, in decibels; None for no noise.
+    `gap_s`: minimum and maximum seconds between two sentences; below 0 they overlap, by at most half of the shorter.
+    `snr_db`: level of the talk's speech above the noise that runs through it, in decibels; None for no noise.
     """
 
     talks: int = 4
