@@ -1,9 +1,9 @@
 """Simultaneous speech translation with SimulEval: `simuleval --agent-class leapformer_fairseq.agents.LeapformerAgent`.
 
-From the audio to the text, one file each: `features` (fbank frames in pre-decision steps), `engine` (the model as
-feed / step / commit), `policy` (when to read, when to write), `text` (tokens to words), `stream` (these together, for
-one utterance), `loading` (checkpoint to model) and `agent`, the only one that needs SimulEval: the others are
-importable and tested without it.
+From audio to text, one file each: `features` (fbank frames in pre-decision steps), `engine` (the model as feed / step /
+commit), `policy` (when to read, when to write), `text` (tokens to words), `stream` (all of these, for one utterance),
+`loading` (checkpoint to model) and `agent`, the only one that needs SimulEval: the others are importable and tested
+without it.
 """
 
 from __future__ import annotations

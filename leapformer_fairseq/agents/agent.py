@@ -1,4 +1,4 @@
-"""The SimulEval side: arguments, states and actions. All decisions are made in `stream`."""
+"""The interface to SimulEval: arguments, states and actions. All decisions are made in `stream`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .stream import TranslationStream
 
 
 class StreamStates(AgentStates):
-    """The states of one utterance, all in one TranslationStream; `source` stays empty on purpose.
+    """The state of one utterance, held in one TranslationStream; `source` stays empty on purpose.
 
     SimulEval's own update_source keeps every sample of the utterance in a Python list.
     """
@@ -39,7 +39,7 @@ class StreamStates(AgentStates):
         self.stream = self._new_stream()
 
     def update_source(self, segment: Segment) -> None:
-        """Take in a segment. Raises LeapformerError unless it is 16 kHz mono speech in [-1, 1]."""
+        """Add a segment. Raises LeapformerError unless it is 16 kHz mono speech in [-1, 1]."""
         self.source_finished = segment.finished
         if isinstance(segment, EmptySegment) or segment.is_empty:
             return
@@ -61,9 +61,9 @@ def read_samples(segment: Segment) -> np.ndarray:
 class LeapformerAgent(SpeechToTextAgent):
     """Wait-k speech translation for SimulEval 1.1.4 with a `leapformer_simulst*` or `leapformer_s2t*` checkpoint.
 
-    `--agent-class leapformer_fairseq.agents.LeapformerAgent`. Stateless: whatever belongs to an utterance is in its
-    StreamStates, so one agent serves many at once. Each call writes all words that have become certain, at the end of
-    the source all the rest (SimulEval makes only one call after it), and only then says it has finished.
+    `--agent-class leapformer_fairseq.agents.LeapformerAgent`. Stateless: everything that belongs to an utterance is in
+    its StreamStates, so one agent serves many at once. Each call writes all words that have become final, at the end of
+    the source also the rest (SimulEval makes only one call after it), and only then reports that it has finished.
     """
 
     @staticmethod
@@ -81,11 +81,11 @@ class LeapformerAgent(SpeechToTextAgent):
         super().__init__(args)
 
     def build_states(self) -> StreamStates:
-        """States for one more utterance at a time."""
+        """States for one more concurrent utterance."""
         return StreamStates(lambda: TranslationStream(self._system, self._options))
 
     def policy(self, states: StreamStates | None = None) -> Action:
-        """Read, or write what has become certain; exactly one write per utterance says `finished`."""
+        """Read, or write what has become final; exactly one write per utterance is marked `finished`."""
         states = self.states if states is None else states
         finished = states.stream.advance(states.source_finished)
         text = states.stream.flush(final=finished)
@@ -94,9 +94,9 @@ class LeapformerAgent(SpeechToTextAgent):
         return WriteAction(text, finished=finished) if text or finished else ReadAction()
 
     def to(self, device: str, *args: object, fp16: bool = False, **kwargs: object) -> None:
-        """Move the model to "cpu" or "cuda[:n]" and start the agent's own states again; call it between utterances.
+        """Move the model to "cpu" or "cuda[:n]" and reset the agent's own states; call it between utterances.
 
-        Raises LeapformerError for a device that is not there and for half precision on the CPU.
+        Raises LeapformerError for a device that does not exist and for half precision on the CPU.
         """
         target = available_device(device)
         if fp16 and target.type == "cpu":

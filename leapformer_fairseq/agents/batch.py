@@ -1,7 +1,7 @@
-"""Wait-k translation of many whole utterances at once: what a TranslationStream writes, in a fraction of the time.
+"""Wait-k translation of many whole utterances at once: the output of a TranslationStream in a fraction of the time.
 
-A streaming encoder gives a state the same value whatever comes later, so it may read whole utterances; the
-decoder keeps to the schedule (`models.simulst.WaitKDecoder`).
+The states of a streaming encoder do not depend on later audio, so it may read whole utterances; the decoder keeps to
+the schedule (`models.simulst.WaitKDecoder`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .stream import DecodingOptions, TranslationStream, TranslationSystem, repea
 def serves_batches(system: TranslationSystem, options: DecodingOptions) -> bool:
     """Whether the tokens follow from a schedule over whole utterances.
 
-    A limit on the length that grows more slowly than the text, `max_len_a` below a token a step, may hold back tokens
-    until more source has come, and so they would see more of it.
+    A length limit that grows more slowly than the text (`max_len_a` below one token per step) may delay tokens until
+    more source has arrived, which they would then see.
     """
     policy, a = system.policy, options.max_len_a
     return (
@@ -44,7 +44,7 @@ def translate_batch(
 ) -> list[TranslationStream]:
     """A stream for each utterance, samples (T,) in [-1, 1] at 16 kHz, that writes without further computation.
 
-    Push the utterance's samples into it; it returns text when a separate stream would.
+    Push the utterance's samples into it; it returns text at the same times as a separate stream.
     """
     frames = {i: found for i, samples in enumerate(batch) if (found := _frames(system, samples)) is not None}
     written = dict(zip(frames, _wait_k(system, options, list(frames.values())), strict=True)) if frames else {}

@@ -1,8 +1,8 @@
-"""Quality against latency: a grid of policies over several checkpoints, each point a separate simulation.
+"""Quality against latency: a grid of policies over several checkpoints, each point in a separate simulation.
 
-A run is OUT/runs/NAME, as `leapformer simulate` leaves it. OUT/runs/NAME/repeat1, repeat2, ... are the same utterances
-again, one at a time and alone in this process, to know how much the time of computation varies. Talks are timed while
-they are translated.
+A run is OUT/runs/NAME, as written by `leapformer simulate`. OUT/runs/NAME/repeat1, repeat2, ... are the same utterances
+again, one at a time and alone in this process, to measure how much computation time varies. Talks are timed while they
+are translated.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ VARIED = {
 
 @dataclass(frozen=True)
 class Grid:
-    """What is combined with what. `numbers`: for the fields of `VARIED`. `ratios`: None for the trained one.
+    """The values to combine. `numbers`: for the fields of `VARIED`. `ratios`: None for the trained one.
 
-    `segments`: the options of `leapformer simulate` that say what ends a segment of a talk; of utterances none.
+    `segments`: the options of `leapformer simulate` that define the end of a segment of a talk; empty for utterances.
     """
 
     checkpoints: Mapping[str, str]
@@ -61,7 +61,7 @@ class Grid:
                 PolicyOptions(policy, **{field: number})  # refuses impossible numbers
 
     def settings(self) -> list[Setting]:
-        """All points, each once."""
+        """All points of the grid, each once."""
         points = [
             Setting(*point)
             for name, policy in product(self.checkpoints, self.policies)
@@ -77,7 +77,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Setting:
-    """A point of the grid. `number`: of the policy, None if it has none. `ratio`: None for the trained one.
+    """A point of the grid. `number`: the policy's parameter, None if it has none. `ratio`: None for the trained one.
 
     `segment`: as in `Grid.segments`.
     """
@@ -91,19 +91,19 @@ class Setting:
 
     @property
     def varied(self) -> dict[str, int]:
-        """The policy's number under its name; empty if it has none."""
+        """The policy's parameter under its name; empty if it has none."""
         return {} if self.number is None else {VARIED[self.policy][0]: self.number}
 
     @property
     def name(self) -> str:
-        """What its folder is called."""
+        """The name of its folder."""
         parts = [self.checkpoint, self.policy, *(f"{field}{number}" for field, number in self.varied.items())]
         parts += [] if self.ratio is None else [f"ratio{self.ratio}"]
         return "-".join([*parts, f"{self.segment_ms}ms", *self.segment[1:]])
 
     @property
     def flags(self) -> list[str]:
-        """The options of `leapformer simulate` that make it, but for the checkpoint."""
+        """The options of `leapformer simulate` for it, except the checkpoint."""
         flags = ["--policy", self.policy, "--source-segment-size", str(self.segment_ms), *self.segment]
         flags += [] if self.number is None else [VARIED[self.policy][1], str(self.number)]
         return flags + ([] if self.ratio is None else ["--pre-decision-ratio", str(self.ratio)])
@@ -111,7 +111,7 @@ class Setting:
 
 @dataclass
 class Run:
-    """A point and its simulation: `args` are those of `command`, `leapformer simulate ...`; `reason`: of a refusal."""
+    """A point and its simulation: `args` are those of `command`, `leapformer simulate ...`; `reason`: of rejection."""
 
     setting: Setting
     command: list[str]
@@ -124,7 +124,7 @@ class Run:
 
     @property
     def translated(self) -> bool:
-        """Whether the test set went through."""
+        """Whether the test set is completely translated."""
         return (self.folder / SCORES).is_file()
 
     @property
@@ -133,13 +133,13 @@ class Run:
         return sorted(path.parent for path in self.folder.glob(f"repeat*/{SCORES}"))
 
     def finished(self, repeats: int) -> bool:
-        """Whether nothing is left to do with so many repeats."""
+        """Whether nothing is left to do for this number of repeats."""
         return self.translated and len(self.measured) >= repeats
 
 
 @dataclass
 class Curve:
-    """All runs of a grid in the folder `out`; their computation is to be measured `repeats` times."""
+    """All runs of a grid in the folder `out`; their computation is measured `repeats` times."""
 
     out: Path
     runs: list[Run]
@@ -147,19 +147,20 @@ class Curve:
 
     @property
     def of_talks(self) -> bool:
-        """Whether the runs are of talks, not of utterances."""
+        """Whether the runs are on talks, not on utterances."""
         return any(run.setting.segment for run in self.runs)
 
     @property
     def waiting(self) -> list[Run]:
-        """The runs that are neither refused nor finished."""
+        """The runs that are neither unsupported nor finished."""
         return [run for run in self.runs if not run.reason and not run.finished(self.repeats)]
 
 
 def name_checkpoints(paths: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """{name: path}; without `names` those of the files.
+    """{name: path}; without `names`, the file names are used.
 
-    Raises LeapformerError for names that are not as many as the paths, twice the same, or cannot be part of a file's.
+    Raises LeapformerError for names that do not match the paths in number, are repeated, or cannot be part of a file
+    name.
     """
     if names and len(names) != len(paths):
         raise LeapformerError(f"--names has {len(names)} names for {len(paths)} --checkpoints; give one for each")
@@ -173,9 +174,9 @@ def name_checkpoints(paths: Sequence[str], names: Sequence[str]) -> dict[str, st
 
 
 def refuse(runs: Iterable[Run]) -> None:
-    """Note the reason at all runs whose checkpoint cannot serve the policy.
+    """Record the unsupported reason in all runs whose checkpoint does not support the policy.
 
-    Raises LeapformerError when that is every one.
+    Raises LeapformerError if no run is supported.
     """
     reasons: dict[tuple[str, str], str] = {}
     for run in runs:
@@ -207,7 +208,7 @@ class _OneByOne(Simulation):
 def measure(run: Run, utterances: Sequence[Utterance], repeats: int, heard: Callable[[], None]) -> None:
     """Time the computation of a run in its folders repeat1, repeat2, ...; `heard` is called for each utterance.
 
-    What is in these folders is not done again. Raises LeapformerError as `Simulation.translate` does.
+    Finished utterances in these folders are not repeated. Raises LeapformerError as `Simulation.translate` does.
     """
     folders = [run.folder / f"repeat{number}" for number in range(1, repeats + 1)]
     waiting = [folder for folder in folders if not (folder / SCORES).is_file()]

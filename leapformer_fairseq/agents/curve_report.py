@@ -1,4 +1,4 @@
-"""What a grid of policies found: a table as text and as data, a picture, and all its commands."""
+"""The results of a grid of policies: a table as text and as data, a plot, and all its commands."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ Spread = dict[str, float]  # mean, min, max
 
 
 def write_reports(curve: Curve, checkpoints: Mapping[str, Any]) -> None:
-    """curve.json, table.md, curve.png and commands.sh in the folder of the curve, replaced as wholes.
+    """Write curve.json, table.md, curve.png and commands.sh to the folder of the curve, replacing whole files.
 
-    `checkpoints`: what is to be said of each. Raises LeapformerError for runs whose scores are damaged.
+    `checkpoints`: information about each. Raises LeapformerError for runs whose scores are damaged.
     """
     found, made_with = rows(curve), signature()
     content = {
@@ -84,11 +84,11 @@ def write_reports(curve: Curve, checkpoints: Mapping[str, Any]) -> None:
 
 
 def rows(curve: Curve) -> list[Row]:
-    """A row for every run that went through the test set, by checkpoint and policy as in the grid, then by AL.
+    """A row for every run that translated the whole test set, by checkpoint and policy as in the grid, then by AL.
 
     A score in `_CA` and the seconds of `compute` per second of audio are {"mean", "min", "max"} over the repeats, None
-    where nothing was measured; a latency is None where nothing was written. Rows of talks have LongYAAL (ms) and
-    StreamLAAL (s), `_CA` with chunks that wait for each other, measured once, and are sorted by LongYAAL.
+    if not measured; a latency is None if nothing was written. Rows of talks have LongYAAL (ms) and StreamLAAL (s), with
+    `_CA` including queueing of chunks, measured once, and are sorted by LongYAAL.
     """
     row_of, latency = (_talk_row, "LongYAAL") if curve.of_talks else (_row, "AL")
     order = list(dict.fromkeys(_line(run) for run in curve.runs))
@@ -169,7 +169,7 @@ def _compute(repeats: Sequence[Mapping[str, float]]) -> dict[str, Spread | None]
 
 
 def table(found: Sequence[Row], style: str = "simple") -> str:
-    """One line a row; "github" is Markdown. Of what was measured the mean, with least and greatest in brackets."""
+    """One line per row; "github" is Markdown. Measured values are means, with minimum and maximum in brackets."""
     of_talks = any("segment" in row for row in found)
     titles = _TALK_COLUMNS if of_talks else _columns(found)
     lines = [
@@ -213,13 +213,13 @@ def _cell(value: float | Spread | None, digits: str) -> str:
 
 
 def refusals(curve: Curve) -> list[str]:
-    """A sentence for each checkpoint and policy that were refused."""
+    """A sentence for each unsupported combination of checkpoint and policy."""
     pairs = {(run.setting.checkpoint, run.setting.policy): run.reason for run in curve.runs if run.reason}
     return [f"Refused: {name}, {policy}: {reason}." for (name, policy), reason in pairs.items()]
 
 
 def commands(curve: Curve) -> str:
-    """A shell script of all simulations, one after the other, each as it was or will be made."""
+    """A shell script of all simulations, one after the other, each as it was or will be run."""
     parts = ["#!/usr/bin/env bash", "# Every simulation of this curve.", "set -e", shlex.join(["cd", str(Path.cwd())])]
     parts += [f"leapformer {shlex.join(run.command)}" for run in curve.runs if not run.reason]
     return "\n".join(parts) + "\n"

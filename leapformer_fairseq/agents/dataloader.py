@@ -1,7 +1,7 @@
 """Speech for SimulEval, checked when it is loaded.
 
 SimulEval's own loader decodes every file three times and fails on a broken one without naming it. Importing this module
-puts ours in its place; `agent` does so.
+replaces it with ours; `agent` does so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CheckedSpeechDataloader(SpeechToTextDataloader):
         self._last: tuple[str, list[float]] | None = None
 
     def preprocess_source(self, source: Path | str) -> list[float]:
-        """Samples in [-1, 1]. Raises LeapformerError naming a file that is missing, broken, not mono or not 16 kHz."""
+        """Samples in [-1, 1]. Raises LeapformerError for a file that is missing, broken, not mono or not 16 kHz."""
         name = str(source)
         if self._last is None or self._last[0] != name:
             self._last = name, read_speech(name).tolist()

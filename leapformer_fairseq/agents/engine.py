@@ -23,9 +23,9 @@ from ..modules import PassOptions, forget_source, fork_state
 
 @dataclass
 class ComputeTimes:
-    """Seconds of computation spent on one utterance, by part, and how often encoder and decoder ran.
+    """Seconds of computation for one utterance, by part, and how often encoder and decoder ran.
 
-    `prenet_s`: of `encoder_s`, for the convolutions, where the encoder is run over the whole source.
+    `prenet_s`: the part of `encoder_s` for the convolutions, if the encoder is rerun on the whole source.
     """
 
     features_s: float = 0.0
@@ -37,12 +37,12 @@ class ComputeTimes:
 
     @property
     def total_s(self) -> float:
-        """Seconds of all parts."""
+        """Total seconds of all parts."""
         return self.features_s + self.encoder_s + self.decoder_s
 
     @contextmanager
     def measure(self, part: str, device: torch.device | None = None) -> Iterator[None]:
-        """Add the wall time of the block to `part`; kernels still running on a CUDA `device` are waited for."""
+        """Add the wall time of the block to `part`, waiting for kernels that are still running on a CUDA `device`."""
         start = time.perf_counter()
         try:
             yield
@@ -54,7 +54,7 @@ class ComputeTimes:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The decoder's side of an engine at one moment; independent of what the engine does afterwards."""
+    """The decoder state of an engine at one moment; independent of later changes in the engine."""
 
     tokens: tuple[int, ...]
     n_consumed: int
@@ -63,11 +63,11 @@ class Snapshot:
 
 
 class Engine(ABC):
-    """Streaming inference with one utterance: feed frames, step, commit.
+    """Streaming inference for one utterance: feed frames, step, commit.
 
-    `feed(frames)` any number of times, `finish()` when there are no more, `step()` for the logits of the next token,
-    then either `commit(token)` or `restore(snapshot)`. The decoder's own states survive every READ: each token is
-    consumed once. Encoding is lazy: it happens when a token is asked for.
+    Call `feed(frames)` any number of times, `finish()` when there are no more, `step()` for the logits of the next
+    token, then either `commit(token)` or `restore(snapshot)`. The decoder's own states survive every READ: each token
+    is consumed once. Encoding is lazy: it happens when a token is requested.
     """
 
     def __init__(self, model: Any, first_token: int, times: ComputeTimes | None = None) -> None:
@@ -86,27 +86,27 @@ class Engine(ABC):
 
     @property
     def n_tokens(self) -> int:
-        """Target tokens committed."""
+        """Number of committed target tokens."""
         return len(self._tokens) - 1
 
     @property
     def tokens(self) -> list[int]:
-        """The target tokens committed."""
+        """The committed target tokens."""
         return self._tokens[1:]
 
     def feed(self, frames: Tensor) -> None:
-        """Append fbank frames, (n, n_bins); nothing is computed yet."""
+        """Append fbank frames, (n, n_bins), without computing anything yet."""
         self._fed.append(frames)
         self.n_frames, self._n_bins = self.n_frames + len(frames), frames.shape[1]
 
     def finish(self) -> None:
-        """There are no more frames."""
+        """Mark the end of the frames."""
         self.finished = True
 
     @property
     @abstractmethod
     def ready(self) -> int:
-        """Encoder states that a token may see, given the frames fed."""
+        """Number of encoder states that a token may see, given the frames fed."""
 
     @abstractmethod
     def _encoded(self, visible: int) -> Any:
@@ -117,7 +117,7 @@ class Engine(ABC):
         """Consume the last token and return the logits of the next one, (V,) float32.
 
         It sees the first `visible` encoder states, at most those that are ready. With `layer`, a decoder layer,
-        `attention` holds afterwards what its cross-attention looked at: that costs as much as the states are many.
+        `attention` then holds the weights of its cross-attention; this costs time linear in the number of states.
         """
         if not self.n_frames:
             raise RuntimeError("step() before any frame was fed")
@@ -138,7 +138,7 @@ class Engine(ABC):
         return logits[0, -1].float()
 
     def consume(self, visible: int | None = None, layer: int | None = None) -> None:
-        """Consume the last token if that was not done, whatever comes next; arguments as for `step`."""
+        """Consume the last token unless this was done already; arguments as for `step`."""
         if self._n_consumed < len(self._tokens):
             self.step(visible, layer)
 
@@ -147,17 +147,17 @@ class Engine(ABC):
         self._tokens.append(token)
 
     def snapshot(self) -> Snapshot:
-        """Remember the decoder, to try a step and take it back. Costs a copy of its states."""
+        """Save the decoder state, so that a step can be undone. Costs a copy of its states."""
         state = fork_state(self._state)
         return Snapshot(tuple(self._tokens), self._n_consumed, self._n_encoded, state)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take the decoder back to `snapshot`, any number of times; frames fed since then stay fed."""
+        """Reset the decoder to `snapshot`, any number of times; frames fed since then are kept."""
         self._tokens, self._n_consumed = list(snapshot.tokens), snapshot.n_consumed
         self._state = fork_state(snapshot.state)
 
     def fork(self) -> Self:
-        """An independent copy of the whole engine: what was fed and encoded, too, and the times."""
+        """An independent copy of the whole engine, including the fed and encoded frames and the times."""
         other = copy.copy(self)
         other.times, other._tokens, other._fed = replace(self.times), list(self._tokens), list(self._fed)
         other._state = fork_state(self._state)
@@ -171,9 +171,9 @@ class Engine(ABC):
 
 
 class RecomputeEngine(Engine):
-    """With an encoder that looks both ways: new frames change all of its states.
+    """For an encoder that is not append-only: new frames change all of its states.
 
-    So it is run again over all frames fed so far, but never twice on the same ones; the cross-attention states are then
+    The encoder is rerun on all frames fed so far, but never twice on the same ones; the cross-attention states are then
     rebuilt once and kept while writing.
     """
 
@@ -210,7 +210,7 @@ class RecomputeEngine(Engine):
 
 
 class IncrementalEngine(Engine):
-    """With a streaming encoder: each frame is encoded once, and cross-attention reads each state once."""
+    """For a streaming encoder: each frame is encoded once, and cross-attention reads each state once."""
 
     def __init__(self, model: Any, first_token: int, times: ComputeTimes | None = None) -> None:
         super().__init__(model, first_token, times)
@@ -243,9 +243,9 @@ class IncrementalEngine(Engine):
 
 
 class EncodedEngine(Engine):
-    """With encoder states computed elsewhere, from speech that continues beyond the utterance.
+    """For encoder states computed elsewhere, from speech that continues beyond the utterance.
 
-    `feed` takes states, (n, 1, C), where the model is; they count as the frames they were made of.
+    `feed` takes states, (n, 1, C), on the model's device; they count as the frames they were computed from.
     """
 
     def feed(self, frames: Tensor) -> None:
@@ -265,9 +265,9 @@ ENGINES: dict[str, type[Engine]] = {"incremental": IncrementalEngine, "recompute
 
 
 def engine_for(model: Any, name: str = "auto") -> type[Engine]:
-    """The engine that serves a model: by default the incremental one where its encoder reads arriving speech.
+    """The engine for a model: by default the incremental one if it has a streaming encoder.
 
-    Raises LeapformerError for an engine that the model cannot have.
+    Raises LeapformerError for an engine that the model does not support.
     """
     arrives = getattr(model.encoder, "chunks", None) is not None
     if name == "incremental" and not arrives:

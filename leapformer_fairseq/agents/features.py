@@ -1,4 +1,4 @@
-"""Model input from arriving audio: normalised filterbank frames, cut into pre-decision steps."""
+"""Model input from arriving audio: normalised filterbank frames, grouped into pre-decision steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..errors import LeapformerError
 
 @dataclass(frozen=True)
 class Cmvn:
-    """Global mean and variance normalisation; `mean` and `std` have shape (n_bins,), as training wrote them."""
+    """Global mean and variance normalisation; `mean` and `std` have shape (n_bins,), as written for training."""
 
     mean: np.ndarray
     std: np.ndarray
 
     @classmethod
     def load(cls, path: str | Path) -> Cmvn:
-        """Read fairseq's `gcmvn.npz`. Raises LeapformerError when it is missing or holds no mean and std."""
+        """Read fairseq's `gcmvn.npz`. Raises LeapformerError if it is missing or does not contain mean and std."""
         if not Path(path).is_file():
             raise LeapformerError(f"no CMVN statistics at {path}; check global_cmvn.stats_npz_path in the config yaml")
         try:
@@ -37,10 +37,10 @@ class Cmvn:
 
 
 class FeatureStream:
-    """The frames of one utterance while its audio arrives, handed out in steps of `step_frames` frames (10 ms each).
+    """The frames of one utterance while its audio arrives, returned in steps of `step_frames` frames (10 ms each).
 
     The steps do not depend on how the audio was cut; only the last one may be shorter. Each frame is computed once and
-    kept here only until its step is taken.
+    kept only until its step is taken.
     """
 
     def __init__(self, step_frames: int, cmvn: Cmvn | None = None, n_bins: int = 80) -> None:
@@ -50,11 +50,11 @@ class FeatureStream:
 
     @property
     def n_pending(self) -> int:
-        """Frames computed and not taken yet."""
+        """Number of frames that are computed but not taken yet."""
         return len(self._pending)
 
     def push(self, samples: np.ndarray) -> None:
-        """Take in samples in [-1, 1] at 16 kHz, shape (T,)."""
+        """Add samples in [-1, 1] at 16 kHz, shape (T,)."""
         frames = self._fbank.push(samples)
         if len(frames):
             self._pending = np.concatenate([self._pending, self.cmvn(frames) if self.cmvn else frames])
@@ -68,7 +68,7 @@ class FeatureStream:
     def next_step(self, final: bool) -> torch.Tensor | None:
         """Frames of the next step, (step_frames, n_bins) float32, or None while it is incomplete.
 
-        With `final` (the audio has ended) what is left is the last, shorter step.
+        With `final` (the audio has ended), the remaining frames are the last, shorter step.
         """
         if self.n_pending < self.step_frames and not (final and self.n_pending):
             return None

@@ -1,4 +1,4 @@
-"""From the options of a command that translates live to its sessions."""
+"""Create the sessions of a live translation command from its options."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .stream import DecodingOptions, TranslationSystem
 
 
 def load_sessions(args: Namespace) -> tuple[TranslationSystem, DecodingOptions, Callable[[bool], Session]]:
-    """The model on its device, how to write, and what makes a session, with drafts or without.
+    """The model on its device, the decoding options, and a function that creates a session, with or without drafts.
 
-    Raises LeapformerError for options that do not fit, before the model is loaded where that is possible.
+    Raises LeapformerError for incompatible options, before the model is loaded if possible.
     """
     set_threads(args.num_threads)
     device, options, segments = available_device(args.device), decoding_options(args), segment_options(args)

@@ -1,4 +1,4 @@
-"""From a checkpoint and its data folder to all that a simultaneous translation needs."""
+"""Load everything that simultaneous translation needs, from a checkpoint and its data folder."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def load_system(
 ) -> TranslationSystem:
     """Load a `leapformer_simulst*` checkpoint, or a `leapformer_s2t*` one that was trained on whole utterances.
 
-    `data_root` holds `config_yaml` with the vocabulary, sentencepiece model and CMVN statistics of training. The
+    `data_root` contains `config_yaml` with the vocabulary, sentencepiece model and CMVN statistics of training. The
     policy's k and `pre_decision_ratio` (encoder states per step) default to the trained values; an offline model has
     none. `engine` is "auto", "incremental" or "recompute". Raises LeapformerError for missing or unusable files,
-    another architecture, missing or impossible values, and what the model cannot serve.
+    another architecture, missing or impossible values, and options that the model does not support.
     """
     files = {"--checkpoint": Path(checkpoint), "--data-root and --config-yaml": Path(data_root, config_yaml)}
     for options, path in files.items():
@@ -91,9 +91,9 @@ def _check_policy(model: Any, policy: PolicyOptions, engine: str) -> None:
 
 
 def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tuple[PolicyOptions, int]:
-    """The policy and the pre-decision ratio, with what is not said as in training; of a trained range the highest k.
+    """The policy and the pre-decision ratio; missing values are those of training, for a trained range the highest k.
 
-    Raises LeapformerError when a value is impossible, or needed and neither given nor trained.
+    Raises LeapformerError if a value is impossible, or if it is needed but neither given nor trained.
     """
     if ratio is not None and ratio < 1:
         raise LeapformerError(f"--pre-decision-ratio is {ratio}; it must be at least 1")

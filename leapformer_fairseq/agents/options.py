@@ -1,4 +1,4 @@
-"""The options of simultaneous translation: the same for SimulEval's agent and for `leapformer simulate`."""
+"""The options of simultaneous translation, shared by SimulEval's agent and `leapformer simulate`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .text import EMITTERS
 
 
 class TakesOptions(Protocol):
-    """An argparse parser, or what passes on to one."""
+    """An argparse parser, or an object that forwards to one."""
 
     def add_argument(self, option: str, /, **settings: Any) -> Any: ...
 
 
 def add_system_options(parser: TakesOptions) -> None:
-    """Declare model, policy, limits of the output and threads."""
+    """Add the options for the model, the policy, output limits and threads."""
     add = parser.add_argument
     add("--checkpoint", required=True, help="fairseq checkpoint, leapformer_simulst* or leapformer_s2t*")
     add("--data-root", required=True, help="folder of the config yaml, as given to training")
@@ -61,7 +61,7 @@ def add_system_options(parser: TakesOptions) -> None:
 
 
 def add_segment_options(parser: TakesOptions) -> None:
-    """Declare what ends a segment of speech that goes on, what is kept of it, and what is carried over to the next."""
+    """Add the options for the end of a segment, for what is kept of it, and for what is carried over to the next."""
     add, default = parser.add_argument, SegmentOptions()
     add("--segment", choices=SEGMENTS, help="what ends a segment, at the latest when --max-seconds are kept in mind "
         f"(default: {default.kind}; with --history window seconds)")  # fmt: skip
@@ -84,7 +84,7 @@ def add_segment_options(parser: TakesOptions) -> None:
 
 
 def segment_options(args: Namespace) -> SegmentOptions:
-    """What ends a segment. Raises LeapformerError for impossible numbers, and for what does not go together."""
+    """The segment options. Raises LeapformerError for impossible numbers and incompatible options."""
     unsaid = "seconds" if args.history == "window" else SegmentOptions.kind
     return SegmentOptions(
         kind=args.segment or unsaid,
@@ -100,7 +100,7 @@ def segment_options(args: Namespace) -> SegmentOptions:
 
 
 def system_arguments(args: Namespace) -> tuple[Any, ...]:
-    """What `load_system` is called with. Raises LeapformerError for impossible numbers."""
+    """The arguments of `load_system`. Raises LeapformerError for impossible numbers."""
     policy = PolicyOptions(
         args.policy, args.waitk_lagging, args.catch_up, args.hold, args.agree, args.align_frames, args.align_layer
     )
@@ -108,7 +108,7 @@ def system_arguments(args: Namespace) -> tuple[Any, ...]:
 
 
 def decoding_options(args: Namespace) -> DecodingOptions:
-    """How to write. Raises LeapformerError for impossible numbers and units."""
+    """The decoding options. Raises LeapformerError for impossible numbers and units."""
     if args.policy == "hold-n" and args.hold >= args.max_draft:
         raise LeapformerError(
             f"--hold {args.hold} of the --max-draft {args.max_draft} tokens looked ahead leaves none to write; give a "
@@ -127,7 +127,7 @@ def _output_unit(args: Namespace) -> str:
 
 
 def set_threads(count: int) -> None:
-    """Fix the CPU threads of torch. Raises LeapformerError for none."""
+    """Set torch's number of CPU threads. Raises LeapformerError for a number below one."""
     if count < 1:
         raise LeapformerError(f"--num-threads is {count}; it must be at least 1")
     torch.set_num_threads(count)

@@ -1,7 +1,7 @@
-"""When to write: policies of simultaneous translation, without model and audio.
+"""When to write: policies of simultaneous translation, independent of model and audio.
 
-A policy is told after every pre-decision step of source that was read, and then writes as much of the translation as it
-holds to be certain. What it can do is a `Draft`. Once the source has ended the rest is written without it.
+A policy is called after every pre-decision step of source that was read, and then writes as much of the translation as
+it considers final, using the methods of `Draft`. After the end of the source, the rest is written without it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ..errors import LeapformerError
 
 
 class Draft(Protocol):
-    """A translation in the making, as policies see it; tokens that were committed are never taken back."""
+    """A translation in progress, as policies see it; committed tokens are never taken back."""
 
     @property
     def n_steps(self) -> int:
-        """Pre-decision steps of source read."""
+        """Number of pre-decision steps of source read."""
 
     @property
     def n_tokens(self) -> int:
-        """Tokens committed."""
+        """Number of tokens committed."""
 
     @property
     def n_states(self) -> int:
-        """Encoder states that may be seen."""
+        """Number of encoder states that may be seen."""
 
     def write_next(self) -> bool:
-        """Commit the best next token; False when there is none: it would end the sentence, or that is full."""
+        """Commit the best next token; False if there is none: it would end the sentence, or the limit is reached."""
 
     def continuation(self) -> list[int]:
         """The tokens that would be written from here on if the source ended now; nothing is committed."""
@@ -40,9 +40,9 @@ class Draft(Protocol):
         """Write these tokens."""
 
     def write_focused(self, below: int) -> bool:
-        """Commit the best next token if the encoder state (from 0) that it attends to most lies `below` this one.
+        """Commit the best next token if the encoder state (from 0) that it attends to most is `below` this one.
 
-        False when it does not, or when there is no token, as for `write_next`.
+        False if it is not, or if there is no token, as for `write_next`.
         """
 
 
@@ -50,16 +50,16 @@ class Policy(Protocol):
     """The policy of one utterance."""
 
     def write(self, draft: Draft) -> None:
-        """Write what has become certain with one more step of source."""
+        """Write what has become final after one more step of source."""
 
 
 @dataclass(frozen=True)
 class WaitK:
     """Wait-k (Ma et al. 2019, arXiv:1810.08398): stay k source steps ahead of the target.
 
-    Token t (from 0) is written when min(all, k + t / rate) steps have been read. For speech a step is a fixed number of
-    encoder states, the pre-decision ratio (Ma et al. 2020, arXiv:2011.02048), however the audio arrives. `rate` is the
-    catch-up: tokens for each step of source after the first k.
+    Token t (from 0) is written when min(all, k + t / rate) steps have been read. For speech, a step is a fixed number
+    of encoder states, the pre-decision ratio (Ma et al. 2020, arXiv:2011.02048), independent of how the audio arrives.
+    `rate` is the catch-up: tokens per step of source after the first k.
     """
 
     k: int
@@ -72,7 +72,7 @@ class WaitK:
             raise LeapformerError(f"--catch-up {self.rate}: give the tokens that a step of source is worth, above 0")
 
     def allows(self, n_steps: int, n_tokens: int) -> bool:
-        """Whether one more token may be written after `n_steps` steps read and `n_tokens` tokens written."""
+        """Whether one more token may be written after reading `n_steps` steps and writing `n_tokens` tokens."""
         return n_steps - math.floor(n_tokens / self.rate) >= self.k
 
     def write(self, draft: Draft) -> None:
@@ -82,7 +82,7 @@ class WaitK:
 
 @dataclass(frozen=True)
 class Offline:
-    """Write nothing before the source has ended."""
+    """Write nothing before the end of the source."""
 
     def write(self, draft: Draft) -> None:
         pass
@@ -90,7 +90,7 @@ class Offline:
 
 @dataclass(frozen=True)
 class HoldN:
-    """Hold-n (Liu et al. 2020, arXiv:2005.11185): all but the last n tokens of the translation of what was read."""
+    """Hold-n (Liu et al. 2020, arXiv:2005.11185): write the translation of what was read, without its last n tokens."""
 
     n: int
 
@@ -104,9 +104,9 @@ class HoldN:
 
 
 class LocalAgreement:
-    """Local agreement (Liu et al. 2020, arXiv:2005.11185): what the last n translations have in common.
+    """Local agreement (Liu et al. 2020, arXiv:2005.11185): write the common prefix of the last n translations.
 
-    There is one after every step of source.
+    There is one translation after every step of source.
     """
 
     def __init__(self, n: int) -> None:
@@ -129,7 +129,7 @@ class LocalAgreement:
 class AlignAtt:
     """AlignAtt (Papi et al. 2023, arXiv:2305.11408): stop at a token that attends most to the last f encoder states.
 
-    Such a token may change with what comes next.
+    Such a token may change when more source arrives.
     """
 
     frames: int
@@ -145,7 +145,7 @@ class AlignAtt:
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """Which policy, and the numbers of all of them."""
+    """The choice of policy, and the parameters of all policies."""
 
     name: str = "wait-k"
     k: int | None = None  # that of training
@@ -162,7 +162,7 @@ class PolicyOptions:
             self.make()  # refuses impossible numbers
 
     def make(self) -> Policy:
-        """The policy of a new utterance."""
+        """Create the policy of a new utterance."""
         return POLICIES[self.name](self)
 
 

@@ -1,4 +1,4 @@
-"""A log of what a session shows of a talk, and when, for `leapformer score`."""
+"""A log of what a session displays during a talk, and when, for `leapformer score`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOG_FORMATS = ("simulstream", "omnisteval")
 
 
 class Recorder:
-    """Passes the events of a session on, one piece of audio after the other, and notes what they change on the screen.
+    """Passes the events of a session on, one piece of audio after the other, and records how they change the display.
 
-    The format "simulstream" is written as it comes; "omnisteval", which has the final words with
-    queued computation only, at the end.
+    The format "simulstream" is written as events arrive; "omnisteval", which has the final words with queued
+    computation only, at the end.
     """
 
     def __init__(self, path: str | Path, recording: str, unit: str, form: str = LOG_FORMATS[0]) -> None:
@@ -33,7 +33,7 @@ class Recorder:
         self._shown = Shown(unit)
 
     def begin(self, loading_s: float) -> None:
-        """The model is there, after so many seconds. Raises LeapformerError for a file that cannot be made."""
+        """Note that loading the model took this many seconds. Raises LeapformerError if the file cannot be created."""
         if self.form == "omnisteval":
             fresh_file(self.path).close()
         else:
@@ -42,7 +42,7 @@ class Recorder:
             self._stream = self._writer.begin(self.recording)
 
     def listen(self, events: Iterator[Event], n_samples: int = 0) -> Iterator[Event]:
-        """The events of so many more samples; only the time in which they are made counts as computation."""
+        """The events of this many more samples; only the time in which they are produced counts as computation."""
         self._n_samples += n_samples
         heard, spent = list[Event](), 0.0
         try:
@@ -58,7 +58,7 @@ class Recorder:
             self._add(self._shown.changed(heard), spent)
 
     def close(self) -> None:
-        """There is no more; what is still a draft was not written."""
+        """End the log; a remaining draft does not count as written."""
         left = self._shown.changed([], ends=True)
         if left.deleted:
             self._add(left, 0.0)

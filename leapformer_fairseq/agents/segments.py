@@ -1,4 +1,4 @@
-"""Where a segment of speech ends and the next one begins: at pauses, or after so many seconds or tokens.
+"""Segmentation of continuous speech: at pauses, or after a number of seconds or tokens.
 
 Audio is judged in pieces of 40 ms, the length of an encoder state, however it arrived.
 """
@@ -25,13 +25,14 @@ HISTORIES = ("segment", "window")
 
 @dataclass(frozen=True)
 class SegmentOptions:
-    """What ends a segment, and what is kept in mind of one; none is shorter than `min_seconds`.
+    """What ends a segment, and what is kept of one; no segment is shorter than `min_seconds`.
 
-    `kind`: "pause" is `pause_ms` that are `pause_db` quieter than the loudest 40 ms of the last 10 s of speech;
-    "tokens" is `tokens` target tokens; "seconds" nothing but `max_seconds`, which is the most that is kept in mind.
-    `history`: a "segment" is kept whole; a "window" forgets text older than the last `history_words` words (or pieces,
-    where the unit is "char") with its source, so that a segment may last for hours. `silence_db`: what is quieter is
-    never speech, in decibels of full scale; None: silence is what is quieter than before.
+    `kind`: with "pause", a segment ends at `pause_ms` of audio that are `pause_db` quieter than the loudest 40 ms of
+    the last 10 s of speech; with "tokens", after `tokens` target tokens; with "seconds", only after `max_seconds`,
+    which is always the most that is kept. `history`: a "segment" is kept completely; a "window" forgets text older than
+    the last `history_words` words (or pieces, if the unit is "char") with its source, so that a segment may last for
+    hours. `silence_db`: audio below this level, in decibels relative to full scale, is never speech; with None, silence
+    is only relative to earlier audio.
     """
 
     kind: str = "pause"
@@ -69,12 +70,12 @@ class SegmentOptions:
 
     @property
     def forgets(self) -> bool:
-        """Whether a segment is forgotten piece by piece, instead of being ended."""
+        """Whether old parts of a segment are forgotten, instead of ending the segment."""
         return self.history == "window"
 
 
 class Place(enum.Enum):
-    """Where a piece of audio belongs."""
+    """The assignment of a piece of audio to a segment."""
 
     SPEECH = enum.auto()  # to the segment
     END = enum.auto()  # to the segment, whose last piece it is
@@ -82,11 +83,11 @@ class Place(enum.Enum):
 
 
 class Segmenter:
-    """Places pieces of audio, (T,) samples in [-1, 1], one after the other; what it keeps does not grow.
+    """Assigns pieces of audio, (T,) samples in [-1, 1], to segments, one after the other, in constant memory.
 
-    The first segment begins with the first piece (with `silence_db`, the first sound), and one that a pause has ended
-    is followed by the next sound: silence is not translated. What counts as silence there is low enough that a much
-    quieter speaker is heard.
+    The first segment begins with the first piece (with `silence_db`, with the first sound). After a pause, the next
+    segment begins with the next sound: silence is not translated. The threshold for silence is then low enough that a
+    much quieter speaker is detected.
     """
 
     def __init__(self, options: SegmentOptions) -> None:
@@ -100,7 +101,7 @@ class Segmenter:
         self._open = options.silence_db is None
 
     def push(self, piece: np.ndarray, n_tokens: int, n_forgotten: int = 0) -> Place:
-        """Place a piece; in the segment it may belong to, `n_tokens` were written, and of it `n_forgotten` pieces."""
+        """Assign a piece; in its possible segment, `n_tokens` were written and `n_forgotten` pieces were forgotten."""
         level = level_of(piece)
         if not self._open and not self._begins(level):
             return Place.BETWEEN

@@ -1,8 +1,8 @@
-"""Translation of speech that does not end: segment after segment, in constant memory.
+"""Translation of unbounded speech, segment by segment, in constant memory.
 
-Each segment is a separate utterance with its own `TranslationStream`. The encoder may start again with it, or go on
-hearing from the first sample to the last (`carry`). A long segment may be forgotten piece by piece: another stream
-takes over, which was given the last of its audio and text only.
+Each segment is a separate utterance with its own `TranslationStream`. The encoder starts again with each segment, or
+continues from the first sample to the last (`carry`). Old parts of a long segment may be forgotten: another stream
+takes over, which receives only the last part of its audio and text.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LEAD = 5  # pieces of silence before a sound that its segment begins with, for c
 
 @dataclass(frozen=True)
 class Event:
-    """Text of a segment (counted from 1) that came when `audio_s` seconds had been heard.
+    """Text of a segment (counted from 1) that was produced when `audio_s` seconds had been heard.
 
-    `final`: it cannot change any more; otherwise it is a draft of what follows the final text, and replaces the last
+    `final`: it will not change; otherwise it is a draft of what follows the final text, and replaces the previous
     draft. `ends`: it is the last of its segment.
     """
 
@@ -46,7 +46,7 @@ class Event:
 
 
 class Samples:
-    """What the streams of a session get: the samples; every segment is encoded separately."""
+    """The input of a session's streams as samples; every segment is encoded separately."""
 
     def __init__(
         self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes, aligns: bool = False
@@ -55,22 +55,22 @@ class Samples:
         self.system, self.options, self.times, self.aligns = system, options, times, aligns
 
     def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
-        """Units of 40 ms that are complete with a piece of audio, and where each belongs; no place: it is the end."""
+        """Units of 40 ms that a piece of audio completes, each with its place; without a place, the audio has ended."""
         return [] if place is None else [(place, piece)]
 
     def stream(self) -> TranslationStream:
-        """A stream that has heard nothing."""
+        """A new stream without any input."""
         return TranslationStream(self.system, self.options, self.times, aligns=self.aligns)
 
     def give(self, stream: TranslationStream, unit: Any) -> None:
-        """Let a stream have a unit."""
+        """Pass a unit to a stream."""
         stream.push(unit)
 
 
 class States(Samples):
-    """Encoder states: the encoder hears everything in one go, and a segment gets the states of its own 40 ms.
+    """The input of a session's streams as encoder states: one pass over all audio; a segment gets its own states.
 
-    A state is ready when the encoder has read its look-ahead, so places wait here for their states.
+    A state is ready when the encoder has read its look-ahead, so the places of audio are queued until then.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ CARRY: dict[str, type[Samples]] = {"none": Samples, "encoder": States}
 
 
 class Session:
-    """`push` audio of any length and read the events, then `finish`; they do not depend on how the audio is cut.
+    """`push` audio of any length and read the events, then `finish`; events do not depend on how the audio is cut.
 
-    Sessions of one model may run at once, in threads or by turns: each owns all that it changes. Its own calls come one
-    after the other, in any thread. One that was left midway, by an error or because its events were not all read, has
-    lost audio: the next call raises RuntimeError.
+    Sessions of one model may run at once, in threads or in turns: each owns everything that it changes. Its own calls
+    must be made one after the other, in any thread. After a call that failed or whose events were not all read, audio
+    is lost: the next call raises RuntimeError.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class Session:
 
     @property
     def audio_s(self) -> float:
-        """Seconds heard."""
+        """Seconds of audio received."""
         return self.n_samples / SAMPLE_RATE
 
     def use_lagging(self, k: int) -> None:
-        """Another k of wait-k, from the next segment on, or since something is forgotten.
+        """Change k of wait-k, from the next segment on, or as soon as something is forgotten.
 
         Raises LeapformerError for another policy.
         """
@@ -175,7 +175,7 @@ class Session:
         self._input.system = replace(system, policy=replace(system.policy, k=k))
 
     def push(self, samples: np.ndarray) -> Iterator[Event]:
-        """Take in samples in [-1, 1] at 16 kHz, shape (T,); what is less than 40 ms waits for more."""
+        """Add samples in [-1, 1] at 16 kHz, shape (T,); a remainder of less than 40 ms is kept for the next call."""
         with self._whole_call():
             known = np.concatenate([self._rest, samples])
             whole = len(known) - len(known) % PIECE
@@ -184,7 +184,7 @@ class Session:
                 yield from self._hear(known[start : start + PIECE].copy())  # else the whole of it would be kept
 
     def finish(self) -> Iterator[Event]:
-        """There is no more audio: all that is left."""
+        """End the audio and return all remaining events."""
         with self._whole_call():
             rest, self._rest = self._rest, self._rest[:0]
             if len(rest):

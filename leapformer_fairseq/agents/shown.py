@@ -1,4 +1,4 @@
-"""What the events of a session change on a screen: tokens that appear, and tokens of a draft that are taken back."""
+"""How the events of a session change a display: tokens that appear, and tokens of a draft that are taken back."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .session import Event
 
 
 class Change(NamedTuple):
-    """Take the `deleted` tokens off the end of what is shown, then append the `new` ones.
+    """Remove the `deleted` tokens from the end of the display, then append the `new` ones.
 
-    A token is a word with `WORD_START` before it or, where the unit is a character, a character, with `WORD_START` for
-    a space. `at_start`: nothing is shown before them.
+    A token is a word with `WORD_START` before it or, if the unit is a character, a character, with `WORD_START` for a
+    space. `at_start`: nothing is displayed before them.
     """
 
     new: tuple[str, ...]
@@ -28,9 +28,9 @@ class Change(NamedTuple):
 
 
 class Shown:
-    """Final words stay; a draft is what follows them until the next event takes it back.
+    """Final words stay; a draft follows them until the next event takes it back.
 
-    Tokens of a draft that stay the same are neither deleted nor new.
+    Tokens of a draft that do not change are neither deleted nor new.
     """
 
     def __init__(self, unit: str) -> None:
@@ -40,7 +40,7 @@ class Shown:
         self._draft: list[str] = []
 
     def changed(self, events: Iterable[Event], ends: bool = False) -> Change:
-        """What these events change. `ends`: no draft is left behind the final words."""
+        """The change made by these events. `ends`: no draft remains after the final words."""
         added, draft = list[str](), self._draft
         for event in events:
             tokens = self._tokens(event.text)
@@ -61,5 +61,5 @@ class Shown:
 
 
 def text_of(tokens: Iterable[str]) -> str:
-    """Tokens as text that continues what is shown, with the space before a word."""
+    """Tokens as text that continues the display, with the space before a word."""
     return "".join(tokens).replace(WORD_START, " ")

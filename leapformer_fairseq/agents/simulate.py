@@ -1,7 +1,7 @@
-"""A test set through a policy without SimulEval: the same predictions and delays, in its log.
+"""Simulate a policy on a test set without SimulEval: the same predictions and delays, in SimulEval's log format.
 
-Wait-k over a streaming encoder is decoded in batches of whole utterances, everything else as the agent does
-it, one utterance after the other.
+Wait-k with a streaming encoder is decoded in batches of whole utterances, everything else one utterance after the
+other, as in the agent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an utterance; `compute` is the stream's report, None if it was decoded in a batch."""
+    """The result for an utterance; `compute` is the stream's report, None if it was decoded in a batch."""
 
     utterance: Utterance
     instance: Instance
@@ -70,7 +70,7 @@ class Simulation:
         return serves_batches(self.system, self.options)
 
     def portions(self, utterances: Sequence[Utterance]) -> list[list[Utterance]]:
-        """What is translated at a time: batches of similar length, or single utterances."""
+        """The units of work: batches of similar length, or single utterances."""
         if not self.batched:
             return [[one] for one in utterances]
         portions: list[list[Utterance]] = []
@@ -133,9 +133,9 @@ def build_simulation(args: Namespace) -> Simulation:
 
 
 def read_utterances(source: str | Path, target: str | Path) -> list[Utterance]:
-    """The test set of two lists, a recording and its reference a line.
+    """The test set from two lists, with a recording and its reference per line.
 
-    Raises LeapformerError for lists that are missing, empty or of different length, and recordings that are missing.
+    Raises LeapformerError for lists that are missing, empty or of different lengths, and for missing recordings.
     """
     recordings, references = _read_list("--source", source), _read_list("--target", target)
     if len(recordings) != len(references):
@@ -153,7 +153,7 @@ def read_utterances(source: str | Path, target: str | Path) -> list[Utterance]:
 def simulate(
     args: Namespace, simulation: Simulation, utterances: Sequence[Utterance], jobs: int = 1
 ) -> Iterator[Outcome]:
-    """Translate in `jobs` processes; outcomes come in any order. Raises LeapformerError as `translate` does."""
+    """Translate in `jobs` processes; outcomes arrive in any order. Raises LeapformerError as `translate` does."""
     for outcomes in spread(simulation.translate, _translator, args, simulation.portions(utterances), jobs):
         yield from outcomes
 
@@ -166,9 +166,10 @@ def spread(
     work: Callable[[T], R], build: Callable[[Namespace], Callable[[T], R]], args: Namespace, portions: Sequence[T],
     jobs: int,
 ) -> Iterator[R]:  # fmt: skip
-    """The results of the portions of some work, done here, or in any order in `jobs` processes if that is more than 1.
+    """Distribute portions of work over `jobs` processes; results arrive in any order if there is more than 1.
 
-    `build(args)`, a function of a module, gives each of those what does the `work`. Raises what it raises.
+    `build(args)`, a module-level function, returns the function that does the `work` in each process. Raises what it
+    raises.
     """
     if jobs == 1:
         yield from map(work, portions)
@@ -205,7 +206,7 @@ def _do(portion: Any) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------ the log
 def log_outcome(folder: Path, outcome: Outcome) -> None:
-    """Append an utterance to SimulEval's log in `folder`, and its computation to that of the agent."""
+    """Append an utterance to SimulEval's log in `folder`, and its computation to the agent's log."""
     instance = outcome.instance
     more = {"prediction_length": len(instance.delays), "source": [str(outcome.utterance.audio)]}
     _append(folder / INSTANCES_LOG, {**asdict(instance), **more})
@@ -214,9 +215,9 @@ def log_outcome(folder: Path, outcome: Outcome) -> None:
 
 
 def logged(folder: Path, unit: str) -> set[int]:
-    """The utterances that the log in `folder` holds; lines that were being written when a run was killed are removed.
+    """The utterances in the log in `folder`; lines left incomplete by a killed run are removed.
 
-    Raises LeapformerError when it is damaged.
+    Raises LeapformerError if the log is damaged.
     """
     for log in (folder / INSTANCES_LOG, folder / COMPUTE_LOG):
         content = log.read_bytes() if log.is_file() else b""

@@ -1,4 +1,4 @@
-"""simulstream (1.0) translates with our models: its inference, server, scoring and proxy take this class.
+"""simulstream (1.0) with our models: its inference, server, scoring and proxy accept this class.
 
 A configuration of its speech processor is
 
@@ -9,7 +9,7 @@ A configuration of its speech processor is
     checkpoint: st/checkpoint_best.pt
     data_root: DATA
 
-with any option of `leapformer stream` besides, dashes written as underscores, and `drafts: true` for words that may be
+with any further option of `leapformer stream`, dashes written as underscores, and `drafts: true` for words that may be
 taken back. Tokens are words with sentencepiece's mark before them, so that simulstream keeps the spaces.
 """
 
@@ -36,7 +36,7 @@ THEIRS = ("type", "speech_chunk_size", "detokenizer_type", "latency_unit")  # wh
 
 
 class LeapformerProcessor(SpeechProcessor):
-    """A `Session` for each stream. The model is loaded once in a process; simulstream runs its sessions in threads."""
+    """A `Session` for each stream. The model is loaded once per process; simulstream runs its sessions in threads."""
 
     _loading: ClassVar[threading.Lock] = threading.Lock()
     _loaded: ClassVar[dict[str, tuple[DecodingOptions, Callable[[bool], Session]]]] = {}
@@ -49,20 +49,20 @@ class LeapformerProcessor(SpeechProcessor):
 
     @classmethod
     def load_model(cls, config: SimpleNamespace) -> None:
-        """Raises LeapformerError for options that do not fit."""
+        """Load the model. Raises LeapformerError for incompatible options."""
         args = _arguments(config)
         with cls._loading:
             if str(vars(args)) not in cls._loaded:
                 cls._loaded[str(vars(args))] = load_sessions(args)[1:]
 
     def clear(self) -> None:
-        """The next stream begins."""
+        """Begin the next stream."""
         options, make = self._loaded[str(vars(self._args))]
         self._session = make(self._args.drafts)
         self._shown = Shown(options.unit)
 
     def process_chunk(self, waveform: np.ndarray) -> IncrementalOutput:
-        """Samples in [-1, 1] at 16 kHz, (T,).
+        """Process samples in [-1, 1] at 16 kHz, (T,).
 
         A chunk that is shorter than the others is the last: simulstream loses what `end_of_stream` deletes, so drafts
         are taken back here.
@@ -71,15 +71,15 @@ class LeapformerProcessor(SpeechProcessor):
         return _output(self._shown.changed(self._session.push(waveform), ends=last))
 
     def end_of_stream(self) -> IncrementalOutput:
-        """What is left of the translation."""
+        """The rest of the translation."""
         return _output(self._shown.changed(self._session.finish(), ends=True))
 
     def tokens_to_string(self, tokens: list[str]) -> str:
-        """With the space before the first word, since simulstream joins outputs by this."""
+        """Tokens as text, with the space before the first word, because simulstream joins outputs with this method."""
         return text_of(tokens)
 
     def set_source_language(self, language: str) -> None:
-        """A model has one pair of languages; the page's choice changes nothing."""
+        """No effect: a model has one pair of languages, whatever is chosen on the page."""
 
     def set_target_language(self, language: str) -> None:
         """As `set_source_language`."""

@@ -1,4 +1,4 @@
-"""Simultaneous translation of one utterance: audio in, text out, everything it remembers in one object."""
+"""Simultaneous translation of one utterance: audio in, text out, with the whole state in one object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EARLY_EOS = ("mask", "wait")
 
 @dataclass(frozen=True)
 class TranslationSystem:
-    """What all utterances share: the model, and the features and text processing of its training data.
+    """The parts that all utterances share: the model, and the feature and text processing of its training data.
 
     `step_frames`: fbank frames (10 ms) of one pre-decision step. `forbidden`: ids that are never written. `engine`: as
     for `engine_for`.
@@ -42,13 +42,13 @@ class TranslationSystem:
 
 @dataclass(frozen=True)
 class DecodingOptions:
-    """How to write. At most `max_len_a` * frames (10 ms each, as in fairseq-generate) + `max_len_b` tokens.
+    """How to write. The limit is `max_len_a` * frames (10 ms each, as in fairseq-generate) + `max_len_b` tokens.
 
-    `max_after_read`: at most so many of them once the whole source was read; None: no limit.
-    `early_eos` is what happens to an end of sentence before the end of the source: "mask" forbids it, "wait" takes the
-    token back and reads on. `unit` is "word" or "char", see `text`. `max_draft`: tokens beyond those written that a
-    policy may look at after a step of source. `no_repeat_ngram_size`: no n-gram of so many tokens comes twice in an
-    utterance; 0: as it comes.
+    `max_after_read`: the maximum number of tokens after the whole source was read; None: no limit. `early_eos` is the
+    treatment of an end of sentence before the end of the source: "mask" forbids it, "wait" takes the token back and
+    reads on. `unit` is "word" or "char", see `text`. `max_draft`: the number of tokens beyond those written that a
+    policy may look at after a step of source. `no_repeat_ngram_size`: no n-gram of this size occurs twice in an
+    utterance; 0: no restriction.
     """
 
     max_len_a: float = 0.0
@@ -76,10 +76,10 @@ class DecodingOptions:
 
 
 def repeating(tokens: Sequence[int], size: int) -> list[int]:
-    """The next tokens with which the last `size` would be an n-gram that `tokens` holds already; none for size 0.
+    """The next tokens with which the last `size` tokens would be an n-gram already in `tokens`; none for size 0.
 
-    As `--no-repeat-ngram-size` of fairseq-generate does it (Paulus et al., 2018, arXiv:1705.04304); the end of the
-    sentence is no part of an n-gram.
+    As in `--no-repeat-ngram-size` of fairseq-generate (Paulus et al., 2018, arXiv:1705.04304); the end of the sentence
+    is not part of an n-gram.
     """
     before = size - 1
     if before < 0:
@@ -91,9 +91,9 @@ def repeating(tokens: Sequence[int], size: int) -> list[int]:
 class TranslationStream:
     """One utterance with greedy search: `push` audio, `advance`, `flush` the text.
 
-    Which tokens come out does not depend on how the audio is cut: the policy is asked after every pre-decision step,
-    and an end of sentence is open only behind the last one. Whether the source ends exactly here is known sooner with
-    large segments than with small ones, so it must not decide.
+    The tokens do not depend on how the audio is cut: the policy is called after every pre-decision step, and an end of
+    sentence is possible only after the last one. With large segments it is known sooner than with small ones whether
+    the source ends here, so this must not affect the output.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class TranslationStream:
         self._expected: tuple[int, list[int]] = (0, [])  # the last continuation: states it is of, all its tokens
 
     def push(self, samples: np.ndarray) -> None:
-        """Take in samples in [-1, 1] at 16 kHz, shape (T,), of any length."""
+        """Add samples in [-1, 1] at 16 kHz, shape (T,), of any length."""
         self.n_samples += len(samples)
         with self.times.measure("features_s"):
             self.features.push(samples)
@@ -140,10 +140,10 @@ class TranslationStream:
         return source_finished
 
     def follow(self, before: TranslationStream, n_tokens: int, n_states: int) -> None:
-        """Take the place of another stream, which is over, that has heard so many states more at the beginning.
+        """Take over from another, finished stream that had this many more states at the beginning.
 
-        Its first `n_tokens` are forgotten with them; the others count as written, whatever this one would have written.
-        The policy is told of all steps of source at once.
+        Its first `n_tokens` are forgotten with these states; the others count as written, whatever this stream would
+        have written. The policy is called for all steps of source at once.
         """
         while self._read(source_finished=False):
             pass
@@ -156,7 +156,7 @@ class TranslationStream:
         self.policy.write(self)
 
     def fork(self) -> TranslationStream:
-        """An independent copy of everything at this moment, to try what would come of other audio."""
+        """An independent copy of the current state, to try the effect of other audio."""
         other = copy.copy(self)
         other.policy, other.features = copy.copy(self.policy), self.features.fork()
         other.engine, other.emitter = self.engine.fork(), self.emitter.fork()
@@ -165,11 +165,11 @@ class TranslationStream:
         return other
 
     def flush(self, final: bool) -> str:
-        """Text that became certain since the last call; with `final` all that is left."""
+        """Text that became final since the last call; with `final`, all remaining text."""
         return self.emitter.flush(final)
 
     def draft(self) -> str:
-        """What would follow the text flushed so far if the source ended here; nothing is written."""
+        """The text that would follow the flushed text if the source ended here; nothing is written."""
         if not self.n_states:
             return ""
         written, (n_states, expected) = self.engine.tokens, self._expected
@@ -182,7 +182,7 @@ class TranslationStream:
         return whole.flush(final=True)
 
     def report(self) -> dict[str, float]:
-        """Seconds of computation by part, seconds of audio and the number of tokens so far, ready for JSON."""
+        """Seconds of computation by part, seconds of audio and the number of tokens so far, as JSON values."""
         return {**asdict(self.times), "audio_s": self.n_samples / SAMPLE_RATE, "tokens": self.engine.n_tokens}
 
     # ------------------------------------------------------------------------------------------ what a policy can do
@@ -232,7 +232,7 @@ class TranslationStream:
     # --------------------------------------------------------------------------------------------------------------
     @property
     def step_states(self) -> int:
-        """Encoder states of a pre-decision step."""
+        """Encoder states per pre-decision step."""
         return self.system.step_frames // self.system.model.encoder.pooling_ratio()
 
     def _is_full(self) -> bool:

@@ -1,8 +1,8 @@
-"""Whole talks through a session each, as `leapformer stream` hears them: what is written when, and what it takes.
+"""Translate whole talks in a session each, as `leapformer stream` does, and record output times and resource usage.
 
-OUT/logs/NAME.jsonl is simulstream's metrics log of a talk, OUT/logs/NAME.usage.jsonl what the process held and had
-computed after every USAGE_S seconds of it. A log is there when its talk has ended, so that the same command goes on
-after the last finished talk.
+OUT/logs/NAME.jsonl is simulstream's metrics log of a talk; OUT/logs/NAME.usage.jsonl has the memory and CPU time of the
+process after every USAGE_S seconds of it. A log appears when its talk is finished, so the same command resumes after
+the last finished talk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Heard = Callable[[float], object]  # is called with seconds of audio
 
 @dataclass(frozen=True)
 class TalkSimulation:
-    """A session for each talk; its audio comes in pieces of `segment_ms`. `unit`: of the log's tokens, word or char."""
+    """A session for each talk, with audio in pieces of `segment_ms`. `unit`: of the log's tokens, word or char."""
 
     make: Callable[[], Session]
     segment_ms: int
@@ -51,7 +51,7 @@ class TalkSimulation:
         return self.logs / f"{recording.stem}.jsonl"
 
     def translate(self, recording: Path, heard: Heard = lambda seconds: None) -> Path:
-        """Translate a talk and write its logs; the recording.
+        """Translate a talk, write its logs and return the recording.
 
         Raises LeapformerError for audio that is missing, broken, not mono or not 16 kHz.
         """
@@ -97,9 +97,9 @@ def build_talk_simulation(args: Namespace) -> TalkSimulation:
 def simulate_talks(
     args: Namespace, simulation: TalkSimulation, recordings: Sequence[Path], jobs: int, heard: Heard
 ) -> Iterator[Path]:
-    """Translate talks in `jobs` processes; those that are done, in any order.
+    """Translate talks in `jobs` processes; yields finished talks, in any order.
 
-    `heard` is called while one process hears them. Raises LeapformerError as `translate` does.
+    `heard` is called for progress if there is one process. Raises LeapformerError as `translate` does.
     """
     simulation.logs.mkdir(exist_ok=True)
     yield from spread(lambda one: simulation.translate(one, heard), _translator, args, recordings, jobs)
@@ -110,7 +110,7 @@ def _translator(args: Namespace) -> Callable[[Path], Path]:
 
 
 def join_logs(out: Path, recordings: Sequence[Path], unit: str) -> Path:
-    """All talks in a log for simulstream, which is returned, and in one for OmniSTEval, counted in `unit`."""
+    """Write all talks to one log for simulstream, whose path is returned, and one for OmniSTEval, counted in `unit`."""
     path = out / STREAM_LOG
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
         for number, recording in enumerate(recordings):
@@ -151,7 +151,7 @@ def _usage(session: Session, began: float) -> dict[str, Any]:
 
 
 def resident_bytes() -> int | None:
-    """Memory that this process holds, as Linux accounts it; None elsewhere."""
+    """Resident memory of this process on Linux; None on other systems."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -160,7 +160,7 @@ def resident_bytes() -> int | None:
 
 
 def read_usage(log: Path) -> list[dict[str, Any]]:
-    """The entries of the usage log beside the log of a talk. Raises LeapformerError for a damaged one."""
+    """The entries of the usage log next to the log of a talk. Raises LeapformerError for a damaged one."""
     entries = read_objects(usage_log(log))
     for place, entry in entries:
         if missing := {"audio_s", "cpu_s", "resident_mib", *(f"{part}_s" for part in PARTS)} - entry.keys():
@@ -169,11 +169,11 @@ def read_usage(log: Path) -> list[dict[str, Any]]:
 
 
 def growth(usage: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Whether a talk of hours costs at its end what it does at its beginning, the first minute aside.
+    """Growth of memory and computation during a talk, ignoring the first minute.
 
-    `memory_growth_mib`: the most that was held, above what was held after a minute. `compute_growth`: CPU seconds for
-    a second of audio in the last quarter of the talk, divided by those in the first, less 1. None where the talk is too
-    short to say, or nobody knows.
+    `memory_growth_mib`: the maximum memory minus the memory after a minute. `compute_growth`: CPU seconds per second of
+    audio in the last quarter of the talk, divided by those in the first, minus 1. None if the talk is too short or the
+    value is unknown.
     """
     counted = [entry for entry in usage if entry["audio_s"] >= WARM_UP_S]
     found: dict[str, float | None] = {"memory_growth_mib": None, "compute_growth": None}
@@ -186,7 +186,7 @@ def growth(usage: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def course(usage: Sequence[dict[str, Any]], points: int = 60) -> dict[str, list[float | None]]:
-    """A talk over time, in about so many `points`: `minutes` heard, `memory_mib` held, `compute`, the `pace` since."""
+    """A talk over time, in about this many `points`: `minutes` heard, `memory_mib` held, `compute`, the `pace`."""
     every = max(1, len(usage) // points)
     chosen = [*usage[::every][:-1], usage[-1]]  # not a last point of a second or two
     return {
@@ -197,12 +197,12 @@ def course(usage: Sequence[dict[str, Any]], points: int = 60) -> dict[str, list[
 
 
 def pace(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """CPU seconds for a second of audio between two entries of a usage log."""
+    """CPU seconds per second of audio between two entries of a usage log."""
     return (after["cpu_s"] - before["cpu_s"]) / (after["audio_s"] - before["audio_s"])
 
 
 def summarise_usage(out: Path, recordings: Sequence[Path]) -> dict[str, Any]:
-    """Memory and time: `growth` of the longest talk, and `parts`, seconds of computation for a second of all audio."""
+    """Memory and time: `growth` in the longest talk, and `parts`, seconds of computation per second of all audio."""
     usage = {one.stem: read_usage(out / LOGS / f"{one.stem}.jsonl") for one in recordings}
     ends = {name: entries[-1] for name, entries in usage.items()}
     longest, audio_s = max(ends, key=lambda name: ends[name]["audio_s"]), sum(end["audio_s"] for end in ends.values())

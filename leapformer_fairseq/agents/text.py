@@ -1,7 +1,7 @@
-"""From target tokens to text that can be shown: only what no later token can change.
+"""Convert target tokens to text for display: only what no later token can change.
 
 SimulEval joins the writes of word units with spaces, so half a word would become a word ("Ha" + "llo" -> "Ha llo"). The
-emitters therefore always decode all tokens from the first on and hand out the new suffix, never piece by piece.
+emitters therefore always decode all tokens from the first on and return the new suffix, never single pieces.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ WORD_START = "\u2581"  # sentencepiece's mark of a space before the piece
 
 
 class Symbols(Protocol):
-    """The part of fairseq's Dictionary that is needed: id -> symbol."""
+    """The part of fairseq's Dictionary that is used: id -> symbol."""
 
     def __getitem__(self, index: int) -> str: ...
 
 
 class Detokenizer:
-    """Target ids to text: the dictionary gives the pieces, the sentencepiece model decodes them."""
+    """Target ids to text: the dictionary maps ids to pieces, and the sentencepiece model decodes them."""
 
     def __init__(self, symbols: Symbols, model_file: str | Path) -> None:
         """Raises LeapformerError when `model_file` is missing or no sentencepiece model."""
@@ -45,7 +45,7 @@ class Detokenizer:
 
 
 class WordEmitter:
-    """Hands out whole words: a word is complete once the next piece starts a new one, or at the end."""
+    """Emits whole words: a word is complete when the next piece starts a new one, or at the end."""
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer
@@ -64,16 +64,16 @@ class WordEmitter:
         return other
 
     def starts(self) -> list[int]:
-        """Tokens, counted from the first, at which a word begins."""
+        """The indices of the tokens at which a word begins."""
         return [i for i in range(len(self._tokens)) if not i or self._begins(i)]
 
     def forget(self, count: int) -> None:
-        """Drop the first tokens up to the start of a word whose text was handed out; the text goes on as it would."""
+        """Drop the first tokens up to the start of a word whose text was emitted; later text is unaffected."""
         self._tokens, self._n_sent = self._tokens[count:], self._n_sent - count
         self._sent_chars = len(self._detokenizer.decode(self._tokens[: self._n_sent]))
 
     def flush(self, final: bool) -> str:
-        """Text that has become certain since the last call, without outer spaces; with `final` all that is left."""
+        """Text that has become final since the last call, without outer spaces; with `final`, all remaining text."""
         end = len(self._tokens) if final else self._stable_end()
         if end <= self._n_sent:
             return ""
@@ -95,9 +95,10 @@ class WordEmitter:
 
 
 class CharEmitter(WordEmitter):
-    """Hands out every piece at once, for scripts without spaces, where the next word mark may never come.
+    """Emits every piece at once, for scripts without spaces, where the next word boundary may never come.
 
-    Only bytes of an unfinished character are held back (sentencepiece's byte fallback writes one as several pieces).
+    Only the bytes of an unfinished character are held back (sentencepiece's byte fallback writes one as several
+    pieces).
     """
 
     def _stable_end(self) -> int:

@@ -1,6 +1,7 @@
-"""What of a talk without pauses need not be kept in mind: the text history decides which source is forgotten.
+"""What to forget of a talk without pauses: the text history decides which source is dropped.
 
-After StreamAtt (Papi et al., ACL 2024, 2024.acl-long.202): the last words stay, and the source from where they attend.
+After StreamAtt (Papi et al., ACL 2024, 2024.acl-long.202): the last words are kept, and the source from where they
+attend.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ LEAST = 1000 // STATE_MS  # states that are worth reading the others again
 
 
 def forgettable(stream: TranslationStream, words: int) -> tuple[int, int]:
-    """How many of its first tokens and encoder states a stream with `aligns` can do without; (0, 0): it keeps all.
+    """The number of first tokens and encoder states that a stream with `aligns` can drop; (0, 0): it keeps all.
 
-    The tokens are those before the last `words` words, the states those up to `MARGIN` before all that the other tokens
-    are aligned with. They are a whole number of pre-decision steps, so that the steps stay where they are, and at least
-    one step can be read of the rest, wherever a chunk of the encoder begins.
+    The tokens are those before the last `words` words; the states are those up to `MARGIN` before all states with which
+    the remaining tokens are aligned. The states are a whole number of pre-decision steps, so that step boundaries do
+    not move, and at least one step of the rest can be read, wherever an encoder chunk begins.
     """
     starts = stream.emitter.starts()
     if len(starts) <= words:

@@ -1,1 +1,1 @@
-"""Measurements that the command line offers as `leapformer bench`; each module is one of them."""
+"""The benchmarks of `leapformer bench`, one per module."""

@@ -1,19 +1,19 @@
-"""Speed and memory of every execution of every attention mechanism against torch's softmax attention (SDPA).
+"""Speed and memory of every execution of every attention mechanism, compared with torch's softmax attention (SDPA).
 
 Method: 8 heads of 32 dimensions, batch = max(1, 2048 / N) for the longer side N; float32 unless the device says
 otherwise; one thread. A measurement is one forward pass and one backward pass with the gradients of q, k, v and all
 parameters of the mechanism. On a CPU it is the CPU time of the thread, on a GPU wall time. All executions of all
-mechanisms and SDPA take turns in one process; reported is the median. Ratio = time of SDPA / time of ours. SDPA gets
-`is_causal`
-where that is all, else a boolean mask. "auto" is the execution that the dispatch chooses. On a GPU there are, where
-they can be had, SDPA held to FlashAttention, and our features with the kernels of flash-linear-attention ("fla").
+mechanisms and SDPA take turns in one process; the median is reported. Ratio = time of SDPA / time of ours. SDPA gets
+`is_causal` if that suffices, else a boolean mask. "auto" is the execution that the dispatch chooses. On a GPU, if they
+are available, SDPA restricted to FlashAttention, and our features with the kernels of flash-linear-attention ("fla"),
+are also measured.
 
-The "step" is one more token of causal self-attention when N are in the state, against a preallocated KV cache (batch
-1): the mechanism alone, in PyTorch operations; models decode with a fused step, see the benchmark "decode". Memory is
-the peak above the inputs of one forward and backward pass in a fresh process: growth of the resident set on a CPU, of
-allocated memory on a GPU; ratio = memory of ours / memory of SDPA.
+The "step" is one more token of causal self-attention with N tokens in the state, compared with a preallocated KV cache
+(batch 1): the mechanism alone, in PyTorch operations. Models decode with a fused step, see the benchmark "decode".
+Memory is the peak above the inputs of one forward and backward pass in a fresh process: growth of the resident set on a
+CPU, of allocated memory on a GPU; ratio = memory of ours / memory of SDPA.
 
-Nothing is reported of a mechanism one of whose executions differs from its reference in float64, gradients included.
+A mechanism is not reported if one of its executions differs from its reference in float64, gradients included.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 def make(name: str, device: torch.device | str = "cpu") -> Mechanism:
-    """A mechanism of the size that is measured here."""
+    """A mechanism of the benchmark's size."""
     return build(name, HEAD_DIM, HEADS, **OPTIONS.get(name, {})).to(device)
 
 
@@ -137,7 +137,7 @@ def serving(names: list[str], case: Case) -> list[str]:
 
 
 def disagreement(name: str) -> str | None:
-    """Which execution of the mechanism is not the function of its reference, and by how much; None if all are."""
+    """The execution of the mechanism that differs from its reference, and by how much; None if all agree."""
     mechanism, exact = make(name).double(), measure.Place(torch.device("cpu"), torch.float64)
     for case in (Case("causal", 150, 150), Case("bidirectional", 33, 47), Case("wait-k", 40, 300)):
         if not serving([name], case):
@@ -168,7 +168,7 @@ def disagreement(name: str) -> str | None:
 
 
 def times(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds of every execution of the mechanisms, and of SDPA in the first row."""
+    """Milliseconds of every execution of the mechanisms, with SDPA in the first row."""
     inputs = _inputs(case, place)
     grad = torch.randn_like(inputs[0])
     mechanisms = {name: make(name, place.device) for name in serving(names, case)}
@@ -197,7 +197,7 @@ def times(case: Case, names: list[str], place: measure.Place, seconds: float) ->
 
 @torch.no_grad()
 def steps(length: int, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Microseconds of one more token when `length` are in the state; the KV cache of softmax is in the first row."""
+    """Microseconds of one more token with `length` tokens in the state; the KV cache of softmax is in the first row."""
     case = Case("causal", length, length)
     q, k, v = (x.detach() for x in _inputs(case, place, batch=1))
     device = place.device
@@ -217,7 +217,7 @@ def steps(length: int, names: list[str], place: measure.Place, seconds: float) -
 
 
 def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
-    """Peak MiB above the inputs, SDPA in the first row; no rows where that is not known or too little to be seen."""
+    """Peak MiB above the inputs, SDPA in the first row; no rows if the peak is unknown or too small to measure."""
     systems = (SDPA, *serving(names, case))
     found = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(place)) for name in systems}
     base = found[SDPA]
@@ -234,7 +234,7 @@ def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str,
 
 
 def peak_above_inputs(name: str, case: Case, place_name: str) -> int | None:
-    """Bytes; for a separate process."""
+    """Bytes; to be called in a separate process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     peak = None

@@ -1,16 +1,16 @@
-"""Training speed and memory of causal attention with a bounded memory against softmax and against cumulative sums.
+"""Training speed and memory of causal attention with a bounded memory, compared with softmax and with cumulative sums.
 
 Method: 8 heads of 64 dimensions, 32 slots (or vectors of a packed sequence), batch = max(1, 2048 / N), float32 unless
 the device says otherwise, one thread. A measurement is one forward pass and one backward pass with the gradients of q,
 k, v and all parameters. On a CPU it is the CPU time of the thread, on a GPU wall time. All systems take turns in one
-process; reported is the median. "sdpa" is torch's softmax attention. "cumulative sums" is abc-mlp as its formula reads:
-the memory of every prefix is made, a tensor of size N x 32 x 64 a head, and then read. Ratio = time of sdpa, or of the
-cumulative sums, / time of ours.
+process; the median is reported. "sdpa" is torch's softmax attention. "cumulative sums" is abc-mlp as its formula is
+written: the memory of every prefix is computed, a tensor of size N x 32 x 64 per head, and then read. Ratio = time of
+sdpa, or of the cumulative sums, / time of ours.
 
 Memory is the peak above the inputs of one forward and backward pass in a fresh process; ratio = memory of ours / memory
-of sdpa. Steps of generation are in the benchmark "decode".
+of sdpa. Generation steps are in the benchmark "decode".
 
-Nothing is reported of a mechanism one of whose executions differs from its reference in float64, gradients included.
+A mechanism is not reported if one of its executions differs from its reference in float64, gradients included.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ AIMS, CUMULATIVE_AIMS = {4096: 1.0, 16384: 1.0}, {1024: 10.0}
 
 
 class System(NamedTuple):
-    """Something to measure: a function of q, k, v, and its parameters."""
+    """A system to measure: a function of q, k, v, and its parameters."""
 
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]
     parameters: Sequence[Tensor] = ()
@@ -65,7 +65,7 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 def times(length: int, names: list[str], place: measure.Place, seconds: float) -> Found:
-    """A training step of every system, against softmax and against cumulative sums."""
+    """A training step of every system, compared with softmax and with cumulative sums."""
     found = medians(length, names, place, seconds)
     return {
         "times": compared(found, SDPA, length, place, AIMS),
@@ -82,7 +82,7 @@ def medians(length: int, names: list[str], place: measure.Place, seconds: float)
 
 
 def systems(length: int, names: list[str]) -> list[str]:
-    """What is measured at this length: softmax first, and the cumulative sums as long as they fit."""
+    """The systems measured at this length: softmax first, and the cumulative sums as long as they fit in memory."""
     serving = [name for name in names if make(name).capabilities.unsupported_reason(None, CAUSAL) is None]
     return [SDPA, *([CUMULATIVE] if REFERENCE in names and length <= LONGEST_CUMULATIVE else []), *serving]
 
@@ -90,7 +90,7 @@ def systems(length: int, names: list[str]) -> list[str]:
 def compared(
     times: dict[str, float], base: str, length: int, place: measure.Place, aims: dict[int, float]
 ) -> list[dict[str, Any]]:
-    """Milliseconds of every system beside the `base`; no rows without it."""
+    """Milliseconds of every system relative to the `base`; no rows without it."""
     others = [name for name in times if name not in (SDPA, CUMULATIVE)]
     return [
         {
@@ -104,7 +104,7 @@ def compared(
 
 
 def memory(length: int, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
-    """Peak MiB above the inputs; no rows where that is not known or too little to be seen."""
+    """Peak MiB above the inputs; no rows if the peak is unknown or too small to measure."""
     found = {
         name: measure.in_fresh_process(peak_above_inputs, name, length, str(place)) for name in systems(length, names)
     }
@@ -117,7 +117,7 @@ def memory(length: int, names: list[str], place: measure.Place) -> list[dict[str
 
 
 def peak_above_inputs(name: str, length: int, place_name: str) -> int | None:
-    """Bytes; for a separate process."""
+    """Bytes; to be called in a separate process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     peak = None
@@ -131,7 +131,7 @@ def peak_above_inputs(name: str, length: int, place_name: str) -> int | None:
 
 
 def system(name: str, place: measure.Place) -> System:
-    """What a name in the tables stands for."""
+    """The system with this name in the tables."""
     if name == SDPA:
         return System(partial(F.scaled_dot_product_attention, is_causal=True))
     mechanism = make(REFERENCE if name == CUMULATIVE else name).to(place.device)
@@ -140,7 +140,7 @@ def system(name: str, place: measure.Place) -> System:
 
 
 def make(name: str) -> Mechanism:
-    """A mechanism of the size that is measured here; the first option of a bounded memory is its number of slots."""
+    """A mechanism of the benchmark's size; the first option of a bounded memory is its number of slots."""
     options = [option.name for option in find(name).options]
     slots: dict[str, Any] = {options[0]: SLOTS} if issubclass(find(name), BoundedMechanism) else {}
     room: dict[str, Any] = {option: ROOM[option] for option in options if option in ROOM}
@@ -162,7 +162,7 @@ MECHANISMS_MEASURED = _members()
 
 
 def cumulative(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal abc-mlp as its formula reads (Peng et al., 2022, arXiv:2110.02488, appendix B.1)."""
+    """Causal abc-mlp as its formula is written (Peng et al., 2022, arXiv:2110.02488, appendix B.1)."""
     control = cast(MLP, mechanism).control(k, TokenInfo.whole(k.shape[2], device=k.device))
     alpha = control.unsqueeze(-1)  # (B, H, N, n, 1)
     total = alpha.cumsum(2)

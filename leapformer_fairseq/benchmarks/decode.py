@@ -2,18 +2,18 @@
 
 Method: decoders of 6 layers, 256 wide, feed-forward 1,024, 8 heads, pre-norm, random weights, one thread, float32
 unless the device says otherwise, without the projection to the vocabulary (the same for all). A measurement is one
-token when `target` tokens are in the state and `source` encoder states were read, as fairseq's generator asks for it;
-with a beam it includes following the beam (`reorder_incremental_state`). Rows are sentences times beam. On a CPU it is
-the CPU time of the thread, on a GPU wall time. All systems take turns in one process; reported is the median.
+token with `target` tokens in the state and after `source` encoder states, called as fairseq's generator does; with a
+beam it includes reordering the state (`reorder_incremental_state`). Rows are sentences times beam. On a CPU it is the
+CPU time of the thread, on a GPU wall time. All systems take turns in one process; the median is reported.
 
-"fairseq" is the stock decoder, whose cache is copied at every token. "softmax" is ours: one product for queries, keys
-and values, a preallocated cache, sources shared by the hypotheses of a sentence. Mechanisms are measured with
-the compiled step and, "leap (torch)", without. Ratio = time of fairseq / time of ours. State: bytes of all layers.
+"fairseq" is the stock decoder, which copies its cache for every token. "softmax" is ours: one product for queries, keys
+and values, a preallocated cache, and sources shared by the hypotheses of a sentence. Mechanisms are measured with the
+compiled step and, "leap (torch)", without it. Ratio = time of fairseq / time of ours. State: bytes of all layers.
 
-One block: self-attention with its projections, one row of the batch after `keys` others; ratio = time of our softmax
-with its preallocated cache / time of the other.
+One block: self-attention with its projections, one token after `keys` others; ratio = time of our softmax with its
+preallocated cache / time of the other.
 
-Nothing is reported of a mechanism whose decoder, token by token, differs from its full forward pass in float64.
+A mechanism is not reported if its decoder, token by token, differs from its full forward pass in float64.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 def disagreement(name: str) -> str | None:
-    """Whether the decoder with this mechanism, token by token, is another function than in one pass; None if not.
+    """How the decoder with this mechanism, token by token, differs from a single pass; None if it does not.
 
-    In double precision, and in the single one, where the step is the one in C that is timed.
+    Checked in double precision, and in single precision, where the step is the C step that is timed.
     """
     errors = {dtype: _worst(name, dtype) for dtype in PARITY}
     return next(
@@ -165,7 +165,7 @@ def _worst(name: str, dtype: torch.dtype) -> float:
 
 @torch.no_grad()
 def decoders(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds a token and bytes of state of every decoder, fairseq's own first."""
+    """Milliseconds per token and bytes of state of every decoder, fairseq's own first."""
     systems = [FAIRSEQ, "softmax", *(name for name in names if name != "softmax")]
     systems += [TORCH] if "leap" in names and place.device.type == "cpu" else []
     source = torch.randn(case.source, case.sentences, WIDTH, device=place.device, dtype=place.dtype)
@@ -199,7 +199,7 @@ def decoders(case: Case, names: list[str], place: measure.Place, seconds: float)
 def make(
     name: str, place: measure.Place, layers: int = LAYERS, width: int = WIDTH, ffn: int = FFN, **options: Any
 ) -> Any:
-    """A decoder, by default of the size that is measured here; "fairseq" is the stock one."""
+    """A decoder, by default of the benchmark's size; "fairseq" is the stock one."""
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
     from fairseq.models.transformer.transformer_legacy import base_architecture
@@ -232,7 +232,7 @@ def make(
 
 
 def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
-    """Put `case.target` random keys and values into the state, without running the decoder over them."""
+    """Fill the state with `case.target` random keys and values, without running the decoder over them."""
     shape = (case.rows, HEADS, case.target, like.shape[2] // HEADS)
     tokens = TokenInfo.whole(case.target, device=like.device).without_lengths()
     for layer in decoder.layers:
@@ -256,7 +256,7 @@ def held_bytes(state: dict[str, Any]) -> int:
 
 @torch.no_grad()
 def blocks(rows: int, keys: int, place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Microseconds of a step of one self-attention block; our softmax first."""
+    """Microseconds per step of one self-attention block; our softmax first."""
     from fairseq.modules import MultiheadAttention
 
     past = torch.randn(keys, rows, WIDTH, device=place.device, dtype=place.dtype)

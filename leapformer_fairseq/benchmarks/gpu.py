@@ -1,20 +1,21 @@
-"""Checks and times everything on a GPU within nine minutes, so that the first one at hand gives results at once.
+"""Run all checks and timings on a GPU within nine minutes.
 
 Checks: every mechanism, mask, precision and execution, outputs and gradients, against float64 on the same device, by
-FlashAttention's rule: at most twice the error of plain torch at the same precision, and a floor (see `gpu_checks`);
-decoding token by token against all tokens at once; that nothing waits for the GPU; memory that is linear in length.
+FlashAttention's rule: at most twice the error of plain torch at the same precision, plus a floor (see `gpu_checks`);
+decoding token by token against all tokens at once; no synchronisation with the GPU; memory linear in length.
 
 Times: medians of calls that take turns in one process, after a warm-up: on a GPU by CUDA events, from the first launch
 to the end of the last kernel with a cold L2 cache; on a CPU the thread's CPU time. Ratio = time of SDPA (training: of
 softmax) / time of ours. A decoding step is that of one attention block with its projections over a state, "sdpa" over a
 preallocated KV cache; "graph" is a CUDA graph of it. A training step is forward and backward pass and AdamW of a stack
-of pre-norm layers under bfloat16 autocast. The bounds between implementations are varied one at a time. Products of
-float32 numbers are never TF32.
+of pre-norm layers under bfloat16 autocast. The thresholds between implementations are varied one at a time. Products of
+float32 numbers never use TF32.
 
-What fails is a row with its error. The most important things come first; what there was no time for is listed. The work
-is done in a process of its own: if that dies, or hangs in a case, another one goes on after this case.
+A failure is reported as a row with its error. The most important cases come first; cases for which there was no time
+are listed. The work is done in a separate process: if it dies, or hangs in a case, another one continues after this
+case.
 
-Needs torch and `leapformer_fairseq.attention` alone.
+Needs only torch and `leapformer_fairseq.attention`.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ Message = dict[str, Any]
 
 
 def tasks(device: torch.device, fast: bool) -> list[Task]:
-    """All cases, the most important first. Making the list uses no GPU."""
+    """All cases, the most important first. Making the list does not use the GPU."""
     sizes = FAST if fast else FULL
     return gpu_checks.tasks(device, sizes) + gpu_times.tasks(device, sizes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The status is 1 if a check failed, 2 if nothing could be done."""
+    """The status is 1 if a check failed, 2 if nothing could be run."""
     args = _parser().parse_args(arguments)
     try:
         folder = made_folder(args.out)
@@ -100,7 +101,7 @@ def work(
     first: int = 0,
     seed: int = 1,
 ) -> bool:
-    """Run the cases from `first` on until a time, by `time.time`, and tell of each; False if the GPU is lost."""
+    """Run the cases from `first` on until a time, as by `time.time`, and report each; False if the GPU is lost."""
     for i, task in enumerate(cases[first:], first):
         if time.time() + (task.seconds if device.type == "cuda" else 0) > until:
             emit({"task": i, "left out": True})
@@ -134,7 +135,7 @@ def _release(device: torch.device) -> bool:
 
 
 def about(device: torch.device) -> dict[str, Any]:
-    """What the results depend on."""
+    """The environment that the results depend on."""
     found: dict[str, Any] = {**environment(), "device": str(device)}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -159,7 +160,7 @@ def _driver() -> str | None:
 
 # ----------------------------------------------------------------------------------------------- the process that waits
 def collect(args: argparse.Namespace, folder: Path) -> Message:
-    """Have all cases run, and write what there is after every one; gives what was written."""
+    """Run all cases and write the results after each one; return what was written."""
     start = time.time()
     cases = tasks(torch.device(args.device), args.fast)
     names = [f"{task.section}: {task.case}" for task in cases]

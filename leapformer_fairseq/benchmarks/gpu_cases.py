@@ -1,4 +1,4 @@
-"""What the modules of `gpu` share: cases, sizes, masks, inputs, and a block of self-attention without fairseq."""
+"""The common parts of the modules of `gpu`: cases, sizes, masks, inputs, and a self-attention block without fairseq."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AGAIN = {**NO_PAIRS, "kept_numbers": 0, "kept_slot_tokens": 0}
 
 
 class Task(NamedTuple):
-    """One case. `seconds` is about what it takes on a GPU; it is left out where less is left."""
+    """One case. `seconds` is its approximate time on a GPU; it is skipped if less time is left."""
 
     section: str
     case: str
@@ -38,11 +38,11 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of everything.
+    """All sizes.
 
-    tokens:        of a check, no multiple of any chunk; `memory` those of which the peak is taken, the second longer.
-    lengths:       timed; the first ones are timed first. `batch_tokens` of all sequences together are timed at once.
-    train_lengths: of the language model, of which `batch_tokens` make a batch.
+    tokens:        of a check, not a multiple of any chunk; the peak is taken at the `memory` ones, short and long.
+    lengths:       timed; the first ones are timed first. All sequences of a call have `batch_tokens` tokens in total.
+    train_lengths: of the language model, with `batch_tokens` per batch.
     contexts:      tokens before a decoding step.
     cross:         lengths at which all pairs are compared with chunks.
     """
@@ -73,7 +73,7 @@ FAST = Sizes(
 
 
 def make(name: str, sizes: Sizes, device: torch.device, block: str | None = None) -> Mechanism:
-    """A mechanism that can hold the longest sequence here, and needs no encoder."""
+    """A mechanism that supports the longest sequence here, and needs no encoder."""
     longest, share = sizes.longest, -(-sizes.longest // 8)
     room = {"cosformer_length": longest, "abc_max_length": longest, "abc_pool_size": share, "abc_global_every": share}
     alone = {option.name: option.without_encoder for option in MECHANISMS[name].options}
@@ -83,34 +83,34 @@ def make(name: str, sizes: Sizes, device: torch.device, block: str | None = None
 
 
 def serving(kind: str, sizes: Sizes) -> list[str]:
-    """The mechanisms that are defined under a kind of mask."""
+    """The mechanisms that are defined for a kind of mask."""
     made = {name: make(name, sizes, torch.device("cpu")) for name in NAMES}
     return [name for name, x in made.items() if x.capabilities.unsupported_reason(None, KINDS[kind]) is None]
 
 
 def lengths(kind: str, tokens: int) -> tuple[int, int]:
-    """Queries and keys; under wait-k there are eight keys for a query."""
+    """Number of queries and keys; under wait-k there are eight keys per query."""
     return (max(1, tokens // 8) if kind == "wait-k" else tokens), tokens
 
 
 def inputs(
     sizes: Sizes, kind: str, tokens: int, batch: int | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """q, k and v, (batch, heads, tokens, dim), that want gradients; by default as many as are timed at once."""
+    """q, k and v, (batch, heads, tokens, dim), that require gradients; by default as many as are timed at once."""
     batch, (queries, keys) = batch or max(1, sizes.batch_tokens // tokens), lengths(kind, tokens)
     shapes = ((batch, sizes.heads, count, sizes.dim) for count in (queries, keys, keys))
     return tuple(torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
 
 
 def one_line(error: BaseException) -> str:
-    """An error for a cell of a table."""
+    """An error message for a table cell."""
     first = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {first[:200]}"
 
 
 @contextmanager
 def bounds(changes: dict[str, Any]) -> Iterator[None]:
-    """Other bounds in all threads: on a GPU the backward pass runs in one that does not see `dispatch.override`."""
+    """Override the thresholds in all threads; the GPU's backward pass runs in one without `dispatch.override`."""
     before = os.environ.get(dispatch.VARIABLE)
     os.environ[dispatch.VARIABLE] = ",".join([before or "", *(f"{name}={value}" for name, value in changes.items())])
     try:
@@ -123,7 +123,7 @@ def bounds(changes: dict[str, Any]) -> Iterator[None]:
 
 
 class Block(nn.Module):
-    """Causal self-attention with its projections, as language models have it."""
+    """Causal self-attention with its projections, as in language models."""
 
     def __init__(self, name: str, sizes: Sizes, device: torch.device) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Block(nn.Module):
         return cast(Tensor, self.out(out.transpose(1, 2).flatten(2)))
 
     def extend(self, x: Tensor, state: State, seen: int) -> tuple[Tensor, State]:
-        """Further tokens x, (B, T, C), after `seen` ones: their output, and the state after them."""
+        """More tokens x, (B, T, C), after `seen` ones: their output, and the state after them."""
         q, k, v, tokens = self._projected(x, seen)
         out, state = self.mechanism.scan(state, q, k, v, tokens, tokens, CAUSAL)
         return self.out(out.transpose(1, 2).flatten(2)), state

@@ -1,10 +1,10 @@
 """The checks of `gpu`: every mechanism, mask, precision and execution, decoding, synchronisation and memory.
 
 The rule is FlashAttention's: the error of an execution against float64 is at most twice that of plain torch at the same
-precision, and a floor. An error is relative to the largest number of its tensor (`errors`). Plain torch is the
-quadratic reference. It computes in float32 whatever its inputs are, so its error says little about half precision;
-where that is more, the error of plain torch is what becomes of the float64 result when queries, keys, values and the
-gradient of the output change by up to one unit in their last place.
+precision, plus a floor. An error is relative to the largest number of its tensor (`errors`). Plain torch is the
+quadratic reference. It computes in float32 for any inputs, so its error says little about half precision. The error of
+plain torch is therefore at least the change of the float64 result when queries, keys, values and the gradient of the
+output change by up to one unit in the last place.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LINEAR_GROWTH = 1.3  # memory per token of the longer sequence over that of the 
 
 
 def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
-    """All checks; those that every other number hangs on come first."""
+    """All checks; those that all other results depend on come first."""
     served = {kind: cases.serving(kind, sizes) for kind in KINDS}
     found = [
         Task("agreement", f"{name}, {kind}", partial(agreement, name, kind, device, sizes), 0.5)
@@ -95,7 +95,7 @@ def _judged(
 
 
 def verdict(got: Mapping[str, float], plain: Mapping[str, float], dtype: torch.dtype) -> Row:
-    """The tensor that is nearest to what is allowed, or furthest beyond it; a NaN is not allowed."""
+    """The tensor that is closest to the limit, or furthest beyond it; NaN is beyond any limit."""
     allowed = {name: TIMES_PLAIN * plain[name] + FLOORS[dtype] for name in got}
     excess = {name: got[name] / allowed[name] if got[name] == got[name] else float("inf") for name in got}
     name = max(excess, key=lambda name: excess[name])
@@ -104,7 +104,7 @@ def verdict(got: Mapping[str, float], plain: Mapping[str, float], dtype: torch.d
 
 
 def errors(got: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
-    """The largest error of each tensor over its largest number; of parameters' gradients over the largest of them all.
+    """The largest error of each tensor over its largest number; for parameters' gradients, over the largest of all.
 
     A parameter's gradient is a sum over tokens that may cancel.
     """
@@ -140,7 +140,7 @@ def _results(mechanism: Mechanism, kind: str, way: str, q: Tensor, k: Tensor, v:
 # ------------------------------------------------------------------------------------------------------------- decoding
 @torch.no_grad()
 def decoding(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
-    """All tokens at once, and token by token by `scan` and by the fused step, against all at once by the reference."""
+    """All tokens at once, and token by token by `scan` and by the fused step, compared with the reference."""
     block, found = Block(name, sizes, device), list[Row]()
     for dtype in FLOORS:
         block = block.to(dtype)
@@ -176,7 +176,7 @@ def _token_by_token(block: Block, step: Step | None, x: Tensor) -> Results:
 
 # ------------------------------------------------------------------------------------------------------ synchronisation
 def synchronisation(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
-    """Whether a scan with its gradients, or a step, waits for the GPU."""
+    """Whether a scan with its gradients, or a step, synchronises with the GPU."""
     block = Block(name, sizes, device)
     x = torch.randn(2, sizes.tokens, sizes.heads * sizes.dim, device=device)
     grad = torch.randn_like(x)
@@ -216,7 +216,7 @@ def _no_synchronisation() -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------------------------- memory
 def memory(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
-    """The peak of forward and backward over a short and a long causal sequence, bfloat16; on a CPU not judged."""
+    """The peak of forward and backward pass for a short and a long causal sequence in bfloat16; not judged on a CPU."""
     mechanism, peaks = cases.make(name, sizes, device), []
     for tokens in (sizes.memory[0], *sizes.memory):  # the first time for what stays, as the workspace of cuBLAS
         q, k, v = cases.inputs(sizes, "causal", tokens, 1, torch.bfloat16, device)
@@ -228,7 +228,7 @@ def memory(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
 
 
 def memory_row(name: str, tokens: tuple[int, int], peaks: list[int], judged: bool) -> Row:
-    """Two peaks and whether memory per token stays the same."""
+    """Two peaks, and whether memory per token is constant."""
     growth = peaks[1] / tokens[1] / (peaks[0] / tokens[0]) if peaks[0] else None
     sizes = {f"MiB at {n:,}": peak / measure.MIB for n, peak in zip(tokens, peaks, strict=True)}
     row: Row = {"mechanism": name, **sizes, "growth per token": growth, "allowed": LINEAR_GROWTH}

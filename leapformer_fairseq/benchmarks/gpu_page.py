@@ -1,4 +1,4 @@
-"""The page of `gpu`: what failed, what was fastest, every row, and what was left out. Needs no other library."""
+"""The report of `gpu`: failures, fastest mechanisms, every row, and cases left out. Needs no other library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLES = (
 
 
 def page(content: dict[str, Any]) -> str:
-    """The whole page; the layout is that of the other results."""
+    """The whole report, in the layout of the other results."""
     sections = {name: rows for name, rows in content.items() if isinstance(rows, list) and name != "left_out"}
     left_out, bounds = content["left_out"], content["environment"].get("bounds", {})
     other = sum(len(sections.get(name, [])) for name in CHECKS) - content["passed"] - content["failed"]
@@ -42,7 +42,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def summary(sections: dict[str, list[Row]]) -> list[tuple[str, list[Row]]]:
-    """Titles and rows of what matters first."""
+    """Titles and rows of the most important results."""
     rows = [(name, row) for name, rows in sections.items() for row in rows]
     checks = [(name, row) for name, row in rows if name in CHECKS]
     bounds = sections.get("bounds", [])
@@ -61,12 +61,12 @@ def summary(sections: dict[str, list[Row]]) -> list[tuple[str, list[Row]]]:
 
 
 def is_wrong(row: Row) -> bool:
-    """Whether a check failed, or could not be made for an error."""
+    """Whether a check failed, or could not be run because of an error."""
     return row.get("ok") is False or "failure" in row
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A table in Markdown with a column for every key there is."""
+    """A Markdown table with one column per key."""
     headers = list(dict.fromkeys(key for row in rows for key in row))
     lines = [headers, ["---"] * len(headers), *([_cell(row.get(key)) for key in headers] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -135,10 +135,10 @@ def _fastest(rows: Iterable[Row]) -> list[Row]:
 
 
 def crossings(rows: Iterable[Row]) -> list[Row]:
-    """What `pairs` and `pairs_per_token` should be: the bound that the longest length at which all pairs win gives.
+    """Suggested values of `pairs` and `pairs_per_token`, from the longest length at which all pairs win.
 
-    Causal, all pairs are taken of N tokens up to N^2 = pairs * features; bidirectional, up to N = 2 * pairs_per_token *
-    features.
+    Causal attention computes all pairs of N tokens up to N^2 = pairs * features; bidirectional attention up to N = 2 *
+    pairs_per_token * features.
     """
     found = []
     crossed = [row for row in rows if row["bound"] in ("pairs", "pairs_per_token") and row.get("fastest")]

@@ -1,4 +1,4 @@
-"""The times of `gpu`: attention, a training step, decoding, and the bounds between implementations."""
+"""The timings of `gpu`: attention, a training step, decoding, and the thresholds between implementations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Attend = Callable[..., Tensor]
 
 
 def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
-    """What is asked first comes first."""
+    """All timings, the most important first."""
     half, single = Place(device, torch.bfloat16), Place(device, torch.float32)
     served = {kind: [name for name in cases.serving(kind, sizes) if name != SOFTMAX] for kind in KINDS}
     causal = served["causal"]
@@ -60,7 +60,7 @@ def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
 
 # --------------------------------------------------------------------------------------------------------------- timing
 def medians(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, Seconds], dict[str, str]]:
-    """The median of each part of each call, which take turns; and in one line what went wrong with the others."""
+    """The median of each part of each call, which take turns, and one-line errors of the calls that failed."""
     samples: dict[str, list[Seconds]] = {name: [] for name in calls}
     failures: dict[str, str] = {}
     start, rounds = 0.0, -WARM_UP
@@ -78,9 +78,9 @@ def medians(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, Second
 
 
 def timed(device: torch.device, *parts: Callable[[], object]) -> Seconds:
-    """Seconds from the start to the end of each part, which run one after the other.
+    """Seconds from the start to the end of each part; the parts run one after the other.
 
-    On a GPU by its own clock, with a cold cache; on a CPU those that the thread computed.
+    On a GPU by its own clock, with a cold cache; on a CPU the CPU time of the thread.
     """
     if device.type != "cuda":
         ends = [measure.clock(device), *((part(), measure.clock(device))[1] for part in parts)]
@@ -110,7 +110,7 @@ def both(attend: Attend, inputs: tuple[Tensor, ...], parameters: list[nn.Paramet
 
 
 def compared(labels: Row, calls: Mapping[str, Call], seconds: float, base: str, *parts: str) -> list[Row]:
-    """A row of each call, with milliseconds of each part and how many times as fast as `base` that is."""
+    """A row for each call: milliseconds of each part, and its speedup over `base`."""
     found, failures = medians(calls, seconds)
     rows = []
     for name, times in found.items():
@@ -140,7 +140,7 @@ def _peak(call: Callable[[], object], device: torch.device) -> float | None:
 
 # ------------------------------------------------------------------------------------------------------------ attention
 def attention(place: Place, kind: str, length: int, names: list[str], sizes: Sizes) -> list[Row]:
-    """Milliseconds of forward, and of forward and backward pass, of SDPA and of mechanisms."""
+    """Milliseconds of the forward pass, and of forward and backward pass, of SDPA and of mechanisms."""
     mask, q_and_k = KINDS[kind], cases.lengths(kind, length)
     seen: Row = {"is_causal": kind == "causal"}
     if kind == "wait-k" and mask is not None:
@@ -153,7 +153,7 @@ def attention(place: Place, kind: str, length: int, names: list[str], sizes: Siz
 
 
 def kernels(place: Place, length: int, names: list[str], sizes: Sizes) -> list[Row]:
-    """The same of our features with the kernels of flash-linear-attention, where it is installed."""
+    """The same for our features with the kernels of flash-linear-attention, if it is installed."""
     kernel, failures = peers.linear_kernel(), dict[str, str]()
     labels: Row = {"device": str(place), "case": f"causal {length:,}"}
     if kernel is None:
@@ -250,7 +250,7 @@ def _cached(block: Block, x: Tensor, context: int) -> Callable[[], object]:
 
 @torch.no_grad()
 def decoding(place: Place, batch: int, context: int, names: list[str], sizes: Sizes) -> list[Row]:
-    """Milliseconds of a step of one attention block, its projections included, eager and as a CUDA graph."""
+    """Milliseconds per step of one attention block with its projections, eager and as a CUDA graph."""
     device, rows, steps = place.device, list[Row](), dict[str, Callable[[], object]]()
     x = torch.randn(batch, sizes.heads * sizes.dim, device=device, dtype=place.dtype)
     for form in ("eager", "graph") if device.type == "cuda" else ("eager",):
@@ -325,7 +325,7 @@ def _sweeps(place: Place, sizes: Sizes) -> list[Task]:
 def sweep(
     place: Place, bound: str, name: str, kind: str, length: int, ways: Mapping[str, dict[str, Any]], sizes: Sizes
 ) -> list[Row]:
-    """Forward and backward pass under different bounds, one of which may be that in force."""
+    """Forward and backward pass under different thresholds, one of which may be the current one."""
     tensors = cases.inputs(sizes, kind, length, None, place.dtype, place.device)
     mechanism, grad = cases.make(name, sizes, place.device), torch.randn_like(tensors[0])
     attend, parameters = partial(mechanism, mask=KINDS[kind]), list(mechanism.parameters())
@@ -350,7 +350,7 @@ def sweep(
 
 # -------------------------------------------------------------------------------------------------------------- fairseq
 def with_fairseq(place: Place, sizes: Sizes) -> list[Row]:
-    """A training step of whole language models beside fairseq's, where fairseq is installed."""
+    """A training step of whole language models compared with fairseq's, if fairseq is installed."""
     try:
         import fairseq  # noqa: F401
         import tqdm  # noqa: F401

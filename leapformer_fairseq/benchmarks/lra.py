@@ -1,17 +1,17 @@
-"""Training speed and memory on Long Range Arena: by length at equal batch, and with the tasks' own batches.
+"""Training speed and memory on Long Range Arena: by length at equal batch size, and with the tasks' own batches.
 
 Method: a training step (forward pass, loss, backward pass, Adam) of the Text model of the LeaPformer paper (appendix
 A.10: 2 layers, 64 wide, 2 heads), random bytes without padding, float32 unless the device says otherwise, one thread.
-On a CPU it is the CPU time of the thread, on a GPU wall time. All systems take turns in one process; reported is the
-median. "softmax" is torch's scaled dot-product attention, "softmax, materialised" makes all weights, as the code of the
-papers does. No row has attention dropout: with it torch makes all weights on a CPU, and linear attention has none.
-By length (Luna's Table 2; Ma et al., 2021): batches of 4. Tasks (LeaPformer's Table 2): their own batches
-at full length, 1k Pathfinder, 2k ListOps, 4k Text.
+On a CPU it is the CPU time of the thread, on a GPU wall time. All systems take turns in one process; the median is
+reported. "softmax" is torch's scaled dot-product attention; "softmax, materialised" computes all weights, as the
+papers' code does. No row has attention dropout: with it, torch computes all weights on a CPU, and linear attention has
+none. By length (Luna's Table 2; Ma et al., 2021): batches of 4. Tasks (LeaPformer's Table 2): their own batches at full
+length, 1k Pathfinder, 2k ListOps, 4k Text.
 
 Memory is the peak above the model and the batch of one training step in a fresh process; ratio = memory of a row /
-memory of materialised softmax. No row runs layers again in the backward pass.
+memory of materialised softmax. No row recomputes layers in the backward pass.
 
-Nothing is reported of a mechanism whose training form differs from its reference in float64, gradients included.
+A mechanism is not reported if its training form differs from its reference in float64, gradients included.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ MECHANISMS_MEASURED = (BASELINE, MATERIALISED, *(name for name in ROWS if name !
 
 
 class System(NamedTuple):
-    """A model in training."""
+    """A model and its training step."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -92,7 +92,7 @@ def plan_of(name: str) -> None:
 
 
 def disagreement(name: str) -> str | None:
-    """By how much the training form of a row's mechanism differs from its reference; None if it does not."""
+    """How much the training form of a row's mechanism differs from its reference; None if it does not."""
     plan, chosen = _mechanism(name)
     mechanism = build(plan, 16, 2, block="encoder-self", input_dim=32, **chosen).double().eval()
     inputs = [torch.randn(2, 2, 150, 16, dtype=torch.float64, requires_grad=True) for _ in range(3)]
@@ -106,7 +106,7 @@ def disagreement(name: str) -> str | None:
 
 
 def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
-    """Rows of `softmax`, `cosformer`, `memory` and, but for quick runs, `tasks`."""
+    """Rows of `softmax`, `cosformer`, `memory` and, except in quick runs, `tasks`."""
     lengths, seconds = (QUICK_LENGTHS, SECONDS / 20) if quick else (LENGTHS, SECONDS)
     for place in places:
         for length in lengths:
@@ -117,7 +117,7 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 def by_length(names: list[str], length: int, place: measure.Place, seconds: float) -> Found:
-    """A training step of every row, against softmax and against cosFormer."""
+    """A training step of every row, compared with softmax and with cosFormer."""
     times, case = _times(names, "text", BATCH, length, place, seconds), f"{length:,} tokens"
     return {
         "softmax": _compared(times, BASELINE, case, length, place),
@@ -128,7 +128,7 @@ def by_length(names: list[str], length: int, place: measure.Place, seconds: floa
 def with_own_batch(
     names: list[str], label: str, task: str, place: measure.Place, seconds: float
 ) -> list[dict[str, Any]]:
-    """The same with the batch of the task's protocol, but for rows that make all weights, which would not fit."""
+    """The same with the batch of the task's protocol, except for rows that compute all weights, which would not fit."""
     settings = protocols.load("leapformer").tasks[task]
     length = {"pathfinder": 1024, "listops": 2000, "text": 4000}[task]
     plain = [name for name in names if name not in ALL_WEIGHTS]
@@ -189,7 +189,7 @@ def _memory(names: list[str], length: int, place: measure.Place) -> list[dict[st
 
 
 def peak_of_a_step(name: str, length: int, place_name: str) -> int | None:
-    """Bytes; for a separate process."""
+    """Bytes; to be called in a separate process."""
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # of fairseq, when it is imported
     place = measure.Place.parse(place_name)
@@ -203,7 +203,7 @@ def peak_of_a_step(name: str, length: int, place_name: str) -> int | None:
 
 
 def system(name: str, task: str, place: measure.Place) -> System:
-    """The model of a row in a task."""
+    """The model of a row for a task."""
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
     from .. import register

@@ -26,19 +26,19 @@ Seconds = tuple[float, ...]
 
 
 class Case(NamedTuple):
-    """A part of a benchmark: what it is of, and what measures it, rows of results by their section."""
+    """A part of a benchmark: its name, and the function that measures it and returns rows by section."""
 
     about: str
     measure: Callable[[], Found]
 
 
 def case(about: str, section: str, rows: Callable[..., list[Row]], *arguments: Any) -> Case:
-    """A case whose rows are all of one section."""
+    """A case whose rows all belong to one section."""
     return Case(about, lambda: {section: rows(*arguments)})
 
 
 def run(cases: Sequence[Case], seed: int) -> Iterator[Found]:
-    """The results so far, after every case, so that what stops a later one loses nothing. Progress is shown."""
+    """Yield the results after every case, so that an interruption loses no finished case. Shows progress."""
     from tqdm import tqdm  # the GPU's checks need no other library than torch
 
     found: Found = {}
@@ -52,7 +52,7 @@ def run(cases: Sequence[Case], seed: int) -> Iterator[Found]:
 
 
 class Place(NamedTuple):
-    """Where and in which precision something is measured; `str` and `parse` are each other's inverse."""
+    """The device and the precision of a measurement; `str` and `parse` are inverse to each other."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -73,7 +73,7 @@ class Place(NamedTuple):
 
 
 def clock(device: torch.device) -> float:
-    """Seconds: on a CPU those that this thread computed, so that other programs do not count; on a GPU wall time."""
+    """Seconds: on a CPU the CPU time of this thread, so that other programs do not count; on a GPU wall time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return time.perf_counter()
@@ -81,9 +81,9 @@ def clock(device: torch.device) -> float:
 
 
 def medians(calls: Mapping[K, Callable[[], Seconds]], seconds: float) -> dict[K, Seconds]:
-    """The median of each part of each call. Calls take turns, so that all meet the same state of the machine.
+    """The median of each part of each call. Calls take turns, so that all see the same state of the machine.
 
-    After a round to warm up there are as many rounds as fit into about `seconds`, but 3 to 31.
+    After a warm-up round, there are as many rounds as fit into about `seconds`, but 3 to 31.
     """
     start = time.perf_counter()
     for call in calls.values():
@@ -98,10 +98,10 @@ def medians(calls: Mapping[K, Callable[[], Seconds]], seconds: float) -> dict[K,
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread, and an allocator as in a long-running process.
+    """Use one thread, and an allocator as in a long-running process.
 
-    glibc hands freed memory back to the system above a limit that rises with the largest block ever freed, up to
-    32 MiB. A young process would pay for getting it again, call after call, what a training process pays once.
+    glibc returns freed memory to the system above a threshold that rises with the largest block ever freed, up to 32
+    MiB. A new process would pay for getting it back in every call, while a training process pays once.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -120,9 +120,10 @@ def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
 
 @contextmanager
 def peak_growth(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Gives a function that says by how many bytes the peak of memory rose in the block; None where nobody knows.
+    """Yields a function that returns the growth of peak memory in the block, in bytes; None if unknown.
 
-    On a CPU it is the resident set of this process as Linux accounts it; on a GPU what torch has allocated.
+    On a CPU this is the resident set of the process as reported by Linux; on a GPU, the memory that torch has
+    allocated.
     """
     before = _peak_bytes(device, reset=True)
     after: int | None = None

@@ -1,34 +1,34 @@
-"""Speed and FLOPs of whole text to speech models by attention plan, against fairseq's own model.
+"""Speed and FLOPs of whole text-to-speech models by attention plan, compared with fairseq's own model.
 
 Method: models of the Modular Linearized Attention paper's size (Agostinelli & Chen, 2023, arXiv:2304.08453: 6 + 6
-layers, 256 wide, feed-forward 1,024, 8 heads, 4 frames of 80 mels a step), pre-norm, random weights, one sentence,
+layers, 256 wide, feed-forward 1,024, 8 heads, 4 frames of 80 mels per step), pre-norm, random weights, one sentence,
 float32 unless the device says otherwise, one thread. A plan names the mechanisms of encoder self-attention, decoder
-self-attention and cross-attention, or one for all. cosFormer takes the target to be 1.5 times as long as the source,
-which it is here.
+self-attention and cross-attention, or one for all. cosFormer assumes that the target is 1.5 times as long as the
+source, which is the case here.
 
 An iteration of the encoder is one forward pass over the phonemes. Iterations of the decoder are timed as whole decodes:
-all steps of a sentence one after the other from an empty state, reading the source included, without the post-net over
-the finished utterance; the rate is the number of steps by the time of all. On a CPU it is the CPU time of the thread,
-on a GPU wall time. All models take turns in one process; reported is the median of 3 to 31 rounds. Ratio = time of
-fairseq / time of ours.
+all steps of a sentence one after the other from an empty state, including reading the source, but without the post-net
+on the finished utterance; the rate is the number of steps divided by the total time. On a CPU it is the CPU time of the
+thread, on a GPU wall time. All models take turns in one process; the median of 3 to 31 rounds is reported. Ratio = time
+of fairseq / time of ours.
 
-"fairseq" is the stock `tts_transformer`, called as its own generator calls it: at every step it composes attention
-weights and runs the post-net, whose result the generator drops. "fairseq (post-net once)" does all but the latter, as
-ours do: what it gains is not due to attention. Ours compose no weights.
+"fairseq" is the stock `tts_transformer`, called as its own generator does: at every step it computes attention weights
+for output and runs the post-net, whose result the generator drops. "fairseq (post-net once)" does all this except the
+latter, as ours does: its gain is not due to attention. Our models do not output weights.
 
-FLOPs are those of a sentence: encoder, all steps of the decoder, and the post-net over the utterance. "gflop" is a
+FLOPs are those of a sentence: encoder, all steps of the decoder, and the post-net on the utterance. "gflop" is a
 formula for the matrix products that a plan of softmax and linear attention needs (`flops`); "counted_gflop" is what
-torch's FlopCounterMode sees of the same pass, with the decoding step in PyTorch. For fairseq, for softmax and for
-encoders they are equal (linear ones of less than 45 phonemes would take their quadratic form, which the formula does
-not know). For linear self-attention in the decoder the counter, at every step, in every layer and head of D dimensions
-with F features,
+torch's FlopCounterMode counts in the same pass, with the decoding step in PyTorch. For fairseq, for softmax and for
+encoders they are equal (linear encoders of fewer than 45 phonemes would use the quadratic form, which the formula does
+not cover). For linear self-attention in the decoder, in every step, layer and head of D dimensions with F features, the
+counter
 
-* misses 2 F (D + 1): adding k [v, 1] to the state is element-wise there;
-* sees 2 C more, C being the model's width: the column of ones is a channel of zero weights;
-* of rope misses 2 F for every key of a source, in encoders and in cross-attention: its normalizer, whose features
+* misses 2 F (D + 1): adding k [v, 1] to the state is element-wise;
+* counts 2 C too many, where C is the model's width: the column of ones is a channel of zero weights;
+* misses 2 F of rope for every key of a source, in encoders and in cross-attention: its normalizer, whose features
   differ, is summed without a product.
 
-Nothing is reported of a plan whose decoder, step by step, differs from its full forward pass in float64.
+A plan is not reported if its decoder, step by step, differs from its full forward pass in float64.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ Models = Mapping[str, Any]
 
 
 class Case(NamedTuple):
-    """Phonemes of a sentence, and decoder steps that it takes."""
+    """Phonemes of a sentence, and the decoder steps for it."""
 
     source: int
     steps: int
@@ -103,9 +103,9 @@ AIMS_PLAN, AIMS = "leap", {Case(100, 150): 1.07, Case(400, 600): 1.07}
 
 
 def plan_of(name: str) -> dict[str, str]:
-    """The mechanism of every block, by the block's argument, of a plan "encoder/decoder/cross", or one for all.
+    """The mechanism of each block, by the block's argument, of a plan "encoder/decoder/cross", or one for all.
 
-    Raises LeapformerError for an unknown mechanism and for another number of blocks.
+    Raises LeapformerError for an unknown mechanism or another number of blocks.
     """
     mechanisms = name.split("/") if "/" in name else [name] * len(BLOCKS)
     if len(mechanisms) != len(BLOCKS):
@@ -142,7 +142,7 @@ def _times(case: Case, models: Callable[[], dict[str, Any]], place: measure.Plac
 
 @torch.no_grad()
 def disagreement(name: str) -> str | None:
-    """Whether the decoder with this plan, step by step, is another function than in one pass; None if not."""
+    """How the decoder with this plan, step by step, differs from a single pass; None if it does not."""
     torch.manual_seed(0)
     place, steps = measure.Place(torch.device("cpu"), torch.float64), 12
     model = make(name, place, **PARITY_SIZES)
@@ -155,7 +155,7 @@ def disagreement(name: str) -> str | None:
 
 
 def arguments(name: str, **sizes: Any) -> Namespace:
-    """The options of a model with this plan; fairseq's has softmax everywhere."""
+    """The options of a model with this plan; fairseq's model has softmax everywhere."""
     from ..models.tts import leapformer_tts
 
     stock = name in (FAIRSEQ, ONCE)
@@ -166,7 +166,7 @@ def arguments(name: str, **sizes: Any) -> Namespace:
 
 
 def make(name: str, place: measure.Place, **sizes: Any) -> Any:
-    """A model of the size that is measured here, or of others; "fairseq" is the stock one."""
+    """A model, by default of the benchmark's size; "fairseq" is the stock one."""
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -190,7 +190,7 @@ def phonemes(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def decode(model: Any, encoder_out: dict[str, list[Any]], steps: int) -> Tensor:
-    """Frames (1, T, F) before the post-net: what generators, fairseq's and ours, ask of a model for one sentence."""
+    """Frames (1, T, F) before the post-net: what fairseq's generator and ours request from a model for one sentence."""
     state: dict[str, Any] = {}
     step = encoder_out["encoder_out"][0].new_zeros(1, 1, model.decoder.out_dim)
     frames = []
@@ -228,7 +228,7 @@ def encoders(case: Case, models: Models, place: measure.Place, seconds: float) -
 
 @torch.no_grad()
 def sentences(case: Case, names: list[str]) -> list[dict[str, Any]]:
-    """GFLOP of a sentence by every model, fairseq's own first: by the formula, and as counted."""
+    """GFLOP per sentence of every model, fairseq's own first: by the formula, and as counted."""
     place, rows = measure.Place(torch.device("cpu")), []
     for name in (FAIRSEQ, *names):
         parts = {} if has_no_formula(name) else flops(arguments(name), case)
@@ -245,7 +245,7 @@ def sentences(case: Case, names: list[str]) -> list[dict[str, Any]]:
 
 
 def has_no_formula(name: str) -> bool:
-    """Whether `flops` does not know a mechanism of this plan, as those with a bounded memory."""
+    """Whether `flops` does not cover a mechanism of this plan, such as a bounded memory."""
     mechanisms = {find(mechanism) for mechanism in plan_of(name).values()} if name != FAIRSEQ else set()
     return not all(cls.name == "softmax" or issubclass(cls, LinearMechanism) for cls in mechanisms)
 
@@ -253,11 +253,12 @@ def has_no_formula(name: str) -> bool:
 def flops(args: Namespace, case: Case) -> dict[str, int]:
     """Multiplications and additions in the matrix products of one sentence, by part of the model.
 
-    A map from n to m numbers costs 2 n m a row, a convolution of width w as much w times; biases, norms, activations
-    and all else that is element-wise is left out. Softmax attention of D dimensions a head costs 4 D for every query
-    and key that it sees, linear attention with F features 2 F (D + 1) for every key, which is added to the state, and
-    as much for every query, which reads it; leap besides 2 h (D + 1) for each of both, by a network of h units.
-    fairseq's own generator runs the post-net at each step, and once more over all.
+    A map from n to m numbers costs 2 n m per row, a convolution of width w costs w times as much; biases, norms,
+    activations and all other element-wise operations are left out. Softmax attention with D dimensions per head costs 4
+    D for every visible pair of query and key. Linear attention with F features costs 2 F (D + 1) for every key, which
+    is added to the state, and as much for every query, which reads it. leap costs an additional 2 h (D + 1) for each
+    query and each key, for a network of h units. fairseq's own generator runs the post-net at each step, and once more
+    over all.
     """
     source, steps = case
     encoder, decoder, frame = args.encoder_embed_dim, args.decoder_embed_dim, args.output_frame_dim
@@ -283,9 +284,9 @@ def flops(args: Namespace, case: Case) -> dict[str, int]:
 
 @torch.no_grad()
 def counted(model: Any, case: Case) -> int:
-    """FLOPs of one sentence that torch's counter sees, with the decoding step in PyTorch.
+    """FLOPs of one sentence counted by torch, with the decoding step in PyTorch.
 
-    The counter knows attention on a GPU, but not torch's fused one on a CPU: that it is told here.
+    The counter supports attention on a GPU, but not torch's fused attention on a CPU, so we register it here.
     """
 
     def attention(q: Any, k: Any, v: Any, *unused: Any, **others: Any) -> int:

@@ -1,22 +1,22 @@
-"""The papers' figures of speed: encoding and decoding with bounded memories, linear attention by width and length.
+"""The papers' speed figures: encoding and decoding with bounded memories, linear attention by width and length.
 
 Method: random weights and inputs without padding, one thread, float32 unless the device says otherwise. On a CPU it is
-the CPU time of the thread, on a GPU wall time. All systems take turns in one process; reported is the median. Ratio =
+the CPU time of the thread, on a GPU wall time. All systems take turns in one process; the median is reported. Ratio =
 time of softmax / time of ours. "softmax" is ours, with torch's scaled dot-product attention and a preallocated cache;
-the papers' is slower, as "fairseq" shows for decoding.
+the papers' softmax is slower, as "fairseq" shows for decoding.
 
 * Encoding (ABC, table 6; Peng et al., 2022, arXiv:2110.02488): a forward pass of RoBERTa-base (12 layers, 768 wide)
-  over 512 tokens a sentence, of 16 sentences on a GPU as in the paper, of 2 on a CPU, without the output layer. Memory
-  is the peak above the model and its inputs in a fresh process; ratio = ours / that of softmax.
+  with 512 tokens per sentence, with 16 sentences on a GPU as in the paper, and 2 on a CPU, without the output layer.
+  Memory is the peak above the model and its inputs in a fresh process; ratio = ours / that of softmax.
 * Decoding (ABC, figure 1): 16 sentences, greedy, a decoder of transformer-base (6 layers, 512 wide, feed-forward 2,048,
-  8 heads) without the output layer, as many target tokens as source states. A token is the mean of the tokens at an
-  eighth, three, five and seven eighths of the length. Slots and features in cross- and causal attention are the
-  paper's. State: bytes of all layers at the end.
+  8 heads) without the output layer, with as many target tokens as source states. The time per token is the mean over
+  the tokens at one, three, five and seven eighths of the length. Slots and features in cross- and causal attention are
+  the paper's. State: bytes of all layers at the end.
 * Blocks (after figures 17 to 21 of Agostinelli & Chen, 2023, arXiv:2304.08453): a forward pass of bidirectional
-  self-attention with its projections, 8 heads, by width and length, of one sentence and of 125. Those figures were
-  not at hand: the axes are known, values are not.
+  self-attention with its projections, 8 heads, by width and length, for one sentence and for 125. We did not have these
+  figures: their axes are known, their values are not.
 
-Nothing is reported of a mechanism one of whose executions differs from its reference in float64.
+A mechanism is not reported if one of its executions differs from its reference in float64.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def encoding(names: list[str], place: measure.Place, quick: bool, seconds: float
 
 
 def memory(names: list[str], place: measure.Place, quick: bool) -> Found:
-    """Peak MiB of a forward pass of every encoder; no rows where that is not known."""
+    """Peak MiB of a forward pass of every encoder; no rows if it is unknown."""
     chosen = _chosen(ENCODERS, names)
     peaks = {name: measure.in_fresh_process(peak_of_encoding, name, str(place), quick) for name in chosen}
     base = peaks[BASE]
@@ -112,7 +112,7 @@ def memory(names: list[str], place: measure.Place, quick: bool) -> Found:
 
 
 def peak_of_encoding(name: str, place_name: str, quick: bool) -> int | None:
-    """Bytes; for a separate process."""
+    """Bytes; to be called in a separate process."""
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # of fairseq, when it is imported
     place = measure.Place.parse(place_name)
@@ -126,7 +126,7 @@ def peak_of_encoding(name: str, place_name: str, quick: bool) -> int | None:
 
 
 def encoder(name: str, place: measure.Place, quick: bool) -> Any:
-    """RoBERTa-base with a system's attention; of two small layers if it shall be quick."""
+    """RoBERTa-base with a system's attention; two small layers in quick runs."""
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
@@ -152,7 +152,7 @@ def sentences(place: measure.Place, quick: bool) -> Tensor:
 
 @torch.no_grad()
 def decoding(names: list[str], length: int, place: measure.Place, seconds: float) -> Found:
-    """Milliseconds of a token of every decoder, and bytes of state at the end."""
+    """Milliseconds per token of every decoder, and bytes of state at the end."""
     chosen = _chosen(DECODERS, names)
     times: dict[str, float] = dict.fromkeys(chosen, 0.0)
     for share in PLACES_MEASURED:
@@ -170,7 +170,7 @@ def decoding(names: list[str], length: int, place: measure.Place, seconds: float
 
 
 def decoder(name: str, case: decode.Case, place: measure.Place) -> tuple[dict[str, Any], Callable[[], measure.Seconds]]:
-    """The state of a decoder with `case.target` tokens in it, and what takes one more."""
+    """The state of a decoder with `case.target` tokens, and a function that decodes one more."""
     kind, options = DECODERS[name]
     made = decode.make(kind, place, **DECODER_SIZES, **options)
     source = torch.randn(case.source, case.rows, DECODER_SIZES["width"], device=place.device, dtype=place.dtype)

@@ -1,4 +1,4 @@
-"""What others offer for the same on a GPU: FlashAttention in SDPA, and the kernels of flash-linear-attention."""
+"""Other implementations of the same attention on a GPU: FlashAttention in SDPA, flash-linear-attention's kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLERANCE = 3e-2
 
 
 def find(mechanisms: Mapping[str, Mechanism], kind: str, place: Place) -> dict[str, Attend]:
-    """Further ways to compute attention of this kind at this place, by name."""
+    """Other ways to compute attention of this kind at this place, by name."""
     found: dict[str, Attend] = {}
     if place.device.type != "cuda":
         return found
@@ -44,13 +44,13 @@ def find(mechanisms: Mapping[str, Mechanism], kind: str, place: Place) -> dict[s
 
 
 def flash(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """SDPA by FlashAttention or not at all."""
+    """SDPA with FlashAttention only."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def linear_kernel() -> Callable[..., tuple[Tensor, object]] | None:
-    """`chunk_linear_attn` where it is installed."""
+    """`chunk_linear_attn` if it is installed."""
     try:
         return importlib.import_module(KERNEL_MODULE).chunk_linear_attn
     except ImportError:
@@ -60,7 +60,7 @@ def linear_kernel() -> Callable[..., tuple[Tensor, object]] | None:
 def by_kernel(
     kernel: Callable[..., tuple[Tensor, object]], mechanism: LinearMechanism, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """Causal linear attention with our features and their sums; they want (B, T, H, D)."""
+    """Causal linear attention of our features, with their normalizer, by a kernel, which takes (B, T, H, D)."""
     tokens = TokenInfo.whole(q.shape[2], device=q.device)
     features = mechanism.map_queries(q, tokens), mechanism.map_keys(k, tokens)
     inputs = (x.expanded().to(v.dtype).transpose(1, 2) for x in features)
@@ -69,7 +69,7 @@ def by_kernel(
 
 
 def difference(mechanism: Mechanism, way: Attend, place: Place) -> float:
-    """By how much a way differs from the mechanism's reference, relative to the largest number."""
+    """How much an implementation differs from the mechanism's reference, relative to the largest number."""
     torch.manual_seed(0)
     shape = (2, mechanism.num_heads, 100, mechanism.head_dim)
     q, k, v = (torch.randn(shape, device=place.device, dtype=place.dtype) for _ in range(3))

@@ -1,11 +1,11 @@
 """How much faster two processes train than one, on the cores of one machine.
 
 Method: a language model of 2 layers, 256 wide, feed-forward 1,024, 8 heads, without dropout, a vocabulary of 4,000,
-random text in samples of 512 tokens, 2,048 tokens a batch and process; trained by `leapformer train` on CPUs in
+random text in samples of 512 tokens, 2,048 tokens per batch and process; trained by `leapformer train` on CPUs in
 float32, each process with one thread, for 12 updates. Speed is the median of the words per second in the log. "two
-processes" exchange their gradients by gloo after every batch (`--distributed-world-size 2`); "two copies" are two
-trainings side by side that have nothing to do with each other, which is what the machine allows. The three take turns,
-three rounds; reported is the median. ratio = words per second of both processes / those of two times one.
+processes" exchange their gradients with gloo after every batch (`--distributed-world-size 2`); "two copies" are two
+independent training runs in parallel, which shows what the machine allows. The three take turns for three rounds; the
+median is reported. ratio = words per second of both processes / twice those of one process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def sizes(quick: bool) -> list[str]:
 
 
 def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
-    """Rows of `scaling`. Raises LeapformerError for another place than CPUs in float32."""
+    """Rows of `scaling`. Raises LeapformerError for any place other than CPUs in float32."""
     for place in places:
         if not place.has_aims:
             raise LeapformerError(f"--device {place}: this compares processes on CPUs; give --device cpu")
@@ -52,7 +52,7 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 def scaling(name: str, place: measure.Place, quick: bool) -> list[dict[str, Any]]:
-    """Words per second of one process, two, and two copies."""
+    """Words per second of one process, two processes, and two copies."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_text(root, tokens=TOKENS * (4 if quick else 64))
@@ -76,7 +76,7 @@ def scaling(name: str, place: measure.Place, quick: bool) -> list[dict[str, Any]
 
 
 def write_text(root: Path, tokens: int) -> None:
-    """Random words, as fairseq trains on them."""
+    """Write random words as training text for fairseq."""
     draw = random.Random(1)
     lines = (" ".join(str(draw.randrange(WORDS)) for _ in range(63)) for _ in range(tokens // 64))
     (root / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -85,7 +85,7 @@ def write_text(root: Path, tokens: int) -> None:
 
 
 def speed(name: str, system: str, root: Path, turn: str, quick: bool) -> float:
-    """Words per second of all processes of a system together."""
+    """Total words per second of all processes of a system."""
     options = [
         str(root / "data"), "--task", "language_modeling", *sizes(quick), "--decoder-self-attention", name,
         "--optimizer", "adam", "--lr", "1e-4", "--max-tokens", str(TOKENS),

@@ -1,17 +1,17 @@
-"""Entmax over chosen blocks against entmax and softmax over all pairs: is the time really saved?
+"""Entmax over selected blocks against entmax and softmax over all pairs: is the time really saved?
 
 Method: one sequence of 2,048 tokens, 4 heads of 64 dimensions, blocks of 32 tokens, bidirectional, forward pass without
 gradients, float32 unless the device says otherwise, one thread. On a CPU it is the CPU time of the thread, on a GPU
-wall time. All systems take turns in one process; reported is the median.
+wall time. All systems take turns in one process; the median is reported.
 
-"entmax, sorted" is 1.5-entmax over all pairs by the package of that name, which sorts every row; "entmax, top-k" the
-same with its partial sort (of 100 scores a row, more where that is not enough); "entmax" is ours, which does not sort;
+"entmax, sorted" is 1.5-entmax over all pairs by the entmax package, which sorts every row; "entmax, top-k" is the same
+with its partial sort (of 100 scores per row, more if that is not enough); "entmax" is ours, which does not sort;
 "softmax" is torch's scaled dot-product attention. "random blocks" attends to as many blocks as the case says, drawn
-before: it has nothing to select. Of the mechanisms a case has as many chosen blocks, without window and global blocks;
-"in the pattern" has those, too, as they do in a model. Times of selection, which are in their ratios, are given apart.
-Projections and centroids are random: they cost the same as fitted ones.
+beforehand: it has nothing to select. For the mechanisms, a case gives the number of selected blocks, without window and
+global blocks; "in the pattern" has those, too, as in a model. Selection times, which are included in the ratios, are
+also given separately. Projections and centroids are random: they cost the same as fitted ones.
 
-Nothing is reported of a mechanism whose gathered blocks differ from its masked matrix in float64, gradients included.
+A mechanism is not reported if its gathered blocks differ from its masked matrix in float64, gradients included.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Call = Callable[[], measure.Seconds]
 
 
 def disagreement(name: str) -> str | None:
-    """By how much gathered blocks differ from the masked matrix; None if they do not, or for what has no blocks."""
+    """How much gathered blocks differ from the masked matrix; None if they do not, or if there are no blocks."""
     if not issubclass(MECHANISMS[name], Blocked):
         return "it has no blocks; choose from: " + ", ".join(MECHANISMS_MEASURED)
     mechanism = make(name, 2, 16).double()
@@ -78,7 +78,7 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 @torch.no_grad()
 def times(names: list[str], tokens: int, attended: int, place: measure.Place, seconds: float) -> Found:
-    """A forward pass of every system, against each baseline."""
+    """A forward pass of every system, compared with each baseline."""
     found = measure.medians(systems(names, tokens, attended, place), seconds)
 
     def against(base: str, aims: dict[tuple[int, int], dict[str, float]]) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def times(names: list[str], tokens: int, attended: int, place: measure.Place, se
 
 
 def systems(names: list[str], tokens: int, attended: int, place: measure.Place) -> dict[str, Call]:
-    """Everything that is measured: seconds of attention, and of selection."""
+    """All measured systems: seconds of attention, and of selection."""
     q, k, v = (torch.randn(1, HEADS, tokens, HEAD_DIM, device=place.device, dtype=place.dtype) for _ in range(3))
     real = torch.ones(1, tokens, dtype=torch.bool, device=place.device)
     blocks = -(-tokens // SIZE)
@@ -111,7 +111,7 @@ def systems(names: list[str], tokens: int, attended: int, place: measure.Place) 
 
 
 def make(name: str, attended: int, size: int = SIZE) -> Blocked:
-    """A mechanism of the size that is measured here."""
+    """A mechanism of the benchmark's size."""
     wanted = {SIZE_OPTION.name: size, ATTENDED.name: attended, CENTROIDS_OPTION.name: CENTROIDS}
     known = {option.name for option in find(name).options}
     options: dict[str, Any] = {option: value for option, value in wanted.items() if option in known}
@@ -119,7 +119,7 @@ def make(name: str, attended: int, size: int = SIZE) -> Blocked:
 
 
 def sorted_entmax(q: Tensor, k: Tensor, v: Tensor, highest: int | None = None) -> Tensor:
-    """Entmax over all pairs by the package, which sorts the `highest` of a row, or all."""
+    """Entmax over all pairs by the entmax package, which sorts the `highest` scores of a row, or all."""
     weights = entmax15(q.float() @ k.float().mT * HEAD_DIM**-0.5, k=highest)
     return cast(Tensor, weights.to(v.dtype) @ v)
 
@@ -132,7 +132,7 @@ def rows(
     aims: dict[str, float],
     place: measure.Place,
 ) -> list[dict[str, Any]]:
-    """Milliseconds beside those of the baseline, selection included."""
+    """Milliseconds relative to the baseline, including selection."""
     others = [name for name in times if name != base]
     return [
         {

@@ -1,17 +1,17 @@
-"""Computation of a simultaneous translation while the speech arrives, by encoder and engine.
+"""Computation of simultaneous translation while speech arrives, by encoder and mechanism.
 
 Method: models of the papers' size (12 + 6 layers, 256 wide, 8 heads, feed-forward 1,024) with random weights and a
 vocabulary of 1,000, filterbank frames of noise, one thread, float32. Speech arrives 280 ms at a time; from the third
-arrival on one token is written after each, and at the end three more. Measured is the computation of a whole utterance,
-encoder and decoder: on a CPU the CPU time of the thread, on a GPU wall time. All systems take turns in one process;
-reported is the median. Ratio = time of softmax encoded anew / time of the system.
+segment on, one token is written after each, and at the end three more. We measure the computation for a whole
+utterance, encoder and decoder: on a CPU the CPU time of the thread, on a GPU wall time. All systems take turns in one
+process; the median is reported. Ratio = time of softmax encoded anew / time of the system.
 
-"anew" is an encoder that sees whole utterances, as in the papers: it is run again over all that was heard at every
-arrival. "causal" and "chunks" (of 280 ms) are streaming encoders: every frame is encoded once. Softmax in
-chunks sees 10 s of the past.
+"anew" is an encoder that sees whole utterances, as in the papers: it is rerun over all audio received so far whenever
+speech arrives. "causal" and "chunks" (of 280 ms) are streaming encoders: every frame is encoded once. Softmax in chunks
+sees 10 s of the past.
 
-Growth is the computation for a second of speech in the longest utterance over that in the shortest. The cost of a token
-is that of a decoder step when that much speech was heard, over the same after one second.
+Growth is the computation per second of speech in the longest utterance over that in the shortest. The cost of a token
+is that of a decoder step after this much speech, over the same after one second.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ BASE = "softmax, anew"
 
 
 class System(NamedTuple):
-    """A mechanism in all three blocks, and how the encoder reads arriving speech."""
+    """A mechanism in all three blocks, and the way the encoder processes arriving speech."""
 
     mechanism: str
     encoder: dict[str, Any]
 
 
 def systems_of(names: list[str]) -> dict[str, System]:
-    """What is measured: softmax encoded anew, and each mechanism in three ways."""
+    """The measured systems: softmax encoded anew, and each mechanism in three ways."""
     ways: dict[str, dict[str, Any]] = {
         "anew": {},
         "causal": {"encoder_causal": True},
@@ -118,7 +118,7 @@ def make(system: System, place: measure.Place) -> Any:
 
 
 def utterances(length: float, models: dict[str, Any], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Seconds of every system for an utterance of this length; what is encoded anew only up to a minute's half."""
+    """Seconds of every system for an utterance of this length; encoders that run anew only up to half a minute."""
     frames = torch.randn(round(length * 100), BINS, device=place.device, dtype=place.dtype)
     calls: dict[str, Callable[[], measure.Seconds]] = {
         name: partial(_timed, partial(translate, model, frames), place.device)
@@ -142,7 +142,7 @@ def utterances(length: float, models: dict[str, Any], place: measure.Place, seco
 
 
 def translate(model: Any, frames: Tensor) -> Engine:
-    """A whole utterance, as an agent under wait-k goes through it."""
+    """Process a whole utterance as an agent under wait-k does."""
     engine = engine_for(model)(model, EOS)
     for step, part in enumerate(frames.split(STEP_MS // 10), 1):
         engine.feed(part)
@@ -155,7 +155,7 @@ def translate(model: Any, frames: Tensor) -> Engine:
 
 
 def growth(rows: list[dict[str, Any]], place: measure.Place) -> list[dict[str, Any]]:
-    """The computation for a second of speech in the longest utterance of each system over that in the shortest."""
+    """The computation per second of speech in the longest utterance of each system over that in the shortest."""
     found = []
     for name in dict.fromkeys(row["mechanism"] for row in rows):
         own = sorted((row["length"], row["per_second"]) for row in rows if row["mechanism"] == name)
@@ -176,7 +176,7 @@ def growth(rows: list[dict[str, Any]], place: measure.Place) -> list[dict[str, A
 
 
 def tokens(length: float, models: dict[str, Any], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds of a token after this much speech, and over those after one second."""
+    """Milliseconds per token after this much speech, and the ratio to those after one second."""
     calls = {}
     for name, model in models.items():
         if not name.endswith("anew"):

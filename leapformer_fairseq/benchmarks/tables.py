@@ -1,4 +1,4 @@
-"""Results of a benchmark as tables, and the aims that were missed."""
+"""Tables of benchmark results, and the aims that were missed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Found = dict[str, list[Row]]
 class Table(NamedTuple):
     """One line per device and case: the baseline in its unit, and the `value` (a ratio to it) of every mechanism.
 
-    It is made of the rows in `section` of the results, of those whose form is in `forms` where rows have forms.
+    It contains the rows in `section` of the results; if rows have forms, only those whose form is in `forms`.
     """
 
     title: str
@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 def summary(found: Found, tables: Sequence[Table], style: str = "simple") -> list[tuple[str, str]]:
-    """Titles and tables of what matters first, and was measured."""
+    """Titles and tables of the most important results, as far as they were measured."""
     return [(table.title, by_case(rows, table, style)) for table in tables if (rows := found.get(table.section))]
 
 
@@ -42,7 +42,7 @@ def markdown(found: Found, tables: Sequence[Table], title: str, method: str, sig
 
 
 def missed(found: Found) -> list[str]:
-    """The aims that were not reached, one line each."""
+    """The aims that were missed, one line each."""
     lines = []
     for row in (row for rows in found.values() for row in rows):
         what = "memory" if "peak_mib" in row else "cost" if row.get("at_most") else "speed"

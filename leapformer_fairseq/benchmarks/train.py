@@ -1,9 +1,9 @@
-"""Speed and memory of a training step of a language model against fairseq's own.
+"""Speed and memory of a training step of a language model, compared with fairseq's own model.
 
-Method: 16 layers, 512 wide, feed-forward 2,048, 8 heads, pre-norm, no dropout, a vocabulary of 8,000, 4,096 tokens a
+Method: 16 layers, 512 wide, feed-forward 2,048, 8 heads, pre-norm, no dropout, a vocabulary of 8,000, 4,096 tokens per
 batch, float32 unless the device says otherwise, one thread. A measurement is one forward pass with the loss and one
 backward pass with all gradients. On a CPU it is the CPU time of the thread, on a GPU wall time. All models take turns
-in one process; reported is the median. "fairseq" is the stock `transformer_lm`; ratio = its time / time of ours.
+in one process; the median is reported. "fairseq" is the stock `transformer_lm`; ratio = its time / time of ours.
 
 Memory is the peak above the model and its gradients of one such step in a fresh process; ratio = memory of ours /
 memory of fairseq.
@@ -48,7 +48,7 @@ TABLES = (
 
 
 class Case(NamedTuple):
-    """Tokens per sample; the batch holds TOKENS in all."""
+    """Tokens per sample; a batch has TOKENS in total."""
 
     length: int
 
@@ -89,7 +89,7 @@ def make(name: str, place: measure.Place, quick: bool, length: int) -> nn.Module
 
 
 def times(case: Case, names: list[str], place: measure.Place, seconds: float, quick: bool) -> list[dict[str, Any]]:
-    """Seconds of a step and tokens per second of every model, fairseq's first."""
+    """Seconds per step and tokens per second of every model, fairseq's first."""
     calls = {
         name: partial(_step, make(name, place, quick, case.length), case, place.device) for name in (FAIRSEQ, *names)
     }
@@ -108,7 +108,7 @@ def times(case: Case, names: list[str], place: measure.Place, seconds: float, qu
 
 
 def memory(case: Case, names: list[str], place: measure.Place, quick: bool) -> list[dict[str, Any]]:
-    """Peak MiB above the model and its gradients; no rows where that is not known."""
+    """Peak MiB above the model and its gradients; no rows if it is unknown."""
     found = {name: measure.in_fresh_process(peak_of_step, name, case, str(place), quick) for name in (FAIRSEQ, *names)}
     base = found[FAIRSEQ]
     return [
@@ -124,7 +124,7 @@ def memory(case: Case, names: list[str], place: measure.Place, quick: bool) -> l
 
 
 def peak_of_step(name: str, case: Case, place_name: str, quick: bool) -> int | None:
-    """Bytes; for a separate process."""
+    """Bytes; to be called in a separate process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     model = make(name, place, quick, case.length)

@@ -1,4 +1,4 @@
-"""`leapformer ablate`: which attention blocks can be linear, tried one at a time, and the plan that follows."""
+"""`leapformer ablate`: test which attention blocks can be linear, one at a time, and recommend a plan."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, rank, recommend. The status is 1 when a run failed.
+    """Train, rank, recommend. The status is 1 if a run failed.
 
-    Raises LeapformerError for options and commands that do not serve, and when the baseline's training fails.
+    Raises LeapformerError for unsuitable options and commands, and if the baseline's training fails.
     """
     logging.disable(logging.INFO)  # of fairseq, hydra and matplotlib in this process
     try:

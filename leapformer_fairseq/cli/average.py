@@ -1,4 +1,4 @@
-"""`leapformer average`: one checkpoint from several of a training."""
+"""`leapformer average`: average several checkpoints of a training run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Average and say what went in. Raises LeapformerError when there are too few checkpoints or they do not fit."""
+    """Average the checkpoints and print their names. Raises LeapformerError for too few or incompatible checkpoints."""
     from ..checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, save_checkpoint
 
     if args.last is not None:

@@ -1,4 +1,4 @@
-"""`leapformer bench`: measurements of attention mechanisms, of decoding, of training, and of whole models."""
+"""`leapformer bench`: benchmarks of attention mechanisms, decoding, training and whole models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one sub-command per measurement."""
+    """Add one sub-command per benchmark."""
     actions = parser.add_subparsers(metavar="WHAT", required=True)
     for name, text in BENCHMARKS.items():
         action = actions.add_parser(name, help=text, description=text)
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; the status is 1 when something was wrong and is missing from the results."""
+    """Measure; the status is 1 if something was wrong and is missing from the results."""
     from ..benchmarks import measure, tables
 
     benchmark = importlib.import_module(f"..benchmarks.{args.benchmark}", __package__)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_names(names: list[str] | None, benchmark: ModuleType) -> list[str]:
-    """What to measure; an unknown name is an error. Names are mechanisms, or what the benchmark's `plan_of` reads."""
+    """The names to measure: mechanisms, or what the benchmark's `plan_of` accepts. An unknown name is an error."""
     from ..attention import find
 
     check = getattr(benchmark, "plan_of", find)
@@ -86,7 +86,7 @@ def check_names(names: list[str] | None, benchmark: ModuleType) -> list[str]:
 
 
 def check_devices(names: list[str] | None) -> list[str]:
-    """The devices to measure on, by default the CPU and, where there is one, the GPU."""
+    """The devices to measure on: by default the CPU and, if there is one, the GPU."""
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -99,7 +99,7 @@ def check_devices(names: list[str] | None) -> list[str]:
 
 
 def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Place]:
-    """Every device with every precision; by default a GPU is measured in half precision, too."""
+    """Every combination of device and precision; by default a GPU is measured in half precision, too."""
     from ..benchmarks.measure import Place
 
     def precisions(device: str) -> Sequence[str]:

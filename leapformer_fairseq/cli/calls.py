@@ -1,4 +1,4 @@
-"""What a command that consists of others needs of the command line: to print a line, and to run a command of ours."""
+"""Helpers for commands that consist of other commands: print a line, and run one of our commands."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ..errors import LeapformerError
 
 
 def say(line: str) -> None:
-    """Print a line at once, also into a pipe."""
+    """Print a line and flush it, also to a pipe."""
     print(line, flush=True)
 
 
 def call(words: Sequence[str]) -> None:
-    """A short command of ours, in this process. Raises LeapformerError when it fails."""
+    """Run one of our commands in this process; for short ones. Raises LeapformerError if it fails."""
     from .main import build_parser
 
     args = build_parser(words[0]).parse_args(words)

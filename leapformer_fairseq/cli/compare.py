@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print scores with intervals and p. Raises LeapformerError for translations that cannot be compared."""
+    """Print scores with confidence intervals and p. Raises LeapformerError for translations that cannot be compared."""
     systems, references = read_systems([args.baseline, *args.systems], Path(args.references))
     found, signatures = paired_bootstrap(systems, references, args.tokenize, args.samples)
     rows = as_rows(found)

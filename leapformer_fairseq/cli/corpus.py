@@ -1,4 +1,4 @@
-"""`leapformer corpus`: a corpus made here: speech translation, text to speech, or a task of Long Range Arena."""
+"""`leapformer corpus`: generate a corpus for speech translation, text to speech, or a task of Long Range Arena."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ONLY_FOR = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to, which corpus, how much, and what makes two corpora different."""
+    """Add the output folder, the kind of corpus, its size, and the options that distinguish two corpora."""
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpus; an equal one there is reused")
     parser.add_argument(
         "--task", choices=SIZES, default=SPEECH_TRANSLATION,
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, or reuse, and print how large it is. Raises LeapformerError for another task's option."""
+    """Build or reuse the corpus, and print its size. Raises LeapformerError for an option of another task."""
     given = {name: getattr(args, name) for name in ONLY_FOR if getattr(args, name) is not None}
     for name in given:
         if args.task not in ONLY_FOR[name]:

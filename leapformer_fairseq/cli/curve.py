@@ -1,4 +1,4 @@
-"""`leapformer curve`: quality against latency over a grid of policies, ratios and segment sizes of some checkpoints."""
+"""`leapformer curve`: quality against latency of some checkpoints over a grid of policies, ratios and segment sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NUMBERS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command: the grid, and what all runs of `leapformer simulate` share."""
+    """Add the arguments of the sub-command: the grid, and the options that all runs of `leapformer simulate` share."""
     add = parser.add_argument
     add("--out", metavar="DIR", required=True, help="runs and results; the same command resumes there")
     add("--checkpoints", metavar="FILE", nargs="+", required=True, help="leapformer_simulst* or leapformer_s2t*")
@@ -76,9 +76,9 @@ class _Shared:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate what the folder does not hold yet, and write the results again after each run.
+    """Simulate what is missing from the folder, and rewrite the results after each run.
 
-    Raises LeapformerError for options that do not serve, and when a run fails.
+    Raises LeapformerError for unsuitable options, and if a run fails.
     """
     from ..agents.curve import refuse
     from ..agents.curve_report import refusals, rows, table

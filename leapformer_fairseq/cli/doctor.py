@@ -1,4 +1,4 @@
-"""`leapformer doctor`: what is installed, what it runs on, how attention is dispatched, and what was patched."""
+"""`leapformer doctor`: installed libraries, devices, the dispatch of attention, and applied patches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; the status is 1 when something required is missing."""
+    """Print the report; the status is 1 if something required is missing."""
     print(f"leapformer-fairseq {__version__} in {PLUGIN_DIR}")
     print(f"Python {platform.python_version()} on {platform.platform()}")
     versions = {name: _version(name) for name in (*REQUIRED, FAIRSEQ, *OPTIONAL)}

@@ -1,4 +1,4 @@
-"""`leapformer eval-stream`: perplexity of a language model over one long text, its state carried on by segments."""
+"""`leapformer eval-stream`: perplexity of a language model on one long text, with its state carried across segments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the text, print its perplexity. Raises LeapformerError for files and models that do not serve."""
+    """Read the text and print its perplexity. Raises LeapformerError for unsuitable files and models."""
     from ..loading import available_device, load_model
     from ..scoring.stream import score_stream
     from ..signature import environment, signature

@@ -1,7 +1,7 @@
 """fairseq's own commands with the plugin loaded: `leapformer train ...` is `fairseq-train --user-dir <plugin> ...`.
 
-All arguments go to fairseq untouched. Only --help is ours: fairseq prints it before it knows the flags of the model,
-the task and the criterion.
+All arguments are passed to fairseq unchanged. Only --help is ours: fairseq prints it before it knows the flags of the
+model, the task and the criterion.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARCH_PREFIX = "leapformer_"
 
 
 class FairseqCommand(NamedTuple):
-    """A module of `fairseq_cli`, the function of `fairseq.options` that makes its parser, and a line of help."""
+    """A module of `fairseq_cli`, the function of `fairseq.options` that builds its parser, and a one-line help text."""
 
     module: str
     parser: str
@@ -43,7 +43,7 @@ COMMANDS = {
 
 
 def run(name: str, arguments: list[str]) -> int:
-    """Run fairseq's command `name`, or print its help with all flags that `arguments` choose."""
+    """Run fairseq's command `name`, or print its help with all flags of the components that `arguments` select."""
     logs.set_up()
     register()
     command = COMMANDS[name]

@@ -1,4 +1,4 @@
-"""`leapformer linearize`: from a trained softmax model to one with other attention."""
+"""`leapformer linearize`: convert a trained softmax model to other attention."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Align, choose, distil, report. Raises LeapformerError for a teacher or a plan that does not serve."""
+    """Align, select, distil, report. Raises LeapformerError for an unsuitable teacher or plan."""
     logging.disable(logging.INFO)  # of fairseq in this process
     logs.set_up()
     try:

@@ -1,4 +1,4 @@
-"""`leapformer list`: everything that can be chosen, read off the registries."""
+"""`leapformer list`: all available choices, read from the registries."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def mechanisms() -> list[dict[str, Any]]:
 
 
 def architectures() -> dict[str, list[str]]:
-    """Our models, each with the values of --arch that choose it; empty without fairseq."""
+    """Our models, each with its values of --arch; empty without fairseq."""
     if find_spec("fairseq") is None:
         return {}
     from fairseq.models import ARCH_MODEL_INV_REGISTRY
@@ -65,7 +65,7 @@ def architectures() -> dict[str, list[str]]:
 
 
 def tasks() -> dict[str, str]:
-    """Our tasks, each with its summary; empty without fairseq. The others of our models are fairseq's."""
+    """Our tasks, each with its summary; empty without fairseq. Our other models use fairseq's tasks."""
     if find_spec("fairseq") is None:
         return {}
     from fairseq.tasks import TASK_REGISTRY
@@ -97,7 +97,7 @@ REGISTERED = {"architectures": architectures, "tasks": tasks, "criterions": crit
 
 
 def as_text() -> Iterator[str]:
-    """The lines that `run` prints for people."""
+    """The lines of the human-readable report that `run` prints."""
     yield "Attention mechanisms (values of --{encoder-self,decoder-self,decoder-cross}-attention):"
     for mechanism in mechanisms():
         length = "; needs the target length" if mechanism["needs_length"] else ""

@@ -1,4 +1,4 @@
-"""What `leapformer train` and the other commands of fairseq log: as fairseq does, without what no user can act on."""
+"""Logging of `leapformer train` and fairseq's other commands: as in fairseq, without messages users cannot act on."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ KNOWN = {
 
 
 def set_up() -> None:
-    """Call it before fairseq is imported: one of its models would set the level of all libraries to DEBUG.
+    """Set up logging. Call this before fairseq is imported: one of its models sets the level of all libraries to DEBUG.
 
-    LOGLEVEL acts as in fairseq's own commands. Where Python's -W or PYTHONWARNINGS is given, no warning is hidden.
+    LOGLEVEL works as in fairseq's own commands. If Python's -W or PYTHONWARNINGS is given, no warning is hidden.
     """
     logging.basicConfig(
         format="%(asctime)s | %(levelname)s | %(name)s | %(message)s",

@@ -1,4 +1,4 @@
-"""`leapformer lra`: Long Range Arena by the protocols of the papers and a corrected one, from data to tables."""
+"""`leapformer lra`: Long Range Arena with the papers' protocols and a corrected one, from data to tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises LeapformerError for wrong options and data; the status is 1 where a training failed."""
+    """Raises LeapformerError for wrong options and data; the status is 1 if a training run failed."""
     return int(args.step(args) or 0)
 
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw into --out and print the saturation of the proportions. Raises LeapformerError for what does not serve."""
+    """Draw to --out and print the saturation of the proportions. Raises LeapformerError for unsuitable input."""
     from ..modules.capture import choose
     from ..pictures.inputs import Request, examples, load
     from ..pictures.maps import draw_maps

@@ -1,4 +1,4 @@
-"""`leapformer plot`: the results of a benchmark as a picture."""
+"""`leapformer plot`: plot the results of a benchmark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw and name the picture. Raises LeapformerError for a file without results, and one that cannot be written."""
+    """Draw the picture and print its name. Raises LeapformerError for a file without results, or if writing fails."""
     from ..pictures.results import draw_results
 
     out = Path(args.results).with_suffix(PNG) if args.out is None else Path(args.out)

@@ -1,4 +1,4 @@
-"""`leapformer prepare`: from a downloaded data set to a folder for training and evaluation."""
+"""`leapformer prepare`: prepare a downloaded data set for training and evaluation."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def _add_ljspeech(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare and print what was kept and left out. Raises LeapformerError for what is missing or unusable."""
+    """Prepare the data and print what was kept and left out. Raises LeapformerError for missing or unusable data."""
     for line in args.prepare(args):
         print(line)
     return 0

@@ -1,4 +1,4 @@
-"""`leapformer probe`: what a mechanism can remember, in minutes on a CPU."""
+"""`leapformer probe`: test what a mechanism can remember, in minutes on a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ATTENTIONS = ("softmax", "leap", "gated-leap", "delta", "gated-delta")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add which probes, mechanisms, learning rates and seeds."""
+    """Add the choice of probes, mechanisms, learning rates and seeds."""
     parser.add_argument("--out", required=True, metavar="DIR", help="results; the same command resumes")
     parser.add_argument("--probes", nargs="+", default=list(NAMES), metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, print the tables, and write them to --out. Raises LeapformerError for what cannot be probed."""
+    """Train, print the tables, and write them to --out. Raises LeapformerError for mechanisms that cannot be probed."""
     from ..probes.study import Study, measure
 
     study = Study(args.probes, args.attention, args.rates, args.seeds, args.updates)

@@ -1,4 +1,4 @@
-"""`leapformer recipe`: a data set, or a paper's table, from data to scores."""
+"""`leapformer recipe`: run a data set, or a table of a paper, from data to scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the steps of a recipe. Raises LeapformerError for wrong names and options, and when a step fails."""
+    """Run the steps of a recipe. Raises LeapformerError for wrong names and options, and if a step fails."""
     if args.name is None:
         return _list()
     if {"--help", "-h"} & {*args.words}:
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> None:
-    """Run a recipe by name, its steps and options; `say` gets a line for every step."""
+    """Run a recipe by name with its steps and options; `say` receives a line for every step."""
     from ..recipes import catalog
 
     name, *words = words

@@ -1,4 +1,4 @@
-"""`leapformer report`: quality and latency of the finished runs in a folder, side by side."""
+"""`leapformer report`: compare quality and latency of the finished runs in a folder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; write report.md, scores.json and curve.png into the folder.
+    """Print the table; write report.md, scores.json and curve.png to the folder.
 
-    Raises LeapformerError when nothing was scored, scores are damaged, or the folder cannot be written to.
+    Raises LeapformerError if nothing was scored, scores are damaged, or the folder is not writable.
     """
     folder = Path(args.folder)
     comparison = collect(folder)

@@ -1,4 +1,4 @@
-"""`leapformer score`: quality and latency of a SimulEval run or of talks, quality of generated or validated text."""
+"""`leapformer score`: quality and latency of a SimulEval run or of talks; quality of generated or validated text."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the scores as a table. Raises LeapformerError for a folder or option that cannot be scored."""
+    """Print a table of scores. Raises LeapformerError for a folder or option that cannot be scored."""
     if sum(map(bool, (args.references, args.text, args.examples))) > 1:
         raise LeapformerError(
             "--references is for translations, --text for language models, --examples for validate; give one of them"

@@ -1,4 +1,4 @@
-"""`leapformer score-speech`: distortion and duration of synthesised speech, runs side by side, and their pictures."""
+"""`leapformer score-speech`: distortion and duration of synthesised speech, compared across runs, with plots."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table and write it. Raises LeapformerError for a run that cannot be scored; it keeps those before."""
+    """Print and write the table. Raises LeapformerError for a run that cannot be scored; earlier scores are kept."""
     if args.pictures < 0:
         raise LeapformerError(f"--pictures {args.pictures}: give a number of sentences")
     folders = [Path(folder) for folder in args.runs]

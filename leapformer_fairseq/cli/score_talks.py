@@ -1,4 +1,4 @@
-"""The part of `leapformer score` that is for translations of whole talks: its options and its table."""
+"""The part of `leapformer score` for translations of whole talks: its options and its table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ONLY = ("quality_command", "transcripts", "lang", "resegmented")  # options tha
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of talks."""
+    """Add the options for talks."""
     group = parser.add_argument_group("translations of whole talks")
     group.add_argument(
         "--segments", metavar="FILE",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def serves(args: argparse.Namespace) -> bool:
-    """Whether the command is about talks. Raises LeapformerError for options that do not go together."""
+    """Whether the command is about talks. Raises LeapformerError for incompatible options."""
     if args.segments:
         if args.text or args.examples:
             raise LeapformerError("--segments is for translations of talks; leave --text and --examples out")
@@ -59,7 +59,7 @@ def serves(args: argparse.Namespace) -> bool:
 
 
 def score(args: argparse.Namespace) -> dict[str, Any]:
-    """All scores of the talks, as of `score_talks`. Raises LeapformerError."""
+    """All scores of the talks, as returned by `score_talks`. Raises LeapformerError."""
     options = TalkOptions(
         args.unit, args.segmenter, args.lang, args.tokenize, args.quality_command, args.transcripts, args.resegmented
     )
@@ -71,7 +71,7 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """The report for people to read."""
+    """The human-readable report."""
     ratio, segmenter = report["length_ratio"], report["segmenter"]
     return [
         f"{report['n_instances']} segments of {report['n_recordings']} recordings"

@@ -1,4 +1,4 @@
-"""`leapformer serve`: translate speech live on a page in the browser, or for clients of simulstream."""
+"""`leapformer serve`: live speech translation on a web page, or for clients of simulstream."""
 
 from __future__ import annotations
 

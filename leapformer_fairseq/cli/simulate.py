@@ -47,7 +47,7 @@ def add_arguments(parser: TakesOptions) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate what the folder does not hold yet, log each sentence or talk at once, and print the scores."""
+    """Translate what is missing from the folder, log each sentence or talk at once, and print the scores."""
     if args.jobs < 1:
         raise LeapformerError(f"--jobs {args.jobs}: give at least 1")
     of_talks = simulate_talks.serves(args)

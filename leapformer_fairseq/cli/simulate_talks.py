@@ -1,4 +1,4 @@
-"""The part of `leapformer simulate` that is for whole talks: its options, logs and scores."""
+"""The part of `leapformer simulate` for whole talks: its options, logs and scores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FREE = ("segmenter", "lang")  # options that do not change what is written
 
 
 def add_arguments(parser: TakesOptions) -> None:
-    """Add the options of talks."""
+    """Add the options for talks."""
     from ..agents.options import add_segment_options
 
     add = parser.add_argument
@@ -32,7 +32,7 @@ def add_arguments(parser: TakesOptions) -> None:
 
 
 def serves(args: argparse.Namespace) -> bool:
-    """Whether the command is about talks. Raises LeapformerError for options that do not go together."""
+    """Whether the command is about talks. Raises LeapformerError for incompatible options."""
     if args.talks:
         if args.source or args.target:
             raise LeapformerError("--talks has recordings and references; leave --source and --target out")
@@ -46,14 +46,14 @@ def serves(args: argparse.Namespace) -> bool:
 
 
 def defaults() -> dict[str, Any]:
-    """The options that say nothing about utterances."""
+    """The options for talks with their defaults, which they must keep for utterances."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return vars(parser.parse_args([]))
 
 
 def check(args: argparse.Namespace) -> list[Path]:
-    """The recordings of the talks. Raises LeapformerError where these and the segmentation do not fit together."""
+    """The recordings of the talks. Raises LeapformerError if they and the segmentation do not match."""
     from ..data.talks import REFERENCES, SEGMENTS, read_recordings
     from ..scoring.segmentation import by_recording, find_recording, read_segments
 
@@ -71,7 +71,7 @@ def check(args: argparse.Namespace) -> list[Path]:
 
 
 def translate(args: argparse.Namespace, simulation: Any, recordings: list[Path]) -> None:
-    """Translate the talks that have no log yet."""
+    """Translate the talks that do not have a log yet."""
     import soundfile
     from tqdm import tqdm
 
@@ -89,7 +89,7 @@ def translate(args: argparse.Namespace, simulation: Any, recordings: list[Path])
 
 
 def score(args: argparse.Namespace, recordings: list[Path]) -> None:
-    """Join the logs, score them as `leapformer score` does, and print that with what it took."""
+    """Join the logs, score them as `leapformer score` does, and print the scores with the resources used."""
     from ..agents.talks import join_logs, summarise_usage
     from ..checkpoints import describe_checkpoint
     from ..data.talks import REFERENCES, SEGMENTS

@@ -1,4 +1,4 @@
-"""`leapformer sparsefinder`: predict the sparse graph of an entmax teacher, and measure what that costs and saves."""
+"""`leapformer sparsefinder`: predict the sparse graph of an entmax teacher, and measure its cost and savings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one step. Raises LeapformerError for what does not serve; finished work is kept."""
+    """Run one step. Raises LeapformerError for unsuitable input; finished work is kept."""
     STEPS[args.step][2](args)
     return 0
 

@@ -1,4 +1,4 @@
-"""`leapformer stream`: translate a recording of any length, or what arrives on standard input, live in the terminal."""
+"""`leapformer stream`: translate a recording of any length, or audio from standard input, live in the terminal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate to the end or to Ctrl-C, then say how much was heard and computed."""
+    """Translate until the end or Ctrl-C, then print how much audio and computation there was."""
     from ..agents.live import load_sessions
 
     blocks = _blocks(args)
@@ -144,7 +144,7 @@ def _output(args: argparse.Namespace) -> Lines:
 
 
 class Lines:
-    """Final text as it comes, a line for each segment; the summary goes to standard error."""
+    """Final text as it arrives, one line per segment; the summary goes to standard error."""
 
     shows_drafts = False
 
@@ -161,7 +161,7 @@ class Lines:
             self.close()
 
     def state(self, text: str) -> None:
-        """How far it is; only a terminal shows it."""
+        """Report progress; only a terminal shows it."""
 
     def close(self) -> None:
         """End the line; more may follow."""
@@ -184,7 +184,7 @@ class Lines:
 
 
 class JsonLines(Lines):
-    """One object a line for every event, at the end {"summary": ...}."""
+    """One JSON object per line for every event, and {"summary": ...} at the end."""
 
     shows_drafts = True
 
@@ -196,7 +196,7 @@ class JsonLines(Lines):
 
 
 class Screen(Lines):
-    """A terminal: final text, the draft in grey after it, and a status line."""
+    """A terminal: final text, then the draft in grey, and a status line."""
 
     shows_drafts = True
 
@@ -244,7 +244,7 @@ def _coloured(text: str, start: int, stop: int, n_final: int) -> str:
 
 
 def rows_of(text: str, width: int) -> list[tuple[int, int]]:
-    """Where the rows of a text begin and end, each at most `width` cells, broken at spaces if there are any."""
+    """The start and end of each row of a text, at most `width` cells wide, broken at spaces where possible."""
     rows, start = [], 0
     while start < len(text):
         stop, cells = start, _cells(text[start])

@@ -1,4 +1,4 @@
-"""`leapformer table`: the scores of a text recipe's runs, over seeds and compared with softmax."""
+"""`leapformer table`: the scores of a text recipe's runs, averaged over seeds and compared with softmax."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table and write it. Raises LeapformerError when there are no runs, or DIR cannot be written."""
+    """Print and write the table. Raises LeapformerError if there are no runs, or if DIR is not writable."""
     folder = Path(args.folder)
     runs = collect_runs(folder, args.also)
     rows = compare(runs, args.rows)

@@ -1,4 +1,4 @@
-"""`leapformer tts`: speech from text, phonemes or a manifest, with a trained text to speech model."""
+"""`leapformer tts`: synthesise speech from text, phonemes or a manifest with a trained text-to-speech model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Speak, and write one sentence after the other; what an interrupted run has written is kept."""
+    """Synthesise and write one sentence after the other; the output of an interrupted run is kept."""
     import torch
     from tqdm import tqdm
 

@@ -1,4 +1,4 @@
-"""`leapformer user-dir`: one line for `fairseq-train --user-dir $(leapformer user-dir) ...`."""
+"""`leapformer user-dir`: print the plugin's folder, for `fairseq-train --user-dir $(leapformer user-dir) ...`."""
 
 from __future__ import annotations
 

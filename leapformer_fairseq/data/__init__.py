@@ -1,1 +1,1 @@
-"""Making data that fairseq reads: speech corpora prepared for training, and a synthetic one (`data.corpus`)."""
+"""Data preparation for fairseq: released data sets, data of one's own, and synthetic corpora (`data.corpus`)."""

@@ -1,4 +1,4 @@
-"""When each phoneme or word of a recording is said, and how many frames of a spectrogram that makes."""
+"""Time alignments of the phonemes or words of a recording, and the spectrogram frames of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAUSE = "_"  # the phoneme of silence
 
 
 class Interval(NamedTuple):
-    """What is said (a phoneme or a word) from `start` to `end`, in seconds of its recording."""
+    """A phoneme or word, spoken from `start` to `end`, in seconds of its recording."""
 
     start: float
     end: float
@@ -20,12 +20,12 @@ class Interval(NamedTuple):
 
 
 def moved(intervals: Iterable[Interval], seconds: float) -> list[Interval]:
-    """The same, so many seconds later."""
+    """The intervals shifted by this many seconds."""
     return [Interval(start + seconds, end + seconds, text) for start, end, text in intervals]
 
 
 def with_single_pauses(intervals: Iterable[Interval]) -> list[Interval]:
-    """Pauses one after the other as one, and those that take no time left out."""
+    """The intervals with consecutive pauses merged and pauses of zero length removed."""
     kept: list[Interval] = []
     for interval in intervals:
         if interval.text == PAUSE and kept and kept[-1].text == PAUSE:
@@ -36,11 +36,11 @@ def with_single_pauses(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def frame_durations(intervals: Sequence[Interval], frames: int, hop_s: float) -> list[int]:
-    """How many of a recording's `frames` each interval has: at least 1, and `frames` together.
+    """Distribute a recording's `frames` over its intervals: at least 1 each, `frames` in total.
 
-    Frame t is centred on t * `hop_s` seconds and belongs to the interval that this time is in. An interval too short
-    to hold a centre takes its frame from a neighbour; the last one has all frames that are left. Intervals follow each
-    other without gaps, from 0 on. Raises LeapformerError where there are more of them than frames.
+    Frame t is centred on t * `hop_s` seconds and belongs to the interval that contains this time. An interval too short
+    to contain a centre takes a frame from a neighbour; the last interval takes all remaining frames. Intervals start at
+    0 and follow each other without gaps. Raises LeapformerError if there are more intervals than frames.
     """
     if not 0 < len(intervals) <= frames:
         raise LeapformerError(f"{len(intervals)} phonemes cannot share {frames} frames; give longer speech")

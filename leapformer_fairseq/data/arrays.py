@@ -1,14 +1,14 @@
-"""Labelled sequences of numbers on disk, memory-mapped: what `--task leapformer_classification` reads.
+"""Labelled sequences of integers in memory-mapped files, the input of `--task leapformer_classification`.
 
-A folder holds data.json and, for each split (train, valid, test):
+A folder contains data.json and, for each split (train, valid, test):
 
-    SPLIT/input0.npy          numbers of all sequences concatenated, or an array (N, L), a sequence a line
-    SPLIT/input0.offsets.npy  N + 1 places where sequences begin; absent beside an array (N, L)
-    SPLIT/input1.npy ...      the second sequences, where there are two
+    SPLIT/input0.npy          the integers of all sequences, concatenated, or an array (N, L) with one sequence per row
+    SPLIT/input0.offsets.npy  N + 1 offsets at which sequences begin; not beside an array (N, L)
+    SPLIT/input1.npy ...      the second sequences, if there are two
     SPLIT/labels.npy          N classes, from 0
 
-0 is padding, which is not looked at; other numbers are below `vocabulary` - 1, which marks the beginning of a sequence.
-data.json has `vocabulary`, `classes` and `inputs`. Whoever has arrays of their own writes these files with numpy.
+0 is padding, which is ignored. All other integers are below `vocabulary` - 1, which marks the beginning of a sequence.
+data.json contains `vocabulary`, `classes` and `inputs`. To use your own arrays, write these files with numpy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True)
 class About:
-    """What holds for all splits: numbers are below `vocabulary`, classes below `classes`; `inputs` sequences each."""
+    """Limits of all splits: integers below `vocabulary`, classes below `classes`; `inputs` sequences per example."""
 
     vocabulary: int
     classes: int
@@ -50,7 +50,7 @@ class Example(NamedTuple):
 
 
 class Split(Sequence[Example]):
-    """The examples of a split, or the `first` of them. Raises LeapformerError for files that do not fit each other."""
+    """The examples of a split, or only the `first` of them. Raises LeapformerError for files that do not match."""
 
     def __init__(self, folder: str | Path, split: str, first: int = 0) -> None:
         self.about = read_about(folder)
@@ -108,13 +108,13 @@ class Split(Sequence[Example]):
         return Example(tuple(numbers[slice(*spans[i])] for numbers, spans in self._inputs), int(self.labels[i]))
 
     def lengths(self) -> Numbers:
-        """Of each example the longest sequence, (N,)."""
+        """The length of the longest sequence of each example, (N,)."""
         found: Numbers = np.stack([spans[:, 1] - spans[:, 0] for _, spans in self._inputs]).max(0)
         return found
 
 
 def read_about(folder: str | Path) -> About:
-    """What data.json says. Raises LeapformerError where it is missing or damaged."""
+    """Read data.json. Raises LeapformerError if it is missing or damaged."""
     found = read_json(Path(folder) / ABOUT, ("vocabulary", "classes", "inputs"), REMEDY)
     about = About(*(found[name] for name in ("vocabulary", "classes", "inputs")))
     for name, value, allowed in (
@@ -135,9 +135,9 @@ def write_about(folder: Path, about: About) -> None:
 
 
 def write_split(folder: Path, split: str, examples: Iterable[Example], about: About) -> dict[str, Any]:
-    """Write a split; returns the number of its examples and their sha256.
+    """Write a split and return its number of examples and their sha256.
 
-    Raises LeapformerError for numbers and classes that `about` does not allow.
+    Raises LeapformerError for integers and classes that `about` does not allow.
     """
     out = folder / split
     out.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Questions with choices for fairseq's sentence_ranking: RACE (Lai et al., 2017, arXiv:1704.04683) and CommonsenseQA
-(Talmor et al., 2019, arXiv:1811.00937).
+"""Multiple-choice questions for fairseq's sentence_ranking.
 
-OUT/input0/SPLIT holds what all choices of an example share, OUT/input1/SPLIT and so on the choices, cut into subwords;
-OUT/label/SPLIT.label the place of the right one, from 0. The splits are train, valid and, where its answers are public,
-test. OUT/dict.txt is the dictionary.
+The data sets are RACE (Lai et al., 2017, arXiv:1704.04683) and CommonsenseQA (Talmor et al., 2019, arXiv:1811.00937).
+OUT/input0/SPLIT contains the text that all choices of an example share, OUT/input1/SPLIT and so on the choices, all
+split into subwords. OUT/label/SPLIT.label contains the index of the correct choice, from 0. The splits are train, valid
+and, if its answers are public, test. OUT/dict.txt is the dictionary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .vocabulary import copy_vocabulary, encoded, load_vocabulary
 
 
 class Example(NamedTuple):
-    """What is asked about, the choices, and the place of the right one."""
+    """The text that the choices share, the choices, and the index of the correct one."""
 
     shared: str
     choices: tuple[str, ...]
@@ -29,7 +29,7 @@ class Example(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """A data set: its number of choices, its files by split, as patterns, and how one of them is read."""
+    """A data set: its number of choices, a file pattern per split, and the function that reads a file."""
 
     name: str
     choices: int
@@ -73,10 +73,10 @@ DATASETS = {
 
 
 def prepare(name: str, root: str | Path, out: str | Path, vocabulary: str | Path) -> prepared.Summary:
-    """Prepare the data set `name` in the folder `root` in `out`, with the `vocabulary` of the pre-trained model.
+    """Prepare the data set `name` from the folder `root` in `out`, with the `vocabulary` of the pre-trained model.
 
-    Returns the number of examples by split. Raises LeapformerError for missing and damaged files, a folder that is no
-    vocabulary, and an `out` with other data in it.
+    Returns the number of examples per split. Raises LeapformerError for missing or damaged files, a folder that is not
+    a vocabulary, and an `out` that contains other data.
     """
     dataset = DATASETS[name]
     root, out, vocabulary = (Path(path).absolute() for path in (root, out, vocabulary))

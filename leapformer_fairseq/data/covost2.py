@@ -1,7 +1,7 @@
-"""CoVoST 2 French-English (Wang et al., 2021, arXiv:2007.10310): read sentences of Common Voice with translations.
+"""CoVoST 2 French-English (Wang et al., 2021, arXiv:2007.10310): read sentences from Common Voice with translations.
 
 ROOT/validated.tsv (Common Voice: path, sentence, client_id), ROOT/covost_v2.fr_en.tsv (path, translation, split) and
-ROOT/clips/*.mp3, or the same clips as wav. Both tables are joined by path, as fairseq's prep_covost_data does.
+ROOT/clips/*.mp3, or the same clips as wav. The two tables are joined by path, as in fairseq's prep_covost_data.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ ALSO_IN = {"train_covost": "train"}  # CoVoST's extension of Common Voice's trai
 
 
 def read_split(root: Path, split: str) -> list[Recording]:
-    """All clips of a split in the order of Common Voice's table.
+    """All clips of a split, in the order of Common Voice's table.
 
-    Raises LeapformerError naming the table, column or folder that is missing.
+    Raises LeapformerError with the name of a missing table, column or folder.
     """
     clips = root / "clips"
     if not clips.is_dir():

@@ -1,7 +1,7 @@
-"""Plain text for masked language models: a sentence a line, an empty line between documents.
+"""Plain text for masked language models: one sentence per line, with an empty line between documents.
 
-OUT/{train,valid,test}.txt are cut into subwords, for `fairseq-preprocess --only-source` with the dictionary
-OUT/dict.txt; OUT is the vocabulary, too, that a fine-tuned model's data is cut with.
+OUT/{train,valid,test}.txt are split into subwords, for `fairseq-preprocess --only-source` with the dictionary
+OUT/dict.txt. OUT is also the vocabulary folder with which data for fine-tuning is encoded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ VOCAB_SIZE = 8_000
 def prepare(
     root: str | Path, out: str | Path, vocab_size: int = VOCAB_SIZE, vocabulary: str | Path | None = None
 ) -> prepared.Summary:
-    """Prepare the text in `root` in `out`; what is finished there is not done again.
+    """Prepare the text in `root` in `out`; finished work is not repeated.
 
-    The subwords are made from the training text, or those of the folder `vocabulary`. Returns the tokens (subwords and
-    ends of lines) by split. Raises LeapformerError for missing or empty files, a folder that is no vocabulary, and an
-    `out` with other data in it.
+    The subwords are learned from the training text, or taken from the folder `vocabulary`. Returns the number of tokens
+    (subwords and line ends) per split. Raises LeapformerError for missing or empty files, a folder that is not a
+    vocabulary, and an `out` that contains other data.
     """
     root, out = Path(root).absolute(), Path(out).absolute()
     given = None if vocabulary is None else str(Path(vocabulary).absolute())

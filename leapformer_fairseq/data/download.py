@@ -1,4 +1,4 @@
-"""Fetching a data set's files, and reading what is inside archives, unpacked or not."""
+"""Download the files of a data set, and read files inside archives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMEOUT_S = 60  # without any data
 def fetch(url: str, path: Path) -> None:
     """Download `url` to `path`, which appears only when it is complete.
 
-    Raises LeapformerError naming the address and the reason when it cannot be had.
+    Raises LeapformerError with the address and the reason if the download fails.
     """
     # Some hosts refuse the default name of Python's client.
     request = urllib.request.Request(url, headers={"User-Agent": f"leapformer_fairseq/{__version__}"})
@@ -44,9 +44,9 @@ def fetch(url: str, path: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar archive whose one folder is called like `folder`, which appears only when it is complete.
+    """Unpack a tar archive whose only folder has the name of `folder`, which appears only when it is complete.
 
-    Raises LeapformerError when the archive is damaged, unsafe, or holds no such folder.
+    Raises LeapformerError if the archive is damaged, unsafe, or does not contain this folder.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -63,7 +63,7 @@ def unpack(archive: Path, folder: Path) -> None:
 def member_lines(archive: Path, member: str) -> Iterator[str]:
     """The lines of a text file inside a tar or zip archive.
 
-    Raises LeapformerError when the archive is damaged or holds no such file.
+    Raises LeapformerError if the archive is damaged or does not contain this file.
     """
     try:
         with _member(archive, member) as file:

@@ -1,8 +1,8 @@
 """The larger classification tasks of GLUE (Wang et al., 2019, arXiv:1804.07461) for fairseq's sentence_prediction.
 
-OUT/input0/SPLIT, and OUT/input1/SPLIT for pairs, hold sentences cut into subwords, OUT/label/SPLIT their labels; the
-splits are train, valid and test, of MNLI also valid1 and test1 (mismatched). OUT/dict.txt and OUT/label/dict.txt are
-the dictionaries. The test sets have no labels.
+OUT/input0/SPLIT, and OUT/input1/SPLIT for pairs, contain sentences split into subwords; OUT/label/SPLIT contains their
+labels. The splits are train, valid and test, for MNLI also valid1 and test1 (mismatched). OUT/dict.txt and
+OUT/label/dict.txt are the dictionaries. The test sets have no labels.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MNLI_FILES = {
 
 @dataclass(frozen=True)
 class Task:
-    """A task: the columns of its sentences and of its labels, which labels there are, and its files by split.
+    """A task: the columns of its sentences and labels, the possible labels, and its files per split.
 
-    Where the release is `ragged` it has lines with fields missing, which nobody uses; elsewhere they are errors.
+    A `ragged` release has lines with missing fields, which are skipped; in other releases they are errors.
     """
 
     name: str
@@ -62,7 +62,7 @@ TASKS = {
 
 
 class Example(NamedTuple):
-    """One or two sentences and their label; None where the labels are not public."""
+    """One or two sentences and their label; None if the labels are not public."""
 
     sentences: tuple[str, ...]
     label: str | None
@@ -71,11 +71,11 @@ class Example(NamedTuple):
 def prepare(
     name: str, root: str | Path, out: str | Path, vocabulary: str | Path, download: bool = False
 ) -> prepared.Summary:
-    """Prepare the task `name` of the GLUE folder `root`, which holds {name}/train.tsv and so on, in `out`.
+    """Prepare the task `name` from the GLUE folder `root`, which contains {name}/train.tsv and so on, in `out`.
 
-    `vocabulary` is that of the pre-trained model. Returns, by split, how many examples there are, and how many lines
-    were left out. Raises LeapformerError for an unknown task, for missing and damaged files, a folder that is no
-    vocabulary, and an `out` with other data in it.
+    `vocabulary` is that of the pre-trained model. Returns, per split, the number of examples and the number of lines
+    left out. Raises LeapformerError for an unknown task, missing or damaged files, a folder that is not a vocabulary,
+    and an `out` that contains other data.
     """
     task = find_task(name)
     root, out, vocabulary = (Path(path).absolute() for path in (root, out, vocabulary))
@@ -104,17 +104,18 @@ def prepare(
 
 
 def find_task(name: str) -> Task:
-    """A task by name; an unknown one raises LeapformerError with the choices."""
+    """The task with this name. An unknown name raises LeapformerError with the choices."""
     if name not in TASKS:
         raise LeapformerError(f"unknown GLUE task {name!r}; choose from: {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def read_examples(path: Path, task: Task, labelled: bool = True) -> tuple[list[Example], int]:
-    """The examples of a file of the release, as they are, and the number of lines left out because fields are missing.
+    """The examples of a file of the release, unchanged, and the number of lines left out because of missing fields.
 
-    Quotation marks are text there: only tabs part fields, only line feeds end lines. Raises LeapformerError for other
-    columns than the task's, for lines with other fields than the header, and for labels that the task does not have.
+    Quotation marks have no special meaning: only tabs separate fields, only line feeds end lines. Raises
+    LeapformerError for columns other than the task's, lines with more or fewer fields than the header, and labels that
+    the task does not have.
     """
     lines = (line.removesuffix("\r").split("\t") for line in read_lines(path))
     header = next(lines, [""])

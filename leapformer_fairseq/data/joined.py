@@ -1,7 +1,7 @@
-"""Talks out of single sentences: recordings joined with pauses, without, or with overlaps, in noise if wanted.
+"""Talks made of single sentences: recordings joined with pauses, without pauses, or with overlaps, optionally in noise.
 
-For a test of what is said about hours where no talk of hours is at hand. A talk is written as it is joined: what is
-held of it is a sentence and the part of its end that the next one may overlap.
+They test long-form translation where no real talks are available. A talk is written while it is joined: only one
+sentence, and the part of its end that the next one may overlap, are in memory.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ NOISE_PERIOD = 2**20  # samples, 66 s, then it is repeated
 
 @dataclass(frozen=True)
 class Joining:
-    """How sentences become talks: so many `talks`, each of at least so many `minutes`.
+    """How sentences are joined: the number of `talks`, and the least `minutes` of each.
 
-    `gap_s`: lowest and highest seconds between two sentences; below 0 they overlap, by at most half of the shorter.
-    `snr_db`: decibels of all speech of a talk above the noise that runs through it; None for no noise.
+    `gap_s`: minimum and maximum seconds between two sentences; below 0 they overlap, by at most half of the shorter.
+    `snr_db`: level of the talk's speech above the noise that runs through it, in decibels; None for no noise.
     """
 
     talks: int = 4
@@ -78,9 +78,9 @@ class Placed:
 
 
 def read_sentences(root: Path, split: str) -> list[Recording]:
-    """The sentences of a split that `leapformer corpus` or `leapformer prepare` left in `root`.
+    """The sentences of a split in `root`, as `leapformer corpus` or `leapformer prepare` wrote them.
 
-    Raises LeapformerError where a file is missing or lists do not fit together.
+    Raises LeapformerError if a file is missing or the lists do not match.
     """
     paths, targets = (root / f"{split}.{part}" for part in ("source", "target"))
     for path in (paths, targets):
@@ -96,9 +96,9 @@ def read_sentences(root: Path, split: str) -> list[Recording]:
 
 
 def join(sentences: Sequence[Recording], joining: Joining, folder: Path) -> tuple[list[Recording], dict[str, Any]]:
-    """Write the talks into `folder`/wav; their segments, and what `talks.prepare` is to say of them.
+    """Write the talks to `folder`/wav; return their segments and what `talks.prepare` adds to its summary.
 
-    Every sentence occurs once before one comes again. Raises LeapformerError for recordings that cannot be read.
+    Every sentence is used once before any is repeated. Raises LeapformerError for unreadable recordings.
     """
     (folder / "wav").mkdir(exist_ok=True)
     order = _endless(len(sentences), np.random.default_rng([joining.seed, 0]))
@@ -130,7 +130,7 @@ def join(sentences: Sequence[Recording], joining: Joining, folder: Path) -> tupl
 
 
 def mixed(placed: Sequence[Placed], noise: np.ndarray | None = None) -> Iterator[np.ndarray]:
-    """The samples of a talk, float64, block by block; `noise` is repeated under all of it."""
+    """The samples of a talk, float64, in blocks; `noise` is repeated throughout the talk."""
     begin, waiting = 0, np.zeros(0)  # the talk from sample `begin` on, which later sentences may still add to
     for one in placed:
         if one.start > begin:
@@ -147,7 +147,7 @@ def mixed(placed: Sequence[Placed], noise: np.ndarray | None = None) -> Iterator
 
 
 def spoken_part(samples: np.ndarray) -> tuple[int, int]:
-    """First and last sample of what is said, without the silence at both edges."""
+    """Range of samples that contain speech, without the silence at both edges."""
     frames = np.square(samples[: len(samples) // FRAME * FRAME], dtype=np.float64).reshape(-1, FRAME).mean(axis=1)
     if not frames.any():
         return 0, len(samples)

@@ -1,4 +1,4 @@
-"""Text files, plain or gzip, as lines: only a line feed ends one, whatever else the text holds."""
+"""Lines of text files, plain or gzip: only a line feed ends a line, whatever other characters the text contains."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..files import replacing
 
 
 def find_text(folder: Path, names: Sequence[str]) -> Path | None:
-    """The first of these files in `folder`, each as it is or with .gz; None when there is none."""
+    """The first of these files that exists in `folder`, as it is or with .gz; None if there is none."""
     candidates = (folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz"))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a file, one after the other.
+    """The lines of a file, one by one.
 
-    Raises LeapformerError when the file cannot be read, is no gzip in spite of its name, or is not UTF-8.
+    Raises LeapformerError if the file cannot be read, is named .gz but is not gzip, or is not UTF-8.
     """
     opened = gzip.open if path.suffix == ".gz" else open
     try:
@@ -35,7 +35,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Lines of two files side by side. Raises LeapformerError, at the end, when one has more than the other."""
+    """Pairs of lines of two files. Raises LeapformerError, at the end, if one file has more lines than the other."""
     counts = [0, 0]
     for lines in zip_longest(read_lines(source), read_lines(target)):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]

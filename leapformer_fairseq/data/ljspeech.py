@@ -1,7 +1,8 @@
 """LJSpeech (Ito and Johnson, 2017): 13,100 clips of one reader, prepared for fairseq's text_to_speech task.
 
 ROOT/metadata.csv (lines ID|text|text with numbers in words) and ROOT/wavs/ID.wav, or both in ROOT/LJSpeech-1.1. The
-phonemes are those of Montreal Forced Aligner, with durations and cut off at the ends, or of espeak-ng without any.
+phonemes come from the Montreal Forced Aligner, with durations and with silence at the ends cut off, or from espeak-ng,
+without durations.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ ABBREVIATED = {
 
 
 class LeftOut(LeapformerError):
-    """A clip that cannot be used: the message is one for a user, `reason` a word or two, which is counted."""
+    """A clip that cannot be used: the message is for the user, `reason` is a word or two for the statistics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(reason, message)  # both, so that it can be sent between processes
@@ -72,12 +73,12 @@ def prepare(
     workers: int = 1,
     download: bool = False,
 ) -> dict[str, SplitSummary]:
-    """Prepare the release in `root` for training and evaluation in `out`; what is finished there is not done again.
+    """Prepare the release in `root` for training and evaluation in `out`; finished work is not repeated.
 
-    OUT/{train,dev,test}.tsv, vocab.txt, config.yaml and gcmvn.npz, log-mels below mel/, recordings at `sample_rate`
-    below wav/, and left_out.txt, which says what is wrong with each clip that was left out. `textgrids` holds
-    ID.TextGrid files at any depth. Raises LeapformerError for impossible options, missing files, an `out` with other
-    data in it, and where nothing is left of a split.
+    Writes OUT/{train,dev,test}.tsv, vocab.txt, config.yaml and gcmvn.npz, log-mels below mel/, recordings at
+    `sample_rate` below wav/, and left_out.txt with the reason for each clip that was left out. `textgrids` contains
+    ID.TextGrid files at any depth. Raises LeapformerError for impossible options, missing files, an `out` that contains
+    other data, and a split without usable clips.
     """
     need_workers(workers)
     config = tts.mel_config(sample_rate)
@@ -99,7 +100,7 @@ def prepare(
 
 # ------------------------------------------------------------------------------------------------- what is in the files
 def split_of(clip_id: str) -> str:
-    """The split of a clip, which its book decides."""
+    """The split of a clip, which depends on its book."""
     return SPLIT_OF_BOOK.get(clip_id.partition("-")[0], "train")
 
 
@@ -262,9 +263,9 @@ def _aligned(clip: Recording, path: Path | None, seconds: float) -> list[Interva
 
 
 def same_words(text: str, words: Iterable[str]) -> bool:
-    """Whether aligned words are those of a text: the same letters, whatever the marks, capitals and accents.
+    """Whether aligned words are those of a text: the same letters, ignoring punctuation, case and accents.
 
-    An unknown word stands for any letters. An abbreviation equals its word.
+    An unknown word matches any letters. An abbreviation equals its word.
     """
     pattern = "".join(".+" if word in UNKNOWN else _letters(word) for word in words)
     return re.fullmatch(pattern, "".join(map(_letters, text.split()))) is not None

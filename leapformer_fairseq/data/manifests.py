@@ -1,7 +1,7 @@
-"""What fairseq's speech_to_text task reads: feature archives, manifests, subword models, statistics, configurations.
+"""The input of fairseq's speech_to_text task: feature archives, manifests, subword models, statistics, configurations.
 
-The formats are those of fairseq's `examples/speech_to_text`. They are written here because its helpers keep whole data
-sets in memory or in as many files, list them in the order of the file system, and need torchaudio.
+The formats are those of fairseq's `examples/speech_to_text`. They are written here because fairseq's helpers keep whole
+data sets in memory or in as many files, list them in file system order, and need torchaudio.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MANIFEST_FORMAT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Features:
-    """Where a filterbank of `frames` rows lies: `length` bytes from `offset` in the file `archive`."""
+    """The location of `frames` filterbank frames: `length` bytes from `offset` in the file `archive`."""
 
     archive: str
     frames: int
@@ -44,12 +44,12 @@ class Features:
 
     @property
     def address(self) -> str:
-        """As it stands in a manifest, relative to the configuration's `audio_root`."""
+        """The address in a manifest, relative to the configuration's `audio_root`."""
         return f"{self.archive}:{self.offset}:{self.length}"
 
 
 class FeatureArchive:
-    """An uncompressed zip of .npy files; fairseq reads an entry by its place, without the zip's directory."""
+    """An uncompressed zip of .npy files; fairseq reads an entry by its offset, without the zip directory."""
 
     def __init__(self, path: Path, name: str) -> None:
         """Create the archive at `path`; manifests will know it as `name`."""
@@ -63,7 +63,7 @@ class FeatureArchive:
         self._zip.close()
 
     def add(self, utterance_id: str, features: np.ndarray) -> Features:
-        """Store the features (frames, bins) of an utterance and return their place."""
+        """Store the features (frames, bins) of an utterance and return their location."""
         buffer = io.BytesIO()
         np.save(buffer, features)
         entry = zipfile.ZipInfo(f"{utterance_id}.npy")  # has a fixed date, so that the archive repeats byte by byte
@@ -73,20 +73,20 @@ class FeatureArchive:
 
 
 class BinStatistics:
-    """Mean and standard deviation of each filterbank bin over all frames added, summed in double precision."""
+    """Mean and standard deviation of each filterbank bin over all added frames, accumulated in double precision."""
 
     def __init__(self, bins: int = BINS) -> None:
         self._frames = 0
         self._total, self._squares = np.zeros(bins), np.zeros(bins)
 
     def add(self, features: np.ndarray) -> None:
-        """Count all frames of an utterance, (frames, bins)."""
+        """Add all frames of an utterance, (frames, bins)."""
         self._frames += len(features)
         self._total += features.sum(axis=0, dtype=np.float64)
         self._squares += np.square(features, dtype=np.float64).sum(axis=0)
 
     def save(self, path: Path) -> None:
-        """Write fairseq's `global_cmvn` file. Raises LeapformerError when nothing was added."""
+        """Write fairseq's `global_cmvn` file. Raises LeapformerError if nothing was added."""
         if not self._frames:
             raise LeapformerError(f"no training audio for the statistics in {path.name}; check the training split")
         mean = self._total / self._frames
@@ -96,7 +96,7 @@ class BinStatistics:
 
 
 def write_manifest(path: Path, rows: Iterable[Sequence[str]], columns: Sequence[str] = COLUMNS) -> None:
-    """A fairseq manifest; `rows` have the order of `columns`. Texts must hold no tab and no line break."""
+    """Write a fairseq manifest; `rows` have the order of `columns`. Texts must not contain tabs or line breaks."""
     with replacing(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, **_MANIFEST_FORMAT)
         writer.writerow(columns)
@@ -104,7 +104,7 @@ def write_manifest(path: Path, rows: Iterable[Sequence[str]], columns: Sequence[
 
 
 def read_manifest(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of a manifest, one after the other."""
+    """The rows of a manifest, one by one."""
     with open(path, encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file, **_MANIFEST_FORMAT)
 
@@ -112,10 +112,10 @@ def read_manifest(path: Path) -> Iterator[dict[str, str]]:
 def train_subwords(
     prefix: Path, texts: Iterable[str], vocab_size: int, model_type: str = "unigram", coverage: float = 1.0
 ) -> None:
-    """A sentencepiece model of at most `vocab_size` pieces, PREFIX.model, and its dictionary, PREFIX.txt.
+    """Train a sentencepiece model of at most `vocab_size` pieces, PREFIX.model, and write its dictionary, PREFIX.txt.
 
-    `model_type` is unigram or bpe; with a `coverage` below 1 the rarest letters, that share of the text, are unknown.
-    Raises LeapformerError when there is no text, or no room for its letters.
+    `model_type` is unigram or bpe. With a `coverage` below 1, the rarest letters, this share of the text, become
+    unknown. Raises LeapformerError if there is no text, or if the letters do not fit in the vocabulary.
     """
     model = io.BytesIO()
     try:
@@ -137,10 +137,10 @@ def train_subwords(
 
 
 def write_config(path: Path, root: Path, subwords: str, specaugment: Mapping[str, float] | None = None) -> None:
-    """fairseq's data configuration for data in `root`, subword model `subwords`.model, and global CMVN.
+    """Write fairseq's data configuration for data in `root`, with the subword model `subwords`.model and global CMVN.
 
-    Training data is augmented if `specaugment` says how. The audio root and the statistics are absolute: fairseq looks
-    them up from the working folder.
+    `specaugment` sets the augmentation of training data. The audio root and the statistics are absolute paths, because
+    fairseq resolves them from the working directory.
     """
     config: dict[str, Any] = {
         "audio_root": str(root),
@@ -158,6 +158,6 @@ def write_config(path: Path, root: Path, subwords: str, specaugment: Mapping[str
 
 
 def write_yaml(path: Path, config: Mapping[str, Any]) -> None:
-    """A data configuration, its values in the order given."""
+    """Write a data configuration with its values in the given order."""
     # One line for each value: a path with a blank in it is not folded.
     write_text(path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=float("inf")))

@@ -1,7 +1,7 @@
 """MuST-C English-German (Di Gangi et al., 2019, N19-1202; Cattoni et al., 2021): TED talks cut into segments.
 
-ROOT/en-de/data/{train,dev,tst-COMMON,tst-HE}/{wav/*.wav, txt/SPLIT.{yaml,en,de}}: the yaml lists the segments (wav,
-offset, duration, speaker_id) in the order of the lines of the two texts.
+ROOT/en-de/data/{train,dev,tst-COMMON,tst-HE}/{wav/*.wav, txt/SPLIT.{yaml,en,de}}: the yaml file lists the segments
+(wav, offset, duration, speaker_id) in the order of the lines of the two texts.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SPLITS = ("train", "dev", "tst-COMMON", "tst-HE")
 
 
 def read_split(root: Path, split: str) -> list[Recording]:
-    """All segments of a split in the order of the release's texts.
+    """All segments of a split, in the order of the release's texts.
 
-    Raises LeapformerError naming the folder, file, row or field that is missing.
+    Raises LeapformerError with the name of the missing folder, file, row or field.
     """
     folder = root / PAIR / "data" / split
     if not folder.is_dir():
@@ -37,7 +37,7 @@ def read_split(root: Path, split: str) -> list[Recording]:
 def read_segments(wavs: Path, segments: Path, source: Path, target: Path) -> list[Recording]:
     """The segments of the talks in a folder: a YAML list of {wav, offset, duration}, and a line for each in two texts.
 
-    Raises LeapformerError naming the file, row or field that is missing.
+    Raises LeapformerError with the name of the missing file, row or field.
     """
     rows, texts = _read_yaml(segments), [_read_lines(path) for path in (source, target)]
     if not len(rows) == len(texts[0]) == len(texts[1]):

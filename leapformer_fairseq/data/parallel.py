@@ -1,8 +1,8 @@
-"""From parallel text to what translation is trained on: one subword model for both languages, and encoded splits.
+"""Prepare parallel text for training: one subword model for both languages, and encoded splits.
 
 OUT/{train,valid,test}.LANGUAGE are encoded, for `fairseq-preprocess` with the dictionary OUT/spm.txt; OUT/spm.model
-writes text again; OUT/raw/{valid,test}.LANGUAGE are the references, with every word and mark. Documents are encoded as
-windows of sentences; their references are single sentences, those that the windows end with.
+decodes. OUT/raw/{valid,test}.LANGUAGE are the unchanged references. Documents are encoded as windows of sentences;
+their references are single sentences, the last one of each window.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Pairs = Iterator[tuple[str, str]]
 
 @dataclass(frozen=True)
 class ParallelText:
-    """A data set: its languages, default direction first, and the names its files have before .LANGUAGE.
+    """A data set: its languages, default direction first, and its file names before .LANGUAGE.
 
-    Without languages any two will do. `provide` makes the files from the release, and may download it. Training pairs
-    longer than `longest` subwords, or whose lengths differ by more than a factor of `ratio`, are left out. Letters
-    beyond `coverage` of the text become unknown: text from the web has thousands of them.
+    Without languages, any two are accepted. `provide` creates the files from the release, and may download it. Training
+    pairs longer than `longest` subwords, or whose lengths differ by more than a factor of `ratio`, are left out.
+    Letters beyond `coverage` of the text become unknown; text from the web has thousands of them.
 
-    Of a data set of documents, whose files have an empty line between two of them, `window` sentences are translated
-    together (see `windows`); training pairs that are left out are missing in the windows of others.
+    In a data set of documents, whose files have an empty line between documents, `window` sentences are translated
+    together (see `windows`). Training pairs that are left out are also missing from the windows of other pairs.
     """
 
     name: str
@@ -58,11 +58,11 @@ class ParallelText:
 
     @property
     def pair(self) -> str:
-        """The default direction, e.g. en-de; "" where there is none."""
+        """The default direction, e.g. en-de; "" if there is none."""
         return "-".join(self.languages[:2])
 
     def separates(self, pair: Sentences) -> bool:
-        """Whether a pair stands between two documents."""
+        """Whether a pair separates two documents."""
         return self.window is not None and is_break(pair)
 
 
@@ -88,10 +88,10 @@ DATASETS = {
 def prepare(
     dataset: ParallelText, root: str | Path, out: str | Path, pair: str, vocab_size: int, download: bool = False
 ) -> prepared.Summary:
-    """Prepare the text in `root` for training and evaluation in `out`; what is finished there is not done again.
+    """Prepare the text in `root` for training and evaluation in `out`; finished work is not repeated.
 
-    Returns, by split, how many sentence pairs were kept, of how many documents, and how many were left out for which
-    reason. Raises LeapformerError for missing, damaged or misaligned files, and an `out` with other data in it.
+    Returns, per split, the number of sentence pairs kept, the number of documents, and the number left out for each
+    reason. Raises LeapformerError for missing, damaged or misaligned files, and an `out` that contains other data.
     """
     root, out = Path(root).absolute(), Path(out).absolute()
     languages = _languages(dataset, pair)

@@ -1,4 +1,4 @@
-"""The mark of a folder of prepared data: which options it was made with, and what came out when it was finished."""
+"""The state file of a folder of prepared data: its options and, when it is finished, its summary."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Summary = dict[str, Any]
 
 
 def begin(out: Path, options: Mapping[str, Any]) -> Summary | None:
-    """Make `out` the folder of data prepared with `options`; the summary when it is finished already, else None.
+    """Start preparing data with `options` in `out`; return the summary if it is already finished, else None.
 
-    Raises LeapformerError when it holds something else: nothing of others is overwritten, nothing is mixed.
+    Raises LeapformerError if `out` contains something else: foreign files are never overwritten, and data is never
+    mixed.
     """
     path = out / STATE
     if not path.is_file():
@@ -39,7 +40,7 @@ def begin(out: Path, options: Mapping[str, Any]) -> Summary | None:
 
 
 def finish(out: Path, options: Mapping[str, Any], summary: Summary | None) -> None:
-    """Write down that the data is complete, and what it holds."""
+    """Record that the data is complete, with its summary."""
     with replacing(out / STATE) as partial:
         text = json.dumps({"options": dict(options), "summary": summary}, indent=2, ensure_ascii=False)
         partial.write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One utterance of a data set, and reading its audio as the models want it: 16 kHz, mono, samples in [-1, 1]."""
+"""An utterance of a data set, and reading its audio in the form that models expect: 16 kHz mono, in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SILENCE_RMS = 1e-3  # -60 dB of full scale, below any intelligible recording; cl
 
 @dataclass(frozen=True)
 class Recording:
-    """Where an utterance's audio lies and what is said in it, in the source and in the target language.
+    """The audio of an utterance and its text, in the source and the target language.
 
-    `start` and `duration` (seconds) cut it from a longer recording; without a duration it is the whole file.
+    `start` and `duration` (seconds) select a segment of a longer recording; without a duration it is the whole file.
     """
 
     id: str
@@ -34,13 +34,13 @@ class Recording:
 
 
 class Unusable(Exception):
-    """This recording has to be left out; the message is the reason in a word or two, which is counted."""
+    """This recording must be left out; the message is the reason in a word or two, for the statistics."""
 
 
 def read_segment(recording: Recording) -> np.ndarray:
-    """The samples of a segment, (T,) float32; only its part of the file is read.
+    """The samples of a segment, (T,) float32; only this part of the file is read.
 
-    Raises LeapformerError when the file is missing, unreadable, not 16 kHz mono, or ends before the segment starts.
+    Raises LeapformerError if the file is missing, unreadable, not 16 kHz mono, or ends before the segment starts.
     """
     try:
         with soundfile.SoundFile(str(recording.path)) as file:
@@ -59,9 +59,9 @@ def read_segment(recording: Recording) -> np.ndarray:
 
 
 def read_audible(recording: Recording) -> np.ndarray:
-    """The samples of a recording of any format, rate and number of channels, (T,) float32 at 16 kHz mono.
+    """The samples of a recording of any format, sample rate and number of channels, (T,) float32 at 16 kHz mono.
 
-    Raises Unusable when it cannot be decoded, ends before it starts, or is silent.
+    Raises Unusable if it cannot be decoded, ends before it starts, or is silent.
     """
     try:
         with soundfile.SoundFile(str(recording.path)) as file:
@@ -81,7 +81,7 @@ def read_audible(recording: Recording) -> np.ndarray:
 
 
 def read_mono(recording: Recording) -> tuple[np.ndarray, int]:
-    """The samples of a whole file, (T,) float32, mono at the file's own rate, and that rate. Raises Unusable."""
+    """The samples of a whole file, (T,) float32, mono at the file's own sample rate, and that rate. Raises Unusable."""
     try:
         samples, rate = soundfile.read(str(recording.path), dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
@@ -90,7 +90,7 @@ def read_mono(recording: Recording) -> tuple[np.ndarray, int]:
 
 
 def resample(samples: np.ndarray, rate: int, wanted: int = SAMPLE_RATE) -> np.ndarray:
-    """(T,) at `rate` Hz to `wanted` Hz, band-limited."""
+    """Resample (T,) from `rate` Hz to `wanted` Hz, band-limited."""
     if rate == wanted:
         return samples
     from scipy.signal import resample_poly  # a slow import, not needed for data that is at that rate already
@@ -100,9 +100,9 @@ def resample(samples: np.ndarray, rate: int, wanted: int = SAMPLE_RATE) -> np.nd
 
 
 def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a tab-separated table as Common Voice and CoVoST write it, reduced to `columns`.
+    """The rows of a tab-separated table in the format of Common Voice and CoVoST, reduced to `columns`.
 
-    Raises LeapformerError when the file or a column is missing.
+    Raises LeapformerError if the file or a column is missing.
     """
     need_file(path)
     with open(path, encoding="utf-8", newline="") as file:
@@ -114,13 +114,13 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def need_file(path: Path) -> None:
-    """Raise LeapformerError unless there is such a file."""
+    """Raise LeapformerError if the file does not exist."""
     if not path.is_file():
         raise LeapformerError(f"no file {path}; check the data root, and that everything is downloaded and unpacked")
 
 
 def need_recordings(recordings: Sequence[Recording], split: str) -> None:
-    """Raise LeapformerError naming the first missing audio file, or the split when it has no recordings."""
+    """Raise LeapformerError with the name of the first missing audio file, or of the split if it has no recordings."""
     if not recordings:
         raise LeapformerError(f"split {split} has no recordings; check the data root")
     missing = sorted(path for path in {recording.path for recording in recordings} if not path.is_file())

@@ -1,6 +1,6 @@
-"""Where the text data sets come from, and their files as plain text: {train,valid,test}.LANGUAGE, a sentence a line.
+"""Releases of the text data sets, converted to plain text: {train,valid,test}.LANGUAGE, one sentence per line.
 
-Files that are there already are left as they are; archives are read as they were published.
+Existing files are kept; archives are read in their published form.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Texts = dict[str, Callable[[], Iterable[str]]]  # name of a file -> what makes i
 
 
 def nothing(root: Path, languages: Sequence[str], download: bool) -> None:
-    """There is no release: the files are one's own."""
+    """There is no release: users provide the files."""
 
 
 def multi30k(root: Path, languages: Sequence[str], download: bool) -> None:
@@ -78,10 +78,10 @@ def iwslt14(root: Path, languages: Sequence[str], download: bool) -> None:
 
 
 def iwslt14_documents(root: Path, languages: Sequence[str], download: bool) -> None:
-    """TED talks, Spanish and English (Cettolo et al., 2014), an empty line before every talk; cased, untokenised.
+    """TED talks, Spanish and English (Cettolo et al., 2014), with an empty line before every talk; cased, untokenised.
 
     Validated on dev2010 and tested on tst2010 to tst2012, as in Miculicich et al. (2018, D18-1325). The archive is not
-    downloaded. Raises LeapformerError when a file is missing and the archive, too.
+    downloaded. Raises LeapformerError if a file and the archive are missing.
     """
     sets = {split: [f"IWSLT14.{name}" for name in names] for split, names in IWSLT14_TALKS.items()}
     page = f"{IWSLT14_PAGE} and take texts/{'/'.join(languages)}/{{archive}} out of 2014-01.tgz"
@@ -92,7 +92,7 @@ def iwslt17(root: Path, languages: Sequence[str], download: bool) -> None:
     """TED talks, English with German or French (Cettolo et al., 2017); cased, untokenised.
 
     Validated on tst2011 to tst2014 and tested on tst2015, as in Treviso et al. (2022, arXiv:2109.12188). The archive is
-    not downloaded. Raises LeapformerError when a file is missing and the archive, too.
+    not downloaded. Raises LeapformerError if a file and the archive are missing.
     """
     sets = {split: [f"IWSLT17.TED.{name}" for name in names] for split, names in IWSLT17_SETS.items()}
     _provide_talks(root, languages, sets, _without_tags, _SEGMENT, f"{IWSLT17_PAGE}, whose texts hold {{archive}}")

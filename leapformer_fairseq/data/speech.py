@@ -1,7 +1,7 @@
-"""From a released speech translation data set to a folder that training and evaluation read.
+"""Prepare a released speech translation data set for training and evaluation.
 
-A folder prepared here holds, for each split, `fbank80_SPLIT.zip` and `SPLIT_{asr,st}.tsv`, for all but the training
-split also `wav/SPLIT/ID.wav` and SimulEval's lists `SPLIT.{source,target}`; and once `gcmvn.npz`, `spm_{asr,st}*` and
+A prepared folder contains, for each split, `fbank80_SPLIT.zip` and `SPLIT_{asr,st}.tsv`, and for all but the training
+split also `wav/SPLIT/ID.wav` and SimulEval's lists `SPLIT.{source,target}`; and, once, `gcmvn.npz`, `spm_{asr,st}*` and
 `config_{asr,st}.yaml`. `prepared.json` lists complete splits, so an interrupted preparation resumes.
 """
 
@@ -50,9 +50,9 @@ SPECAUGMENT = {"freq_mask_N": 1, "freq_mask_F": 27, "time_mask_N": 1, "time_mask
 
 @dataclass(frozen=True)
 class SpeechDataset:
-    """How to read a data set. `splits` begins with the training split; `clean_text` is for its texts only.
+    """How to read a data set. `splits` begins with the training split; `clean_text` is applied only to its texts.
 
-    `vocab_type` is sentencepiece's: unigram, bpe or char.
+    `vocab_type` is sentencepiece's model type: unigram, bpe or char.
     """
 
     name: str
@@ -65,23 +65,23 @@ class SpeechDataset:
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """What became of a split; `dropped` counts the recordings that were left out, by reason."""
+    """Summary of a split; `dropped` counts the recordings that were left out, by reason."""
 
     utterances: int
     seconds: float
     dropped: dict[str, int]
 
     def reasons(self) -> str:
-        """What was left out in words, empty if nothing was."""
+        """A description of what was left out, empty if nothing was."""
         return ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
 
 
 def prepare(
     dataset: SpeechDataset, root: str | Path, out: str | Path, vocab_size: int = VOCAB_SIZE, workers: int = 1
 ) -> dict[str, SplitSummary]:
-    """Prepare the data set in `root` for training and evaluation in `out`; what is complete there is not done again.
+    """Prepare the data set in `root` for training and evaluation in `out`; finished work is not repeated.
 
-    Raises LeapformerError for impossible options, missing or unusable data, and an `out` with other data in it.
+    Raises LeapformerError for impossible options, missing or unusable data, and an `out` that contains other data.
     """
     need_workers(workers)
     root, out = Path(root).absolute(), Path(out).absolute()
@@ -252,14 +252,14 @@ def _write_evaluation_lists(out: Path, split: str) -> None:
 
 
 def need_workers(workers: int) -> None:
-    """Raise LeapformerError unless `mapper` can have so many processes."""
+    """Raise LeapformerError if `mapper` cannot use this many processes."""
     if workers < 1:
         raise LeapformerError(f"--workers is {workers}; give at least 1")
 
 
 @contextmanager
 def mapper(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """`map`, in this process or in several; results come in order."""
+    """`map`, in this process or in several; results arrive in order."""
     if workers == 1:
         yield map
         return

@@ -1,8 +1,8 @@
-"""Recordings of one's own: a table for each part of the data, with tabs (.tsv) or commas (.csv) and a line of names.
+"""A user's own recordings: one table per split, with tabs (.tsv) or commas (.csv) and column names in the first line.
 
-Columns: `audio`, a path relative to the table or to --audio-root, and `text`, what is said; `translation`, without
-which the target is the text; and if there, `speaker`, `id`, and `start` and `end` in seconds, which cut a segment from
-a longer recording. Audio may have any format that libsndfile reads, any rate and any number of channels.
+Columns: `audio`, a path relative to the table or to --audio-root; `text`, the transcript; `translation`, without which
+the target is the transcript; and optionally `speaker`, `id`, and `start` and `end` in seconds, which select a segment
+of a longer recording. Audio may have any format that libsndfile reads, any sample rate and any number of channels.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ EXPECTED = {  # hours of training speech, less than so many
 def dataset(
     tables: Mapping[str, Path], names: Mapping[str, str], audio_root: Path | None, vocab_type: str
 ) -> SpeechDataset:
-    """The data of `tables`, by split, the training split first; `names` are those of the columns in the tables.
+    """The data set in `tables`, by split, training split first; `names` maps our columns to those of the tables.
 
-    Raises LeapformerError for names of columns that mean nothing.
+    Raises LeapformerError for unknown column names.
     """
     for column in names:
         if column not in COLUMNS:
@@ -119,7 +119,7 @@ def _span(table: Path, line: int, start: str, end: str) -> tuple[float, float | 
 
 
 def kinds_of_audio(recordings: Sequence[Recording]) -> list[str]:
-    """What is resampled and mixed down, a line for each kind of file."""
+    """Describe what is resampled and mixed down, one line for each kind of file."""
     counts: Counter[tuple[int, int]] = Counter()
     for path in sorted({recording.path for recording in recordings}):
         try:
@@ -136,7 +136,7 @@ def kinds_of_audio(recordings: Sequence[Recording]) -> list[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """The training part of prepared data: its length, that of a target token, and the pre-decision ratio that fits."""
+    """Properties of prepared training data: hours, length of a target token, and a suitable pre-decision ratio."""
 
     hours: float
     token_seconds: float
@@ -144,17 +144,17 @@ class Measured:
 
     @property
     def batch(self) -> int:
-        """Frames of a batch."""
+        """Batch size in frames."""
         return 16_000 if self.hours < 20 else 40_000
 
     @property
     def updates(self) -> int:
-        """Some forty passes, and at least 1,500 updates."""
+        """About forty epochs, and at least 1,500 updates."""
         return max(1_500, round(40 * self.hours * 3_600 * 1_000 / FRAME_MS / self.batch))
 
 
 def measure(out: Path) -> Measured:
-    """Of the data prepared in `out`. Raises LeapformerError where there is none."""
+    """Measure the data prepared in `out`. Raises LeapformerError if there is none."""
     need_file(out / "spm_st.model")
     model = sentencepiece.SentencePieceProcessor(model_file=str(out / "spm_st.model"))
     tokens = frames = 0
@@ -166,7 +166,7 @@ def measure(out: Path) -> Measured:
 
 
 def advice(out: Path) -> list[str]:
-    """What to expect of the data prepared in `out`, the step of wait-k that fits it, and a command that trains."""
+    """What to expect of the data prepared in `out`, the wait-k step that suits it, and a training command."""
     found = measure(out)
     suits = next(what for hours, what in EXPECTED.items() if found.hours < hours)
     of = f"train evaluate --out {out.parent}" if out.name == "data" else "with these tables and --out DIR"

@@ -1,13 +1,13 @@
-"""A test set of whole talks, as the field evaluates simultaneous translation: recordings, and what is said where.
+"""A test set of whole talks, as used to evaluate simultaneous translation: recordings, segments and their texts.
 
-A folder of talks holds `recordings.txt`, the path of a recording a line, absolute or from the folder; `segments.yaml`,
-a {wav, offset, duration} in seconds a line, those of a recording together and in order; `references.txt` and
-`transcripts.txt`, the translation and the transcript of each segment. These are the files of simulstream, OmniSTEval
-and `leapformer score --segments`. `talks.json` says what they were made of.
+A folder of talks contains `recordings.txt`, the path of one recording per line, absolute or relative to the folder;
+`segments.yaml`, one {wav, offset, duration} per line, in seconds, grouped by recording and in order; and
+`references.txt` and `transcripts.txt`, the translation and the transcript of each segment. These are the formats of
+simulstream, OmniSTEval and `leapformer score --segments`. `talks.json` records how the set was made.
 
 Published talks stay where they are: MuST-C (see `mustc`), and ACL 60/60 (Salesky et al., 2023, 2023.iwslt-1.2), that is
-ROOT/2/acl_6060/{dev,eval}/{full_wavs/*.wav, text/txt/ACL.6060.SPLIT.en-xx.LANGUAGE.txt}, whose release lacks times:
-IWSLT publishes them as a YAML file.
+ROOT/2/acl_6060/{dev,eval}/{full_wavs/*.wav, text/txt/ACL.6060.SPLIT.en-xx.LANGUAGE.txt}. This release lacks segment
+times, which IWSLT publishes as a YAML file.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ACL_LANGUAGES = ("ar", "de", "fa", "fr", "ja", "nl", "pt", "ru", "tr", "zh")  # 
 def prepare(
     out: str | Path, about: Mapping[str, Any], make: Callable[[Path], tuple[list[Recording], dict[str, Any]]]
 ) -> dict[str, Any]:
-    """The summary of the folder of talks that `about` describes, made unless it is finished.
+    """Make the folder of talks that `about` describes, unless it is finished, and return its summary.
 
-    `make(folder)` returns the segments of the talks, whose recordings it may put into the folder, and what else is to
-    be said of them. Raises LeapformerError as `make` does, and for a folder with something else in it.
+    `make(folder)` returns the segments of the talks, whose recordings it may write to the folder, and additions to the
+    summary. Raises LeapformerError as `make` does, and for a folder that contains something else.
     """
     folder = locked_folder(Path(out).absolute(), RECORD, about, "set of talks")
     done = folder / SUMMARY
@@ -54,7 +54,7 @@ def prepare(
 def read_recordings(folder: str | Path) -> list[Path]:
     """The recordings of a folder of talks.
 
-    Raises LeapformerError for a folder without its files, recordings that are missing, and two of one name.
+    Raises LeapformerError for missing files or recordings, and for two recordings with the same name.
     """
     folder = Path(folder)
     for name in (RECORDINGS, SEGMENTS, REFERENCES):
@@ -77,7 +77,7 @@ def read_recordings(folder: str | Path) -> list[Path]:
 
 
 def published(segments: Sequence[Recording], split: str) -> tuple[list[Recording], dict[str, Any]]:
-    """What `prepare` needs of talks that stay where they are, with texts of one line.
+    """The input of `prepare` for talks that stay where they are, with texts on one line each.
 
     Raises LeapformerError for recordings that are missing, not 16 kHz mono, or end before their segments begin.
     """
@@ -100,7 +100,7 @@ def published(segments: Sequence[Recording], split: str) -> tuple[list[Recording
 def read_acl6060(root: Path, split: str, language: str, times: Path) -> list[Recording]:
     """The segments of a split of ACL 60/60 with translations into a language; `times`: the YAML file of the split.
 
-    Raises LeapformerError for a folder or file that is missing, and texts that do not fit together.
+    Raises LeapformerError for a missing folder or file, and for texts that do not match.
     """
     places = [root / "2" / "acl_6060", root / "acl_6060", root]
     folder = next((place / split for place in places if (place / split / "full_wavs").is_dir()), None)

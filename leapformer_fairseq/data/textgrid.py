@@ -1,4 +1,4 @@
-"""Praat's TextGrids in the long text format, as Montreal Forced Aligner writes them: tiers of intervals in seconds."""
+"""Praat's TextGrid files in the long text format, as the Montreal Forced Aligner writes them: tiers of intervals."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Tiers = dict[str, list[Interval]]
 
 
 def read_textgrid(path: Path) -> Tiers:
-    """The interval tiers of a TextGrid by name; tiers of points are left out.
+    """The interval tiers of a TextGrid by name; point tiers are left out.
 
-    UTF-8 and UTF-16 with any line ends. Raises LeapformerError naming file and line of what is not a TextGrid in the
-    long format, cut off, or not in order.
+    Reads UTF-8 and UTF-16 with any line ends. Raises LeapformerError with file and line if the file is not a TextGrid
+    in the long format, is truncated, or is not in order.
     """
     return _Reader(path).read()
 
 
 def tier(tiers: Tiers, name: str, path: Path) -> list[Interval]:
-    """The tier of this name, or of one speaker with this name ("LJ - phones").
+    """The tier with this name, or that of a single speaker with this name ("LJ - phones").
 
-    Raises LeapformerError naming the file where there is none, or an empty one.
+    Raises LeapformerError with the file name if there is none, or if it is empty.
     """
     found = [intervals for key, intervals in tiers.items() if key == name or key.endswith(f" - {name}")]
     if len(found) != 1 or not found[0]:
@@ -155,7 +155,7 @@ class _Reader:
 
 
 def write_textgrid(path: Path, tiers: Mapping[str, Sequence[Interval]]) -> None:
-    """Write interval tiers, none of them empty and all of one length, in the long format."""
+    """Write interval tiers, which must not be empty and must have the same length, in the long format."""
     start, end = (f"{time:.6f}" for time in _span(next(iter(tiers.values()))))
     lines = [*_BEGIN, "", f"xmin = {start}", f"xmax = {end}", "tiers? <exists>", f"size = {len(tiers)}", "item []:"]
     for number, (name, intervals) in enumerate(tiers.items(), 1):

@@ -1,6 +1,6 @@
-"""What fairseq's text_to_speech task reads: log-mels, manifests with phonemes and their durations, a dictionary.
+"""The input of fairseq's text_to_speech task: log-mels, manifests with phonemes and their durations, a dictionary.
 
-The formats are those of fairseq's `examples/speech_synthesis`, with the log-mels as .npy files.
+The formats are those of fairseq's `examples/speech_synthesis`, with log-mels in .npy files.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MAX_HZ = 8000.0
 
 @dataclass(frozen=True)
 class Row:
-    """An utterance in a manifest: `mel` and `recording` are files below the audio root, `frames` those of the log-mels.
+    """An utterance in a manifest: `mel` and `recording` are files below the audio root, `frames` counts log-mel frames.
 
-    `durations` are the frames of each phoneme, None where nobody aligned them.
+    `durations` are the frames of each phoneme; None if there is no alignment.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Row:
 
 
 def mel_config(sample_rate: int = SAMPLE_RATE) -> MelConfig:
-    """80 log-mels up to 8 kHz in windows of 50 ms every 12.5 ms (to the nearest sample), whatever the sample rate.
+    """80 log-mel bins up to 8 kHz in windows of 50 ms every 12.5 ms (to the nearest sample), at any sample rate.
 
     Raises LeapformerError for a sample rate that is too low for 8 kHz.
     """
@@ -83,9 +83,9 @@ def log_mels(samples: np.ndarray, config: MelConfig) -> np.ndarray:
 def phonemes_with_durations(
     intervals: Sequence[Interval], frames: int, config: MelConfig
 ) -> tuple[list[str], list[int]]:
-    """The phonemes of a recording from its start, pauses joined, and the frames of each, `frames` together.
+    """The phonemes of a recording from its start, with pauses merged, and the frames of each, `frames` in total.
 
-    Raises LeapformerError where there are more phonemes than frames.
+    Raises LeapformerError if there are more phonemes than frames.
     """
     phonemes = with_single_pauses(intervals)
     durations = frame_durations(phonemes, frames, config.hop_length / config.sample_rate)
@@ -93,7 +93,7 @@ def phonemes_with_durations(
 
 
 def write_tts_manifest(path: Path, rows: Sequence[Row]) -> None:
-    """A manifest for fairseq's text_to_speech task; without durations it has no such column."""
+    """Write a manifest for fairseq's text_to_speech task; without durations, that column is omitted."""
     aligned = all(row.durations is not None for row in rows)
     columns = [column for column in COLUMNS if aligned or column != "duration"]
     values = (
@@ -113,14 +113,14 @@ def write_tts_manifest(path: Path, rows: Sequence[Row]) -> None:
 
 
 def write_vocabulary(path: Path, rows: Iterable[Row]) -> None:
-    """fairseq's dictionary of the phonemes in `rows`, the most frequent first."""
+    """Write fairseq's dictionary of the phonemes in `rows`, the most frequent first."""
     counts = Counter(phoneme for row in rows for phoneme in row.phonemes)
     lines = [f"{phoneme} {count}" for phoneme, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
     write_lines(path, lines)
 
 
 def scripts_of(task: Any, subset: str) -> list[Script]:
-    """The sentences of a manifest of the model's data, in its order."""
+    """The sentences of a manifest in the model's data folder, in order."""
     from ..synthesis import Script  # imports torch, too
 
     manifest, root = Path(task.args.data) / f"{subset}.tsv", Path(task.data_cfg.audio_root)
@@ -151,7 +151,7 @@ def scripts_of(task: Any, subset: str) -> list[Script]:
 
 
 def phonemes_of(texts: Sequence[str], data: Mapping[str, Any]) -> list[str]:
-    """Written sentences as the phonemes, with spaces between them, of a data set with this configuration."""
+    """Convert text to phonemes, separated by spaces, as in the data set with this configuration."""
     if ESPEAK not in data:
         raise LeapformerError(
             "the phonemes of this model's data are not those that espeak-ng makes of text; give --phonemes"
@@ -164,9 +164,10 @@ def phonemes_of(texts: Sequence[str], data: Mapping[str, Any]) -> list[str]:
 
 
 def write_tts_config(path: Path, root: Path, config: MelConfig, espeak: Mapping[str, Any] | None) -> None:
-    """fairseq's data configuration for data below `root`, with global CMVN; absolute as in `manifests.write_config`.
+    """Write fairseq's data configuration for data below `root`, with global CMVN and absolute paths.
 
-    `espeak` says how its phonemes came from text, if they did: the voice, and whether there is silence around them.
+    The paths are as in `manifests.write_config`. `espeak` describes how the phonemes were derived from text, if they
+    were: the voice, and whether there is silence around them.
     """
     write_yaml(
         path,

@@ -1,7 +1,7 @@
-"""How text is cut into subwords for models that are pre-trained and fine-tuned on different data with one vocabulary.
+"""Subword vocabularies that models keep when they are pre-trained and fine-tuned on different data.
 
-A vocabulary is a folder: dict.txt, fairseq's dictionary, and either spm.model, a sentencepiece model of ours, or
-encoder.json and vocab.bpe, the byte pairs of GPT-2 that the released RoBERTa was trained with.
+A vocabulary is a folder: dict.txt, fairseq's dictionary, and either spm.model, one of our sentencepiece models, or
+encoder.json and vocab.bpe, the GPT-2 byte pairs that the released RoBERTa was trained with.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Cut = Callable[[str], Iterable[object]]  # a line to its subwords
 
 
 def make_vocabulary(folder: Path, read: Callable[[], Iterator[str]], size: int) -> None:
-    """A vocabulary of at most `size` byte pairs from the lines that `read` reads, as often as it is called.
+    """Learn a vocabulary of at most `size` byte pairs from the lines that `read` returns; it is called several times.
 
-    Raises LeapformerError when there is no text, or no room for its letters.
+    Raises LeapformerError if there is no text, or if the letters do not fit in the vocabulary.
     """
     every = math.ceil(sum(1 for _ in read()) / LINES) or 1
     prefix = folder / "spm"
@@ -36,13 +36,13 @@ def make_vocabulary(folder: Path, read: Callable[[], Iterator[str]], size: int) 
 
 
 def copy_vocabulary(source: str | Path, folder: Path) -> None:
-    """The vocabulary `source`, in `folder` too. Raises LeapformerError when it is none."""
+    """Copy the vocabulary `source` to `folder`. Raises LeapformerError if it is not one."""
     for name in (DICTIONARY, *_files(Path(source))):
         shutil.copyfile(Path(source, name), folder / name)
 
 
 def load_vocabulary(folder: str | Path) -> Cut:
-    """What cuts a line into the vocabulary's subwords. Raises LeapformerError when a file is missing or damaged."""
+    """The function that splits a line into subwords. Raises LeapformerError if a file is missing or damaged."""
     paths = [str(Path(folder, name)) for name in _files(Path(folder))]
     try:
         if len(paths) == 1:
@@ -56,9 +56,9 @@ def load_vocabulary(folder: str | Path) -> Cut:
 
 
 def load_spelling(folder: str | Path) -> Callable[[str], bytes]:
-    """What spells a number of RoBERTa's dictionary as the bytes of its byte pair.
+    """The function that maps a number in RoBERTa's dictionary to the bytes of its byte pair.
 
-    Raises LeapformerError when encoder.json or vocab.bpe is missing or damaged.
+    Raises LeapformerError if encoder.json or vocab.bpe is missing or damaged.
     """
     try:
         from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
@@ -70,7 +70,7 @@ def load_spelling(folder: str | Path) -> Callable[[str], bytes]:
 
 
 def encoded(lines: Iterable[str], cut: Cut) -> Iterator[str]:
-    """Lines as `fairseq-preprocess` reads them, with blanks between the subwords."""
+    """Lines in the format of `fairseq-preprocess`, with subwords separated by spaces."""
     return (" ".join(map(str, cut(line))) for line in lines)
 
 

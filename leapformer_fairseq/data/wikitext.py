@@ -1,7 +1,7 @@
-"""WikiText as it is published, a word between blanks, for `fairseq-preprocess --only-source`.
+"""WikiText as it is published, with words separated by spaces, for `fairseq-preprocess --only-source`.
 
-OUT/{train,valid,test}.txt. Rare words are `<unk>` already, and lines are kept, empty ones too: their ends are predicted
-like words, as in the published perplexities.
+OUT/{train,valid,test}.txt. Rare words are already `<unk>`. All lines are kept, including empty ones: their ends are
+predicted like words, as in the published perplexities.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def prepare(
     train_on_valid: bool = False,
     download: bool = False,
 ) -> prepared.Summary:
-    """Prepare the text in the folder `root`, or in `files` (by split), in `out`; what is finished is not done again.
+    """Prepare the text in the folder `root`, or in `files` (by split), in `out`; finished work is not repeated.
 
-    With `train_on_valid` the validation text without its last tenth is the training text, and that tenth validates.
-    Returns the tokens by split, and how many of the test set's words the training text does not have. Raises
-    LeapformerError for missing files and an `out` with other data in it.
+    With `train_on_valid`, the validation text without its last tenth is the training text, and that tenth is the
+    validation text. Returns the number of tokens per split, and the number of words of the test set that the training
+    text lacks. Raises LeapformerError for missing files and an `out` that contains other data.
     """
     out = Path(out).absolute()
     given = {split: str(path) for split, path in files.items() if path}
@@ -54,7 +54,7 @@ def prepare(
 
 
 def count_tokens(path: str | Path) -> int:
-    """Words of a text and ends of its lines: what a language model is asked to predict."""
+    """The number of words and line ends in a text, which is what a language model predicts."""
     return sum(len(line.split()) + 1 for line in read_lines(Path(path)))
 
 

@@ -1,9 +1,9 @@
-"""Documents as windows of sentences: how a sentence is translated together with those before it.
+"""Documents as windows of sentences: translating a sentence together with the preceding ones.
 
-Every sentence has one window, which ends with it: itself and the sentences before it in its document, as far as the
-window reaches. So windows move on by one sentence, and the first ones of a document are shorter. A test set is
-translated by taking the last sentence of every window's translation; its context on the target's side is what the model
-itself writes before it. Windows of four are those of ABC (Peng et al., 2022, arXiv:2110.02488, appendix C.2).
+Every sentence has one window, which ends with it: the sentence and those before it in its document, up to the window
+size. Windows therefore move by one sentence, and the first ones of a document are shorter. A test set is translated by
+taking the last sentence of every window's translation; the target context is what the model itself writes before it.
+Windows of four are those of ABC (Peng et al., 2022, arXiv:2110.02488, appendix C.2).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Sentences = tuple[list[str], list[str]]  # the subwords of a sentence and of its
 
 
 def is_break(pair: Sentences) -> bool:
-    """Whether there is nothing on either side, which is what separates documents."""
+    """Whether both sides are empty, which separates documents."""
     return not any(pair)
 
 
@@ -29,7 +29,7 @@ def split_documents(pairs: Iterable[Sentences]) -> Iterator[list[Sentences]]:
 
 
 def windows(document: Sequence[Sentences], size: int) -> Iterator[Sentences]:
-    """For every sentence pair of a document the window of at most `size` pairs that ends with it.
+    """For every sentence pair of a document, the window of at most `size` pairs that ends with it.
 
     >>> list(windows([(["uno"], ["one"]), (["dos"], ["two"]), (["tres"], ["three"])], 2))[-1]
     (['dos', '<sep>', 'tres'], ['two', '<sep>', 'three'])

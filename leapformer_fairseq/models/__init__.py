@@ -1,4 +1,4 @@
-"""Thin registered fairseq models; fairseq's `--user-dir` imports this package and every file in it. No scripts."""
+"""Thin registered fairseq models. fairseq's `--user-dir` imports this package and all its files; no scripts here."""
 
 from .. import prepare_fairseq
 

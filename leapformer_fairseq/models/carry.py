@@ -1,4 +1,4 @@
-"""The carry: what layers pass on beside their output, and the encoder passes to the decoder."""
+"""The carry: what layers pass on in addition to their output, and what the encoder passes to the decoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CARRY = "carry"  # key of the encoder's output: [values (B, l, C)], or [values, 
 
 
 class CarryingEncoder(FairseqEncoder):
-    """Mixin for fairseq encoders: the carry of the last layer goes to the decoder with the encoder's output."""
+    """Mixin for fairseq encoders: the carry of the last layer is passed to the decoder with the encoder's output."""
 
     context: PassContext
 
@@ -41,7 +41,7 @@ class CarryingEncoder(FairseqEncoder):
 
 @contextmanager
 def carried(context: PassContext, encoder_out: EncoderOut | None) -> Iterator[None]:
-    """While this holds, a decoder's layers find what the encoder handed on, if anything."""
+    """Within this context, a decoder's layers receive what the encoder passed on, if anything."""
     found = (encoder_out or {}).get(CARRY)
     context.carry = Carry(*found) if found else None
     try:

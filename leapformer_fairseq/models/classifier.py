@@ -1,8 +1,8 @@
 """Classifiers of one or two sequences with any attention plan in the encoder, as in Long Range Arena.
 
-Tay et al., 2021 (arXiv:2011.04006), whose sizes Luna took (Ma et al., 2021, arXiv:2106.01540, section 4.1); sizes of
-LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046, appendix A.10), whose models are Skyformer's (Chen et al., 2021,
-arXiv:2111.00035).
+Sizes are those of Tay et al., 2021 (arXiv:2011.04006), which Luna uses (Ma et al., 2021, arXiv:2106.01540, section
+4.1), and of LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046, appendix A.10), whose models are those of Skyformer
+(Chen et al., 2021, arXiv:2111.00035).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PAD = 0
 
 
 class Encoder(nn.Module):
-    """Numbers (B, T) to vectors (B, T, C): embeddings, layers, and a final norm where layers begin with one."""
+    """Integers (B, T) to vectors (B, T, C): embeddings, layers, and a final norm for pre-norm layers."""
 
     context: PassContext
 
@@ -72,7 +72,7 @@ class Encoder(nn.Module):
 
 @register_model("leapformer_classifier")
 class LeapformerClassifier(BaseFairseqModel):
-    """Scores of classes, for `--task leapformer_classification` and criterion of the same name."""
+    """Class scores, for `--task leapformer_classification` and the criterion of the same name."""
 
     tasks = ("leapformer_classification",)
 
@@ -141,7 +141,7 @@ class LeapformerClassifier(BaseFairseqModel):
         return model
 
     def forward(self, tokens: list[Tensor]) -> Tensor:
-        """Scores (B, classes) of one or two batches of sequences (B, T)."""
+        """Scores (B, classes) for one or two batches of sequences (B, T)."""
         if len(tokens) != self.inputs:
             raise LeapformerError(f"{len(tokens)} sequences an example, the model was built for {self.inputs}")
         pooled = [self.pooled(one) for one in tokens]
@@ -151,7 +151,7 @@ class LeapformerClassifier(BaseFairseqModel):
         return self.classifier(torch.cat(pooled, -1))
 
     def pooled(self, tokens: Tensor) -> Tensor:
-        """One vector a sequence, (B, C)."""
+        """One vector per sequence, (B, C)."""
         if self.args.pooling == "cls":
             tokens = torch.cat([tokens.new_full((len(tokens), 1), self.mark), tokens], 1)
         tokens = tokens[:, : self.args.max_positions]
@@ -170,7 +170,7 @@ class LeapformerClassifier(BaseFairseqModel):
         return x.masked_fill(~keep, 0).sum(1) / keep.sum(1).clamp(min=1)
 
     def max_positions(self) -> int:
-        """Of a sequence, without the mark."""
+        """The maximum length of a sequence, without the CLS token."""
         return self.args.max_positions - (self.args.pooling == "cls")
 
 

@@ -1,6 +1,6 @@
-"""Training on several sentences at once: recordings of the training set joined to longer ones, with and without pauses.
+"""Training on several sentences at once: recordings of the training set are joined, with and without pauses.
 
-A model that has only seen single sentences fails where an utterance holds more than one, as talks without pauses do.
+A model that has only seen single sentences fails if an utterance contains more than one, as in talks without pauses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUIET = 0.1  # share of a recording's frames that count as its quietest
 
 
 class JoinedSentences(ConcatAugment):
-    """Each recording with up to `most` - 1 others after it, drawn anew in every epoch, the same if it is repeated.
+    """Joins each recording with up to `most` - 1 others, drawn anew in every epoch; a repeated epoch is the same.
 
     fairseq asks a data set's `ConcatAugment` which recordings to join, and joins their texts itself.
     """
@@ -45,7 +45,7 @@ class JoinedSentences(ConcatAugment):
         return np.random.default_rng([self.seed, self.epoch, *numbers])
 
     def source(self, dataset: SpeechToTextDataset, indices: list[int]) -> Tensor:
-        """The filterbanks (T, bins) of joined recordings, transformed as the data set's are."""
+        """The filterbanks (T, bins) of joined recordings, with the data set's transforms."""
         rng, parts = self.generator(*indices), list[np.ndarray]()
         for index in indices:
             if parts and rng.random() < PAUSES:
@@ -59,7 +59,7 @@ class JoinedSentences(ConcatAugment):
 
 
 def pause(before: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` frames of filterbanks to follow a recording: digital silence, or its own background."""
+    """`count` filterbank frames to follow a recording: digital silence, or its own background noise."""
     if rng.random() < SILENT:
         silence = fbank(np.zeros(SAMPLE_RATE // 10, np.float32), SAMPLE_RATE, before.shape[1])
         return np.repeat(silence[:1], count, axis=0)
@@ -70,7 +70,7 @@ def pause(before: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarra
 def join_sentences(dataset: SpeechToTextDataset, most: int, seed: int) -> None:
     """Let a training set join up to `most` recordings.
 
-    Raises LeapformerError for fewer than 1, and for a data set that its configuration joins or reads as waveforms.
+    Raises LeapformerError for fewer than 1, and for a data set whose configuration joins recordings or reads waveforms.
     """
     if most == 1:
         return

@@ -1,4 +1,4 @@
-"""How models come by the target's length: flags, the encoder that predicts it, the decoder that is told."""
+"""Target lengths in models: flags, the encoder that predicts the length, the decoder that receives it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREDICTED, LEARNING = "target_length", "length_learning"
 
 @dataclass(frozen=True)
 class Learning:
-    """What a length predictor saw in a forward pass, and log(1 + frames) of every position if it has a loss."""
+    """The inputs of a length predictor in a forward pass, and log(1 + frames) at every position if it has a loss."""
 
     source: Source
     log_durations: Tensor | None
@@ -37,21 +37,21 @@ def add_length_args(parser: ArgumentParser) -> None:
 
 
 def fill_length_args(args: Namespace) -> None:
-    """Give every option of length prediction that is not set its declared default; no predictor by default."""
+    """Set every option of length prediction that is not set to its declared default; no predictor by default."""
     fill_options(args, {"length_predictor": None, **{option.name: option.default for option in length_options()}})
 
 
 def build_length_predictor(
     args: Any, width: int, dictionary: Any = None, frames_per_step: int = 1, timed: bool = False
 ) -> LengthPredictor | None:
-    """What `--length-predictor` asks for; None without it."""
+    """The predictor that `--length-predictor` selects; None without it."""
     if getattr(args, "length_predictor", None) is None:
         return None
     return LengthPredictor(Setting(args, width, dictionary, frames_per_step, timed))
 
 
 class PredictingEncoder(FairseqEncoder):
-    """Mixin for fairseq encoders: what a generator asks for holds the predicted length of each target.
+    """Mixin for fairseq encoders: adds the predicted length of each target to the output that a generator requests.
 
     `length_predictor` may be None; then there is no length.
     """
@@ -59,7 +59,7 @@ class PredictingEncoder(FairseqEncoder):
     length_predictor: LengthPredictor | None
 
     def forward_torchscript(self, net_input: dict[str, Tensor]) -> EncoderOut:
-        """What generators call; `prev_output_tokens`, if there are some, are the targets that an oracle looks at."""
+        """Called by generators; `prev_output_tokens`, if given, are the targets for an oracle."""
         encoder_out = super().forward_torchscript(net_input)
         targets = net_input.get("prev_output_tokens")
         target = None if targets is None or targets.dim() != 2 else targets.ne(self.padding_idx).sum(1)
@@ -72,11 +72,11 @@ class PredictingEncoder(FairseqEncoder):
         return {**encoder_out, PREDICTED: [self.length_predictor(self.source(encoder_out, src_tokens, target))]}
 
     def learn_length(self, encoder_out: EncoderOut, src_tokens: Tensor, target: Tensor) -> EncoderOut:
-        """For training and scoring: let the predictor see the true lengths (B,).
+        """For training and scoring: give the true lengths (B,) to the predictor.
 
-        The decoder is told predicted ones only if that was asked for, and in training not before the predictor has
-        learned something. What a criterion needs for the predictor's loss
-        is computed here, inside the model's forward pass, where distributed training expects it.
+        The decoder receives predicted lengths only if requested, and in training not before the predictor has learned
+        something. The input of a criterion for the predictor's loss is computed here, inside the model's forward pass,
+        as distributed training requires.
         """
         if self.length_predictor is None:
             return encoder_out
@@ -89,7 +89,7 @@ class PredictingEncoder(FairseqEncoder):
         return {**encoder_out, LEARNING: [learning]}
 
     def source(self, encoder_out: EncoderOut, src_tokens: Tensor, target: Tensor | None) -> Source:
-        """What predictors look at."""
+        """The input of predictors."""
         states = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = (encoder_out["encoder_padding_mask"] or [None])[0]
         keep = states.new_ones(states.shape[:2]).bool() if padding is None else ~padding
@@ -103,14 +103,14 @@ class PredictingEncoder(FairseqEncoder):
 
 
 def predicted_length(encoder_out: EncoderOut) -> Tensor | None:
-    """Decoder steps (B,) that the encoder has predicted, if it has."""
+    """Decoder steps (B,) predicted by the encoder, if it does."""
     return encoder_out[PREDICTED][0] if PREDICTED in encoder_out else None
 
 
 def tell_length(context: PassContext, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
-    """Tell a decoder's attention, before its layers run: the predicted length, or else the true one (B,).
+    """Pass the length to a decoder's attention before its layers run: the predicted one, or else the true one (B,).
 
-    `true_lengths` is None while the target is being written. Raises LeapformerError when nobody knows.
+    `true_lengths` is None while the target is being written. Raises LeapformerError if no length is known.
     """
     if not context.facts.knows_lengths:
         return

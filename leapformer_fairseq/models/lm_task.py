@@ -1,4 +1,4 @@
-"""What fairseq's language modelling does differently for our models; `task.adapt` installs it, method by method."""
+"""Changes to fairseq's language modelling task for our models; `task.adapt` installs them, method by method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import LeapformerError
 
 
 def load_dataset(task: Task, *args: Any, **kwargs: Any) -> Any:
-    """fairseq's, for blocks of at least one token: others end in a division by zero."""
+    """As in fairseq, for blocks of at least one token: others end in a division by zero."""
     if task.args.tokens_per_sample < 1:
         raise LeapformerError(
             f"--tokens-per-sample leaves {task.args.tokens_per_sample} new tokens a block; give at least 1, and "
@@ -23,7 +23,10 @@ def load_dataset(task: Task, *args: Any, **kwargs: Any) -> Any:
 
 
 def eval_lm_dataloader(task: Task, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-    """fairseq's, without blocks that do not fit the model: it leaves them out, and reports perplexity 1 for no text."""
+    """As in fairseq, but blocks that do not fit the model are an error.
+
+    fairseq skips them, and reports perplexity 1 for no text.
+    """
     limit, window = kwargs.get("max_positions"), kwargs.get("context_window", 0)
     longest = int(max(dataset.sizes, default=0)) + window
     if limit is not None and longest > limit:
@@ -35,7 +38,7 @@ def eval_lm_dataloader(task: Task, dataset: Any, *args: Any, **kwargs: Any) -> A
 
 
 def build_generator(task: Task, models: Any, args: Any, *more: Any, **kwargs: Any) -> Any:
-    """fairseq's, without what needs a source."""
+    """As in fairseq, without the parts that need a source."""
     for flag in ("print_alignment", "constraints"):
         if getattr(args, flag, None):
             raise LeapformerError(f"--{flag.replace('_', '-')}: a language model has no source for that; leave it out")
@@ -45,7 +48,7 @@ def build_generator(task: Task, models: Any, args: Any, *more: Any, **kwargs: An
 def inference_step(
     task: Task, generator: Any, models: Any, sample: Any, prefix_tokens: Tensor | None = None, **more: Any
 ) -> Any:
-    """fairseq's, with what all prompts of a batch have in length read in one pass instead of token by token."""
+    """As in fairseq, but the common length of all prompts in a batch is read in one pass instead of token by token."""
     dictionary = task.source_dictionary
     first = dictionary.bos() if getattr(task.args, "add_bos_token", False) else dictionary.eos()
     prompt = sample["net_input"]["src_tokens"] if prefix_tokens is None else prefix_tokens

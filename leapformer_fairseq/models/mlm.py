@@ -1,7 +1,7 @@
-"""Masked language models in the way of RoBERTa with any attention plan in the encoder, and classification on top.
+"""RoBERTa-style masked language models with any attention plan in the encoder, and classification on top.
 
-Liu et al., 2019, RoBERTa (arXiv:1907.11692). ABC (arXiv:2110.02488) and Luna (arXiv:2106.01540) have their attention
-pre-trained like this, and compare it on GLUE.
+Liu et al., 2019, RoBERTa (arXiv:1907.11692). ABC (arXiv:2110.02488) and Luna (arXiv:2106.01540) pre-train their
+attention like this, and compare it on GLUE.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Encoder(RobertaEncoder):
     context: PassContext
 
     def extract_features(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
-        """What fairseq's gives; where layers have a carry, the last one's is there, too."""
+        """As in fairseq; if layers have a carry, that of the last layer is included."""
         self.context.carry = None
         x, extra = super().extract_features(src_tokens, *args, **kwargs)
         return x, extra if self.context.facts.carrier is None else {
@@ -51,7 +51,7 @@ class Encoder(RobertaEncoder):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The layers, under the name that every other encoder has for them."""
+        """The layers, under the name that they have in every other encoder."""
         return self.sentence_encoder.layers
 
 
@@ -59,7 +59,7 @@ class HubInterface(RobertaHubInterface):
     """fairseq's interface for single sentences; classification uses the model's `--pooling`."""
 
     def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
-        """Log probabilities (B, classes) of tokens (B, T) or (T,), or what is before their softmax."""
+        """Log probabilities (B, classes) of tokens (B, T) or (T,), or the logits."""
         if tokens.shape[-1] > self.model.max_positions():
             raise LeapformerError(
                 f"{tokens.shape[-1]} tokens for a model of at most {self.model.max_positions()}; cut the text"
@@ -76,7 +76,7 @@ def _with_carry() -> list[str]:
 class LeapformerMaskedLanguageModel(RobertaModel):
     """A masked language model with a mechanism per layer, for masked_lm, sentence_prediction and sentence_ranking.
 
-    Every flag of fairseq's `roberta` is there, too, and its checkpoints load, the released ones as well
+    It has every flag of fairseq's `roberta`, and its checkpoints load, including the released ones
     (`--finetune-from-model`, `--restore-file`): only `*.mechanism.*` is new.
     """
 
@@ -121,7 +121,7 @@ class LeapformerMaskedLanguageModel(RobertaModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> HubInterface:
-        """The model of a checkpoint for use from Python; arguments as in fairseq's RoBERTa."""
+        """Load the model of a checkpoint for use from Python; arguments as in fairseq's RoBERTa."""
         hub = super().from_pretrained(*args, **kwargs)
         return HubInterface(hub.cfg, hub.task, hub.model)
 
@@ -133,7 +133,7 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         classification_head_name: str | None = None,
         **options: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Scores (B, T, V) of the vocabulary, (M, V) of the M `masked_tokens` alone, (B, T, C) or (B, classes)."""
+        """Vocabulary scores (B, T, V), or (M, V) of only the M `masked_tokens`; features (B, T, C); or (B, classes)."""
         if classification_head_name is None or self.args.pooling == "cls":
             return super().forward(src_tokens, features_only, return_all_hiddens, classification_head_name, **options)
         features, extra = self.encoder(src_tokens, True, return_all_hiddens, **options)
@@ -148,7 +148,7 @@ class LeapformerMaskedLanguageModel(RobertaModel):
         return self.classification_heads[classification_head_name](mean), extra
 
     def get_targets(self, sample: dict[str, Any], net_output: Any) -> Tensor:
-        """The targets of a batch. Raises LeapformerError for a data set that has none."""
+        """The targets of a batch. Raises LeapformerError for a data set without targets."""
         if sample.get("target") is None:
             raise LeapformerError(
                 f"the data set of sentence {int(sample['id'].min())} has no labels to compare with; prepare the folder "
@@ -196,8 +196,8 @@ def leapformer_mlm(args: Namespace) -> None:
 def leapformer_mlm_small(args: Namespace) -> None:
     """For two CPU cores: 4 layers, 256 wide, 4 heads.
 
-    Positions are sinusoidal, and embeddings scaled to their size: to find its neighbours by learned positions alone, a
-    token needs more text than a CPU reads in an hour.
+    Positions are sinusoidal, and embeddings are scaled: to learn to find neighbouring tokens from learned positions
+    alone, a model needs more text than a CPU reads in an hour.
     """
     args.encoder_learned_pos = getattr(args, "encoder_learned_pos", False)
     args.no_scale_embedding = getattr(args, "no_scale_embedding", False)

@@ -21,7 +21,7 @@ from .transformer import Decoder, Encoder
 class LeapformerNMTModel(TransformerModel):
     """Translation with a mechanism per block and layer.
 
-    Embeddings, layer drop, pre- or post-norm and every other flag of fairseq's `transformer` are there, too, and its
+    It has embeddings, layer drop, pre- or post-norm and every other flag of fairseq's `transformer`, and its
     checkpoints load (`--finetune-from-model`): only `*.mechanism.*` is new.
     """
 
@@ -78,7 +78,7 @@ def leapformer_nmt(args: Namespace) -> None:
 
 @register_model_architecture("leapformer_nmt", "leapformer_nmt_iwslt")
 def leapformer_nmt_iwslt(args: Namespace) -> None:
-    """IWSLT14 German-English: 6 + 6 layers, 512 wide, feed-forward 1,024, 4 heads, embeddings of their own."""
+    """IWSLT14 German-English: 6 + 6 layers, 512 wide, feed-forward 1,024, 4 heads, separate embeddings."""
     fill_attention_args(args)
     fill_length_args(args)
     transformer_iwslt_de_en(args)
@@ -86,20 +86,20 @@ def leapformer_nmt_iwslt(args: Namespace) -> None:
 
 @register_model_architecture("leapformer_nmt", "leapformer_nmt_iwslt_tied")
 def leapformer_nmt_iwslt_tied(args: Namespace) -> None:
-    """The same, decoder input and output embeddings shared."""
+    """The same, with shared decoder input and output embeddings."""
     args.share_decoder_input_output_embed = getattr(args, "share_decoder_input_output_embed", True)
     leapformer_nmt_iwslt(args)
 
 
 @register_model_architecture("leapformer_nmt", "leapformer_nmt_wmt14")
 def leapformer_nmt_wmt14(args: Namespace) -> None:
-    """WMT14 English-German: the base size, embeddings of their own."""
+    """WMT14 English-German: the base size, separate embeddings."""
     leapformer_nmt(args)
 
 
 @register_model_architecture("leapformer_nmt", "leapformer_nmt_wmt14_tied")
 def leapformer_nmt_wmt14_tied(args: Namespace) -> None:
-    """The same, all embeddings shared; needs a joined dictionary."""
+    """The same, with all embeddings shared; needs a joined dictionary."""
     args.share_all_embeddings = getattr(args, "share_all_embeddings", True)
     leapformer_nmt_wmt14(args)
 

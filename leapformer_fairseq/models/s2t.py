@@ -37,8 +37,8 @@ DEFAULT_KERNELS = (3, 3)
 class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
     """fairseq's convolutional encoder with swapped attention, corrected in three ways.
 
-    A sentence is encoded the same alone and in a batch (padding is zeroed between the convolutions and lengths follow
-    them exactly), the final layer norm of pre-norm models is applied, and `--ctc-weight` adds a recognition head.
+    A sentence is encoded the same alone and in a batch (padding is zeroed between the convolutions, and lengths are
+    updated exactly), the final layer norm of pre-norm models is applied, and `--ctc-weight` adds a recognition head.
     """
 
     def __init__(self, args: Namespace, vocabulary: int) -> None:
@@ -61,7 +61,7 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
         return self.encode(*self.subsample(src_tokens, src_lengths))
 
     def encode(self, x: Tensor, lengths: Tensor) -> EncoderOut:
-        """`forward` of what the convolutions have made, (T, B, C), of these lengths."""
+        """`forward` from the output of the convolutions, (T, B, C), with these lengths."""
         padding = lengths_to_padding_mask(lengths)
         # Padded to the longest sentence of the batch; the mask reads as tokens whose padding index is 1.
         padding = F.pad(padding, (0, len(x) - padding.shape[1]), value=True)
@@ -90,10 +90,10 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
         return x if self.layer_norm is None else self.layer_norm(x)
 
     def extend(self, source: ArrivingSource, frames: Tensor, final: bool = False) -> Tensor:
-        """The states (m, 1, C) that have become final with more frames (n, n_bins) of an utterance; m may be 0.
+        """The states (m, 1, C) that become final with more frames (n, n_bins) of an utterance; m may be 0.
 
-        They equal those of `forward` over the whole utterance, however it is cut. With `final` there comes nothing
-        more. Raises LeapformerError for an encoder that sees whole utterances.
+        They equal those of `forward` on the whole utterance, however it is cut. With `final`, these are the last
+        frames. Raises LeapformerError for an encoder that sees whole utterances.
         """
         if self.chunks is None:
             raise LeapformerError(
@@ -140,7 +140,7 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
         return sinusoids(torch.arange(first, first + count, device=weights.device), table.embedding_dim)
 
     def subsample(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve (B, T, n_bins) to (ceil(T / 4), B, C) and the lengths with it."""
+        """Convolve (B, T, n_bins) to (ceil(T / 4), B, C), and compute the new lengths."""
         x = frames.unsqueeze(1)
         for layer in self.conv:
             x = layer(x)
@@ -152,7 +152,7 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
 
 
 def kernel_sizes(text: str) -> tuple[int, ...]:
-    """ "3,3" as numbers. Raises LeapformerError for fewer than two, or none."""
+    """Parse "3,3" as numbers. Raises LeapformerError for fewer than two, or for anything else."""
     try:
         sizes = tuple(int(size) for size in text.split(","))
     except ValueError:
@@ -180,7 +180,7 @@ def convolutions(kernels: tuple[int, ...], channels: int) -> nn.Sequential:
 class LeapformerS2TModel(ConvTransformerModel):
     """Speech recognition and offline speech translation with a mechanism per block and layer.
 
-    encoder_freezing_updates: the encoder gets no gradients before the training has made so many
+    encoder_freezing_updates: the encoder gets no gradients before this number of updates
     """
 
     tasks = ("speech_to_text",)
@@ -190,7 +190,7 @@ class LeapformerS2TModel(ConvTransformerModel):
     num_updates = 0  # of the training so far
 
     def set_num_updates(self, num_updates: int) -> None:
-        """As fairseq does before each update."""
+        """Called by fairseq before each update."""
         super().set_num_updates(num_updates)
         self.num_updates = num_updates
 
@@ -280,14 +280,14 @@ def leapformer_s2t(args: Namespace) -> None:
 def leapformer_s2t_mla(args: Namespace) -> None:
     """The Modular Linearized Attention paper's size: 6 and 6 layers, and 4 convolutions of kernel 4 (section 7.2.2).
 
-    Which of them halve the length it does not say; here the first two. `--conv-kernel-sizes 3,3` is ESPnet's.
+    The paper does not say which of them halve the length; here the first two do. `--conv-kernel-sizes 3,3` is ESPnet's.
     """
     _mla(args, width=256, heads=8)
 
 
 @register_model_architecture("leapformer_s2t", "leapformer_s2t_mla_224")
 def leapformer_s2t_mla_224(args: Namespace) -> None:
-    """That of the same paper's table 9: 224 wide, 4 heads."""
+    """The size of the same paper's table 9: 224 wide, 4 heads."""
     _mla(args, width=224, heads=4)
 
 

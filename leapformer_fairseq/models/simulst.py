@@ -1,9 +1,9 @@
-"""Simultaneous speech translation: the speech-to-text model with a wait-k cross-attention.
+"""Simultaneous speech translation: the speech-to-text model with wait-k cross-attention.
 
 Target token t attends to the encoder frames before g(t) = min(S, ratio * (t + k)) in training and in generation (Ma et
-al., 2019, arXiv:1810.08398; fixed pre-decision: Ma et al., 2020, arXiv:2011.02048). With linear attention the training
-form is linear in the source; nothing of size T x S x D or T x D x D is allocated. Generation from whole utterances, in
-batches, follows the schedule in full: the sentence cannot end before the source has been read (`WaitKDecoder`).
+al., 2019, arXiv:1810.08398; fixed pre-decision: Ma et al., 2020, arXiv:2011.02048). With linear attention, training is
+linear in the source; nothing of size T x S x D or T x D x D is allocated. Generation from whole utterances, in batches,
+follows the complete schedule: the sentence cannot end before the source has been read (`WaitKDecoder`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ UNLIKELY = 100.0  # so much below the log probability of all else that sampling 
 
 
 def parse_lagging(text: str | int) -> list[int | None]:
-    """The k of training, each once; None is no limit: "5", "1-9", "offline", or several of them as in "1-9,offline".
+    """Parse the values of k for training, each once; None is no limit.
 
-    Raises LeapformerError for k < 1.
+    Examples: "5", "1-9", "offline", or several of them as in "1-9,offline". Raises LeapformerError for k < 1.
     """
     found: list[int | None] = []
     for part in str(text).split(","):
@@ -57,11 +57,12 @@ def parse_lagging(text: str | int) -> list[int | None]:
 
 
 class WaitKDecoder(Decoder):
-    """A decoder that knows the wait-k schedule of its cross-attention and, while generating, keeps to it.
+    """A decoder that follows the wait-k schedule of its cross-attention, also while generating.
 
-    The end of a sentence is closed to token t while the token before it did not see the whole source: an agent that
+    Token t cannot be the end of the sentence while the token before it did not see the whole source: an agent that
     writes while it listens does not know yet that the source ends, and must write something else. So generation from
-    whole utterances gives what the agent writes (greedy search, the end masked), if the encoder reads arriving speech.
+    whole utterances equals the output of the agent (greedy search, the end masked), if the encoder is a streaming
+    encoder.
     """
 
     mask: PrefixMask | None = None
@@ -84,9 +85,9 @@ class WaitKDecoder(Decoder):
     def get_normalized_probs(
         self, net_output: tuple[Tensor, dict[str, Any] | None], log_probs: bool, sample: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """As fairseq's, for its generator: where the end is closed it is less likely than all else.
+        """As in fairseq, for its generator: where the end is not allowed, it is less likely than everything else.
 
-        It is not impossible, since at the maximum length the generator needs an end.
+        It is not impossible, because at the maximum length the generator needs an end.
         """
         scores = super().get_normalized_probs(net_output, log_probs, sample)
         closed = (net_output[1] or {}).get(END_CLOSED)
@@ -101,11 +102,11 @@ class WaitKDecoder(Decoder):
 class LeapformerSimulSTModel(LeapformerS2TModel):
     """Wait-k translation of speech, with one k or with k drawn for each batch.
 
-    A range of k (multi-path wait-k, Elbayad et al., 2020, arXiv:2005.08595) serves every k of it at test time; with
-    "offline" among them whole sources, too.
+    A range of k (multi-path wait-k, Elbayad et al., 2020, arXiv:2005.08595) supports every k in it at test time; if it
+    includes "offline", also whole sources.
 
-    laggings: those of training, of which each batch draws one; None shows it the whole source
-    lagging:  of evaluation and generation unless `set_lagging` says otherwise, the largest k; None where there is none
+    laggings: those of training, of which each batch draws one; None: it sees the whole source
+    lagging:  of evaluation and generation unless `set_lagging` changes it, the largest k; None if there is none
     """
 
     decoder_class = WaitKDecoder
@@ -151,10 +152,10 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         return model
 
     def set_lagging(self, k: int | None, ratio: int | None = None) -> None:
-        """Let the decoder follow wait-k with this k from now on, in every thread; None shows it the whole source.
+        """Make the decoder follow wait-k with this k from now on, in every thread; None: it sees the whole source.
 
-        A setting of the model, for training, scoring and generation; sessions of streaming bring their own options.
-        `ratio` is the number of encoder states between two decisions, by default that of training.
+        A setting of the model, for training, scoring and generation; streaming sessions use their own options. `ratio`
+        is the number of encoder states between two decisions, by default that of training.
         """
         mask = None if k is None else PrefixMask(k, self.pre_decision_ratio if ratio is None else ratio)
         self.decoder.mask = mask
@@ -164,7 +165,7 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
 
     @contextmanager
     def following(self, k: int, ratio: int) -> Iterator[None]:
-        """While this holds, passes of this thread follow wait-k as `set_lagging` says it; other threads do not."""
+        """Within this context, passes of this thread follow wait-k as set by `set_lagging`; other threads do not."""
         with self.decoder.context.own(PassOptions(PrefixMask(k, ratio))):
             yield
 

@@ -1,4 +1,4 @@
-"""What fairseq's speech tasks do differently for our models: errors name the row, wait-k has to suit the data."""
+"""Changes to fairseq's speech tasks for our models: errors name the row, and wait-k must suit the data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_dataset(task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any) -> None:
-    """fairseq's, with sentences of a training set joined if wanted.
+    """As in fairseq, with sentences of a training set joined if requested.
 
     Raises LeapformerError for a row with wrong durations, and later for one that cannot be read.
     """
@@ -53,7 +53,7 @@ def load_dataset_for_wait_k(
 
 
 def build_dataset_for_inference(task: SpeechToTextTask, *args: Any, **kwargs: Any) -> SpeechToTextDataset:
-    """fairseq's. Raises LeapformerError for a recording that cannot be read when it is looked at."""
+    """As in fairseq. Raises LeapformerError for a recording that cannot be read when it is accessed."""
     dataset = type(task).build_dataset_for_inference(task, *args, **kwargs)
     dataset._get_source_audio = partial(_read_or_name_row, dataset)
     return dataset
@@ -84,7 +84,7 @@ def _read_or_name_row(dataset: SpeechToTextDataset, index: Any) -> Tensor:
 
 
 def check_durations(split: str, rows: list[dict[str, str]]) -> None:
-    """Refuse durations that do not fit a row's phonemes or frames; fairseq trains on them, or fails an assertion."""
+    """Reject durations that do not match a row's phonemes or frames; fairseq trains on them, or fails an assertion."""
     for number, row in enumerate(rows, 2):  # line 1 holds the names of the columns
         reason = _wrong_durations(row)
         if reason is not None:

@@ -1,4 +1,4 @@
-"""Streaming encoders: causal, or in chunks that see themselves and what was before them.
+"""Streaming encoders: causal, or in chunks that see themselves and everything before them.
 
 Shapes: T encoder states (40 ms each) of B utterances, C width.
 """
@@ -19,13 +19,13 @@ STATE_MS = 40  # of an encoder state: four frames of 10 ms
 
 @dataclass
 class ArrivingSource:
-    """What an encoder keeps of one utterance whose frames are arriving; nothing in it grows with the audio.
+    """The state of an encoder for one utterance whose frames are arriving; nothing in it grows with the audio.
 
-    frames:  (up to 7, n_bins), the last four that were convolved, then those that make no state yet.
-    fresh:   how many of them were not convolved.
-    waiting: (m, 1, C), convolved frames that wait for the rest of their chunk, or for what is ahead of it.
-    n_states: convolved frames so far.
-    states:  what every attention keeps.
+    frames:  (up to 7, n_bins), the last four that were convolved, then those that are too few for a state.
+    fresh:   the number of frames that were not convolved yet.
+    waiting: (m, 1, C), convolved frames that wait for the rest of their chunk, or for its look-ahead.
+    n_states: the number of convolved frames so far.
+    states:  the state of each attention layer.
     """
 
     frames: Tensor | None = None
@@ -41,7 +41,7 @@ class ArrivingSource:
 
 
 def add_chunk_args(parser: ArgumentParser) -> None:
-    """Declare how an encoder reads arriving speech, without defaults."""
+    """Declare the options of streaming encoders, without defaults."""
     parser.add_argument(
         "--encoder-causal",
         action="store_true",
@@ -56,15 +56,15 @@ def add_chunk_args(parser: ArgumentParser) -> None:
 
 
 def fill_chunk_args(args: Namespace) -> None:
-    """The defaults: an encoder that sees whole utterances."""
+    """Set the defaults: an encoder that sees whole utterances."""
     for name, default in (("causal", False), ("chunk_ms", None), ("right_context_ms", None), ("past_ms", None)):
         setattr(args, f"encoder_{name}", getattr(args, f"encoder_{name}", default))
 
 
 def chunks_of(args: Namespace) -> ChunkMask | None:
-    """How an encoder of these arguments sees arriving speech; None: it sees whole utterances.
+    """The chunk mask of an encoder with these arguments; None: it sees whole utterances.
 
-    Raises LeapformerError for lengths that are no whole number of states, or that contradict each other.
+    Raises LeapformerError for lengths that are not a whole number of states, or that contradict each other.
     """
     causal = args.encoder_causal
     chunk, ahead, past = (
@@ -99,9 +99,9 @@ def _in_states(flag: str, ms: int | None) -> int | None:
 def laid_out(
     x: Tensor, count: int, chunks: ChunkMask, before: int = 0, keep: Tensor | None = None
 ) -> tuple[Tensor, TokenInfo]:
-    """The first `count` of (T, B, C) in chunks with copies of what is ahead of each, (T', B, C), and their positions.
+    """The first `count` states of (T, B, C) in chunks, each with a copy of its look-ahead, and their positions.
 
-    `before` states came earlier. `keep` (B, T) is True at real ones; None: all are.
+    The result is (T', B, C). `before` states came earlier. `keep` (B, T) is True at real states; None: all are.
     """
     places, there = torch.arange(count, device=x.device), None
     if chunks.ahead:
@@ -116,7 +116,7 @@ def laid_out(
 
 
 def taken_back(x: Tensor, count: int, chunks: ChunkMask) -> Tensor:
-    """Of states in chunks (T', B, C) those without the copies of what is ahead, (count, B, C)."""
+    """States in chunks (T', B, C) without the copies of the look-ahead, (count, B, C)."""
     if not chunks.ahead:
         return x
     return x[chunks.own(len(x), x.device)][:count]

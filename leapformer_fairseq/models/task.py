@@ -1,7 +1,7 @@
-"""What a fairseq task does differently once its model is one of ours.
+"""Changes to a fairseq task whose model is one of ours.
 
-`build_model` of each of our models calls `adapt` with its task. That one object gets other methods; its class, and with
-it every task of another model, stays as fairseq made it.
+`build_model` of each of our models calls `adapt` with its task. Only this object gets other methods; its class, and so
+every task of another model, stays as in fairseq.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TASKS: dict[type, str] = {
 
 
 def override(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Make `function`, called with `owner` first, the method `name` of that one object.
+    """Make `function`, called with `owner` first, the method `name` of this object only.
 
     `function` finds the method it replaces in `type(owner)`. A second call changes nothing; the object can be pickled.
     """
@@ -51,10 +51,10 @@ def override(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 
 def adapt(task: Any, args: Namespace, *served: str) -> None:
-    """Let a task serve one of our models, which `args` describe and which is for the tasks of the names `served`.
+    """Adapt a task to one of our models, which is described by `args` and made for the tasks named in `served`.
 
-    No sentence is dropped from a batch, empty lines and unknown words are told, prompts are read at once, and what
-    would be skipped or trained on in silence is refused. Raises LeapformerError for a task that needs another model.
+    No sentence is dropped from a batch, empty lines and unknown words are reported, prompts are read at once, and what
+    fairseq would silently skip or train on is rejected. Raises LeapformerError for a task that needs another model.
     """
     if not isinstance(task, FairseqTask):
         return  # a stand-in that only knows the dictionaries, as in benchmarks
@@ -74,9 +74,9 @@ def adapt(task: Any, args: Namespace, *served: str) -> None:
 
 
 def get_batch_iterator(task: FairseqTask, dataset: FairseqDataset, *args: Any, **kwargs: Any) -> Any:
-    """fairseq's, with batches that leave nothing out, and that are the same for a training that was interrupted.
+    """As in fairseq, with batches that leave nothing out, and that are the same in an interrupted training run.
 
-    fairseq makes them by the epoch that a process begins with, and keeps them: one that resumes would have others.
+    fairseq creates them for the epoch that a process begins with, and keeps them: a resumed run would have others.
     """
     override(dataset, "batch_by_size", batch_by_size)
     epoch = kwargs.get("epoch", 1)
@@ -94,9 +94,9 @@ def get_batch_iterator(task: FairseqTask, dataset: FairseqDataset, *args: Any, *
 
 
 def batch_by_size(dataset: FairseqDataset, indices: Any, *args: Any, **kwargs: Any) -> list[np.ndarray]:
-    """fairseq's batches, and the last one whatever its size.
+    """fairseq's batches, and the last one at any size.
 
-    fairseq drops that unless its size is a multiple of `--required-batch-size-multiple`, by default 8.
+    fairseq drops it unless its size is a multiple of `--required-batch-size-multiple`, by default 8.
     """
     indices = np.asarray(indices, dtype=np.int64)
     if not len(indices):
@@ -109,7 +109,7 @@ def batch_by_size(dataset: FairseqDataset, indices: Any, *args: Any, **kwargs: A
 def get_interactive_tokens_and_lengths(
     task: FairseqTask, lines: list[str], encode_fn: Callable[[str], str]
 ) -> tuple[Any, Any]:
-    """fairseq's, with a warning for lines that are empty, or hold words the model does not know."""
+    """As in fairseq, with a warning for lines that are empty, or contain words the model does not know."""
     words = task.source_dictionary
     for line in lines:
         pieces = encode_fn(line).split()

@@ -1,4 +1,4 @@
-"""A trained model that another one learns from, and the loss that it was trained with."""
+"""A trained model that another model learns from, and the loss of its training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fairseq's text encoder and decoder with swapped attention: what the models are put together from."""
+"""fairseq's text encoder and decoder with swapped attention, from which the models are built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AHEAD = "features of the prompt"  # a key of `incremental_state`: (B, T, C)
 
 
 class Encoder(PredictingEncoder, CarryingEncoder, TransformerEncoderBase):
-    """A transformer encoder whose attention follows the plan in `config`, and that may predict the target's length."""
+    """A transformer encoder whose attention follows the plan in `config`, and which may predict the target's length."""
 
     def __init__(self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding) -> None:
         super().__init__(config, dictionary, embed_tokens)
@@ -34,7 +34,7 @@ class Encoder(PredictingEncoder, CarryingEncoder, TransformerEncoderBase):
 
 
 class Decoder(TransformerDecoderBase):
-    """A transformer decoder whose attention follows the plan in `config`, and that can read many tokens at once."""
+    """A transformer decoder whose attention follows the plan in `config`, and which can read many tokens at once."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class Decoder(TransformerDecoderBase):
         self.context = swap_attention(self, "decoder", config, length_known=length_known, target_length=target_length)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """Nothing: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
+        """None: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
         return tensor.new_empty(0)
 
     @contextmanager
     def prompted(self, prompt: Tensor) -> Iterator[None]:
-        """While this holds, a generation that starts from nothing reads `prompt` (B, T), its first tokens, in one pass.
+        """Within this context, a new generation reads `prompt` (B, T), its first tokens, in one pass.
 
-        The generator still asks for one token after the other; up to the end of the prompt it is answered from that
-        pass. The generator's batch entries beyond B are hypotheses of the same sentence, side by side.
+        The generator still requests one token after the other; up to the end of the prompt, it is answered from that
+        pass. Batch entries of the generator beyond B are hypotheses of the same sentence, next to each other.
         """
         self.context.prompt = prompt
         try:
@@ -117,10 +117,10 @@ class Decoder(TransformerDecoderBase):
     def read(
         self, tokens: Tensor, incremental_state: IncrementalState, encoder_out: EncoderOut | None = None
     ) -> Tensor:
-        """Features (B, T, C) of T tokens (B, T) in one pass, on top of what `incremental_state` has read before.
+        """Features (B, T, C) of T tokens (B, T) in one pass, after what `incremental_state` has read before.
 
-        The state then stands behind the last of them, as after T single steps (fairseq's own incremental decoding reads
-        one token a call). Position embeddings start from 1 again; tokens must not hold padding.
+        Afterwards the state is at the last of them, as after T single steps (fairseq's own incremental decoding reads
+        one token per call). Position embeddings start from 1 again; tokens must not contain padding.
         """
         if tokens.eq(self.padding_idx).any():
             raise LeapformerError("tokens to read at once hold padding; cut them to their common length")
@@ -150,10 +150,10 @@ class Decoder(TransformerDecoderBase):
         return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:
-        """The longest target: by --max-target-positions, the position embeddings and the mechanisms."""
+        """The longest target that --max-target-positions, the position embeddings and the mechanisms allow."""
         return min(super().max_positions(), self.mechanism_limit())
 
     def mechanism_limit(self) -> int:
-        """The longest target that every mechanism can serve."""
+        """The longest target that every mechanism supports."""
         limits = (attention.mechanism.capabilities.max_target for attention in attentions(self))
         return min((limit for limit in limits if limit is not None), default=sys.maxsize)

@@ -1,9 +1,9 @@
 """Text to speech: fairseq's TransformerTTS with any attention plan in its three blocks.
 
-Phonemes to log-mel frames, several a decoder step (Li et al., 2019, arXiv:1809.08895), as in the Modular Linearized
+Phonemes to log-mel frames, several per decoder step (Li et al., 2019, arXiv:1809.08895), as in the Modular Linearized
 Attention experiments.
 
-Shapes: B sentences, S phonemes, T decoder steps, F values a step (mel channels times frames).
+Shapes: B sentences, S phonemes, T decoder steps, F values per step (mel channels times frames).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .task import adapt
 class TTSEncoder(PredictingEncoder, CarryingEncoder, TTSTransformerEncoder):
     """fairseq's encoder of phonemes with swapped attention; padding is zeroed between its convolutions.
 
-    So a sentence is encoded the same alone and in a batch, up to the batch normalisation of training.
+    A sentence is therefore encoded the same alone and in a batch, except for the batch normalisation of training.
     """
 
     def __init__(self, args: Namespace, dictionary: Any, embed_speaker: nn.Embedding | None) -> None:
@@ -105,7 +105,7 @@ class TTSDecoder(TTSTransformerDecoder):
             self.transformer_layers[-1].encoder_attn.weights_in_training = True
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """Nothing: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
+        """None: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
         return tensor.new_empty(0)
 
     def extract_features(
@@ -134,10 +134,10 @@ class TTSDecoder(TTSTransformerDecoder):
         speaker: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Frames after the post-net (B, T, F), logits of having ended (B, T, 1), and more.
+        """Frames after the post-net (B, T, F), logits of the end of speech (B, T, 1), and more.
 
-        While generating, each step is handed out as it stands before the post-net, which needs its neighbours:
-        `refine` the whole utterance at the end.
+        While generating, each step is returned as it is before the post-net, which needs neighbouring frames: `refine`
+        the whole utterance at the end.
         """
         x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, target_lengths, speaker)
         frames = self.feat_proj(x)
@@ -150,11 +150,11 @@ class TTSDecoder(TTSTransformerDecoder):
 
 
 def spread(alignment: Tensor, padding: Tensor | None = None) -> Tensor:
-    """An alignment (B, S, T) as shares of a frame's attention, which sum to 1: what is left goes to all tokens alike.
+    """An alignment (B, S, T) as shares of a frame's attention, which sum to 1: the rest is spread evenly.
 
-    Weights of linear attention sum to less where a query matches no key, and those of the delta rule may be negative:
-    the loss that guides them would be least without any attention, or have no least value. So weights count by their
-    size. `padding` (B, S) is True at tokens that are none.
+    Weights of linear attention sum to less if a query matches no key, and those of the delta rule may be negative: the
+    loss that guides them would be lowest without any attention, or unbounded below. Therefore absolute weights are
+    used, and the rest goes evenly to all tokens. `padding` (B, S) is True at padding.
     """
     sizes = alignment.abs()
     total = sizes.sum(1, keepdim=True)
@@ -174,7 +174,7 @@ def convolved(layers: nn.ModuleList, x: Tensor, keep: Tensor) -> Tensor:
 
 @register_model("leapformer_tts")
 class LeapformerTTSModel(TTSTransformerModel):
-    """Text to speech with a mechanism per block and layer, and a length predictor where a mechanism needs one."""
+    """Text to speech with a mechanism per block and layer, and a length predictor if a mechanism needs one."""
 
     tasks = ("text_to_speech",)
 
@@ -222,16 +222,16 @@ class LeapformerTTSModel(TTSTransformerModel):
         target_lengths: Tensor | None = None,
         **unused: Any,
     ) -> EncoderOut:
-        """What a generator starts from, with the predicted length; `target_lengths` (B,) are for an oracle."""
+        """The input of a generator, with the predicted length; `target_lengths` (B,) are for an oracle."""
         encoder_out = self.encoder(src_tokens, src_lengths, speaker=speaker)
         return self.encoder.with_length(encoder_out, src_tokens, target_lengths)
 
     def predicted_length(self, encoder_out: EncoderOut) -> Tensor | None:
-        """Decoder steps (B,) that attention reckons with, where there is a predictor."""
+        """Decoder steps (B,) that attention assumes, if there is a predictor."""
         return predicted_length(encoder_out)
 
     def compose_attention(self, wanted: bool) -> None:
-        """Whether generation composes attention weights at every step: for alignments, at some cost."""
+        """Whether generation outputs attention weights at every step: for alignments, at some cost."""
         for attention in attentions(self.decoder):
             attention.compose_weights = wanted
 
@@ -240,7 +240,7 @@ class LeapformerTTSModel(TTSTransformerModel):
 def leapformer_tts(args: Namespace) -> None:
     """The MLA paper's size: 6 + 6 layers, 256 wide, feed-forward 1,024, 8 heads, 4 convolutions before and after.
 
-    Those after are 512 wide, as in the vanilla model (fairseq's and Li et al.'s).
+    The convolutions after are 512 wide, as in the vanilla model (fairseq's and Li et al.'s).
     """
     _set_sizes(args, layers=6, width=256, ffn=1024, heads=8, convolutions=4, postnet=512)
 

@@ -1,1 +1,1 @@
-"""Pictures: attention maps and proportions of trained models, and the results of benchmarks."""
+"""Plots: attention maps and proportions of trained models, and benchmark results."""

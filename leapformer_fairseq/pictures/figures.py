@@ -1,4 +1,4 @@
-"""How a picture becomes a file."""
+"""Writing figures to files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..files import write_with
 
 
 def save(figure: Any, path: str | Path) -> None:
-    """Write a figure of matplotlib as a PNG, whole or not at all. Raises LeapformerError when it cannot be written."""
+    """Write a matplotlib figure as a PNG, completely or not at all. Raises LeapformerError if it cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     write_with(path, lambda partial: FigureCanvasAgg(figure).print_png(str(partial)))

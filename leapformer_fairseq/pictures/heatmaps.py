@@ -1,4 +1,4 @@
-"""Heat maps of captured attention and reweighting, with tokens as labels where they fit."""
+"""Heat maps of captured attention and reweighting, labelled with tokens if they fit."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ HIDDEN_COLOUR = "0.92"
 
 @dataclass(frozen=True)
 class Axis:
-    """What rows or columns are, and the token of each where there are tokens."""
+    """A description of the rows or columns, and the token of each, if there are tokens."""
 
     name: str
     tokens: Sequence[str] | None = None
 
 
 def draw_attention(captured: Captured, head: int | str, queries: Axis, keys: Axis, path: str | Path) -> bool:
-    """The normalised attention as a PNG: of one head (from 0), the "mean" over heads, or "all" heads side by side.
+    """Draw the normalised attention as a PNG: of one head (from 0), the "mean" over heads, or "all" heads side by side.
 
-    Always True: there is one.
+    Always returns True: every mechanism has attention weights.
     """
     panels = _panels(captured.weights(), captured, head)
     values = np.concatenate([matrix[~np.isnan(matrix)] for _, matrix in panels])
@@ -40,9 +40,10 @@ def draw_attention(captured: Captured, head: int | str, queries: Axis, keys: Axi
 
 
 def draw_reweighting(captured: Captured, head: int | str, queries: Axis, keys: Axis, path: str | Path) -> bool:
-    """The reweighting matrix cos(pi/2 (p_q - p_k)) as a PNG (figure 3 of arXiv:2405.13046).
+    """Draw the reweighting matrix cos(pi/2 (p_q - p_k)) as a PNG (figure 3 of arXiv:2405.13046).
 
-    False, and no picture, for a mechanism without proportions. Where heads have the same there is one matrix.
+    Returns False, and draws nothing, for a mechanism without proportions. If all heads share proportions, there is one
+    matrix.
     """
     matrices = captured.reweighting()
     if matrices is None:
@@ -107,7 +108,7 @@ def _fits(axis: Axis, count: int) -> bool:
 
 
 def label(side: Any, axis: Axis, count: int, rotation: int = 0) -> None:
-    """Name an axis, and its rows or columns where they are few."""
+    """Name an axis, and label its rows or columns if they are few."""
     side.set_label_text(axis.name, fontsize=8)
     side.set_tick_params(labelsize=7)
     if _fits(axis, count):

@@ -1,4 +1,4 @@
-"""From a checkpoint and a user's sentences to batches of one sentence, with the tokens for labels."""
+"""Turn a checkpoint and a user's sentences into batches of one sentence, with tokens as labels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANIFEST, MARK = ".tsv", "mark"
 
 @dataclass(frozen=True)
 class Request:
-    """What to read: `input` and `target` are files or text, `subwords` a sentencepiece model for text.
+    """What to read: `input` and `target` are files or text, `subwords` is a sentencepiece model for text.
 
     At most `lines` sentences are read, and at most `max_length` tokens, or encoder states of audio, of each.
     """
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass
 class Example:
-    """The arguments of a model's `forward` for one sentence, what its rows are, and what the user should know."""
+    """The arguments of a model's `forward` for one sentence, a description of its rows, and notes for the user."""
 
     batch: Mapping[str, Tensor | list[Tensor]]
     read: Axis | None = None  # the decoder's rows by the tokens they read,
@@ -50,7 +50,7 @@ class Example:
     notes: list[str] = field(default_factory=list)
 
     def axes(self, block: str) -> tuple[Axis, Axis]:
-        """What the queries and the keys of a block are. Cross-attention asks for the token to be written."""
+        """The query and key axes of a block; queries of cross-attention are labelled with the token to be written."""
         axes = {
             "encoder-self": (self.source, self.source),
             "decoder-self": (self.read, self.read),
@@ -60,7 +60,7 @@ class Example:
 
 
 def load(checkpoint: str, data: str | None = None) -> tuple[Any, Any]:
-    """(model, task) of one of our checkpoints. `data` replaces the data folder it was trained with.
+    """Load (model, task) from one of our checkpoints. `data` replaces the data folder it was trained with.
 
     Raises LeapformerError for missing or unreadable files, another architecture, and dictionaries of other data.
     """
@@ -70,10 +70,10 @@ def load(checkpoint: str, data: str | None = None) -> tuple[Any, Any]:
 def examples(model: Any, task: Any, request: Request) -> Iterator[Example]:
     """The sentences of a request, one after the other.
 
-    Language models, masked ones too, read one text per line, classifiers a split of their data, translation models a
-    source and a target each, speech models an audio file or the rows of a manifest. Where no target is given it is the
-    model's own translation (greedy search). Raises LeapformerError for input that is missing, empty or not in the
-    model's vocabulary.
+    Language models, including masked ones, read one text per line, classifiers a split of their data, translation
+    models pairs of source and target, speech models an audio file or the rows of a manifest. Without a target, the
+    model's own translation (greedy search) is used. Raises LeapformerError for input that is missing, empty or not in
+    the model's vocabulary.
     """
     # The end of a sentence, and something before it.
     for option, value, least in (("--lines", request.lines, 1), ("--max-length", request.max_length, 2)):

@@ -1,4 +1,4 @@
-"""Quality against latency of simultaneous translation, and where the computation goes, as a picture."""
+"""Plot of quality against latency of simultaneous translation, and of computation by part."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _TIMED = {"linestyle": "--", "capsize": 3, "markersize": 5, "markerfacecolor": "
 
 
 def draw_curve(rows: Sequence[Row], path: str | Path, regimes: Sequence[float] = ()) -> None:
-    """The figure of `curve_figure` as a PNG."""
+    """Write the figure of `curve_figure` as a PNG."""
     save(curve_figure(rows, regimes), path)
 
 
 def curve_figure(rows: Sequence[Row], regimes: Sequence[float] = ()) -> Any:
-    """BLEU against AL and LAAL in ms as a matplotlib figure; below, where measured, the computation by parts.
+    """BLEU against AL and LAAL in ms as a matplotlib figure; below, if measured, the computation by part.
 
-    A row has "checkpoint", "policy", "numbers", "pre_decision_ratio", "segment_ms", "BLEU", the latencies, and, None
-    where nothing was measured, "AL_CA", "LAAL_CA" and "compute" with its parts, each {"mean", "min", "max"}. Each
-    checkpoint has a colour and each policy a marker; a line joins rows that differ in the policy's number only. The
-    policy offline, which waits for everything, is a level.
+    A row has "checkpoint", "policy", "numbers", "pre_decision_ratio", "segment_ms", "BLEU", the latencies, and "AL_CA",
+    "LAAL_CA" and "compute" with its parts, each {"mean", "min", "max"}, or None if not measured. Each checkpoint has a
+    colour and each policy a marker; a line joins rows that differ only in the policy's parameter. The policy offline,
+    which waits for the whole source, is a horizontal line.
 
-    Rows of talks have "LongYAAL", "StreamLAAL" and both with _CA instead, "segment", what ends a segment, and "course",
-    memory and time over the longest talk, see `agents.talks.course`. `regimes`: where the latency regimes end, in ms of
-    LongYAAL, which are shaded.
+    Rows of talks have "LongYAAL", "StreamLAAL" and both with _CA instead, "segment", the rule that ends a segment, and
+    "course", memory and time over the longest talk, see `agents.talks.course`. `regimes`: the upper limits of the
+    latency regimes, in ms of LongYAAL, which are shaded.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What replacing one attention block after the other costs."""
+"""Plot of the cost of replacing attention blocks one by one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .figures import save
 def draw_order(
     swaps: Sequence[tuple[str, float]], students: Mapping[int, tuple[float, float]], unit: str, path: Path
 ) -> None:
-    """A line over the number of replaced blocks before distillation, and a point for each student after it.
+    """A line over the number of replaced blocks before distillation, and a point for each student after distillation.
 
-    swaps:    the blocks in the order in which they are replaced, each with the distance to the teacher from there on
+    swaps:    the blocks in the order in which they are replaced, each with the resulting distance to the teacher
     students: by the number of replaced blocks, the distance before and after distillation
     """
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Figure 1 of the LeaPformer and Luna papers: accuracy against throughput, a circle for each row."""
+"""Figure 1 of the LeaPformer and Luna papers: accuracy against throughput, with a circle for each row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST = 600.0  # the area of the circle of softmax's memory, in square points
 
 
 def draw_tradeoff(points: Sequence[Point], title: str, path: Path) -> None:
-    """Write a PNG. The area of a circle is the memory; without memory all circles are small and equal."""
+    """Write a PNG. The area of a circle is the memory; without memory, all circles are small and equal."""
     save(tradeoff_figure(points, title), path)
 
 

@@ -1,4 +1,4 @@
-"""All pictures of what a model's attention does with some sentences, in a folder."""
+"""All plots of a model's attention on some sentences, in one folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def draw_maps(
     folder: Path,
     tell: Callable[[str], None],
 ) -> tuple[Proportions, list[Path]]:
-    """Draw the first sentence as BLOCK_layerN_{attention,reweighting}.png and count the proportions of all of them.
+    """Draw the first sentence as BLOCK_layerN_{attention,reweighting}.png and collect the proportions of all sentences.
 
-    The histograms become proportions.png where a mechanism has proportions. `tell` gets the notes of each sentence.
-    Returns the proportions and the pictures.
+    The histograms are written to proportions.png if a mechanism has proportions. `tell` receives the notes of each
+    sentence. Returns the proportions and the plots.
     """
     proportions, drawn = Proportions(), []
     for number, sentence in enumerate(sentences):

@@ -1,4 +1,4 @@
-"""What mechanisms remember: a panel for each probe, a line for each mechanism over the sizes that were tested."""
+"""What mechanisms remember: a panel for each probe, and a line for each mechanism over the tested sizes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .results import PANEL
 
 
 def draw_probes(found: Mapping[str, tuple[str, Sequence[Mapping[str, Any]]]], path: str | Path) -> None:
-    """The figure of `probes_figure` as a PNG."""
+    """Write the figure of `probes_figure` as a PNG."""
     save(probes_figure(found), path)
 
 
 def probes_figure(found: Mapping[str, tuple[str, Sequence[Mapping[str, Any]]]]) -> Any:
-    """The rows of `probes.study` as a matplotlib figure: means over the seeds, bars from the least to the greatest."""
+    """The rows of `probes.study` as a matplotlib figure: means over seeds, with bars from minimum to maximum."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.4 * PANEL[0] * len(found), 1.6 * PANEL[1]), layout="constrained")

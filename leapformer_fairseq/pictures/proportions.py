@@ -1,7 +1,7 @@
-"""How the proportions of LeaPformer and cosFormer are distributed, and how many are saturated.
+"""The distribution of the proportions of LeaPformer and cosFormer, and how many are saturated.
 
-A proportion network is a sigmoid: near 0 and 1 its gradient vanishes, and where all proportions are the same the
-reweighting does nothing.
+A proportion network ends in a sigmoid: near 0 and 1 its gradient vanishes, and if all proportions are equal, the
+reweighting has no effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Proportions:
         self.found: dict[Place, tuple[list[Tensor], list[Tensor]]] = {}
 
     def add(self, captured: Iterable[Captured]) -> None:
-        """Count a sentence; mechanisms without proportions are passed over."""
+        """Add a sentence; mechanisms without proportions are skipped."""
         for one in captured:
             both = one.proportions()
             if both is not None:
@@ -37,7 +37,7 @@ class Proportions:
                     values.append(new.flatten())
 
     def sides(self) -> list[tuple[Place, str, Tensor]]:
-        """Place, "query" or "key", and all proportions there, (N,): of every row in every head that has its own."""
+        """Place, "query" or "key", and all proportions there, (N,): of every token in every head that has its own."""
         return [
             (place, side, torch.cat(values))
             for place, lists in self.found.items()
@@ -45,14 +45,14 @@ class Proportions:
         ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per place and side: how many, mean, standard deviation and saturation."""
+        """One row per place and side: count, mean, standard deviation and saturation."""
         return [
             {"block": place[0], "layer": place[1], "mechanism": place[2], "side": side, **saturation(values)}
             for place, side, values in self.sides()
         ]
 
     def draw(self, path: str | Path) -> None:
-        """Histograms as a PNG: a column per block, a row per layer; the saturated ends are shaded."""
+        """Draw histograms as a PNG: one column per block, one row per layer; the saturated ends are shaded."""
         from matplotlib.figure import Figure
 
         blocks = list(dict.fromkeys(block for block, _, _ in self.found))
@@ -78,7 +78,7 @@ class Proportions:
 
 
 def saturation(values: Tensor) -> dict[str, float | int]:
-    """Of proportions (N,): count, mean, standard deviation, and the shares below LOW and above HIGH."""
+    """Count, mean and standard deviation of proportions (N,), and the shares below LOW and above HIGH."""
     values = values.double()
     return {
         "count": len(values),

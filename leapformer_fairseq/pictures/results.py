@@ -1,4 +1,4 @@
-"""The results of a benchmark, as its JSON holds them, as a picture."""
+"""Plots of benchmark results from their JSON files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARKERS = "osD^vP*X"
 
 
 def read_results(path: str | Path) -> tuple[str, dict[str, Any]]:
-    """The name of the benchmark and its results. Raises LeapformerError for a file that holds none."""
+    """The name of the benchmark and its results. Raises LeapformerError for a file without results."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -33,7 +33,7 @@ def read_results(path: str | Path) -> tuple[str, dict[str, Any]]:
 
 
 def draw_results(path: str | Path, out: str | Path) -> None:
-    """Draw the results in the JSON file `path` as the PNG `out`. Raises LeapformerError for a file that holds none."""
+    """Draw the results in the JSON file `path` as the PNG `out`. Raises LeapformerError for a file without results."""
     name, found = read_results(path)
     section, draw = DRAWN[name]
     if not found.get(section):

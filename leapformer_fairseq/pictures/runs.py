@@ -1,4 +1,4 @@
-"""The scores of a recipe's runs as a picture: attentions below each other, a panel for each test set."""
+"""Plot of the scores of a recipe's runs: one row per attention, one panel per test set."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LONGEST = 40  # characters of an option's value; a path is known by its end
 
 
 def draw_runs(rows: Sequence[Row], title: str, path: str | Path) -> None:
-    """The figure of `runs_figure` as a PNG."""
+    """Write the figure of `runs_figure` as a PNG."""
     save(runs_figure(rows, title), path)
 
 
 def runs_figure(rows: Sequence[Row], title: str) -> Any:
     """The main score of every row of `scoring.runs.compare` as a matplotlib figure.
 
-    A dot is the mean over the seeds, a bar goes from the least to the greatest; softmax is a line through all rows.
+    A dot is the mean over the seeds, a bar goes from minimum to maximum, and softmax is a line through all rows.
     """
     from matplotlib.figure import Figure
 
@@ -53,7 +53,7 @@ def _draw_rows(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def own_options(rows: Sequence[Row]) -> list[list[str]]:
-    """For each row the options that not all rows have, such as `--max-epoch 8`, with the end of long values."""
+    """For each row, the options that not all rows share, such as `--max-epoch 8`; long values are cut to their end."""
     found = [[option.split(None, 1) for option in re.split(r"\s(?=--)", row["options"])] for row in rows]
     common = [option for option in found[0] if all(option in options for options in found)]
     return [[" ".join(map(_end, option)) for option in options if option not in common] for options in found]

@@ -1,4 +1,4 @@
-"""Spectrograms of the same sentence below each other: the recording, and what every system made of its text."""
+"""Spectrograms of the same sentence, one below the other: the recording, and the output of every system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INCHES_PER_SECOND = 2.5
 
 
 def draw_spectrograms(log_mels: Mapping[str, Tensor], mels: MelConfig, title: str, path: str | Path) -> None:
-    """Draw named log-mels, (frames, n_mels) each, as one PNG with one scale of colours and of time in seconds."""
+    """Draw named log-mels, (frames, n_mels) each, as one PNG with one colour scale and one time axis in seconds."""
     from matplotlib.figure import Figure
 
     seconds_per_frame = mels.hop_length / mels.sample_rate

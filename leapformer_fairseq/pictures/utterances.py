@@ -1,4 +1,4 @@
-"""What a text to speech model said and where it looked: spectrogram, alignment, and the probability of the end."""
+"""An utterance of a text-to-speech model: its spectrogram, the alignment, and the probability of the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .figures import save
 
 
 def draw_utterance(utterance: Utterance, script: Script, path: str | Path) -> None:
-    """One PNG with three panels over the same time; the alignment is there only if it was kept."""
+    """Draw one PNG with three panels over the same time axis; the alignment is shown only if it was kept."""
     from matplotlib.figure import Figure
 
     steps, phonemes = len(utterance.ended), [*script.phonemes.split(), "."]

@@ -1,4 +1,4 @@
-"""All recipes by name: data sets, and the papers' tables, which are recipes with a row for each attention."""
+"""All recipes by name: data sets, and the papers' tables, which are recipes with one row per attention."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table of trained models: the recipe, its options, the attentions of the rows, and what the paper expects."""
+    """A table of trained models: the recipe, its options, the attentions of the rows, and the paper's ranking."""
 
     recipe: str
     options: Sequence[str] = ()
@@ -86,7 +86,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe with its settings, and the steps that were asked for."""
+    """A recipe with its settings, and the requested steps."""
 
     recipe: Recipe
     steps: Sequence[str] = field(default_factory=tuple)
@@ -110,7 +110,7 @@ def tables() -> dict[str, Table]:
 
 
 def parser_for(name: str, words: Sequence[str] = ()) -> tuple[Parser, dict[str, Any]]:
-    """The parser of a data set's recipe, with the defaults of the configuration that the words choose."""
+    """The parser of a data set's recipe, with the defaults of the configuration that the words select."""
     about, configured = _find(name), dict[str, Any]()
     if about.paper:
         paper = about.paper
@@ -123,7 +123,7 @@ def parser_for(name: str, words: Sequence[str] = ()) -> tuple[Parser, dict[str, 
 
 
 def start(name: str, words: Sequence[str], titles: Titles | None = None, **of_shell: Any) -> Job:
-    """The recipe of a data set with the options in `words`, which may begin with steps; `of_shell` as for `Shell`.
+    """The recipe of a data set with the options in `words`, which may begin with steps; `of_shell` is for `Shell`.
 
     Raises LeapformerError for wrong names, options and values.
     """
@@ -144,15 +144,15 @@ def start(name: str, words: Sequence[str], titles: Titles | None = None, **of_sh
 
 
 def apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The steps that words begin with, and the options."""
+    """Split words into the steps at the beginning and the options."""
     options = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     return list(words[:options]), list(words[options:])
 
 
 def fill(name: str, words: Sequence[str], rows: Sequence[str], failed: Any, **of_shell: Any) -> list[str]:
-    """Train and evaluate the rows of a table, one after the other; those that failed.
+    """Train and evaluate the rows of a table, one after the other; return those that failed.
 
-    rows: instead of the table's; failed: is shown each error.
+    rows: instead of the table's; failed: called with each error.
     """
     table = tables()[name]
     titles = Titles(name, rows or table.rows, table.expect)
@@ -179,5 +179,5 @@ def _find(name: str) -> DataSet:
 
 
 def known_names() -> list[str]:
-    """Of data sets, then tables."""
+    """The names of data sets, then of tables."""
     return [*DATASETS, *tables()]

@@ -1,12 +1,12 @@
 """Configurations of recipes, configs/DATASET/NAME.yaml: settings of the recipe and options for fairseq.
 
-    base: roberta                 what this file does not say is in that one
+    base: roberta                 values that are missing here come from that file
     epochs: 10                    a setting, the default of `leapformer recipe DATASET --epochs`
     train:                        options of a command; one without a value is a flag
       lr: 5e-4
       share-all-embeddings:
 
-All values are text, as on a command line. In a checkout they are in its configs/, in an installed package beside this
+All values are text, as on a command line. In a checkout the files are in configs/, in an installed package next to this
 one.
 """
 
@@ -27,7 +27,7 @@ Options = Mapping[str, str]
 
 @cache
 def configs() -> Path:
-    """The folder of all configurations. Raises LeapformerError where the package came without them."""
+    """The folder of all configurations. Raises LeapformerError if the package was installed without them."""
     for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs"):
         if (folder / "tables.yaml").is_file():
             return folder
@@ -35,7 +35,7 @@ def configs() -> Path:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file of text and mappings."""
+    """Read a YAML file of text and mappings."""
     try:
         found = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # noqa: S506  # makes nothing but text
     except yaml.YAMLError as error:
@@ -44,14 +44,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def names(dataset: str) -> list[str]:
-    """Of the configurations of a data set."""
+    """The names of the configurations of a data set."""
     return sorted(path.stem for path in (configs() / dataset).glob("*.yaml"))
 
 
 def load(dataset: str, name: str) -> dict[str, Any]:
-    """Settings and options of a configuration, with those of what it is based on.
+    """Settings and options of a configuration, including those of its bases.
 
-    Raises LeapformerError when there is none of that name.
+    Raises LeapformerError if there is none of that name.
     """
     path = configs() / dataset / f"{name}.yaml"
     if not path.is_file():
@@ -77,5 +77,5 @@ def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def flags(options: Options) -> list[str]:
-    """Options as words of a command line."""
+    """Options as command-line words."""
     return [word for name, value in options.items() for word in (f"--{name}", *([value] if value else []))]

@@ -1,4 +1,4 @@
-"""Masked language models fine-tuned: to classify sentences and pairs (GLUE), and to choose answers (RACE, CSQA)."""
+"""Fine-tuning masked language models to classify sentences and pairs (GLUE) or to choose answers (RACE, CSQA)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = ["--init-token", "0", "--separator-token", "2", "--shorten-method", "
 
 
 class FineTuning(Runs):
-    """Begins with the models of the recipe mlm; accuracy on sets of examples."""
+    """Starts from the models of the recipe mlm and measures accuracy on sets of examples."""
 
     option_lists = {
         "train": ("training", "--max-update 1000 --fp16"),
@@ -60,7 +60,7 @@ class FineTuning(Runs):
             raise LeapformerError("no --pretrained given; see --help")
 
     def pretrained(self, run: Run) -> Path:
-        """The checkpoint that a fine-tuning starts from. Raises LeapformerError where there is none."""
+        """The checkpoint that fine-tuning starts from. Raises LeapformerError if there is none."""
         found: Path = self.settings.pretrained or Path("PRETRAINED")
         if found.is_dir() or self.shell.dry:
             found /= f"{run.attention.run_folder(self.settings.pretrained_seed)}/model/checkpoint_best.pt"
@@ -81,11 +81,11 @@ class FineTuning(Runs):
 
     @abstractmethod
     def classes(self, run: Run) -> int | str:
-        """How many labels there are."""
+        """The number of labels."""
 
     @abstractmethod
     def sets(self, run: Run) -> Mapping[str, tuple[str, Path]]:
-        """Sets by the names of their results: fairseq's name and the file of labels, which a set may not have."""
+        """Evaluation sets by the name of their results: fairseq's name and the file of labels, which may not exist."""
 
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
         sets = self.sets(run).items()
@@ -98,7 +98,7 @@ class FineTuning(Runs):
 
 
 class Glue(FineTuning):
-    """Every task has data and runs of its own."""
+    """GLUE; every task has its own data and runs."""
 
     task_options = ("--task", "sentence_prediction", "--criterion", "sentence_prediction")
 
@@ -120,7 +120,7 @@ class Glue(FineTuning):
         return "CLASSES" if self.shell.dry else len(labels.read_text(encoding="utf-8").splitlines())
 
     def training_options(self, run: Run) -> list[str]:
-        """Those of the task, then all others, so that the command line's count."""
+        """The options of the task, then all others, so that the command line has the last word."""
         return [*configuration.flags(self.settings.configured.get("task-settings", {}).get(run.task, {})),
                 *self.options("train")]  # fmt: skip
 
@@ -140,7 +140,7 @@ class Glue(FineTuning):
             )
 
     def binarise_task(self, text: Path, binary: Path) -> Work:
-        """Sentences, second sentences of pairs, and labels, each in its own folder."""
+        """Binarise sentences, second sentences of pairs, and labels, each in its own folder."""
         for part in ("input0", "input1", "label"):
             if (text / part).is_dir() or self.shell.dry:
                 vocabulary = text / ("label/dict.txt" if part == "label" else "dict.txt")
@@ -162,7 +162,7 @@ def _with_second(file: Path) -> str:
 
 
 class Choices(FineTuning):
-    """Questions with a number of answers, of which one is right."""
+    """Questions with several answers, one of which is correct."""
 
     task_options = ("--task", "sentence_ranking", "--criterion", "sentence_ranking")
 
@@ -184,7 +184,7 @@ class Choices(FineTuning):
         )
 
     def binarise_choices(self, text: Path, binary: Path) -> Work:
-        """What choices share, each choice, and the places of the right ones."""
+        """Binarise the shared text, each choice, and the indices of the correct answers."""
         for place in range(self.about.choices + 1):
             part = f"input{place}"
             files = {name: text / part / name for name in ("train", "valid", "test")}

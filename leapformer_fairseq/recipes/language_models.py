@@ -1,4 +1,4 @@
-"""Language models and masked language models: text, a training for each attention and seed, perplexity."""
+"""Language models and masked language models: text, one training run per attention and seed, perplexity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXTS = "{train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain or with
 
 
 class LanguageModel(Runs):
-    """Perplexity of the words of a test text, with more or less of the text before each of them."""
+    """Word perplexity on a test text, with more or less preceding context."""
 
     task_options = ("--task", "language_modeling")
     option_lists = {
@@ -119,7 +119,7 @@ class OwnLanguageModel(LanguageModel):
 
 
 def prepare_subwords(recipe: Runs, more: list[object]) -> None:
-    """Text in subwords, with their dictionary."""
+    """Prepare text in subwords, with a dictionary."""
     s, text, binary = recipe.settings, recipe.data / "text", recipe.data / "binary"
     files = {part: text / f"{part}.txt" for part in PARTS}
     recipe.shell.say(f"preparing the text in {recipe.data}")

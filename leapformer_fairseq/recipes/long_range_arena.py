@@ -1,4 +1,4 @@
-"""Long Range Arena from data to tables, scores and pictures."""
+"""Long Range Arena: from data to tables, scores and plots."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAPPED = ("cosformer", "leap")  # figure 3 of the LeaPformer paper
 
 
 class LongRangeArena(Recipe):
-    """Trains and tests every task, row and seed of a protocol; `leapformer lra` does the work.
+    """Trains and tests every task, row and seed of a protocol, using `leapformer lra`.
 
-    Then the table of accuracies beside the papers', the parameters of the rows, the re-weighting of cosFormer and
-    LeaPformer in ListOps, speed and memory, composite scores and figure 1.
+    It then writes a table of accuracies next to the papers', the parameters of the rows, the re-weighting of cosFormer
+    and LeaPformer in ListOps, speed and memory, composite scores and figure 1.
     """
 
     steps = ("prepare", "train", "tables", "maps", "bench")
@@ -46,7 +46,7 @@ class LongRangeArena(Recipe):
 
     @property
     def common(self) -> list[str]:
-        """The protocol and what of it."""
+        """The options for the protocol, its tasks and its quirks."""
         s = self.settings
         tasks = ["--tasks", *s.tasks] if s.tasks else []
         return ["--protocol", s.protocol or "reduced", *tasks, *(["--quirks", s.quirks] if s.quirks else [])]

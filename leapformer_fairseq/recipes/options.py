@@ -1,4 +1,4 @@
-"""Options of recipes: defaults from a configuration, and one line for what is wrong."""
+"""Options of recipes: defaults from a configuration, and errors on one line."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from ..errors import LeapformerError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises LeapformerError, and takes an option's value as it comes, also one that begins with --."""
+    """A parser that raises LeapformerError, and accepts any value for an option, even one that begins with --."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **settings)
         self._with_value: set[str] = set()
 
     def option(self, name: str, metavar: str, help: str, check: Callable[[str], Any] = str, **more: Any) -> None:
-        """An option with a value."""
+        """Add an option with a value."""
         self._with_value.add(name)
         self.add_argument(name, metavar=metavar, help=help, type=check, **more)
 
     def more(self, name: str, of: str, example: str) -> None:
-        """Words that are added to the options of a command, and where it is repeated to each other."""
+        """Add an option whose words extend the options of a command; repeated uses are concatenated."""
         help_text = f'more options for {of}, e.g. "{example}"'
         self.option(name, "TEXT", help_text, words, action="append", default=[])
 
     def flag(self, name: str, help: str) -> None:
-        """An option without a value."""
+        """Add an option without a value."""
         self.add_argument(name, action="store_true", help=help)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """The values. Raises LeapformerError for unknown options and wrong values."""
+        """Parse the values. Raises LeapformerError for unknown options and wrong values."""
         joined: list[str] = []
         rest = iter(words)
         for word in rest:
@@ -56,7 +56,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def whole(least: int = 1) -> Callable[[str], int]:
-    """A whole number of at least that."""
+    """An integer of at least this value."""
 
     def check(text: str) -> int:
         if not re.fullmatch(r"\d+", text) or int(text) < least:
@@ -67,14 +67,14 @@ def whole(least: int = 1) -> Callable[[str], int]:
 
 
 def positive(text: str) -> str:
-    """A number above 0, as it is written."""
+    """A number above 0, kept as written."""
     if not re.fullmatch(r"\d*\.?\d+", text) or not float(text):
         raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
     return text
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """One of these."""
+    """One of these values."""
 
     def check(text: str) -> str:
         if text not in choices:
@@ -90,7 +90,7 @@ def list_of(check: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
 
 
 def words(text: str) -> list[str]:
-    """Options of a command, as a shell reads them."""
+    """Options of a command, split as in a shell."""
     try:
         return shlex.split(text)
     except ValueError as error:

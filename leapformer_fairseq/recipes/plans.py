@@ -1,4 +1,4 @@
-"""What recipes call an attention: a plan for each block, and options of its mechanisms."""
+"""How recipes describe attention: a plan for each block, and options of its mechanisms."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
 class Attention:
     """One mechanism or plan for all blocks, or ENCODER/DECODER/CROSS; options follow after colons.
 
-    As in luna:luna-length=32 or softmax/abc-mlp/abc-mlp:abc-slots=32/8/32.
+    Examples: luna:luna-length=32 or softmax/abc-mlp/abc-mlp:abc-slots=32/8/32.
     """
 
     text: str
 
     @property
     def plan(self) -> str:
-        """Without the options."""
+        """The plan without options."""
         return self.text.partition(":")[0]
 
     @property
@@ -29,18 +29,18 @@ class Attention:
 
     @property
     def options(self) -> list[str]:
-        """The options as words of a command line."""
+        """The options as command-line words."""
         pairs = (option.partition("=") for option in self.text.split(":")[1:])
         return [word for name, _, value in pairs for word in (f"--{name}", *([value] if value else []))]
 
     @property
     def encoder(self) -> Attention:
-        """That of the encoder, everywhere."""
+        """The encoder's plan, used in all blocks."""
         return Attention(self.blocks[0] + self._tail)
 
     @property
     def recogniser(self) -> Attention:
-        """The same encoder with a decoder of softmax, as encoders are pre-trained."""
+        """The same encoder with a softmax decoder, for pre-training encoders."""
         return Attention(f"{self.blocks[0]}/softmax{self._tail}")
 
     @property
@@ -49,7 +49,7 @@ class Attention:
 
     @property
     def flags(self) -> list[str]:
-        """The plans of three blocks and the options, as words of a command line."""
+        """The plans of the three blocks and the options, as command-line words."""
         plans = zip(BLOCKS, self.blocks, strict=True)
         return [word for block, plan in plans for word in (f"--{block}-attention", plan)] + self.options
 
@@ -60,9 +60,9 @@ class Attention:
 
     @property
     def folder(self) -> str:
-        """A name for the folder of a run with it."""
+        """The folder name of a run with this attention."""
         return self.text.translate(str.maketrans("/,*:=", "+____"))
 
     def run_folder(self, seed: int) -> str:
-        """The name of the folder of a training with this seed."""
+        """The folder name of a training run with this seed."""
         return f"{self.folder}-seed{seed}"

@@ -25,7 +25,7 @@ def _lagging(text: str) -> str:
 
 
 class Quickstart(Recipe):
-    """A small English-German speech corpus of its own; run it with another attention and the same --out to compare."""
+    """A small synthetic English-German speech corpus; run it with another attention and the same --out to compare."""
 
     steps = ("corpus", "train", "evaluate")
 
@@ -64,7 +64,7 @@ class Quickstart(Recipe):
         return self.out / f"asr-{attention.encoder.folder}"
 
     def trained(self, kind: str, attention: Attention) -> list[str]:
-        """What identifies a training."""
+        """The words that identify a training run."""
         s = self.settings
         mark = ["--train-k", s.train_k] if kind == "--attention" and s.train_k != "1-9" else []
         return [kind, attention.text, "--seed", str(s.seed), *(["--fast"] if s.fast else []), *mark]
@@ -103,7 +103,7 @@ class Quickstart(Recipe):
             )  # fmt: skip
 
     def train_system(self, attention: Attention) -> Work:
-        """Translation, initialised with the recogniser's encoder."""
+        """Train the translation model, initialised with the recogniser's encoder."""
         folder, updates = self.folder(attention), 80 if self.settings.fast else 3200
         begin = self.recogniser(attention) / "checkpoint_last.pt"
         self.shell.say(f"training wait-k translation ({updates} updates)")
@@ -115,7 +115,7 @@ class Quickstart(Recipe):
             )  # fmt: skip
 
     def step_evaluate(self) -> None:
-        """Simultaneous translation one after the other, since time is measured; offline translation at once."""
+        """Run simultaneous translation one by one, because time is measured; offline translation in parallel."""
         for system in self.systems:
             run = self.folder(system)
             end = ["--end-index", str(SENTENCES[self.size])]
@@ -133,7 +133,7 @@ class Quickstart(Recipe):
         return self.folder(attention) / "st/checkpoint_last.pt"
 
     def translate(self, attention: Attention) -> Work:
-        """Offline translation."""
+        """Translate offline."""
         self.shell.say(f"{attention.text}: offline translation, beam 5")
         out, checkpoint = self.folder(attention) / "offline", self.checkpoint(attention)
         work = translate_offline(self.shell, self.data, "test", checkpoint, out, "--beam", 5, *LENGTH)

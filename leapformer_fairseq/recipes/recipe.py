@@ -1,4 +1,4 @@
-"""What all recipes have in common: steps, settings, and the folder of their results."""
+"""The common parts of all recipes: steps, settings, and the folder of their results."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ATTENTION = (
 
 @dataclass(frozen=True)
 class DataSet:
-    """What a recipe works on.
+    """The data set that a recipe works on.
 
-    paper: its configuration unless another is chosen
-    holds: the files that --root has
+    paper: its default configuration
+    holds: the files in --root
     """
 
     title: str
@@ -43,9 +43,9 @@ class DataSet:
 
 
 class Recipe(ABC):
-    """How a data set becomes models and scores: a method for each step, whose name begins with `step_`.
+    """The way from a data set to models and scores: one method per step, whose name begins with `step_`.
 
-    option_lists: options of fairseq in the configuration, which --NAME-options add to
+    option_lists: options of fairseq in the configuration, which --NAME-options extend
     """
 
     steps: ClassVar[tuple[str, ...]] = ("prepare", "train", "evaluate")
@@ -62,26 +62,26 @@ class Recipe(ABC):
     @classmethod
     @abstractmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
-        """Add the options of this recipe, without those that all have."""
+        """Add the options of this recipe, except those that all recipes share."""
 
     def check(self) -> None:  # noqa: B027  # most have nothing to check
-        """Raise LeapformerError for settings that do not go together."""
+        """Raise LeapformerError for incompatible settings."""
 
     def check_data(self) -> None:  # noqa: B027
-        """Raise LeapformerError before the data is prepared if it is not there."""
+        """Raise LeapformerError before data preparation if the data is missing."""
 
     def options(self, name: str) -> list[str]:
-        """Options of fairseq: the configuration's, then those of the command line."""
+        """Options for fairseq: those of the configuration, then those of the command line."""
         given = getattr(self.settings, f"{name}_options", [])
         return [*configuration.flags(self.settings.configured.get(name, {})), *(word for one in given for word in one)]
 
     @property
     def downloads(self) -> bool:
-        """Whether --root is to be filled."""
+        """Whether the data is to be downloaded to --root."""
         return getattr(self.settings, "download", False)
 
     def need_root(self, what: str = "--root") -> None:
-        """Raise LeapformerError unless --root, which messages call `what`, is a folder or is to be filled."""
+        """Raise LeapformerError unless --root, which messages call `what`, is a folder or the target of a download."""
         root: Path | None = self.settings.root
         if root is None and self.downloads:
             raise LeapformerError("--download needs --root, the folder to put the data into; see --help")
@@ -92,7 +92,7 @@ class Recipe(ABC):
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def run(self, steps: Iterable[str]) -> None:
-        """Carry out some steps. Raises LeapformerError with the reason when one fails."""
+        """Run some steps. Raises LeapformerError with the reason if one fails."""
         steps = list(steps)
         if "prepare" in steps and not self.shell.dry:
             self.check_data()
@@ -105,17 +105,17 @@ class Recipe(ABC):
         return getattr(self, f"step_{name}")
 
     def row_order(self) -> Sequence[str]:
-        """The attentions of the table in their order, where that is not the order of names."""
+        """The order of the attentions in the table, if it is not alphabetical."""
         return ()
 
     def average(self, folder: Path, checkpoint: Path) -> Work:
-        """The average of the last --average epochs in a folder, unless it is there."""
+        """Average the last --average epochs in a folder, unless this is done."""
         if not checkpoint.is_file():
             options = ["--inputs", folder, "--last", self.settings.average, "--output", checkpoint]
             yield from self.shell.leapformer("average", *options)
 
     def validate(self, data: Path, checkpoint: Path, out: Path, examples: Path, *words: object) -> Work:
-        """fairseq-validate on a set of `examples`, one a line, with the scores that its log has in out/scores.json."""
+        """Run fairseq-validate on `examples`, one per line, and write the scores in its log to out/scores.json."""
         log = out / "validate.log"
         yield from self.shell.logged(
             log, "validate", data, "--path", checkpoint, *LIMITS, "--log-format", "simple", *words
@@ -125,7 +125,7 @@ class Recipe(ABC):
         )
 
     def table(self, title: str, *notes: str) -> Work:
-        """The table of all scored runs."""
+        """Write the table of all scored runs."""
         options = ["--title", self.titles.title or title]
         rows = self.titles.rows or self.row_order()
         if rows:
@@ -140,7 +140,7 @@ class Recipe(ABC):
 
 @dataclass(frozen=True)
 class Titles:
-    """What a table of results says besides its scores: a title, the order of its rows, the papers' order of scores."""
+    """Parts of a results table other than its scores: a title, the order of rows, and the papers' ranking."""
 
     title: str = ""
     rows: Sequence[str] = ()
@@ -148,7 +148,7 @@ class Titles:
 
 
 def add_root(parser: Parser, holds: str) -> None:
-    """The folder of the data, which only the step `prepare` reads."""
+    """Add the folder of the data, which only the step `prepare` reads."""
     parser.option("--root", "DIR", f"the data, a folder that holds {holds} (only to prepare)", Path)
 
 
@@ -194,7 +194,7 @@ def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parse
 
 
 def launcher_of(settings: argparse.Namespace) -> Launcher:
-    """Raises LeapformerError for options of a launcher that is not chosen."""
+    """The launcher that the settings select. Raises LeapformerError for options of another launcher."""
     name = settings.launcher
     if name == "local" and settings.processes > 1:
         raise LeapformerError(

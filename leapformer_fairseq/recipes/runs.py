@@ -1,4 +1,4 @@
-"""What recipes share that train a list of attentions with a list of seeds: language models, fine-tuning."""
+"""The common parts of recipes that train a list of attentions with a list of seeds: language models, fine-tuning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .recipe import Recipe
 
 
 class Run(NamedTuple):
-    """One training; `task` is "" where there is one task only."""
+    """One training run; `task` is "" if there is only one task."""
 
     attention: Attention
     seed: int
@@ -33,11 +33,11 @@ class Run(NamedTuple):
 
 
 class Runs(Recipe):
-    """Trains every attention with every seed, in parallel with --jobs, and puts all runs of a folder into one table."""
+    """Trains every attention with every seed, in parallel with --jobs, and makes one table of all runs in a folder."""
 
     @staticmethod
     def add_run_options(parser: Parser) -> None:
-        """The options that these recipes share."""
+        """Add the options that these recipes share."""
         parser.option(
             "--attention", "LIST", "mechanisms or plans, in quotes; each is trained with each seed; options after "
             "colons, as in luna:luna-length=32", list_of(Attention),
@@ -78,7 +78,7 @@ class Runs(Recipe):
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def binarise(self, out: Path, files: Mapping[str, object], vocabulary: Path | None = None) -> Work:
-        """The data that fairseq trains on, of the files for train, valid and test.
+        """Write fairseq's training data from the files for train, valid and test.
 
         fairseq does not overwrite the dictionary of an interrupted run, so it is deleted first.
         """
@@ -97,10 +97,10 @@ class Runs(Recipe):
         self.shell.run(*map(self.train_run, self.runs()), at_once=self.settings.jobs)
 
     def before_training(self) -> None:
-        """Raise LeapformerError where something is missing."""
+        """Raise LeapformerError if something is missing."""
 
     def train_run(self, run: Run) -> Work:
-        """One training."""
+        """Carry out one training run."""
         folder, data = self.folder(run), self.data_of(run) / "binary"
         self.shell.need(data, "prepare")
         options = self.training_options(run)
@@ -116,15 +116,15 @@ class Runs(Recipe):
 
     @abstractmethod
     def model_options(self, run: Run) -> list[str]:
-        """What fairseq is told about the model besides: its plan, and what it begins with."""
+        """Further model options for fairseq: the plan, and the checkpoint to start from."""
 
     def training_options(self, run: Run) -> list[str]:
-        """The options of this training that one may choose."""
+        """The training options that users can change."""
         return self.options("train")
 
     @property
     def marks(self) -> list[str]:
-        """What identifies a run besides its attention, seed and options."""
+        """What identifies a run, in addition to its attention, seed and options."""
         return []
 
     def data_of(self, run: Run) -> Path:
@@ -136,7 +136,7 @@ class Runs(Recipe):
         self.shell.run(self.table(self.name, *self.notes()))
 
     def evaluate_run(self, run: Run) -> Work:
-        """The scores of one run, on all sets."""
+        """Compute the scores of one run on all sets."""
         model = self.folder(run) / "model"
         self.shell.need(model, "train")
         for name, options in self.evaluations(run).items():
@@ -147,12 +147,12 @@ class Runs(Recipe):
 
     @abstractmethod
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
-        """The names of the results of a run, with the options of the evaluation."""
+        """The names of the results of a run, with the evaluation options of each."""
 
     @abstractmethod
     def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
-        """The scores of a model in out/scores.json; the folder is called as in `evaluations`."""
+        """Write the scores of a model to out/scores.json; the folder has its name in `evaluations`."""
 
     @abstractmethod
     def notes(self) -> list[str]:
-        """What is said below the table."""
+        """The text below the table."""

@@ -1,6 +1,7 @@
-"""What recipes run: commands that are written down, logged, watched, and not repeated once they are finished.
+"""Running the commands of recipes: they are recorded, logged, monitored, and not repeated once they are finished.
 
-A finished step leaves a file DIR/done. OUT/commands.sh has every command that was started, as one would type it.
+A finished step leaves a file DIR/done. OUT/commands.sh contains every command that was started, as a user would type
+it.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _ON_EACH_MACHINE = (
 
 @dataclass(frozen=True)
 class Launcher:
-    """What starts the processes of a training: nothing but fairseq, torchrun on this machine, or srun on several.
+    """How the processes of a training run are started: by fairseq, by torchrun on this machine, or by srun on several.
 
-    restarts: how often a training that dies goes on by itself from its last checkpoint, if it left a new one
+    restarts: how often a training run that dies is resumed from its last checkpoint, if it has left a new one
     """
 
     name: str = "local"
@@ -49,7 +50,7 @@ class Launcher:
     restarts: int = 0
 
     def prefix(self) -> list[str]:
-        """What stands before `leapformer train`."""
+        """The words before `leapformer train`."""
         torchrun = [sys.executable, "-m", "torch.distributed.run"]
         program = [f"--nproc-per-node={self.processes}", "-m", trainings.PROGRAM[-1]]
         if self.name == "torchrun":
@@ -64,7 +65,8 @@ class Launcher:
 class Shell:
     """Runs the commands of a recipe whose results are in `out`.
 
-    say: shows a line to the user; call: runs a short `leapformer` command in this process; dry: commands are only said.
+    say: prints a line for the user; call: runs a short `leapformer` command in this process; dry: only print the
+    commands.
     """
 
     def __init__(
@@ -81,26 +83,26 @@ class Shell:
         self._threads: int | None = None
 
     def say(self, text: str) -> None:
-        """Show what is done next, and how long it took so far."""
+        """Print what is done next, and the elapsed time."""
         minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
         self._say(f"== [{minutes}m{seconds}s] {text}")
 
     def run(self, *works: Work, at_once: int = 1, threads: int | None = None) -> None:
-        """Carry out works, so many at once, each then with one thread. What one raises ends all."""
+        """Carry out works, this many in parallel, then with one thread each. An exception in one ends all."""
         at_once = min(at_once, len(works))
         self._threads = 1 if at_once > 1 else threads
         trainings.run_all(works, max(1, at_once))
 
     # ------------------------------------------------------------------------------------------------------- commands
     def leapformer(self, *words: object) -> Work:
-        """A short command of ours, in this process."""
+        """Run one of our short commands in this process."""
         if self._noted(["leapformer", *map(str, words)]):
             self._call([str(word) for word in words])
         return
         yield
 
     def logged(self, log: Path, *words: object, program: str = "leapformer", threads: int | None = None) -> Work:
-        """A long command, with all its output in a file. Raises LeapformerError when it fails."""
+        """Run a long command with all its output in a file. Raises LeapformerError if it fails."""
         start = [*trainings.PROGRAM] if program == "leapformer" else [str(Path(sys.executable).with_name(program))]
         if self._noted([program, *map(str, words)]):
             if not Path(start[0]).is_file():
@@ -108,10 +110,10 @@ class Shell:
             yield from self._complete([*start, *map(str, words)], log, lambda entry: None, threads)
 
     def train(self, name: str, data: Path, save: Path, *words: str, more: str = "--train-options") -> Work:
-        """A training with the options common to all recipes; it goes on from its last checkpoint if there is one.
+        """Train with the options that all recipes share; resume from the last checkpoint, if there is one.
 
-        Losses are said as they come, with the `name` of the run, and at the end whether it was too short. `more`: the
-        option of the recipe that makes it longer, empty if it has none.
+        Losses are printed as they arrive, with the `name` of the run; a warning at the end says if training was too
+        short. `more`: the option of the recipe that makes it longer, empty if there is none.
         """
         options = ["--num-workers", "1", "--required-batch-size-multiple", "1"]
         options += ["--skip-invalid-size-inputs-valid-test", "--log-format", "json"]
@@ -133,7 +135,7 @@ class Shell:
                 self.say(f"{name} goes on from its last checkpoint, it died: {error}")
 
     def once(self, folder: Path, *works: Work) -> Work:
-        """Works that need not be repeated once all have ended."""
+        """Carry out works that need not be repeated once all of them have finished."""
         if not self.dry:
             if (folder / DONE).is_file():
                 self.say(f"{folder} is finished, skipped")
@@ -167,7 +169,7 @@ class Shell:
     # -------------------------------------------------------------------------------------------------------- folders
     @contextmanager
     def folder(self, folder: Path, record: Sequence[str]) -> Iterator[None]:
-        """The folder of a run with these options, for this process alone; see `trainings.locked`."""
+        """Lock the folder of a run with these options for this process; see `trainings.locked`."""
         if self.dry:
             yield
             return
@@ -176,7 +178,7 @@ class Shell:
             yield
 
     def need(self, folder: Path, step: str) -> None:
-        """Raise LeapformerError unless the step that leaves `folder`/done is finished."""
+        """Raise LeapformerError unless the step that writes `folder`/done is finished."""
         if not (self.dry or (folder / DONE).is_file()):
             raise LeapformerError(f"{folder} is not finished; run the step {step} first")
 
@@ -187,7 +189,7 @@ def _age(checkpoint: Path) -> int:
 
 
 class Losses:
-    """Says the losses of a training as its log brings them, each with the time that is left."""
+    """Prints the losses of a training run as they appear in its log, with the remaining time."""
 
     def __init__(self, command: Sequence[str], say: Callable[[str], None]) -> None:
         self._say = say
@@ -206,7 +208,7 @@ class Losses:
                 self._valid.append((float(updates), float(entry[f"{subset}loss"])))
 
     def end(self, more: str) -> None:
-        """Say so if the validation loss still fell fast, and that the option `more` makes the training longer."""
+        """Print a warning if the validation loss was still falling fast; the option `more` makes training longer."""
         last = max((updates for updates, _ in self._valid), default=0.0)
         earlier = [one for one in self._valid if one[0] <= 0.9 * last]
         if not earlier:

@@ -1,4 +1,4 @@
-"""Sparsefinder from data to curves: an entmax teacher, its graphs, projections, sparsity against recall and quality."""
+"""Sparsefinder from data to curves: an entmax teacher, its graphs, projections, recall and quality against sparsity."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _stage(text: str) -> tuple[str, str]:
 
 
 class Sparsefinder(Recipe):
-    """Trains a model with softmax and goes on with entmax; the configuration says of which task."""
+    """Trains a model with softmax and then with entmax; the configuration selects the task."""
 
     steps = ("teach", "extract", "fit", "measure")
     option_lists = {
@@ -78,7 +78,7 @@ class Sparsefinder(Recipe):
         self.teach("teacher", s.entmax, s.epochs[1], [*best, *configured])
 
     def teach(self, folder: str, attention: str, epochs: object, more: list[str]) -> list[str]:
-        """Train in OUT/folder with the recipe of the data set; the option that begins with what came out."""
+        """Train in OUT/folder with the data set's recipe; return the option that starts a training from the result."""
         name, training = self.settings.recipe, shlex.join([*self.options("train"), *more])
         given = ["--root", self.root, "--out", self.out / folder, "--attention", attention, "--epochs", epochs]
         options = [*given, "--train-options", training, *self.options("teacher")]
@@ -115,7 +115,7 @@ class Sparsefinder(Recipe):
 
     # ----------------------------------------------------------------------------------------------------------- text
     def split_valid(self, out: Path) -> Work:
-        """Training and validation text from the validation text."""
+        """Split the validation text into training and validation text."""
         if not self.shell.dry:
             lines = self.text("valid").splitlines(keepends=True)
             kept = len(lines) * 9 // 10
@@ -126,7 +126,7 @@ class Sparsefinder(Recipe):
         yield
 
     def text(self, name: str) -> str:
-        """A text of --root, unpacked if need be."""
+        """A text in --root, decompressed if necessary."""
         root: Path = self.settings.root
         for file in (root / f"{name}.txt", root / f"wiki.{name}.tokens"):
             if file.is_file():

@@ -1,4 +1,4 @@
-"""Text to speech: a training, losses on the development set, spoken test sentences, distortion."""
+"""Text to speech: training, losses on the development set, synthesised test sentences, distortion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = (":length-hidden=256", ":length-layers=3")
 
 
 class TextToSpeech(Recipe):
-    """LJSpeech, and the base of what is spoken by espeak-ng."""
+    """LJSpeech, and the base class for speech synthesised by espeak-ng."""
 
     more_steps = ("sweep",)
     option_lists = {
@@ -46,7 +46,7 @@ class TextToSpeech(Recipe):
 
     @classmethod
     def add_data_options(cls, parser: Parser, about: DataSet) -> None:
-        """Where the data comes from."""
+        """Add the options for the location of the data."""
         add_root(parser, about.holds)
         parser.flag("--download", "fetch what --root lacks")
         parser.option("--textgrids", "DIR", "Montreal Forced Aligner's TextGrids: phonemes with durations", Path)
@@ -82,7 +82,7 @@ class TextToSpeech(Recipe):
         self.score()
 
     def step_sweep(self) -> None:
-        """One model that speaks with many predicted lengths: tables 1, 2, 3 and 11 of the MLA paper."""
+        """Synthesise with one model and many predicted lengths: tables 1, 2, 3 and 11 of the MLA paper."""
         base, s = self.settings.attention, self.settings
         for size in ("", *(SIZES if s.sizes else ())):
             attention = Attention(base.text + size)
@@ -110,7 +110,7 @@ class TextToSpeech(Recipe):
             self.shell.run(self.shell.once(run / "model", training))
 
     def losses(self, attention: Attention) -> None:
-        """Those on the development set, with what was spoken before it given."""
+        """The losses on the development set, with teacher forcing."""
         run = self.run_folder(attention)
         self.shell.say(f"losses on the development set with {attention.text}, seed {self.settings.seed}")
         note = (
@@ -129,7 +129,7 @@ class TextToSpeech(Recipe):
         yield from self.validate(self.data, checkpoint, out, examples, *words, "--max-tokens", 20000)
 
     def all_spoken(self, attention: Attention, predictors: list[str]) -> list[Work]:
-        """The test sentences, with every length predictor where the plan needs one."""
+        """Synthesise the test sentences, with every length predictor if the plan needs one."""
         if not attention.needs_length:
             return [self.spoken(attention, "")]
         return [
@@ -138,7 +138,7 @@ class TextToSpeech(Recipe):
         ]
 
     def spoken(self, attention: Attention, mark: str, *words: str) -> Work:
-        """The test sentences with a model."""
+        """Synthesise the test sentences with one model."""
         run = self.run_folder(attention)
         out = self.speech / f"{run.name}{mark}"
         self.shell.say(f"speaking the test sentences in {out}")
@@ -148,7 +148,7 @@ class TextToSpeech(Recipe):
         )  # fmt: skip
 
     def score(self) -> None:
-        """All systems that have spoken, side by side."""
+        """Score all finished systems and compare them."""
         speech = self.speech
         systems = sorted(path for path in speech.glob("*/") if path.is_dir()) if speech.is_dir() else []
         self.shell.say(f"scoring all systems in {speech}")
@@ -158,7 +158,7 @@ class TextToSpeech(Recipe):
 
 
 class SynthesisedSpeech(TextToSpeech):
-    """espeak-ng's voice, which the recipe makes itself."""
+    """Speech of espeak-ng, which the recipe generates itself."""
 
     @classmethod
     def add_data_options(cls, parser: Parser, about: DataSet) -> None:
@@ -166,7 +166,7 @@ class SynthesisedSpeech(TextToSpeech):
             parser.option(f"--{part}", "N", "sentences", whole(), default=count)
 
     def check_data(self) -> None:
-        """There is nothing to provide."""
+        """No data is needed."""
 
     def step_prepare(self) -> None:
         s = self.settings

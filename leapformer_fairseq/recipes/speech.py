@@ -1,4 +1,4 @@
-"""Speech translation: an encoder pre-trained on recognition, a training, simultaneous or offline translation."""
+"""Speech translation: an encoder pre-trained on recognition, training, simultaneous or offline translation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SpeechTranslation(Recipe):
 
     @property
     def plan(self) -> list[str]:
-        """The attention, the model, and what stands for target lengths: nothing that is known while translating."""
+        """Options for the attention, the model, and a substitute for the target length, unknown in translation."""
         s = self.settings
         words = [*s.attention.flags, *self.options("offline" if s.offline else "simul")]
         if s.attention.needs_length:
@@ -75,7 +75,7 @@ class SpeechTranslation(Recipe):
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def prepare_options(self) -> list[object]:
-        """Where the data is."""
+        """The location of the data."""
         return [self.settings.root]
 
     def step_prepare(self) -> None:
@@ -133,7 +133,7 @@ class SpeechTranslation(Recipe):
         return [*super().options(name), *more]
 
     def translate(self, checkpoint: Path, name: str) -> None:
-        """A test set, for every k unless offline, and as a whole."""
+        """Translate a test set, for every k unless offline, and as a whole."""
         s, results = self.settings, self.run_folder / name
         with self.shell.folder(results, ["--average", str(s.average), *self.options("eval")]):
             for k in [] if s.offline else s.k:
@@ -146,13 +146,13 @@ class SpeechTranslation(Recipe):
             self.shell.run(self.shell.once(results / "offline", whole_sources))
 
     def force(self, checkpoint: Path, out: Path) -> Work:
-        """Perplexity of the development set given the references."""
+        """Compute the perplexity of the references of the development set."""
         words = ("--task", "speech_to_text", "--config-yaml", "config_st.yaml", "--valid-subset", "dev_st")
         yield from self.validate(self.data, checkpoint, out, self.data / "dev.target", *words, "--max-tokens", 20000)
 
 
 class OwnSpeech(SpeechTranslation):
-    """Recordings of one's own, described by tables. Batch, updates and pre-decision ratio follow from the data."""
+    """A user's own recordings, described by tables. Batch size, updates and pre-decision ratio follow from the data."""
 
     @classmethod
     def add_data_options(cls, parser: Parser, about: DataSet) -> None:
@@ -174,7 +174,7 @@ class OwnSpeech(SpeechTranslation):
 
     @cached_property
     def fitted(self) -> dict[str, list[str]]:
-        """Options of fairseq that follow from the data."""
+        """Options for fairseq that follow from the data."""
         from ..data import tables  # which takes a second, and not every command needs it
 
         if self.shell.dry and not (self.data / "config_st.yaml").is_file():
@@ -190,7 +190,7 @@ class OwnSpeech(SpeechTranslation):
 
 
 def train_speech(shell: Shell, name: str, data: Path, task: str, save: Path, *words: str, more: str = "") -> Work:
-    """A training on the manifests of a task, asr or st; `more` as for `Shell.train`."""
+    """Train on the manifests of a task, asr or st; `more` as for `Shell.train`."""
     subsets = ("--train-subset", f"train_{task}", "--valid-subset", f"dev_{task}")
     yield from shell.train(
         name, data, save, "--task", "speech_to_text", "--config-yaml", f"config_{task}.yaml", *subsets,
@@ -199,7 +199,7 @@ def train_speech(shell: Shell, name: str, data: Path, task: str, save: Path, *wo
 
 
 def simulate(shell: Shell, data: Path, name: str, checkpoint: Path, k: int, out: Path, *words: object) -> Work:
-    """SimulEval with the wait-k agent on a list of recordings, then our scores. One thread, as time is measured."""
+    """Run SimulEval with the wait-k agent on a list of recordings, then score. One thread, because time is measured."""
     yield from shell.logged(
         out / "log", "--agent-class", "leapformer_fairseq.agents.LeapformerAgent", "--checkpoint", checkpoint,
         "--data-root", data, "--config-yaml", "config_st.yaml", "--waitk-lagging", k, "--source",
@@ -211,7 +211,7 @@ def simulate(shell: Shell, data: Path, name: str, checkpoint: Path, k: int, out:
 
 
 def translate_offline(shell: Shell, data: Path, name: str, checkpoint: Path, out: Path, *words: object) -> Work:
-    """fairseq-generate on whole recordings, then our scores."""
+    """Run fairseq-generate on whole recordings, then our scoring."""
     yield from shell.logged(
         out / "log", "generate", data, "--task", "speech_to_text", "--config-yaml", "config_st.yaml", "--gen-subset",
         f"{name}_st", "--path", checkpoint, "--model-overrides", "{'waitk_lagging': 'offline'}", "--max-tokens", 20000,
@@ -224,7 +224,7 @@ def translate_offline(shell: Shell, data: Path, name: str, checkpoint: Path, out
 
 
 def write_longest(data: Path, count: int) -> None:
-    """The longest utterances of the development set, as lists for simulation and as a manifest."""
+    """Write the longest utterances of the development set, as lists for simulation and as a manifest."""
     with (data / "dev_st.tsv").open(encoding="utf-8", newline="") as file:
         heading, *rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     frames = heading.index("n_frames")

@@ -1,4 +1,4 @@
-"""Translation of whole talks by trained models: with pauses, without, in noise, and for hours."""
+"""Translation of whole talks by trained models: with pauses, without pauses, in noise, and for hours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETS = (UTTERANCES, *JOINED)
 
 
 class Talks(Recipe):
-    """Sets of talks out of a corpus, and for each a curve of quality against latency, memory and time."""
+    """Makes sets of talks from a corpus, and for each a curve of quality against latency, with memory and time."""
 
     steps = ("prepare", "evaluate")
     option_lists = {"curve": ("leapformer curve", "--policies alignatt --align-frames '2 4'")}
@@ -51,7 +51,7 @@ class Talks(Recipe):
 
     @property
     def root(self) -> Path:
-        """The corpus. Raises LeapformerError where none is given."""
+        """The corpus. Raises LeapformerError if none is given."""
         self.need_root()
         root: Path = self.settings.root
         return root.absolute()
@@ -73,7 +73,7 @@ class Talks(Recipe):
                 )
 
     def step_evaluate(self) -> None:
-        """One set after the other, since time is measured; each in a process of its own, since memory is."""
+        """Evaluate one set after the other, because time is measured; in separate processes, because memory is."""
         s = self.settings
         if not s.checkpoints:
             raise LeapformerError("no --checkpoints given, trained models; see --help")
@@ -102,7 +102,7 @@ class Talks(Recipe):
         )
 
     def report(self) -> str:
-        """The tables of all sets in one page."""
+        """Write the tables of all sets to one page."""
         parts = ["# Talks: quality, latency, memory and time\n"]
         for name in self.settings.sets:
             text = (self.out / name / "table.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Text translation: subwords for both languages, a training, BLEU and chrF of detokenised text."""
+"""Text translation: subwords for both languages, training, BLEU and chrF of detokenised text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEPARATOR = "<sep>"
 
 
 class Translation(Recipe):
-    """One training run at a time, all runs of a folder in one table."""
+    """One training run at a time; all runs of a folder are in one table."""
 
     can_download: ClassVar[bool] = True
     option_lists = {
@@ -61,7 +61,7 @@ class Translation(Recipe):
 
     @property
     def title(self) -> str:
-        """The run's attention, and how it came to be where it was not trained from scratch."""
+        """The run's attention, and how the model was obtained if it was not trained from scratch."""
         s = self.settings
         if not s.linearize:
             return s.attention.text
@@ -77,7 +77,7 @@ class Translation(Recipe):
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def prepare_options(self) -> list[str]:
-        """Those of `leapformer prepare` for this data set: what it is called there first."""
+        """The arguments of `leapformer prepare` for this data set, its name first."""
         return [self.name.partition("_")[0], *(["--download"] if self.downloads else [])]
 
     def step_prepare(self) -> None:
@@ -112,7 +112,7 @@ class Translation(Recipe):
             self.shell.run(self.shell.once(run / "model", self.linearize() if s.linearize else training))
 
     def linearize(self) -> Work:
-        """The student of a trained model, as this run's best checkpoint. All students of a plan share the alignment."""
+        """Make a student of a trained model this run's best checkpoint. All students of a plan share the alignment."""
         s, run = self.settings, self.run_folder
         out = self.out / "linearized" / s.attention.run_folder(s.seed)
         yield from self.shell.leapformer(
@@ -136,7 +136,7 @@ class Translation(Recipe):
         self.shell.run(self.table(f"{self.name}, {s.pair}", self.note()))
 
     def translate(self, checkpoint: Path, out: Path) -> Work:
-        """The set, then BLEU and chrF."""
+        """Translate the set, then compute BLEU and chrF."""
         s, text = self.settings, self.data / "text"
         translations = out / f"generate-{s.set}.txt"
         yield from self.shell.logged(
@@ -151,7 +151,7 @@ class Translation(Recipe):
         )  # fmt: skip
 
     def scored(self, translations: Path) -> Path:
-        """What of the translations is compared with the references."""
+        """The part of the translations that is compared with the references."""
         return translations
 
     def note(self) -> str:
@@ -162,7 +162,7 @@ class Translation(Recipe):
 
 
 class OwnTranslation(Translation):
-    """Parallel text of one's own."""
+    """A user's own parallel text."""
 
     can_download = False
 
@@ -171,7 +171,7 @@ class OwnTranslation(Translation):
 
 
 class Documents(Translation):
-    """Documents in windows of sentences that are translated together, of which only the last is scored."""
+    """Documents in windows of sentences that are translated together; only the last sentence is scored."""
 
     can_download = False
 
@@ -197,5 +197,5 @@ class Documents(Translation):
 
 
 def last_sentences(translations: str) -> str:
-    """fairseq-generate's output with, of every translated window, what follows the last separator."""
+    """fairseq-generate's output, reduced to what follows the last separator of every translated window."""
     return re.sub(rf"^(D-\d+\t[^\t\n]*\t).*{SEPARATOR} ?", r"\1", translations, flags=re.MULTILINE)

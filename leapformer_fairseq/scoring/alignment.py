@@ -1,7 +1,7 @@
-"""Which words of a talk's translation belong to which reference segment.
+"""Assign the words of a talk's translation to the reference segments.
 
 Soft alignment (SoftSegmenter; Polák et al., 2025, arXiv:2509.17349): the alignment of hypothesis and reference words
-that maximises the sum of the Jaccard similarities of their sets of characters; gaps cost nothing. mweralign (Matusov et
+that maximises the sum of the Jaccard similarities of their character sets; gaps cost nothing. mweralign (Matusov et
 al., 2005) minimises the edit distance, so only equal words attract each other.
 """
 
@@ -27,10 +27,10 @@ def soft_segments(
 ) -> list[int]:
     """The segment of each unit, where `references` are the units of every segment of the recording, in order.
 
-    Units are words, or characters (`by_character`), which are alike or not. Words are compared without case, in
-    Unicode's NFKC form, and with `lang` as Moses' tokens, a word's place being that of its first one. A unit at a gap
-    goes with the reference words beside the gap, to the more similar side. Time is len(reference) * len(units),
-    memory a quarter of that in bytes.
+    Units are words, or characters (`by_character`), which are either equal or not. Words are compared without case, in
+    Unicode's NFKC form, and, with `lang`, as Moses tokens; the position of a word is that of its first token. A unit at
+    a gap is assigned with the reference words next to the gap, to the more similar side. Time is len(reference) *
+    len(units), memory a quarter of that in bytes.
     """
     tokenize = _tokenizer(lang)
     reference = [(token, i) for i, words in enumerate(references) for word in words for token in tokenize(_plain(word))]
@@ -45,9 +45,9 @@ def soft_segments(
 
 
 def mwer_segments(references: Sequence[str], units: Sequence[str], by_character: bool = False) -> list[int]:
-    """The segment of each unit by least edit distance, with the package mweralign.
+    """The segment of each unit by minimum edit distance, with the package mweralign.
 
-    Raises LeapformerError where it is not installed.
+    Raises LeapformerError if it is not installed.
     """
     try:
         from mweralign import mweralign

@@ -1,6 +1,6 @@
-"""Several systems side by side: collects the scores under a folder, as a table, as data and as a picture.
+"""Comparison of several systems: collects the scores below a folder, as a table, as data and as a plot.
 
-`leapformer score --json` leaves them as FOLDER/SYSTEM/k<K>/scores.json and FOLDER/SYSTEM/offline/scores.json; SYSTEM
+`leapformer score --json` writes them to FOLDER/SYSTEM/k<K>/scores.json and FOLDER/SYSTEM/offline/scores.json; SYSTEM
 may be several folders deep, e.g. leap/tst-COMMON. The options of a run are in the nearest file `options` above.
 """
 
@@ -37,7 +37,7 @@ _FORMATS = {"BLEU": ".1f", "chrF": ".1f", "AP": ".2f", "compute": ".3f", "withou
 def collect(folder: str | Path) -> dict[str, Any]:
     """{"systems": {name: {"options", "rows"}}, "signatures"}; a row is one k, or offline, with its scores.
 
-    Raises LeapformerError when nothing under the folder was scored, or scores are damaged.
+    Raises LeapformerError if nothing below the folder was scored, or scores are damaged.
     """
     folder = Path(folder)
     systems: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def table(comparison: dict[str, Any], style: str = "simple") -> str:
 
 
 def draw(comparison: dict[str, Any], path: str | Path) -> None:
-    """BLEU against AL, plain and computation-aware, one colour per system; offline BLEU as a dotted line."""
+    """Plot BLEU against AL, plain and computation-aware, one colour per system; offline BLEU as a dotted line."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,8 +1,8 @@
-"""How far synthesised speech is from a recording of the same text: mel cepstral and mel spectral distortion.
+"""Distance of synthesised speech from a recording of the same text: mel cepstral and mel spectral distortion.
 
-Frames of both are aligned by dynamic time warping, and the distances along the path are summed (Weiss et al. 2021,
-arXiv:2011.03568). Features and distances are those of fairseq's evaluation of speech synthesis: windows of
-50 ms every 12.5 ms, 80 mel channels, 13 cepstral coefficients.
+The frames of both are aligned by dynamic time warping, and the distances along the path are summed (Weiss et al. 2021,
+arXiv:2011.03568). Features and distances are those of fairseq's evaluation of speech synthesis: windows of 50 ms every
+12.5 ms, 80 mel channels, 13 cepstral coefficients.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ OFFSET = 1e-6  # added to the power in a mel channel before its logarithm
 
 @dataclass(frozen=True)
 class Distortion:
-    """The distances of frames along the path of alignment, summed, and how long everything is, in frames.
+    """The summed distances of frames along the alignment path, and the lengths of path and speech, in frames.
 
-    The sum of several is that of a corpus.
+    The sum of several distortions is that of a corpus.
     """
 
     total: float = 0.0
@@ -43,22 +43,22 @@ class Distortion:
 
     @property
     def insertions(self) -> int:
-        """Steps of the path that stay at a reference frame: synthesised speech in excess."""
+        """Steps of the path that stay at a reference frame: extra synthesised speech."""
         return self.aligned - self.reference_frames
 
     @property
     def deletions(self) -> int:
-        """Steps of the path that stay at a synthesised frame: reference frames that are missing."""
+        """Steps of the path that stay at a synthesised frame: missing reference frames."""
         return self.aligned - self.synthesised_frames
 
     @property
     def per_reference_frame(self) -> float:
-        """Also falls for speech that is too short, for it has less to be summed."""
+        """Also decreases for speech that is too short, because there is less to sum."""
         return self.total / self.reference_frames
 
     @property
     def per_aligned_frame(self) -> float:
-        """The mean distance of two frames that are aligned."""
+        """The mean distance of two aligned frames."""
         return self.total / self.aligned
 
 
@@ -73,7 +73,7 @@ def msd(reference: Tensor, synthesised: Tensor, sample_rate: int) -> Distortion:
 
 
 def log_spectrum(waveform: Tensor, sample_rate: int) -> Tensor:
-    """Log power in mel channels of a waveform (T,): (frames, 80), as torchaudio's MFCC with log_mels=True makes it."""
+    """Log power in mel channels of a waveform (T,): (frames, 80), as in torchaudio's MFCC with log_mels=True."""
     window, hop = int(0.05 * sample_rate), int(0.0125 * sample_rate)
     config = MelConfig(sample_rate, window, window, hop, CHANNELS, 20.0, sample_rate / 2)
     power = stft(waveform.float(), config).abs().square().T
@@ -100,8 +100,8 @@ def distance(reference: Tensor, synthesised: Tensor) -> Distortion:
 def warp(costs: np.ndarray) -> tuple[float, int]:
     """The sum of `costs` (M, N) along the cheapest path from corner to corner, and its length; exact, without bounds.
 
-    A step goes one down, one right, or both. Of several cheapest paths it is the shortest. M + N - 1 vector operations:
-    all cells of an anti-diagonal depend on the two before it only.
+    A step goes one down, one right, or both. If several paths are cheapest, the shortest is used. M + N - 1 vector
+    operations: all cells of an anti-diagonal depend only on the two before it.
     """
     rows, columns = costs.shape
     # Sums and lengths at the rows of an anti-diagonal, row i at place i + 1, so that the row above always has a place.

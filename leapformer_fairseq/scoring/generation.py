@@ -1,4 +1,4 @@
-"""What fairseq-generate leaves in its results folder, scored on detokenised text."""
+"""Scores of fairseq-generate's output on detokenised text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .quality import bleu, chrf
 def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
     """Best detokenised hypothesis by sample number, from the D- lines of one generate-*.txt, or of one for each shard.
 
-    Raises LeapformerError when a file is missing, or two of them have the same sentence.
+    Raises LeapformerError if a file is missing, or if two of them have the same sentence.
     """
     hypotheses: dict[int, str] = {}
     for path in map(Path, paths):
@@ -37,8 +37,8 @@ def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
 def aligned_hypotheses(paths: Sequence[str | Path], references: Sequence[str]) -> list[str]:
     """The hypotheses in the order of the references.
 
-    Raises LeapformerError when a sentence is missing: fairseq drops the last batch of a model that is not ours, unless
-    it was told `--required-batch-size-multiple 1`.
+    Raises LeapformerError if a sentence is missing: for models other than ours, fairseq drops the last batch unless
+    `--required-batch-size-multiple 1` was given.
     """
     hypotheses = read_hypotheses(paths)
     missing = sorted(set(range(len(references))) - set(hypotheses))
@@ -54,7 +54,7 @@ def aligned_hypotheses(paths: Sequence[str | Path], references: Sequence[str]) -
 def score_generation(paths: Sequence[str | Path], references: str | Path, tokenize: str = "13a") -> dict[str, Any]:
     """BLEU and chrF of generated text, of all its shards, against one reference per line, with signatures and marks.
 
-    Raises LeapformerError when a sentence is missing.
+    Raises LeapformerError if a sentence is missing.
     """
     lines = Path(references).read_text(encoding="utf-8").splitlines()
     predictions = aligned_hypotheses(paths, lines)

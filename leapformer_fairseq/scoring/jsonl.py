@@ -1,4 +1,4 @@
-"""JSON Lines that a program left: read with the file and the line of whatever is wrong."""
+"""Read JSON Lines written by other programs; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 def read_objects(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """(place for messages, JSON object) for each line that is not blank.
 
-    Raises LeapformerError for a file that cannot be read, and for a line that is no JSON object.
+    Raises LeapformerError for an unreadable file, and for a line that is not a JSON object.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -34,7 +34,7 @@ def read_objects(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def parse(line: str, place: str) -> dict[str, Any]:
-    """The object of one line. Raises LeapformerError where there is none."""
+    """The object in one line. Raises LeapformerError if there is none."""
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
@@ -51,7 +51,7 @@ def field(
     place: str,
     hint: str = "is it a log of speech-to-text translation?",
 ) -> T:
-    """A converted value of an entry. Raises LeapformerError, with the `hint`, where it is missing or no such value."""
+    """A converted value of an entry. Raises LeapformerError, with the `hint`, if it is missing or invalid."""
     if key not in entry:
         raise LeapformerError(f"{place} has no usable {key!r} (it is missing); {hint}")
     try:
@@ -61,7 +61,7 @@ def field(
 
 
 def text(value: Any) -> str:
-    """A string and nothing else. Raises TypeError."""
+    """A string. Raises TypeError for anything else."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.40} is no text")
     return value

@@ -56,12 +56,12 @@ def differentiable_average_lagging(times: Sequence[float], source_length: float)
 
 
 def average_token_delay(delays: Sequence[float], elapsed: Sequence[float] | None = None) -> float:
-    """ATD, milliseconds: mean time from the end of a source token to the end of the target token that answers it.
+    """ATD, milliseconds: mean time from the end of a source token to the end of the corresponding target token.
 
-    The source heard between two writes is cut into tokens of 300 ms (the last one shorter); text takes no time to show.
-    Target token t answers source token t, moved back by the tokens that the writes before were ahead of their source,
-    and at most the last one heard. With `elapsed`, each token ends after its computation, one after the other: the
-    computation-aware form. Kano et al. 2023 (arXiv 2211.13173).
+    The source heard between two writes is cut into tokens of 300 ms (the last one shorter); displaying text takes no
+    time. Target token t corresponds to source token t, moved back by the number of tokens that the previous writes were
+    ahead of their source, and at most to the last one heard. With `elapsed`, each token ends after its computation, one
+    after the other: the computation-aware form. Kano et al. 2023 (arXiv 2211.13173).
     """
     heard = sorted(set(delays))  # the source position of each write
     source_ends, tokens_heard = _source_tokens(heard)
@@ -80,10 +80,10 @@ def average_token_delay(delays: Sequence[float], elapsed: Sequence[float] | None
 def yet_another_average_lagging(
     times: Sequence[float], source_length: float, reference_units: int, end: float | None = None
 ) -> float | None:
-    """YAAL, milliseconds: LAAL of the units that were written before the whole source was heard; None if none was.
+    """YAAL, milliseconds: LAAL of the units that were written before the whole source was heard; None without any.
 
-    Units behind it do not show how simultaneous a policy is. With `end`, the time until the recording's last segment
-    ends, it is LongYAAL, of a segment of a talk: units count until then. Polák et al., 2025 (arXiv 2509.17349).
+    Later units do not show how simultaneous a policy is. With `end`, the time until the recording's last segment ends,
+    it is LongYAAL, of a segment of a talk: units count until then. Polák et al., 2025 (arXiv 2509.17349).
     """
     limit = source_length if end is None else end
     counted = next((rank for rank, moment in enumerate(times) if moment >= limit), len(times))
@@ -92,11 +92,11 @@ def yet_another_average_lagging(
 
 
 def simultaneity(instances: Sequence[Instance], unit: str = "word") -> dict[str, float] | None:
-    """Whether YAAL tells the truth about a policy, in per cent; None without output.
+    """Whether YAAL is a reliable description of a policy, in per cent; None without output.
 
-    SWF: units written before the source ended. EFSW: what it would be if all units lagged by YAAL. DSPTV, their
-    difference: above 20 in size the policy is degenerate, as one that writes a word early and the rest at the end.
-    Polák et al., 2025 (arXiv 2509.17349).
+    SWF: units written before the source ended. EFSW: the value that SWF would have if all units lagged by YAAL. DSPTV:
+    their difference; if its absolute value is above 20, the policy is degenerate, e.g. it writes a word early and the
+    rest at the end. Polák et al., 2025 (arXiv 2509.17349).
     """
     early = sum(moment < one.source_length for one in instances for moment in one.delays)
     units = sum(len(one.delays) for one in instances)
@@ -115,9 +115,9 @@ def simultaneity(instances: Sequence[Instance], unit: str = "word") -> dict[str,
 
 
 def latency_scores(instance: Instance, unit: str = "word") -> dict[str, float] | None:
-    """All scores of one utterance, plain and, where computation was timed, computation-aware (`_CA`).
+    """All scores of one utterance, plain and, if computation was timed, computation-aware (`_CA`).
 
-    None when nothing was written.
+    None if nothing was written.
     """
     if not instance.delays:
         return None
@@ -134,11 +134,11 @@ def latency_scores(instance: Instance, unit: str = "word") -> dict[str, float] |
 def long_form_scores(
     times: Sequence[float], source_length: float, reference: str, end: float, unit: str = "word"
 ) -> dict[str, float]:
-    """LongYAAL, LongAL, LongLAAL, LongAP and LongDAL of what was written for one segment of a talk.
+    """LongYAAL, LongAL, LongLAAL, LongAP and LongDAL of the text written for one segment of a talk.
 
-    `times` count from the start of the segment and may be negative; `end` is when the last segment of the recording
-    ends, from there, too. LongLAAL is what StreamLAAL is the mean of (Papi et al., 2024). LongYAAL is missing where all
-    was written after the end, and without output all are.
+    `times` are relative to the start of the segment and may be negative; `end` is when the last segment of the
+    recording ends, also relative to this start. StreamLAAL is the mean of LongLAAL (Papi et al., 2024). LongYAAL is
+    missing if everything was written after the end; without output, all scores are missing.
     """
     if not times:
         return {}
@@ -147,7 +147,7 @@ def long_form_scores(
 
 
 def repaired(elapsed: Sequence[float], delays: Sequence[float]) -> tuple[float, ...]:
-    """Computation-aware times of a talk from SimulEval's log, to which the computation of all the past was added.
+    """Computation-aware times of a talk from SimulEval's log, which includes all past computation in each of them.
 
     e'[i] = max(e[i] - e[i - 1] + d[i - 1], e'[i - 1]), e'[1] = e[1]: OmniSTEval's --fix_simuleval_emission_ca.
     """
@@ -158,7 +158,7 @@ def repaired(elapsed: Sequence[float], delays: Sequence[float]) -> tuple[float, 
 
 
 def queued(heard: Sequence[float], costs: Sequence[float]) -> list[float]:
-    """When the work on each chunk of audio ends, if a chunk waits until the one before it is done.
+    """The end of the computation for each chunk of audio, if a chunk waits until the one before it is done.
 
     end[i] = max(heard[i], end[i - 1]) + cost[i], in any one unit of time.
     """
@@ -169,7 +169,7 @@ def queued(heard: Sequence[float], costs: Sequence[float]) -> list[float]:
 
 
 def regime(long_yaal: float | None) -> str | None:
-    """The latency regime of IWSLT 2026, from LongYAAL in ms without computation; None outside of both."""
+    """The latency regime of IWSLT 2026, from LongYAAL in ms without computation; None outside both."""
     if long_yaal is None or not 0 <= long_yaal <= HIGH_MS:
         return None
     return "low" if long_yaal <= LOW_MS else "high"

@@ -1,4 +1,4 @@
-"""What scores do not say by themselves: signs of a system that goes wrong, each one line."""
+"""Warnings that scores alone do not give: signs of a failing system, one line each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ SHORT, LONG = 0.8, 1.2  # characters of the hypotheses for each of the reference
 
 
 def length_ratio(predictions: Sequence[str], references: Sequence[str]) -> float | None:
-    """Characters of all hypotheses by those of all references, without spaces; None where the references have none.
+    """Characters of all hypotheses divided by those of all references, without spaces; None for empty references.
 
-    Characters, for a model that repeats itself may do so within a word, and not all languages have spaces.
+    Characters, because a model may repeat itself within a word, and because not all languages have spaces.
     """
     written, wanted = (sum(len("".join(text.split())) for text in texts) for texts in (predictions, references))
     return written / wanted if wanted else None
@@ -20,9 +20,9 @@ def length_ratio(predictions: Sequence[str], references: Sequence[str]) -> float
 def marks(
     lengths: float | None, lagging: float | None = None, shares: Mapping[str, float] | None = None, name: str = "AL"
 ) -> list[str]:
-    """Lines about a `length_ratio`, a latency in ms called `name`, and what `latency.simultaneity` found.
+    """Lines about a `length_ratio`, a latency in ms called `name`, and the result of `latency.simultaneity`.
 
-    None where all is well.
+    None if there is nothing to report.
     """
     found = []
     if shares and abs(shares["DSPTV"]) > DEGENERATE:

@@ -1,4 +1,4 @@
-"""The result of fairseq-eval-lm, checked: it skips text without failing."""
+"""The result of fairseq-eval-lm, checked because it silently skips text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
 
 
 def score_evaluation(log: str | Path, tokens: int) -> dict[str, Any]:
-    """Perplexity, and bits a token, from the output of fairseq-eval-lm for a text of `tokens` words and line ends.
+    """Perplexity, and bits per token, from the output of fairseq-eval-lm for a text of `tokens` words and line ends.
 
-    The last evaluation counts when there are several. Raises LeapformerError when it did not come to its end, when it
-    left out tokens or when the perplexity is no number.
+    If there are several evaluations, the last one counts. Raises LeapformerError if it did not finish, if it left out
+    tokens or if the perplexity is not a number.
     """
     path = Path(log)
     if not path.is_file():

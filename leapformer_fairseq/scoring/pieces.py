@@ -1,7 +1,7 @@
 """The translation of a talk, cut into a piece for each reference segment.
 
-Written and read as OmniSTEval's instances.resegmented.jsonl: milliseconds from the start of the segment, so words that
-came before it have negative ones.
+Pieces are stored in OmniSTEval's format instances.resegmented.jsonl: times are in milliseconds from the start of the
+segment, so words before it have negative ones.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _HINT = "is it OmniSTEval's instances.resegmented.jsonl?"
 
 @dataclass(frozen=True)
 class Piece:
-    """What was written for a segment, all times in ms from its start.
+    """The text written for a segment, with all times in ms from its start.
 
-    `instance` has the segment's duration as `source_length`. `place`: numbers of the recording and of the segment in
+    `instance` has the segment's duration as `source_length`. `place`: indices of the recording and of the segment in
     it, from 0. `end`: of the recording's last segment. `aware`: as in `Talk`.
     """
 
@@ -48,8 +48,8 @@ def cut(
 ) -> list[Piece]:
     """A piece for each segment, in order; every unit of a talk is in one of them, in the order of the talk.
 
-    `lang` cuts words as Moses does before they are compared, for the soft segmenter only. Raises LeapformerError for a
-    talk of an unknown recording, two of one, and recordings without a talk.
+    With `lang`, words are split into Moses tokens before they are compared, for the soft segmenter only. Raises
+    LeapformerError for a talk of an unknown recording, two talks of one recording, and recordings without a talk.
     """
     own = _by_recording(talks, segments)
     pieces: list[Piece] = []
@@ -66,12 +66,12 @@ def cut(
 
 
 def write_pieces(path: str | Path, pieces: Sequence[Piece]) -> None:
-    """Write the pieces, with computation as it was logged. Raises LeapformerError if they cannot be."""
+    """Write the pieces, with computation as it was logged. Raises LeapformerError if this fails."""
     write_text(path, "".join(json.dumps(_entry(one), ensure_ascii=False) + "\n" for one in pieces), "--resegmented")
 
 
 def read_pieces(path: Path, unit: str = "word") -> list[Piece]:
-    """The pieces of such a file. Raises LeapformerError for a damaged one, and one that is counted in another unit."""
+    """The pieces in such a file. Raises LeapformerError for a damaged file, and one that counts in another unit."""
     return [_read(entry, place, rank, unit) for rank, (place, entry) in enumerate(jsonl.read_objects(path))]
 
 

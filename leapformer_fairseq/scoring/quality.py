@@ -1,4 +1,4 @@
-"""Translation quality with sacreBLEU, each score with the signature that makes it comparable."""
+"""Translation quality with sacreBLEU; each score has a signature, which makes it comparable."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ SEED = 12345  # of resampling, sacreBLEU's
 
 @dataclass(frozen=True)
 class QualityScore:
-    """A corpus score from 0 to 100, sacreBLEU's signature of it, and the same score for each sentence.
+    """A corpus score from 0 to 100, its sacreBLEU signature, and the same score for each sentence.
 
-    `interval`: half of its 95 % interval by bootstrap resampling of the sentences (Koehn, 2004), where it was asked
-    for.
+    `interval`: half of its 95 % interval by bootstrap resampling of the sentences (Koehn, 2004), if requested.
     """
 
     name: str
@@ -35,8 +34,8 @@ def bleu(
     """Corpus BLEU (Papineni et al. 2002; Post 2018, arXiv 1804.08771) of detokenised text, one reference each.
 
     `tokenize`: 13a for languages with spaces, zh for Chinese, ja-mecab for Japanese. Sentence scores use the effective
-    order (n-grams longer than the sentence do not count). `samples`: resamples for the interval, 0 for none. Raises
-    LeapformerError for a tokenizer that is unknown or not installed.
+    order (n-grams longer than the sentence do not count). `samples`: number of resamples for the interval, 0 for none.
+    Raises LeapformerError for a tokenizer that is unknown or not installed.
     """
     if tokenize not in BLEU.TOKENIZERS:
         choices = ", ".join(sorted(BLEU.TOKENIZERS))

@@ -1,7 +1,7 @@
-"""Quality by a program of another environment, such as COMET, whose requirements do not go with ours.
+"""Quality measured by a program in another environment, such as COMET, whose requirements conflict with ours.
 
-It gets a line of JSON for each segment on standard input, {"src": ..., "mt": ..., "ref": ...}, also for segments
-without output, and answers {"score": 0.83} for each, in order, and at last {"system": 0.81, "name": "XCOMET-XL",
+It receives a line of JSON for each segment on standard input, {"src": ..., "mt": ..., "ref": ...}, also for segments
+without output, and answers {"score": 0.83} for each, in order, and finally {"system": 0.81, "name": "XCOMET-XL",
 "version": "2.2.6"}.
 """
 
@@ -23,9 +23,9 @@ _HINT = 'it answers {"score": N} for each segment, then {"system": N, "name": ".
 def score_by_command(
     command: str, predictions: Sequence[str], references: Sequence[str], transcripts: str | None = None
 ) -> QualityScore:
-    """The scores that `command` finds; `transcripts` has the source text of each segment, a line each.
+    """The scores from `command`; `transcripts` has the source text of the segments, one per line.
 
-    Raises LeapformerError where it cannot be run, fails, or does not answer as it should.
+    Raises LeapformerError if the command cannot be run, fails, or gives a wrong answer.
     """
     sources = _sources(transcripts, len(predictions))
     entries = [

@@ -1,4 +1,4 @@
-"""All scores of a run in one structure, ready for JSON."""
+"""All scores of a run in one JSON structure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def score_run(output: str | Path, tokenize: str = "13a", unit: str = "word") -> 
     """Score the run in folder `output` (SimulEval's --output).
 
     Keys: `scores` (corpus values: BLEU, chrF from 0 to 100; AL, LAAL, DAL, ATD, YAAL in ms, AP a ratio, each also `_CA`
-    where computation was timed; a latency is the mean over utterances that have it), `simultaneity`, `length_ratio` and
+    if computation was timed; a latency is the mean over utterances that have it), `simultaneity`, `length_ratio` and
     `marks` (see there), `signatures`, `compute` (seconds, and seconds per second of audio; None if not logged),
-    `n_instances`, `n_empty` (utterances without output: they have no latency, so many of them flatter it), `unit`, and
-    `instances` with the scores of each utterance. Raises LeapformerError.
+    `n_instances`, `n_empty` (utterances without output: they have no latency, so many of them make it look better),
+    `unit`, and `instances` with the scores of each utterance. Raises LeapformerError.
     """
     instances = read_instances(output, unit)
     predictions, references = ([getattr(one, side) for one in instances] for side in ("prediction", "reference"))

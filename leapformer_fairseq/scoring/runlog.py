@@ -1,4 +1,4 @@
-"""What a SimulEval run leaves in its output folder: `instances.log` and the agent's `compute.jsonl`."""
+"""The output folder of a SimulEval run: `instances.log` and the agent's `compute.jsonl`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Instance:
 class ComputeTotals:
     """Seconds of computation by part and seconds of audio, summed over the utterances of a run.
 
-    `prenet_s`: of `encoder_s`, for the convolutions; 0 where that was not measured.
+    `prenet_s`: the part of `encoder_s` for the convolutions; 0 if not measured.
     """
 
     features_s: float
@@ -45,20 +45,20 @@ class ComputeTotals:
 
     @property
     def seconds_per_second(self) -> float | None:
-        """Seconds of computation for a second of audio; None without audio."""
+        """Seconds of computation per second of audio; None without audio."""
         return (self.features_s + self.encoder_s + self.decoder_s) / self.audio_s if self.audio_s else None
 
     @property
     def without_prenet(self) -> float | None:
-        """The same without the convolutions; None where they were not measured."""
+        """The same without the convolutions; None if they were not measured."""
         whole = self.seconds_per_second
         return whole - self.prenet_s / self.audio_s if whole and self.prenet_s else None
 
 
 def read_instances(output: str | Path, unit: str = "word") -> list[Instance]:
-    """All utterances of the run in folder `output`, checked to be counted in `unit`.
+    """All utterances of the run in folder `output`, after checking that they count in `unit`.
 
-    Raises LeapformerError when there is no log, a line of it is damaged, or its delays do not fit the unit.
+    Raises LeapformerError if there is no log, a line is damaged, or the delays do not match the unit.
     """
     if unit not in UNITS:
         raise LeapformerError(f"unit {unit!r} is not supported; choose from {', '.join(UNITS)}")
@@ -79,7 +79,7 @@ def read_instances(output: str | Path, unit: str = "word") -> list[Instance]:
 
 
 def read_compute(output: str | Path) -> ComputeTotals | None:
-    """The agent's computation in the run, None when it was not logged. Raises LeapformerError for a damaged log."""
+    """The agent's computation in the run, None if it was not logged. Raises LeapformerError for a damaged log."""
     path = Path(output) / COMPUTE_LOG
     if not path.is_file():
         return None
@@ -91,9 +91,9 @@ def read_compute(output: str | Path) -> ComputeTotals | None:
 
 
 def count_units(text: str, unit: str) -> int:
-    """Words, or characters without spaces: SimulEval removes the spaces of a prediction counted in characters.
+    """Number of words, or of characters without spaces: both sides are counted alike.
 
-    It does count those of the reference; here both sides are counted alike.
+    SimulEval removes the spaces of a prediction counted in characters, but counts those of the reference.
     """
     return len(text.split()) if unit == "word" else len(text.replace(" ", ""))
 

@@ -1,7 +1,7 @@
-"""The scored runs of a recipe: collected, put together over seeds, compared.
+"""The scored runs of a recipe: collected, averaged over seeds, compared.
 
-A run is FOLDER/RUN with a file `options` that begins with --attention, and FOLDER/RUN/SET/scores.json from
-`leapformer score --json`. Runs that differ in their seed only are one row.
+A run is FOLDER/RUN with a file `options` that begins with --attention, and FOLDER/RUN/SET/scores.json from `leapformer
+score --json`. Runs that differ only in their seed form one row.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Row = dict[str, Any]
 
 
 def collect_runs(folder: str | Path, tables: Sequence[str | Path] = ()) -> list[dict[str, Any]]:
-    """All scored runs in a folder, and those in the table.json of others that it has not itself.
+    """All scored runs in a folder, and those in the table.json of other folders that it does not contain itself.
 
-    Raises LeapformerError when there is none, or scores are damaged.
+    Raises LeapformerError if there are none, or scores are damaged.
     """
     folder, runs = Path(folder), list[dict[str, Any]]()
     for path in sorted(folder.glob("*/*/scores.json")):
@@ -70,10 +70,10 @@ def _read(path: Path) -> str:
 
 
 def compare(runs: Sequence[Mapping[str, Any]], order: Sequence[str] = ()) -> list[Row]:
-    """A row for every attention, options and test set: mean, least and greatest of each score over the seeds.
+    """A row for every attention, options and test set: mean, minimum and maximum of each score over the seeds.
 
-    Rows come in the `order` of attentions, others behind. "difference" is the main score's mean minus that of the
-    softmax row with the same options.
+    Rows follow the `order` of attentions, with others at the end. "difference" is the main score's mean minus that of
+    the softmax row with the same options.
     """
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for run in runs:
@@ -116,10 +116,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def check_order(runs: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> dict[str, Any]:
-    """Whether the attentions in `expected` came out from best to worst, in the mean and for every seed they share.
+    """Whether the attentions in `expected` rank from best to worst, in the mean and for every seed they share.
 
-    "held" is None when one of them has no run, or runs with different options, which are no seeds of each other.
-    Raises LeapformerError for fewer than two names.
+    "held" is None if one of them has no run, or runs with different options, which are not seeds of each other. Raises
+    LeapformerError for fewer than two names.
     """
     if len(expected) < 2:
         raise LeapformerError(f"--expect {' '.join(expected)}: give at least two attentions, from best to worst")
@@ -158,7 +158,7 @@ def order_sentence(check: Mapping[str, Any]) -> str:
 
 
 def runs_table(rows: Sequence[Row], style: str = "simple") -> str:
-    """One line a row; "github" is Markdown."""
+    """One line per row; "github" is Markdown."""
     names = [name for name in MEASURES if any(name in row["scores"] for row in rows)]
     headers = ["attention", "seeds", *names, f"to {BASELINE}", "valid loss", "best epoch", "parameters"]
     lines = [

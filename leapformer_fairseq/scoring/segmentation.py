@@ -1,8 +1,9 @@
-"""Which parts of which recordings the references translate: OmniSTEval's segmentation (YAML or JSON) and a text file.
+"""The reference segments of recordings: OmniSTEval's segmentation (YAML or JSON) and a text file.
 
     - {wav: talk1.wav, offset: 2.433, duration: 9.05}
 
-Seconds from the first sample; a reference of one line for each, and the segments of a recording together, in order.
+Times are in seconds from the first sample. There is a reference of one line for each segment; the segments of a
+recording are consecutive and in order.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _HINT = "a segment is {wav: NAME, offset: S, duration: S}, in seconds"
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a recording, in milliseconds from its first sample, and the reference translation of it."""
+    """A segment of a recording, in milliseconds from its first sample, and its reference translation."""
 
     recording: str
     offset: float
@@ -38,10 +39,10 @@ class Segment:
 
 
 def read_segments(path: str | Path, references: str | Path) -> list[Segment]:
-    """The segments of all recordings with their references, as the file lists them.
+    """The segments of all recordings with their references, in the order of the file.
 
-    Raises LeapformerError for files that cannot be read, an entry that is no segment, segments that are out of order
-    or of a recording that was left before, and references of another number.
+    Raises LeapformerError for unreadable files, entries that are not segments, segments that are out of order,
+    recordings whose segments are not consecutive, and a different number of references.
     """
     lines = read_sentences(references, "--references")
     segments, places = list[Segment](), list[str]()
@@ -71,7 +72,7 @@ def by_recording(segments: Sequence[Segment]) -> Iterator[tuple[str, list[Segmen
 
 
 def read_sentences(path: str | Path, option: str) -> list[str]:
-    """The lines of a text file, without outer spaces. Raises LeapformerError, with the option that names the file."""
+    """The lines of a text file, without outer spaces. Raises LeapformerError with the option that names the file."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -82,9 +83,9 @@ def read_sentences(path: str | Path, option: str) -> list[str]:
 
 
 def find_recording(name: str, recordings: Sequence[str]) -> str | None:
-    """The recording that a log calls `name`: by the full name, else by the file's, else by that without its suffix.
+    """The recording that a log calls `name`: by its full name, else by the file name, else without the suffix.
 
-    None where there is none, or more than one.
+    None if there is none, or more than one.
     """
     for part in (str, lambda path: Path(path).name, lambda path: Path(path).stem):
         found = [one for one in recordings if part(one) == part(name)]

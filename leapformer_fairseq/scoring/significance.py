@@ -1,6 +1,6 @@
-"""Whether systems differ by more than the choice of test sentences: paired bootstrap resampling of BLEU and chrF.
+"""Paired bootstrap resampling of BLEU and chrF: whether systems differ by more than the choice of test sentences.
 
-Koehn, 2004 (W04-3250), as sacreBLEU implements it. It covers the test sentences, not the seed of a training.
+Koehn, 2004 (W04-3250), as sacreBLEU implements it. It covers the choice of test sentences, not the training seed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def paired_bootstrap(
     """Compare systems with the first of them on the same sentences; returns the scores and sacreBLEU's signatures.
 
     The seed is fixed (sacreBLEU's 12345), so the same texts give the same p. Raises LeapformerError for fewer than two
-    systems or a number of samples that resolves nothing.
+    systems or too few samples.
     """
     if len(systems) < 2:
         raise LeapformerError(f"{len(systems)} system to compare; give a baseline and at least one other")
@@ -66,10 +66,10 @@ def paired_bootstrap(
 
 
 def read_systems(places: Sequence[str], references: Path) -> tuple[dict[str, list[str]], list[str]]:
-    """The translations of runs by name, and the references, one a line.
+    """The translations of runs by name, and the references, one per line.
 
-    A place is a generate-*.txt, or a folder that holds one at any depth. Raises LeapformerError where there is none or
-    several, two have the same name, and where sentences are missing.
+    A path is a generate-*.txt, or a folder that contains one at any depth. Raises LeapformerError if there is none or
+    several, if two have the same name, and if sentences are missing.
     """
     lines = references.read_text(encoding="utf-8").splitlines() if references.is_file() else None
     if not lines:

@@ -1,6 +1,6 @@
 """Scores of synthesised speech: distortion from the recordings of the same sentences, and duration.
 
-A run is a folder with `manifest.tsv`, a row for every sentence, and `run.json`, which says how the speech was made.
+A run is a folder with `manifest.tsv`, one row per sentence, and `run.json`, which records how the speech was made.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Distortions = dict[str, Distortion]  # by measure: MCD and MSD
 class Sentence:
     """A sentence that was synthesised to `audio`, and its recording; `stopped`: the model predicted its end.
 
-    `predicted_frames` is the length that the model reckoned with, if it predicted one.
+    `predicted_frames` is the length that the model predicted for itself, if it did.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Run:
-    """What a model has synthesised, the features it was trained on, and the rest of `run.json`."""
+    """The synthesised speech of a model, the features it was trained on, and the rest of `run.json`."""
 
     folder: Path
     sentences: Sequence[Sentence]
@@ -76,7 +76,7 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run's files. Raises LeapformerError when something is missing, damaged, or without a recording."""
+    """Read a run's files. Raises LeapformerError if something is missing, damaged, or without a recording."""
     folder = Path(folder)
     model = _description(folder / DESCRIPTION)
     sentences = _sentences(folder / MANIFEST)
@@ -145,10 +145,10 @@ def check_same(first: Run, other: Run) -> None:
 
 
 class Spectra:
-    """The spectra that are compared, those of recordings computed once: all runs have the same.
+    """The spectra that are compared. Those of recordings are computed once, because all runs share them.
 
     Synthesised speech has been through a vocoder. "resynthesised" recordings have been, too, by Griffin-Lim from their
-    own log-mels, so that the vocoder is not held against the model; "recording" is the recording itself.
+    own log-mels, so that the scores do not blame the model for the vocoder; "recording" is the recording itself.
     """
 
     def __init__(self, mels: MelConfig) -> None:
@@ -156,18 +156,18 @@ class Spectra:
         self._recordings: dict[tuple[Path, Kind], Tensor] = {}
 
     def of_recording(self, path: Path, kind: Kind) -> Tensor:
-        """Of what speech is compared with, (frames, 80)."""
+        """The spectrum that speech is compared with, (frames, 80)."""
         if (path, kind) not in self._recordings:
             vocode = kind == "resynthesised"
             self._recordings[path, kind] = self.of_log_mels(self.log_mels(path)) if vocode else self.of_file(path)
         return self._recordings[path, kind]
 
     def of_log_mels(self, log_mels: Tensor) -> Tensor:
-        """Of the speech that Griffin-Lim makes of log-mels (frames, n_mels)."""
+        """The spectrum of speech that Griffin-Lim makes of log-mels (frames, n_mels)."""
         return log_spectrum(self._vocoder(log_mels), self.mels.sample_rate)
 
     def of_file(self, path: Path) -> Tensor:
-        """Of speech as it is."""
+        """The spectrum of unchanged speech."""
         return log_spectrum(self._samples(path), self.mels.sample_rate)
 
     def log_mels(self, path: Path) -> Tensor:
@@ -217,7 +217,7 @@ def _error(run: Run, length: str) -> float:
 def score_baselines(run: Run, spectra: Spectra, kind: Kind) -> dict[str, Report]:
     """Baselines for a run on the same sentences: name -> `scores` and `alignment`.
 
-    "floor" is Griffin-Lim of each recording's log-mels against the recording itself: what the vocoder alone costs.
+    "floor" compares Griffin-Lim of each recording's log-mels with the recording itself: the cost of the vocoder alone.
     "mean spectrogram" is the mean of all frames of all recordings, as long as each of them: a model that says nothing.
     """
     log_mels = {one.reference: spectra.log_mels(one.reference) for one in run.sentences}

@@ -1,7 +1,7 @@
-"""Perplexity of a language model over one long text that it reads as a stream, its state carried on.
+"""Perplexity of a language model on one long text that it reads as a stream, with its state carried.
 
-A softmax model sees at most its context window again; a linear one keeps K^T V of everything it has read, in constant
-memory. Position embeddings start again in every segment, since the model knows no others from training.
+A softmax model sees at most its context window; a linear one keeps K^T V of everything it has read, in constant memory.
+Position embeddings start again in every segment, because the model was not trained with others.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class StreamScore:
 
 @torch.no_grad()
 def score_stream(model: Any, text: Tensor, first: int, segment: int, carry: bool = True) -> StreamScore:
-    """Score the tokens of `text`, (N,), each given all before it; `first` stands before the first.
+    """Score the tokens of `text`, (N,), each given all before it; `first` precedes the first.
 
-    The text is read in segments of `segment` tokens. Without `carry` each begins with an empty state, as
-    fairseq-eval-lm without a context window does. Raises LeapformerError for an empty text, and with `carry` for a
-    mechanism whose state grows or that knows no text so long.
+    The text is read in segments of `segment` tokens. Without `carry`, each begins with an empty state, as in
+    fairseq-eval-lm without a context window. Raises LeapformerError for an empty text, and with `carry` for a mechanism
+    whose state grows or that does not support such long texts.
     """
     if not len(text):
         raise LeapformerError("the text holds no tokens; check the subset")

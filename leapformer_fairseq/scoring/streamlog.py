@@ -4,8 +4,8 @@
     {"id": 0, "metadata": {"wav_name": "talk1.wav"}}
     {"id": 0, "total_audio_processed": 0.5, "computation_time": 0.02, "generated_tokens": ["▁E"], "deleted_tokens": []}
 
-Seconds; deleted tokens are the last ones so far. simulstream appends to a log that is there, and then reads two runs as
-one talk: here neither is done.
+Times are in seconds; deleted tokens are the last ones so far. simulstream appends to an existing log, and then reads
+two runs as one talk; our code does neither.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _HINT = "simulstream 1.0 writes id, total_audio_processed, computation_time, gen
 
 @dataclass(frozen=True)
 class Chunk:
-    """What was written with one more chunk of audio: seconds heard so far, seconds of computation for this chunk.
+    """The output for one more chunk of audio: seconds heard so far, seconds of computation for this chunk.
 
-    `deleted_tokens` are taken off the end, then `generated_tokens` are added.
+    `deleted_tokens` are removed from the end, then `generated_tokens` are added.
     """
 
     total_audio_processed: float
@@ -39,12 +39,13 @@ class Chunk:
 
 
 def read_stream_log(path: Path, unit: str) -> list[Talk]:
-    """The final text of every recording, with the time when each unit took its final form. Linear in the log.
+    """The final text of every recording, with the time when each unit became final. Linear in the size of the log.
 
-    Tokens with sentencepiece's mark are pieces of words, others words (unit "word") or characters.
+    Tokens with sentencepiece's mark are pieces of words, others are words (unit "word") or characters.
 
-    Raises LeapformerError for a damaged log, one of another version, a stream without a name, tokens that are deleted
-    but not the last ones, and where a recording comes twice or goes back, as in a log that a second run appended to.
+    Raises LeapformerError for a damaged log, one of another version, a stream without a name, deleted tokens that are
+    not the last ones, and a recording that occurs twice or goes back in time, as in a log that a second run appended
+    to.
     """
     chunks: dict[str, list[tuple[str, Chunk]]] = {}
     names: dict[str, str] = {}
@@ -78,7 +79,7 @@ def read_stream_log(path: Path, unit: str) -> list[Talk]:
 def talk_of(
     name: str, chunks: Sequence[Chunk], unit: str, marked: bool = True, places: Sequence[str] | None = None
 ) -> Talk:
-    """The text that chunks leave, with the times of its units; `marked`: tokens have sentencepiece's mark."""
+    """The final text of chunks, with the times of its units; `marked`: tokens have sentencepiece's mark."""
     places = places or [f"{name}, chunk {i}" for i in range(1, len(chunks) + 1)]
     detokenized = _detokenizer(unit, marked)
     tokens: list[tuple[str, int, int]] = []  # text, the chunk that wrote it, the one that last cut its word behind it
@@ -113,7 +114,7 @@ def talk_of(
 
 
 class StreamLogWriter:
-    """Writes such a log, a line as soon as it is known."""
+    """Writes such a log, each line as soon as it is known."""
 
     def __init__(self, path: str | Path) -> None:
         """Raises LeapformerError where there is such a file already, or none can be made."""
@@ -121,21 +122,21 @@ class StreamLogWriter:
         self._n_streams = 0
 
     def loaded(self, seconds: float) -> None:
-        """How long it took to load the model."""
+        """Log how long loading the model took."""
         self._write({"model_loading_time": seconds})
 
     def begin(self, name: str) -> int:
-        """The number of a new stream, of the recording `name`."""
+        """Begin a new stream, of the recording `name`, and return its number."""
         self._n_streams += 1
         self._write({"id": self._n_streams - 1, "metadata": {"wav_name": name}})
         return self._n_streams - 1
 
     def add(self, stream: int, chunk: Chunk) -> None:
-        """One more chunk of a stream."""
+        """Add one more chunk to a stream."""
         self._write({"id": stream, **asdict(chunk)})
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Close the log."""
         self._file.close()
 
     def _write(self, entry: dict[str, Any]) -> None:
@@ -144,7 +145,7 @@ class StreamLogWriter:
 
 
 def fresh_file(path: str | Path) -> TextIO:
-    """A log that did not exist before. Raises LeapformerError if it did, or cannot be made."""
+    """Create a log that did not exist before. Raises LeapformerError if it did, or if it cannot be created."""
     refuse_existing(path)
     try:
         return open(path, "x", encoding="utf-8")
@@ -153,7 +154,7 @@ def fresh_file(path: str | Path) -> TextIO:
 
 
 def refuse_existing(path: str | Path) -> None:
-    """Raises LeapformerError for a log that is there already."""
+    """Raises LeapformerError if the log exists already."""
     if Path(path).exists():
         raise LeapformerError(
             f"--log {path} exists, and two runs in a log are read as one; delete it or give another file"

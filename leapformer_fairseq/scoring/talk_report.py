@@ -1,4 +1,4 @@
-"""All scores of simultaneous translations of whole talks in one structure, ready for JSON.
+"""All scores of simultaneous translations of whole talks in one JSON structure.
 
 The talks are cut into a piece for each reference segment; quality and latency are those of the pieces (Polák et al.,
 2025, arXiv:2509.17349).
@@ -37,7 +37,7 @@ class TalkOptions:
     """How talks are scored: `unit` "word" or "char", `segmenter` as in `pieces.cut`, `tokenize` of sacreBLEU.
 
     `quality_command`: a program that scores pieces, see `quality_command`; `transcripts`: for it, the source text of
-    each segment, a line each. `resegmented`: where to write the pieces.
+    the segments, one per line. `resegmented`: output file for the pieces.
     """
 
     unit: str = "word"
@@ -50,7 +50,7 @@ class TalkOptions:
 
 
 def kind_of(path: Path) -> str | None:
-    """What a file holds, by its first object: "talks", "stream" (simulstream's log), "pieces", None for anything else.
+    """The kind of a file, by its first object: "talks", "stream" (simulstream's log), "pieces", None for anything else.
 
     Raises LeapformerError for a file in JSON Lines whose first line is damaged.
     """
@@ -76,9 +76,9 @@ def score_talks(
 ) -> dict[str, Any]:
     """Score the logs of talks against the references of `segments`. See `score_pieces` for the keys.
 
-    Also `erasure` (normalised: units taken back for each of the final text) and `compute` (seconds of computation for
-    a second of audio, the real-time factor, and below how many seconds 95 % of the chunks are); both None for a log
-    that does not tell. Raises LeapformerError.
+    Also `erasure` (normalised: units taken back per unit of the final text) and `compute` (seconds of computation per
+    second of audio, i.e. the real-time factor, and the time within which 95 % of the chunks are computed, in seconds);
+    both are None for a log without this information. Raises LeapformerError.
     """
     options = options or TalkOptions()
     parts = read_segments(segments, references)
@@ -90,18 +90,18 @@ def score_talks(
 
 
 def score_resegmented(logs: Sequence[str], options: TalkOptions | None = None) -> dict[str, Any]:
-    """Score what was resegmented before. Raises LeapformerError."""
+    """Score pieces that were cut before. Raises LeapformerError."""
     options = options or TalkOptions()
     pieces = [piece for log in logs for piece in read_pieces(Path(log), options.unit)]
     return {**score_pieces(pieces, options), "segmenter": None, "lang": None, **_effort([])}
 
 
 def score_pieces(pieces: Sequence[Piece], options: TalkOptions) -> dict[str, Any]:
-    """Keys as of `report.score_run`, of pieces instead of utterances.
+    """Keys as in `report.score_run`, for pieces instead of utterances.
 
     `scores` has the mean latencies over the pieces with output, in ms (LongAP: a ratio), with the suffixes _CA,
-    _CA_repaired and _CA_queued where computation is known (see `talks.Talk`). `intervals`: halves of the 95 % intervals
-    of BLEU and chrF over pieces. `StreamLAAL_s`: LongLAAL in seconds, by the suffix. `regime`: see `latency.regime`.
+    _CA_repaired and _CA_queued if computation is known (see `talks.Talk`). `intervals`: halves of the 95 % intervals of
+    BLEU and chrF over pieces. `StreamLAAL_s`: LongLAAL in seconds, by suffix. `regime`: see `latency.regime`.
     `n_recordings`: of all pieces.
     """
     instances = [piece.instance for piece in pieces]

@@ -1,8 +1,8 @@
-"""What a system wrote of whole talks, and when: OmniSTEval's log, an object for each recording.
+"""The translations of whole talks, with times: OmniSTEval's log, an object for each recording.
 
     {"source": "talk1.wav", "prediction": "Guten Tag", "delays": [2000, 2500], "elapsed": [2100, 2650]}
 
-Milliseconds, one for every unit: a word, or a character, spaces included or not. SimulEval's instances.log of whole
+Milliseconds, one for every unit: a word, or a character, with or without spaces. SimulEval's instances.log of whole
 talks has the same fields.
 """
 
@@ -25,7 +25,7 @@ _HINT = "give a log with source, prediction, delays and perhaps elapsed of each 
 
 @dataclass(frozen=True)
 class Effort:
-    """What a log of chunks says besides the text: units that were taken back, and seconds.
+    """Information in a log of chunks beyond the text: the number of units that were taken back, and seconds.
 
     `chunks_s`: computation for each chunk of audio.
     """
@@ -39,9 +39,9 @@ class Effort:
 class Talk:
     """The translation of a recording: words or characters, each with the milliseconds of source heard before it.
 
-    `aware`: the same with computation, by the way it was counted: "CA" as logged, "CA_repaired" of a log of SimulEval
-    (see `latency.repaired`), "CA_queued" with chunks that wait for each other (`latency.queued`). `source_length`: of
-    the recording in ms, None if unknown. `place`: of the log, for messages.
+    `aware`: the same with computation, by the way it was counted: "CA" as logged, "CA_repaired" for a log of SimulEval
+    (see `latency.repaired`), "CA_queued" with queueing of chunks (`latency.queued`). `source_length`: of the recording
+    in ms, None if unknown. `place`: of the log, for messages.
     """
 
     recording: str
@@ -54,20 +54,20 @@ class Talk:
 
 
 def read_talks(path: Path, unit: str) -> list[Talk]:
-    """All recordings of a log. Raises LeapformerError for a damaged one, and one that is counted in another unit."""
+    """All recordings in a log. Raises LeapformerError for a damaged log, and one that counts in another unit."""
     return [_talk(entry, place, unit) for place, entry in jsonl.read_objects(path)]
 
 
 def write_talks(path: str | Path, talks: Sequence[Talk], unit: str) -> None:
     """Write the log; `elapsed` has the queued times if there are any, else those that were logged.
 
-    Raises LeapformerError when it cannot be written.
+    Raises LeapformerError if it cannot be written.
     """
     write_text(path, "".join(json.dumps(_entry(talk, unit), ensure_ascii=False) + "\n" for talk in talks), "--log")
 
 
 def join(units: Sequence[str], unit: str) -> str:
-    """The text of words, or of characters."""
+    """Join words, or characters, to text."""
     return (" " if unit == "word" else "").join(units)
 
 

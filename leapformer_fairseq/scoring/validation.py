@@ -31,10 +31,10 @@ _SCORES = {
 
 
 def score_validation(log: str | Path, examples: int) -> dict[str, Any]:
-    """Accuracy in per cent, perplexity and bits of a subword, or losses of speech, from the output of fairseq-validate.
+    """Accuracy in per cent, perplexity and bits per subword, or losses of speech, from the output of fairseq-validate.
 
-    `examples` is how many lines the validated file has. The last result counts when there are several. Raises
-    LeapformerError when there is none, or it is no number.
+    `examples` is the number of lines of the validated file. If there are several results, the last one counts. Raises
+    LeapformerError if there is none, or if it is not a number.
     """
     path = Path(log)
     if not path.is_file():

@@ -1,7 +1,7 @@
-"""Small corpora synthesised on the spot: English-German speech translation (`build`), text to speech (`tts`).
+"""Small synthetic corpora: English-German speech translation (`build`), text to speech (`tts`).
 
-`grammar` makes sentences (from `lexicon`, `verbs`, `phrases`, `clauses`; inflection in `german` and `english`, counting
-in `choices` and `vocabulary`), `plan` shares them out, `espeak` and `synthesize` speak them, `files` writes what
-fairseq and SimulEval read of the one, `tts` what fairseq reads of the other; `folder` sees to it that a corpus is
-complete, repeats, and replaces nothing.
+`grammar` generates sentences (from `lexicon`, `verbs`, `phrases`, `clauses`; inflection in `german` and `english`,
+counting in `choices` and `vocabulary`), `plan` assigns them to splits and voices, `espeak` and `synthesize` speak them,
+`files` writes what fairseq and SimulEval read for speech translation, `tts` what fairseq reads for text to speech.
+`folder` ensures that a corpus is complete and reproducible, and replaces nothing.
 """

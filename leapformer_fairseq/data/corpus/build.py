@@ -27,11 +27,11 @@ def build(
     snr_db: tuple[float, float] = SNR_DB,
     overwrite: bool = False,
 ) -> Corpus:
-    """Make the corpus in the folder `out`, or return the one that is there if it was made with the same options.
+    """Make the corpus in the folder `out`, or return the existing one if it was made with the same options.
 
     Layout: `wav/{split}/NNNNN.wav`, `fbank80.zip`, `{split}_{asr,st}.tsv`, `spm_{asr,st}.{model,txt}`,
     `config_{asr,st}.yaml`, `gcmvn.npz`, `{split}.{source,target}` for SimulEval, and `corpus.json`; see also
-    `folder.provide`. Raises LeapformerError for impossible options, when espeak-ng is missing, or when `out` holds
+    `folder.provide`. Raises LeapformerError for impossible options, if espeak-ng is missing, or if `out` contains
     something else.
     """
     utterances = plan(sizes, seed, snr_db)
@@ -52,7 +52,7 @@ def build(
 
 
 def fill(out: Path, root: Path, utterances: list[Utterance], vocab_size: int) -> dict[str, Any]:
-    """Write everything but `corpus.json` into `out`, with paths as they will be below `root`."""
+    """Write everything except `corpus.json` to `out`, with the paths that files will have below `root`."""
     files.write_subwords(out, utterances, vocab_size)  # first: the step that options can make fail
     synthesize(out, utterances, SPEECH_TRANSLATION)
     features = files.write_features(out, utterances)

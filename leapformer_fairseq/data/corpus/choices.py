@@ -1,8 +1,8 @@
-"""Finite sets of possibilities that know their size, can be sampled and can be listed.
+"""Finite sets of possibilities that can be counted, sampled and enumerated.
 
 A grammar built from these three nodes is counted exactly by its own structure: a leaf counts its items, `AnyOf` adds,
-`Combine` multiplies. Sampling walks the same structure, so a small branch (seven weekdays) is not drowned by a large
-one (366 dates), and follows Zipf's law over the items of a leaf, as words do in real text.
+`Combine` multiplies. Sampling follows the same structure, so a small branch (seven weekdays) is not drowned out by a
+large one (366 dates), and it follows Zipf's law over the items of a leaf, as words do in real text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXPONENT = 1.6
 
 
 class Choices(Protocol):
-    """What all nodes answer. `size` is the number of ways to choose, which is the length of the iteration."""
+    """The interface of all nodes. `size` is the number of ways to choose, which is the length of the iteration."""
 
     @property
     def size(self) -> int: ...
@@ -31,7 +31,7 @@ class Choices(Protocol):
 
 
 class OneOf:
-    """One of the given items, the first ones more often."""
+    """One of the given items; earlier ones are more frequent."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = tuple(items)
@@ -49,7 +49,7 @@ class OneOf:
 
 
 class AnyOf:
-    """A choice out of one of the branches; a branch is taken in proportion to its weight, whatever its size."""
+    """A choice from one of the branches, which is selected in proportion to its weight, whatever its size."""
 
     def __init__(self, *weighted: tuple[float, Choices]) -> None:
         self.branches = tuple(branch for _, branch in weighted)
@@ -67,7 +67,7 @@ class AnyOf:
 
 
 class Combine:
-    """`make(a, b, ...)` of one independent choice out of every part."""
+    """`make(a, b, ...)` of one independent choice from every part."""
 
     def __init__(self, make: Callable[..., Any], *parts: Choices) -> None:
         self.make, self.parts = make, parts

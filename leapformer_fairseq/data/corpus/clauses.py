@@ -1,7 +1,7 @@
-"""Clauses: one meaning, put in English word order and in the three German orders.
+"""Clauses: one meaning in English word order and in the three German word orders.
 
-German keeps the finite verb second in a statement, first in a question and last in a subordinate clause; particles,
-participles and infinitives close the clause. In between stand, in this order: pronouns, time, objects, the rest.
+German places the finite verb second in a statement, first in a question and last in a subordinate clause; particles,
+participles and infinitives end the clause. In between come, in this order: pronouns, time, objects, the rest.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Tense = Literal["present", "past"] | Modal
 
 
 def join(*words: str) -> str:
-    """The words that are there, with one blank between them."""
+    """The non-empty words, separated by spaces."""
     return " ".join(filter(None, words))
 
 
 @dataclass(frozen=True)
 class Predicate:
-    """A verb with all that follows it, subject, tense and time left open.
+    """A verb with everything that follows it, without subject, tense and time.
 
-    `english_rest` is all after the first English word (`up the child`), the German words are sorted by their place in
-    the clause.
+    `english_rest` is everything after the first English word (`up the child`); the German words are sorted by their
+    position in the clause.
     """
 
     verb: Verb
@@ -38,14 +38,14 @@ class Predicate:
     german_rest: str = ""
 
     def plus(self, more: Bilingual) -> Predicate:
-        """With a place, manner or company at the end."""
+        """With a place, manner or company added at the end."""
         rest, german_rest = join(self.english_rest, more.english), join(self.german_rest, more.german)
         return Predicate(self.verb, rest, self.german_pronouns, self.german_objects, german_rest)
 
 
 @dataclass(frozen=True)
 class Adverb:
-    """When or how often. English says `before` in front of the verb (often) and `after` at the end (on monday)."""
+    """When or how often. English puts `before` in front of the verb (often) and `after` at the end (on monday)."""
 
     before: str = ""
     after: str = ""
@@ -54,7 +54,7 @@ class Adverb:
 
 @dataclass(frozen=True)
 class Clause:
-    """Who does what, in which tense and when; every method says it in one order of one language, uncapitalised."""
+    """Who does what, in which tense and when; each method gives one word order of one language, uncapitalised."""
 
     subject: NounPhrase
     predicate: Predicate
@@ -143,7 +143,7 @@ def intransitive(verb: Verb) -> Predicate:
 
 
 def after_head(verb: Verb) -> str:
-    """What follows the first English word of a verb: `up` of `pick up`."""
+    """The part after the first English word of a verb: `up` of `pick up`."""
     return join(*verb.english.replace("|", " ").split()[1:])
 
 

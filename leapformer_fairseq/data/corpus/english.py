@@ -1,4 +1,4 @@
-"""The little English inflection that the corpus needs: articles, plurals, verb forms, number words."""
+"""The basic English inflection that the corpus needs: articles, plurals, verb forms, number words."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ordinal(day: int) -> str:
 
 
 def with_s(word: str) -> str:
-    """The ending of plurals and of the third person: boxes, cherries, boys, goes."""
+    """The word with the ending of plurals and of the third person: boxes, cherries, boys, goes."""
     if word.endswith(("s", "sh", "ch", "x", "z", "o")):
         return word + "es"
     if word.endswith("y") and word[-2] not in "aeiou":
@@ -42,5 +42,5 @@ def with_s(word: str) -> str:
 
 
 def indefinite(following: str) -> str:
-    """`a` or `an` before the given words; the lexicon has no word whose first letter misleads (hour, union)."""
+    """`a` or `an` before the given words; the lexicon has no exceptions to the rule by first letter (hour, union)."""
     return f"an {following}" if following[0] in "aeiou" else f"a {following}"

@@ -1,11 +1,11 @@
-"""Text to speech with espeak-ng, from the library inside the `espeakng-loader` wheel: nothing to install by apt.
+"""Text to speech with espeak-ng, from the library in the `espeakng-loader` wheel, without a system package.
 
-espeak-ng carries state from call to call: the same text twice gives slightly different samples, and only the same
-sequence of calls in a fresh process repeats bit by bit. `synthesize` therefore runs in a separate process. Variants
-with breath do not repeat at all (see `plan.VOICES`).
+espeak-ng keeps state between calls: the same text twice gives slightly different samples, and only the same sequence of
+calls in a fresh process is reproducible bit by bit. `synthesize` therefore runs in a separate process. Variants with
+breath are not reproducible at all (see `plan.VOICES`).
 
-Phonemes are in IPA, without stress marks: espeak-ng's English has 55 of them then, 85 with the marks, and a vowel
-without stress mostly is another vowel anyway.
+Phonemes are in IPA, without stress marks: espeak-ng's English then has 55 phonemes, 85 with the marks, and an
+unstressed vowel is usually a different vowel anyway.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SynthCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), c
 
 
 def require_loader() -> ModuleType:
-    """The `espeakng_loader` module, or a LeapformerError that says how to get it."""
+    """The `espeakng_loader` module. Raises LeapformerError with installation instructions if it is missing."""
     try:
         return importlib.import_module("espeakng_loader")
     except ImportError as error:
@@ -73,14 +73,14 @@ def require_loader() -> ModuleType:
 
 @dataclass(frozen=True)
 class Speech:
-    """`samples` in [-1, 1] at 16 kHz, float32, shape (T,), and when each phoneme is said, without gaps between them."""
+    """`samples` in [-1, 1] at 16 kHz, float32, shape (T,), and the times of all phonemes, without gaps between them."""
 
     samples: np.ndarray
     phonemes: list[Interval]
 
 
 class Espeak:
-    """A loaded espeak-ng. There is one engine in a process: use one object, from one thread."""
+    """A loaded espeak-ng. There is one engine per process: use one object, from one thread."""
 
     def __init__(self) -> None:
         loader = require_loader()
@@ -109,17 +109,18 @@ class Espeak:
     def say(self, text: str, voice: str, rate: int, pitch: int) -> np.ndarray:
         """Speech in [-1, 1] at 16 kHz, float32, shape (T,).
 
-        `voice` is a language with an optional variant (`en-us+f2`), `rate` is in words per minute, `pitch` 0 to 99.
-        Raises LeapformerError for an unknown language (espeak-ng ignores an unknown variant) and when nothing is said.
+        `voice` is a language with an optional variant (`en-us+f2`), `rate` is in words per minute, `pitch` from 0 to
+        99. Raises LeapformerError for an unknown language (espeak-ng ignores an unknown variant) and if there is no
+        speech.
         """
         return self._resampled(self._synthesize(text, voice, rate, pitch))
 
     def say_with_phonemes(self, text: str, voice: str, rate: int, pitch: int) -> Speech:
-        """The same samples, and their phonemes; silence is the phoneme PAUSE, before the first one and at the end too.
+        """The same samples, and their phonemes; silence is the phoneme PAUSE, also at the beginning and the end.
 
-        The silence in front of a consonant, such as the closure of a stop, is part of the consonant. espeak-ng says an
-        l after some vowels in one sound with the vowel and tells no boundary: each has half of the time. Raises
-        LeapformerError as `say` does, and when espeak-ng does not tell the first phoneme.
+        The silence before a consonant, such as the closure of a stop, is part of the consonant. After some vowels,
+        espeak-ng speaks an l in one sound with the vowel and reports no boundary: each gets half of the time. Raises
+        LeapformerError as `say` does, and if espeak-ng does not report the first phoneme.
         """
         samples = self._synthesize(text, voice, rate, pitch)
         marks = [(milliseconds * self._rate // 1000, _symbol(name)) for milliseconds, name in self._marks]
@@ -134,9 +135,9 @@ class Espeak:
         return Speech(self._resampled(samples), with_single_pauses(_with_shared_time(phonemes)))
 
     def phonemes(self, text: str, voice: str) -> list[str]:
-        """How `text` is said, without saying it; PAUSE where espeak-ng would fall silent within it.
+        """The phonemes of `text`, without synthesis; PAUSE where espeak-ng would be silent within it.
 
-        Empty where there is nothing to say. Raises LeapformerError for an unknown language.
+        Empty if there is nothing to say. Raises LeapformerError for an unknown language.
         """
         self._set_voice(voice)
         # An empty name in IPA is a pause or a glide; espeak-ng's own names tell which.

@@ -1,4 +1,4 @@
-"""The files of a corpus besides the recordings: features, manifests, subword models, configurations, lists."""
+"""The files of a corpus other than recordings: features, manifests, subword models, configurations, lists."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TASKS = ("asr", "st")
 
 
 def target_text(utterance: Utterance, task: str) -> str:
-    """What a model writes: the transcript for `asr`, the translation for `st`."""
+    """The target of a model: the transcript for `asr`, the translation for `st`."""
     return utterance.english if task == "asr" else utterance.german
 
 
 def write_features(folder: Path, utterances: Sequence[Utterance]) -> dict[str, Features]:
-    """Filterbanks of all recordings into one archive, and the train set's statistics; returns the places by id."""
+    """Write all filterbanks to one archive, and the training set's statistics; return the locations by id."""
     places, statistics = {}, BinStatistics()
     with FeatureArchive(folder / ARCHIVE, ARCHIVE) as archive:
         for utterance in tqdm(utterances, desc="features", unit="utt", mininterval=1.0):
@@ -44,7 +44,7 @@ def write_features(folder: Path, utterances: Sequence[Utterance]) -> dict[str, F
 
 
 def write_manifests(folder: Path, utterances: Sequence[Utterance], features: dict[str, Features]) -> None:
-    """`{split}_{asr,st}.tsv`, one row per utterance; the translation manifest also has the transcript, `src_text`."""
+    """Write `{split}_{asr,st}.tsv`, one row per utterance; rows for translation include the transcript, `src_text`."""
     for split in SPLITS:
         members = of_split(utterances, split)
         for task in TASKS:
@@ -58,14 +58,14 @@ def write_manifests(folder: Path, utterances: Sequence[Utterance], features: dic
 
 
 def write_subwords(folder: Path, utterances: Sequence[Utterance], vocab_size: int) -> None:
-    """A subword model of at most `vocab_size` pieces for each target language, from the train texts."""
+    """Train a subword model of at most `vocab_size` pieces for each target language on the training texts."""
     for task in TASKS:
         texts = [target_text(utterance, task) for utterance in of_split(utterances, "train")]
         train_subwords(folder / f"spm_{task}", texts, vocab_size)
 
 
 def write_locations(folder: Path, root: Path, utterances: Sequence[Utterance]) -> None:
-    """The files that name absolute paths below `root`: the configurations and SimulEval's lists of recordings."""
+    """Write the files with absolute paths below `root`: the configurations and SimulEval's lists of recordings."""
     for task in TASKS:
         write_config(folder / f"config_{task}.yaml", root, f"spm_{task}")
     for split in SPLITS:

@@ -1,4 +1,4 @@
-"""The folder of a corpus: all or nothing, the same bytes for the same options, and never over other results."""
+"""The folder of a corpus: complete or absent, reproducible byte by byte, and never overwriting other results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEECH_TRANSLATION = "st"
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """Size of one split; `words` counts English words, `word_types` different ones."""
+    """The size of a split; `words` counts English words, `word_types` distinct ones."""
 
     utterances: int
     seconds: float
@@ -41,11 +41,11 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a corpus is made, and what it is known by.
+    """How a corpus is made and identified.
 
-    `options` are what two corpora can differ in. `fill(folder, root)` writes everything but `corpus.json` into a
-    folder, with absolute paths as they will be below `root`, and returns its `checksum` and `splits`. `locate(folder,
-    root)` writes only the files with absolute paths. `libraries` are those that the bytes depend on.
+    `options` distinguish two corpora. `fill(folder, root)` writes everything except `corpus.json` to a folder, with the
+    absolute paths that files will have below `root`, and returns its `checksum` and `splits`. `locate(folder, root)`
+    writes only the files with absolute paths. `libraries` are those that the bytes depend on.
     """
 
     options: dict[str, Any]
@@ -55,10 +55,10 @@ class Recipe:
 
 
 def provide(out: str | Path, recipe: Recipe, overwrite: bool) -> Corpus:
-    """Make the corpus in the folder `out`, or return the one that is there if it was made with the same options.
+    """Make the corpus in the folder `out`, or return the existing one if it was made with the same options.
 
-    The work is done in a folder next to `out` that is renamed at the end, so an interrupted build leaves nothing that
-    looks finished. Raises LeapformerError when espeak-ng is missing, or when `out` holds something else.
+    The corpus is built in a folder next to `out` that is renamed at the end, so an interrupted build leaves nothing
+    that looks finished. Raises LeapformerError if espeak-ng is missing, or if `out` contains something else.
     """
     out = Path(out).resolve()
     found = read_info(out)
@@ -73,7 +73,7 @@ def provide(out: str | Path, recipe: Recipe, overwrite: bool) -> Corpus:
 
 
 def make(out: Path, recipe: Recipe) -> Corpus:
-    """Build next to `out`, then rename."""
+    """Build in a folder next to `out`, then rename it."""
     espeak.require_loader()
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -89,7 +89,7 @@ def make(out: Path, recipe: Recipe) -> Corpus:
 
 
 def read_info(out: Path) -> dict[str, Any] | None:
-    """The content of `corpus.json`, None for a new folder; raises LeapformerError for a folder that is no corpus."""
+    """The content of `corpus.json`, None for a new folder; raises LeapformerError for a folder that is not a corpus."""
     path = out / INFO
     if not path.is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -106,12 +106,12 @@ def read_info(out: Path) -> dict[str, Any] | None:
 
 
 def write_info(folder: Path, info: dict[str, Any]) -> None:
-    """Write `corpus.json`, the mark of a finished corpus."""
+    """Write `corpus.json`, which marks a finished corpus."""
     (folder / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What two sets of options disagree on, for people."""
+    """A description of the differences between two sets of options."""
     found, wanted = ({TASK: SPEECH_TRANSLATION, **options} for options in (found, wanted))
     names = [name for name in wanted if name != "plan_sha256" and found.get(name) != wanted[name]]
     if not names:
@@ -122,7 +122,7 @@ def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 
 def reuse(out: Path, info: dict[str, Any], recipe: Recipe) -> Corpus:
-    """The corpus as it is; only absolute paths are brought up to date, in case the folder was moved."""
+    """Return the existing corpus; only absolute paths are updated, in case the folder was moved."""
     if info["root"] != str(out):
         recipe.locate(out, out)
         write_info(out, {**info, "root": str(out)})
@@ -130,7 +130,7 @@ def reuse(out: Path, info: dict[str, Any], recipe: Recipe) -> Corpus:
 
 
 def summary(out: Path, info: dict[str, Any]) -> Corpus:
-    """What a build returns, from the content of `corpus.json`."""
+    """The return value of a build, from the content of `corpus.json`."""
     splits = {split: SplitSummary(**values) for split, values in info["splits"].items()}
     return Corpus(out, info["checksum"], splits)
 
@@ -138,9 +138,10 @@ def summary(out: Path, info: dict[str, Any]) -> Corpus:
 def contents(
     utterances: Sequence[Line], seconds: Mapping[str, float], records: Iterable[tuple[Sequence[str], Sequence[Path]]]
 ) -> dict[str, Any]:
-    """What `Recipe.fill` returns: the size by split, from the seconds by id, and the checksum.
+    """The return value of `Recipe.fill`: the size by split, from the seconds by id, and the checksum.
 
-    The checksum is the sha256 over all records, each of them some texts (joined by tabs) and the bytes of some files.
+    The checksum is the sha256 over all records; each consists of some texts (joined by tabs) and the bytes of some
+    files.
     """
     splits = {}
     for split in SPLITS:

@@ -64,12 +64,12 @@ def ordinal(day: int) -> str:
 
 
 def dative_plural(plural: str) -> str:
-    """Books are Bücher, but `mit Büchern`; plurals in n or s stay."""
+    """The plural is Bücher, but `mit Büchern`; plurals in n or s do not change."""
     return plural if plural.endswith(("n", "s")) else plural + "n"
 
 
 def contract(preposition: str, article: str) -> str:
-    """`in` + `dem` is `im`; what has no short form stays two words."""
+    """`in` + `dem` is `im`; words without a short form are kept."""
     return CONTRACTIONS.get(f"{preposition} {article}", f"{preposition} {article}")
 
 

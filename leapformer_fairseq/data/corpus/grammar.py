@@ -1,8 +1,8 @@
 """The sentences of the corpus: which clauses exist and how they are joined.
 
-`sample` draws an English sentence with its German translation, `sentence_count` counts them all, `vocabulary` lists
-the English words. English is lower-case without punctuation, as a transcript; German has its capitals and the commas
-before subordinate clauses, and no final punctuation.
+`sample` draws an English sentence with its German translation, `sentence_count` counts all sentences, `vocabulary`
+lists the English words. English is lower-case without punctuation, like a transcript; German has capitals and the
+commas before subordinate clauses, but no final punctuation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def sample(rng: np.random.Generator) -> Sentence:
 
 
 def sentence_count() -> int:
-    """How many different sentences the grammar has, exactly."""
+    """The exact number of different sentences that the grammar generates."""
     return SENTENCES.size
 
 
@@ -33,7 +33,7 @@ def sentence_count() -> int:
 
 
 def capitalised(text: str) -> str:
-    """With a capital first letter; the rest keeps its case."""
+    """The text with a capital first letter; the rest keeps its case."""
     return text[0].upper() + text[1:]
 
 
@@ -48,7 +48,7 @@ def fronted_statement(clause: Clause) -> Sentence:
 
 
 def question(clause: Clause) -> Sentence:
-    """A question to be answered by yes or no."""
+    """A yes-or-no question."""
     return clause.english_question(), capitalised(clause.german_question())
 
 
@@ -133,7 +133,7 @@ SPEAKERS = AnyOf((1, phrases.SUBJECT_PRONOUNS), (1, phrases.NAMES))
 
 
 def things(nouns: tuple[lexicon.Noun, ...], adjectives: tuple[lexicon.Adjective, ...]) -> Choices:
-    """Some of these things, counted in two of five cases."""
+    """Some of these things, with a number in two of five cases."""
     return AnyOf((3, phrases.phrases(nouns, perhaps(adjectives))), (2, counted(nouns, perhaps(adjectives))))
 
 
@@ -191,7 +191,7 @@ def events(timing: Choices) -> Choices:
 
 
 def short_clauses(timing: Choices) -> Choices:
-    """Clauses that leave room for another one beside them."""
+    """Clauses that are short enough to be combined with another one."""
     return AnyOf(
         (7, clauses(ACTORS, OBJECT_PREDICATES, timing)),
         (3, clauses(ACTORS, ACTIVITY_PREDICATES, timing)),

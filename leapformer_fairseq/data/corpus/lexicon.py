@@ -1,6 +1,6 @@
-"""The words of the corpus: what an English word is in German, and the facts that German grammar needs about it.
+"""The words of the corpus: the German translation of each English word, and its grammatical properties.
 
-Adding a word means adding a line. Two rules keep every English sentence at one translation: no verb whose past equals
+To add a word, add a line. Two rules ensure that every English sentence has one translation: no verb whose past equals
 its base form (put, cut, read), and no English word twice in one class.
 """
 
@@ -32,22 +32,22 @@ class Noun:
 
 @dataclass(frozen=True)
 class Adjective:
-    """`stem` is what the endings are put on where it differs from the word: teuer, ein teurer Hut."""
+    """`stem` is the form that endings are added to, if it differs from the word: teuer, ein teurer Hut."""
 
     english: str
     german: str
     stem: str = ""
 
     def declined(self, ending: str) -> str:
-        """With an ending, as before a noun."""
+        """The form with an ending, as before a noun."""
         return (self.stem or self.german) + ending
 
 
 @dataclass(frozen=True)
 class Verb:
-    """`|` splits off a separable particle in either language: `pick|up`, `ab|holen`.
+    """`|` separates a separable particle in either language: `pick|up`, `ab|holen`.
 
-    An English preposition that stays with the verb follows a blank (`listen to`). `changed_stem` is the stem of du and
+    An English preposition that stays with the verb follows a space (`listen to`). `changed_stem` is the stem of du and
     er forms; `past` is the English simple past of the first word, `participle` the German one with its particle.
     """
 
@@ -66,7 +66,7 @@ class Verb:
 
     @property
     def particle(self) -> str:
-        """The separable German particle, empty where there is none: `ab`."""
+        """The separable German particle, empty if there is none: `ab`."""
         return self.german.split("|")[0] if "|" in self.german else ""
 
     @property
@@ -93,7 +93,7 @@ class Determiner:
 
 @dataclass(frozen=True)
 class Place:
-    """`english` and `german` are the prepositions that say `there`; going there is `to` and `zu`."""
+    """`english` and `german` are the prepositions for being `there`; going there is `to` and `zu`."""
 
     noun: Noun
     english: str

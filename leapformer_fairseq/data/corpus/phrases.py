@@ -1,4 +1,4 @@
-"""Noun phrases, times and places: the parts of a sentence, each in English and in German."""
+"""Noun phrases, times and places: the parts of a sentence, each in English and German."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .lexicon import Adjective, Determiner, Noun, Place
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """Words with their German in nominative, accusative and dative, and the person that a verb agrees with."""
+    """Words with their German in nominative, accusative and dative, and the person for verb agreement."""
 
     english: str
     german: Cases
@@ -22,7 +22,7 @@ class NounPhrase:
 
 @dataclass(frozen=True)
 class Bilingual:
-    """Words whose form depends on nothing around them: an adverb, a date, a place."""
+    """Words whose form does not depend on their context: an adverb, a date, a place."""
 
     english: str = ""
     german: str = ""
@@ -54,7 +54,7 @@ def plural_phrase(determiner: Determiner, adjective: Adjective | None, noun: Nou
 
 
 def counted_phrase(count: int, adjective: Adjective | None, noun: Noun) -> NounPhrase:
-    """`twenty one old books`, `einundzwanzig alte Bücher`; a numeral from two on leaves the adjective strong."""
+    """`twenty one old books`, `einundzwanzig alte Bücher`; after numerals from two on, the adjective is strong."""
     bare = noun_phrase(lexicon.BARE, adjective, noun, plural=True)
     nominative, accusative, dative = (f"{german.number(count)} {form}" for form in bare.german)
     return NounPhrase(f"{english.number(count)} {bare.english}", (nominative, accusative, dative), "sie")
@@ -83,7 +83,7 @@ def article(determiner: Determiner, gender: Gender, case: int) -> str:
 
 
 def declension(determiner: Determiner) -> german.Declension:
-    """Which endings an adjective takes after this determiner."""
+    """The endings that an adjective takes after this determiner."""
     if determiner.kind == "none":
         return "strong"
     return "mixed" if determiner.kind == "ein" else "weak"
@@ -122,7 +122,7 @@ def counted(nouns: tuple[Noun, ...], adjective: Choices) -> Choices:
 
 
 def mass(nouns: tuple[Noun, ...], adjective: Choices) -> Choices:
-    """Singular phrases of what is not counted, also without an article."""
+    """Singular phrases of uncountable nouns, also without an article."""
     return Combine(noun_phrase, MASS, adjective, OneOf(nouns))
 
 
@@ -174,7 +174,7 @@ COMPANIONS = Combine(
 
 
 def clock_time(hour: int, spoken: tuple[str, str]) -> Bilingual:
-    """A time by the clock; `half past seven` is `halb acht` in German, named after the hour that comes."""
+    """A time by the clock; `half past seven` is `halb acht` in German, named after the next hour."""
     in_english, in_german = spoken
     named = hour % 12 + 1 if in_german == "halb {}" else hour
     german_hour = "ein" if named == 1 and in_german.endswith("Uhr") else german.number(named)

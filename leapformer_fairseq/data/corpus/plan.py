@@ -1,6 +1,6 @@
 """Who says what: the utterances of a corpus, drawn from a seed before anything is synthesised.
 
-Everything random is decided here, so a corpus is known by its plan: the worker that speaks it only carries it out.
+Everything random is decided here, so a corpus is identified by its plan: the worker that speaks it only carries it out.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Line:
 
     @property
     def id(self) -> str:
-        """Its name in manifests."""
+        """The utterance's id in manifests."""
         return f"{self.split}_{self.index:05d}"
 
     @property
     def wav(self) -> str:
-        """Its file below the corpus folder."""
+        """The recording's path below the corpus folder."""
         return f"wav/{self.split}/{self.index:05d}.wav"
 
 
@@ -64,7 +64,7 @@ class Utterance(Line):
 
 @dataclass(frozen=True)
 class Reading(Line):
-    """A sentence read aloud by the one voice of the text-to-speech corpus."""
+    """A sentence read aloud by the single voice of the text-to-speech corpus."""
 
     voice: str = "en-us"
     rate: int = 160
@@ -72,12 +72,12 @@ class Reading(Line):
 
     @property
     def textgrid(self) -> str:
-        """The file of its phonemes' times below the corpus folder."""
+        """The path of the phoneme times below the corpus folder."""
         return f"textgrid/{self.split}/{self.index:05d}.TextGrid"
 
     @property
     def mel(self) -> str:
-        """The file of its log-mels below the corpus folder."""
+        """The path of the log-mels below the corpus folder."""
         return f"mel/{self.split}/{self.index:05d}.npy"
 
 
@@ -90,10 +90,10 @@ def of_split(utterances: Sequence[AnyLine], split: str) -> list[AnyLine]:
 
 
 def plan(sizes: Mapping[str, int], seed: int, snr_db: tuple[float, float]) -> list[Utterance]:
-    """All utterances in order of synthesis, train then dev then test; no sentence occurs twice.
+    """All utterances in order of synthesis: train, dev, test; no sentence occurs twice.
 
-    Test and dev depend on their own size and the seed alone: a larger train set is compared on the same test set.
-    Raises LeapformerError for sizes, a seed or a range that make no corpus.
+    Test and dev depend only on their own size and the seed: a larger training set is compared on the same test set.
+    Raises LeapformerError for impossible sizes, seeds and ranges.
     """
     check(sizes, seed, MAX_UTTERANCES)
     if not snr_db[0] <= snr_db[1]:
@@ -105,14 +105,14 @@ def plan(sizes: Mapping[str, int], seed: int, snr_db: tuple[float, float]) -> li
 
 
 def plan_readings(sizes: Mapping[str, int], seed: int) -> list[Reading]:
-    """The same of short sentences (READING_WORDS) for the text-to-speech corpus."""
+    """The same with short sentences (READING_WORDS) for the text-to-speech corpus."""
     check(sizes, seed, MAX_READINGS)
     sentences = drawn_splits(sizes, seed, lambda sentence: len(sentence[0].split()) in READING_WORDS)
     return [Reading(split, index, english) for split, index, (english, _) in sentences]
 
 
 def check(sizes: Mapping[str, int], seed: int, most: int) -> None:
-    """Raise LeapformerError for what cannot be planned."""
+    """Raise LeapformerError for options that cannot be planned."""
     for split in SPLITS:
         if not 1 <= sizes.get(split, 0) <= most:
             raise LeapformerError(
@@ -125,7 +125,7 @@ def check(sizes: Mapping[str, int], seed: int, most: int) -> None:
 def drawn_splits(
     sizes: Mapping[str, int], seed: int, fits: Callable[[Sentence], bool] = lambda _: True
 ) -> list[tuple[str, int, Sentence]]:
-    """Different sentences that fit, each with its split and its number there."""
+    """Distinct sentences of suitable length, each with its split and its index there."""
     taken: set[str] = set()
     sentences = {split: draw(sizes[split], seed, split, taken, fits) for split in reversed(SPLITS)}
     return [(split, index, sentence) for split in SPLITS for index, sentence in enumerate(sentences[split])]

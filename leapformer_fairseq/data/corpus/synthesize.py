@@ -1,9 +1,9 @@
-"""Speaking a plan: `synthesize` starts workers, `python -m leapformer_fairseq.data.corpus.synthesize` is one of them.
+"""Synthesise a plan: `synthesize` starts workers, `python -m leapformer_fairseq.data.corpus.synthesize` is one of them.
 
-A worker is a separate program because espeak-ng is reproducible only in a fresh process (see `espeak`). Of its
-arguments TASK PLAN FOLDER SPEAKERS INDEX, PLAN holds one JSON utterance a line, of which this one of SPEAKERS workers
-speaks every SPEAKERS-th from INDEX on; the recordings go below FOLDER as 16-bit wav. The first worker shows its
-progress, and so that of all, on stderr.
+A worker is a separate program because espeak-ng is reproducible only in a fresh process (see `espeak`). It takes the
+arguments TASK PLAN FOLDER SPEAKERS INDEX: PLAN contains one JSON utterance per line; this worker of SPEAKERS speaks
+every SPEAKERS-th line from INDEX on; recordings are written below FOLDER as 16-bit wav. The first worker shows its
+progress, which represents all, on stderr.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ EDGE_S = 0.05  # silence before and after a reading
 
 
 def synthesize(folder: Path, utterances: Sequence[Line], task: str) -> None:
-    """Speak the plan in fresh processes, the only way in which espeak-ng repeats itself.
+    """Speak the plan in fresh processes, the only way to make espeak-ng reproducible.
 
-    Each speaks every SPEAKERS-th utterance in order. Their number never changes, whatever the machine: what espeak-ng
-    said before changes what it says next.
+    Each speaks every SPEAKERS-th utterance in order. The number of processes never changes, whatever the machine,
+    because espeak-ng's output depends on its earlier output.
     """
     path = folder / "plan.jsonl"
     path.write_text("".join(json.dumps(asdict(u)) + "\n" for u in utterances), encoding="utf-8")
@@ -84,9 +84,9 @@ def with_noise(speech: np.ndarray, utterance: Utterance) -> np.ndarray:
 
 
 def coloured_noise(seed: int, colour: float, length: int, flat_below: int = 1) -> np.ndarray:
-    """Noise whose power falls as 1 / frequency ** colour, (length,) float64; its end goes over into its beginning.
+    """Noise with power proportional to 1 / frequency ** colour, (length,) float64; its end continues at its beginning.
 
-    Below a frequency of `flat_below` periods in all of the noise, the power stays the same.
+    Below a frequency of `flat_below` periods in the whole noise, the power is constant.
     """
     spectrum = np.fft.rfft(np.random.default_rng(seed).standard_normal(length))
     bins = np.maximum(np.arange(len(spectrum)), flat_below)

@@ -1,6 +1,6 @@
-"""The text-to-speech corpus: short English sentences by one voice, with phonemes and when each of them is said.
+"""The text-to-speech corpus: short English sentences by one voice, with phonemes and their times.
 
-espeak-ng tells the times itself, so the durations are no estimates of an aligner.
+espeak-ng reports the times itself, so the durations are not an aligner's estimates.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ LIBRARIES = ("espeakng-loader", "numpy", "scipy", "soundfile", "torch")
 
 
 def build(out: str | Path, sizes: Mapping[str, int] = SIZES, seed: int = SEED, overwrite: bool = False) -> Corpus:
-    """Make the corpus in the folder `out`, or return the one that is there if it was made with the same options.
+    """Make the corpus in the folder `out`, or return the existing one if it was made with the same options.
 
     Layout: `wav/{split}/NNNNN.wav`, `textgrid/{split}/NNNNN.TextGrid`, `mel/{split}/NNNNN.npy`, `{split}.tsv`,
     `vocab.txt`, `config.yaml`, `gcmvn.npz` and `corpus.json`; see also `folder.provide`. Raises LeapformerError for
-    impossible options, when espeak-ng is missing, or when `out` holds something else.
+    impossible options, if espeak-ng is missing, or if `out` contains something else.
     """
     readings = plan_readings(sizes, seed)
     options = {
@@ -56,7 +56,7 @@ def build(out: str | Path, sizes: Mapping[str, int] = SIZES, seed: int = SEED, o
 
 
 def fill(out: Path, root: Path, readings: Sequence[Reading]) -> dict[str, Any]:
-    """Write everything but `corpus.json` into `out`, with paths as they will be below `root`."""
+    """Write everything except `corpus.json` to `out`, with the paths that files will have below `root`."""
     synthesize(out, readings, NAME)
     rows, seconds = write_features(out, readings)
     for split in SPLITS:
@@ -73,7 +73,7 @@ def locate(out: Path, root: Path) -> None:
 
 
 def write_features(out: Path, readings: Sequence[Reading]) -> tuple[dict[str, Row], dict[str, float]]:
-    """Log-mels of all recordings and the train set's statistics; returns manifest rows and seconds by id."""
+    """Write the log-mels of all recordings and the training set's statistics; return the rows and seconds by id."""
     config = mel_config()
     rows, seconds, statistics = {}, {}, BinStatistics(config.n_mels)
     for reading in tqdm(readings, desc="features", unit="utt", mininterval=1.0):

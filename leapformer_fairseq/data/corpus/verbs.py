@@ -1,4 +1,4 @@
-"""Verbs by the company they keep, modal verbs, and the adverbs that say how and how often."""
+"""Verbs by the complements they take, modal verbs, and adverbs of manner and frequency."""
 
 from __future__ import annotations
 

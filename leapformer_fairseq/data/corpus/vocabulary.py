@@ -1,4 +1,4 @@
-"""Every English word that the grammar can say, collected from the lexicon."""
+"""Every English word that the grammar can generate, collected from the lexicon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DETERMINERS = (lexicon.THE, lexicon.THIS, lexicon.EVERY, lexicon.A, *lexicon.POS
 
 
 def vocabulary() -> list[str]:
-    """All different English word forms in alphabetical order; `books` and `book` are two."""
+    """All distinct English word forms in alphabetical order; `books` and `book` are two."""
     phrases = [
         FUNCTION_WORDS,
         "an",

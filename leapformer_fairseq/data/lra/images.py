@@ -1,4 +1,4 @@
-"""CIFAR-10 in grey: the task Image. Both of its releases are read, records of bytes and Python's pickles."""
+"""The task Image: CIFAR-10 in greyscale. Reads both of its releases, binary records and Python pickles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(root: Path, train: bool) -> Iterator[Example]:
 
 
 def grey(colours: Numbers) -> Numbers:
-    """Brightness 0 to 255 of a picture (3, 1024), as TensorFlow converts it: scaled to 1, weighted, scaled back."""
+    """Brightness 0 to 255 of a picture (3, 1024), converted as in TensorFlow: scaled to 1, weighted, scaled back."""
     scaled = colours.astype(np.float32) * np.float32(1 / 255)
     mixed = sum(np.float32(weight) * channel for weight, channel in zip(WEIGHTS, scaled, strict=True))
     found: Numbers = np.clip(mixed * np.float32(255.5), 0, 255).astype(np.uint8)

@@ -1,7 +1,7 @@
-"""ListOps at the length of Long Range Arena: nested operations on digits, and the digit that they come to.
+"""ListOps at the length of Long Range Arena: nested operations on digits, and the digit they evaluate to.
 
 Nangia and Bowman, 2018 (arXiv:1804.06028); lengths and probabilities are those of Tay et al., 2021 (arXiv:2011.04006),
-data/listops.py of their repository. `[MAX 4 3 ]` is written as `( ( ( [MAX 4 ) 3 ) ] )` in their files, with
+data/listops.py in their repository. `[MAX 4 3 ]` is written as `( ( ( [MAX 4 ) 3 ) ] )` in their files, with
 parentheses that make every node binary.
 """
 
@@ -35,9 +35,10 @@ TRIES = 100_000  # trees in a row that are none of the wanted ones
 
 @dataclass(frozen=True)
 class Trees:
-    """Which trees: more than `min_length` and fewer than `max_length` tokens, parentheses not counted.
+    """The kind of trees: more than `min_length` and fewer than `max_length` tokens, not counting parentheses.
 
-    An operation has 2 to `max_arguments` arguments; the root is at depth 1, and below `max_depth` are digits only.
+    An operation has 2 to `max_arguments` arguments; the root is at depth 1, and below `max_depth` there are only
+    digits.
     """
 
     min_length: int = 500
@@ -46,7 +47,7 @@ class Trees:
     max_arguments: int = 10
 
     def check(self) -> None:
-        """Raise LeapformerError for values that no tree can have."""
+        """Raise LeapformerError for impossible values."""
         for name, least in (("min_length", 0), ("max_depth", 2), ("max_arguments", 2)):
             if getattr(self, name) < least:
                 raise LeapformerError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least {least}")
@@ -58,7 +59,7 @@ class Trees:
 
 
 class Tree(NamedTuple):
-    """A tree in the writing of the files, its value, and how many tokens it has, parentheses not counted."""
+    """A tree in the notation of the files, its value, and its number of tokens, not counting parentheses."""
 
     source: str
     target: int
@@ -66,7 +67,7 @@ class Tree(NamedTuple):
 
 
 def median(values: Sequence[int]) -> int:
-    """The median, rounded down where it is the mean of two."""
+    """The median, rounded down if it is the mean of two."""
     ordered, middle = sorted(values), len(values) // 2
     return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) // 2
 
@@ -86,10 +87,10 @@ def build(
     trees: Trees = Trees(),
     watch: Watch = unwatched,
 ) -> prepared.Summary:
-    """Write `FILES` in the folder `out`, no tree twice, or find them there; returns sizes, sha256, and the share kept.
+    """Write `FILES` to the folder `out`, without duplicates, or reuse them; returns sizes, sha256, and the share kept.
 
-    The same bytes come out of the same options. `watch` gets the trees done and wanted. Raises LeapformerError for
-    options that hardly any tree meets, and an `out` with other files.
+    The same options give the same bytes. `watch` receives the number of trees done and wanted. Raises LeapformerError
+    for options that hardly any tree meets, and an `out` with other files.
     """
     trees.check()
     for split, size in sizes.items():
@@ -118,7 +119,7 @@ def build(
 
 
 def distinct(random: Random, trees: Trees, tried: list[int] | None = None) -> Iterator[Tree]:
-    """Trees of the wanted lengths without end, each once; `tried[0]` counts all that were made."""
+    """Yields distinct trees of the wanted lengths without end; `tried[0]` counts all that were generated."""
     seen: set[bytes] = set()
     tried = [0] if tried is None else tried
     rejected = 0
@@ -140,7 +141,7 @@ def distinct(random: Random, trees: Trees, tried: list[int] | None = None) -> It
 
 
 def grow(random: Random, trees: Trees) -> Tree | None:
-    """A tree, or None where it has not the wanted length. It stops growing at the longest."""
+    """A tree, or None if it does not have the wanted length. Growth stops at the maximum length."""
     draw, out, deepest, longest = random.random, list[str](), trees.max_depth, trees.max_length
     spread = trees.max_arguments - 1
     length = 0
@@ -183,10 +184,11 @@ NUMBERS = {symbol: number for number, symbol in enumerate(SYMBOLS, 1)}
 
 
 def read(path: Path, brackets: bool = True, longest: int = 2000) -> Iterator[Example]:
-    """The trees of a file of the release, the first `longest` tokens of each.
+    """The trees of a file of the release, only the first `longest` tokens of each.
 
-    Parentheses are left out, as in Tay et al.'s repaired reader. Without `brackets` the ends of operations are, too, as
-    in the data of the papers, whose reader kept letters and digits only. Raises LeapformerError for other tokens.
+    Parentheses are left out, as in Tay et al.'s corrected reader. Without `brackets`, the ends of operations are left
+    out, too, as in the data of the papers, whose reader kept only letters and digits. Raises LeapformerError for other
+    tokens.
     """
     for number, line in enumerate(read_lines(path), 1):
         line = line.removesuffix("\r")

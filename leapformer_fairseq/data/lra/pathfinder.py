@@ -1,10 +1,10 @@
-"""Pathfinder: two discs in a picture of dashed curves. Do they lie on the ends of one curve?
+"""Pathfinder: a picture of dashed curves with two discs. Are the discs at the ends of the same curve?
 
 Linsley et al., 2018 (arXiv:1805.08315), with the sizes of Tay et al., 2021 (arXiv:2011.04006): Linsley's pathfinder
-repository, and its parameters in Long Range Arena. A curve (snake) is a chain of short lines (paddles).
+repository, with its parameters in Long Range Arena. A curve (snake) is a chain of short lines (paddles).
 
-The release is a folder for each difficulty, with imgs/BATCH/sample_N.png and metadata/BATCH.npy, a text file with a
-line for each picture: folder, file, N, label, continuity, paddles of a target, ...
+The release has one folder per difficulty, with imgs/BATCH/sample_N.png and metadata/BATCH.npy, a text file with one
+line per picture: folder, file, N, label, continuity, paddles of a target, ...
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ ROOM = 0.065, 2  # the longest target, times the pixels of a picture and times i
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the pictures are made of, in pixels of the picture; defaults are Long Range Arena's.
+    """Parameters of the pictures, in pixels of the picture; defaults are Long Range Arena's.
 
     contour:    paddles of each of the two target curves: 6 is easy, 9 intermediate, 14 hard (the task of LRA).
-    side:       of the picture; how far the two curves begin from each other, and how many distractors there are, grow
+    side:       of the picture; the distance between the starts of the two curves and the number of distractors grow
                 with it.
-    contrast:   "published": paddles of targets at 3/4 of the brightness of distractors, which tells them apart; or
+    contrast:   "published": paddles of targets have 3/4 of the brightness of distractors, which reveals them; or
                 "equal".
     """
 
@@ -77,7 +77,7 @@ class Sizes:
     distractor_retries: int = 4
 
     def check(self) -> None:
-        """Raise LeapformerError for what is not offered."""
+        """Raise LeapformerError for unsupported values."""
         for name, least in (("contour", 2), ("side", 12)):
             if getattr(self, name) < least:
                 raise LeapformerError(f"--{name} {getattr(self, name)}: give at least {least}")
@@ -91,27 +91,27 @@ class Sizes:
 
     @property
     def step(self) -> float:
-        """From the tail of a paddle to that of the next."""
+        """The distance from the tail of a paddle to that of the next."""
         return self.length + 2 * self.margin
 
     @property
     def seed_distance(self) -> float:
-        """Between the tails of the first paddles of the two targets."""
+        """The distance between the tails of the first paddles of the two targets."""
         return 7 * self.side / SIDE
 
     @property
     def distractor_paddles(self) -> int:
-        """Those of all distractors together."""
+        """The number of paddles of all distractors together."""
         return 20 * self.side**2 // SIDE**2
 
     @property
     def distractor_contour(self) -> int:
-        """Paddles of a distractor."""
+        """The number of paddles of a distractor."""
         return max(1, self.contour // 3)
 
     @property
     def folder(self) -> str:
-        """The release's name of the folder with these pictures."""
+        """The name of the folder with these pictures in the release."""
         return "curv_baseline" if self.contour == 6 else f"curv_contour_length_{self.contour}"
 
 
@@ -127,7 +127,7 @@ class Paddle(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture with values from 0 to 255, its label, the two targets, all distractors, and the places of the discs."""
+    """A picture with values from 0 to 255, its label, the two targets, all distractors, and the discs' positions."""
 
     pixels: NDArray[np.uint8]
     label: int
@@ -228,12 +228,12 @@ def _drawn(sizes: Sizes, row: int, column: int, rows: int, columns: int) -> _Sta
 
 
 def bits(places: Taken) -> int:
-    """A set of places as a number, the first in its lowest bit."""
+    """A set of positions as an integer, the first in its lowest bit."""
     return int.from_bytes(np.packbits(places, bitorder="little").tobytes(), "little")
 
 
 def dilated(x: Taken, by: int) -> Taken:
-    """Pixels within `by` of one that is set, up, down, left, right and across."""
+    """Pixels within `by` of a pixel that is set, horizontally, vertically and in between: a square."""
     padded, (rows, columns) = np.pad(x, by), x.shape
     shifts = range(2 * by + 1)
     found: Taken = np.any([padded[i : i + rows, j : j + columns] for i in shifts for j in shifts], axis=0)
@@ -311,7 +311,7 @@ def _turns(sizes: Sizes, before: float, free: int) -> tuple[list[float], list[fl
 
 
 def draw(random: Random, sizes: Sizes, label: int) -> Picture:
-    """A picture. It is started over until there is room for the targets; distractors may be fewer."""
+    """A picture. It is restarted until there is room for the targets; there may be fewer distractors."""
     while True:
         try:
             return _draw(random, sizes, label)
@@ -372,7 +372,7 @@ def _distractors(random: Random, canvas: _Canvas) -> Iterator[Sequence[Paddle]]:
 
 
 def disc(middle: Point, sizes: Sizes) -> Pixels:
-    """A disc with a soft edge of a pixel; values from 0 to 1."""
+    """A disc with a soft edge of one pixel; values from 0 to 1."""
     rows, columns = np.mgrid[: sizes.side, : sizes.side]
     inside = sizes.marker_radius + 0.5 - np.hypot(rows - middle[0], columns - middle[1])
     return np.clip(inside, 0, 1).astype(np.float32)
@@ -391,13 +391,13 @@ def build(
     workers: int = 1,
     watch: Watch = unwatched,
 ) -> prepared.Summary:
-    """Write the release's layout for one difficulty into the folder `out`, or find it there; returns size and sha256.
+    """Write one difficulty in the release's layout to the folder `out`, or reuse it; returns size and sha256.
 
-    Beside it is examples.png: pictures with joined ends above, others below.
+    Also writes examples.png: pictures with connected discs in the top row, others below.
 
-    Labels are balanced in each batch. The same pixels come out of the same options, however many processes work. An
-    interrupted build goes on with the next batch. `watch` gets the pictures done and wanted. Raises LeapformerError for
-    options that are not offered, and an `out` with other files.
+    Labels are balanced in each batch. The same options give the same pixels, for any number of processes. An
+    interrupted build resumes at the next batch. `watch` receives the number of pictures done and wanted. Raises
+    LeapformerError for unsupported options, and an `out` with other files.
     """
     sizes.check()
     if images < 2:
@@ -426,7 +426,7 @@ def build(
 
 
 def contact_sheet(examples: Iterable[Example]) -> Image.Image:
-    """Pictures with the label 1, joined, in the first row, and those with 0 in the second; enlarged."""
+    """Pictures with label 1, connected, in the first row, and those with label 0 in the second; enlarged."""
     rows: dict[int, list[NDArray[np.uint8]]] = {1: [], 0: []}
     for (pixels,), label in examples:
         side = math.isqrt(len(pixels))
@@ -443,7 +443,7 @@ def picture_of(folder: Path, batch: int, number: int) -> Path:
 
 
 def metadata_of(folder: Path, batch: int) -> Path:
-    """The text file with the labels of a batch, whose name says otherwise."""
+    """The text file with the labels of a batch, despite its suffix."""
     return folder / "metadata" / f"{batch}.npy"
 
 
@@ -478,9 +478,9 @@ def _in_processes(
 
 # ---------------------------------------------------------------------------------------------------------------- files
 def listed(folder: Path) -> tuple[list[tuple[Path, int]], int]:
-    """The pictures of a folder of the release with their labels, in order, and how many are left out: empty files.
+    """The pictures of a folder of the release with their labels, in order, and the number left out: empty files.
 
-    Raises LeapformerError where metadata or pictures are missing, or a line is of another form.
+    Raises LeapformerError if metadata or pictures are missing, or a line has a different format.
     """
     found, empty = [], 0
     batches = sorted((folder / "metadata").glob("*.npy"), key=lambda path: (len(path.name), path.name))
@@ -506,9 +506,9 @@ def listed(folder: Path) -> tuple[list[tuple[Path, int]], int]:
 
 
 def read(pictures: Iterable[tuple[Path, int]]) -> Iterator[Example]:
-    """Brightness 0 to 255 of the pixels, line by line.
+    """Brightness 0 to 255 of the pixels, row by row.
 
-    Raises LeapformerError for a damaged picture, and one of another size than the first.
+    Raises LeapformerError for a damaged picture, and one that differs in size from the first.
     """
     side = None
     for path, label in pictures:

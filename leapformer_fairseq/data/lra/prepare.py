@@ -1,6 +1,6 @@
-"""From the published files of Long Range Arena to arrays (`data/arrays.py`), task by task.
+"""Convert the published files of Long Range Arena to arrays (`data/arrays.py`), task by task.
 
-Flaws of the published preparation that change its data are `QUIRKS`: each is off unless it is asked for by name, so
+Flaws of the published preparation that change its data are `QUIRKS`: each is off unless it is requested by name, so
 that its effect can be measured alone.
 """
 
@@ -46,7 +46,7 @@ Splits = Mapping[str, Iterable[Example]]
 
 @dataclass(frozen=True)
 class Found:
-    """The examples of each split, in order, and how many were left out for which reason."""
+    """The examples of each split, in order, and the number left out for each reason."""
 
     splits: Splits
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -54,10 +54,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: how many classes, numbers and sequences it has, and the files of its release.
+    """A task: its number of classes, of distinct integers and of sequences, and the files of its release.
 
-    Of the numbers 0 is padding, and the last marks the beginning of a sequence. The table of the papers has the same
-    size, but for Image with black as padding: there it has 256 numbers, and the mark is also white.
+    0 is padding, and the last integer marks the beginning of a sequence. The table of the papers has the same size,
+    except for Image with black as padding: there it has 256 entries, and the CLS token is also white.
     """
 
     classes: int
@@ -73,9 +73,9 @@ class Task:
 
 
 def find(root: Path, *places: str) -> Path:
-    """The first of some files or folders below the root that is there.
+    """The first of some files or folders that exists below the root.
 
-    Raises LeapformerError with the name of the first, or of the deepest whose folder is there.
+    Raises LeapformerError with the name of the first, or of the deepest whose folder exists.
     """
     for place in places:
         if (root / place).exists():
@@ -153,10 +153,10 @@ TASKS = {
 
 
 def prepare(name: str, root: str | Path, out: str | Path, quirks: Sequence[str] = ()) -> prepared.Summary:
-    """Write the arrays of a task, or find them in `out`; returns examples and sha256 by split.
+    """Write the arrays of a task, or reuse those in `out`; returns examples and sha256 by split.
 
-    A split that was finished is kept. Raises LeapformerError for an unknown task, missing or damaged files, quirks that
-    the task does not have, and an `out` with other data.
+    A finished split is kept. Raises LeapformerError for an unknown task, missing or damaged files, quirks that the task
+    does not have, and an `out` with other data.
     """
     if name not in TASKS:
         raise LeapformerError(f"unknown task {name!r} of Long Range Arena; choose from: {', '.join(TASKS)}")

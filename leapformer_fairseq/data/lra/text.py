@@ -1,6 +1,6 @@
-"""Reviews (IMDb) and pairs of papers (AAN) as bytes: the tasks Text and Retrieval.
+"""The tasks Text and Retrieval: reviews (IMDb) and pairs of papers (AAN) as bytes.
 
-0 is padding, a byte is its value + 1.
+0 is padding, and a byte is its value + 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def as_bytes(text: str, longest: int = LONGEST) -> Numbers:
 
 
 def reviews(folder: Path) -> list[tuple[Path, int]]:
-    """The files of aclImdb/train or aclImdb/test with their labels. Raises LeapformerError where there are none."""
+    """The files of aclImdb/train or aclImdb/test with their labels. Raises LeapformerError if there are none."""
     found = [(path, label) for label, side in enumerate(SIDES) for path in sorted((folder / side).glob("*.txt"))]
     for label, side in enumerate(SIDES):
         if all(other != label for _, other in found):
@@ -42,7 +42,7 @@ def read_reviews(files: list[tuple[Path, int]]) -> Iterator[Example]:
 
 
 def read_pairs(path: Path) -> Iterator[Example]:
-    """Pairs of new_aan_pairs.*.tsv: label, two identifiers, two texts; 1 where one cites the other."""
+    """Pairs of new_aan_pairs.*.tsv: label, two identifiers, two texts; 1 if one cites the other."""
     for number, line in enumerate(read_lines(path), 1):
         fields = line.split("\t")
         if len(fields) != 5 or fields[0] not in ("0", "1", "0.0", "1.0"):
