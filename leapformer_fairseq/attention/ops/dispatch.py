@@ -37,7 +37,7 @@ class Bounds:
     segment_tokens:   tokens of a segment, queries and keys, over heads and batch, but of each sequence at least
                       `least_segment`, or the states before segments would be more than the tokens themselves;
                       `segment_slot_tokens` for memories of slots.
-    kept_segment:     tokens of a segment of which all is kept, over heads and batch, so that its tensors fit the caches.
+    kept_segment:     tokens of a segment of which all is kept, over heads and batch: its tensors fit the caches.
     chunk:            queries of a chunk, causal; `chunk_keys` is the number of keys under wait-k.
     chunk_tokens:     tokens of a chunk of streaming encoders' chunks; longer ones have a state each.
     half_operands:    products take bfloat16 and float16 operands as they are; sums are float32 in any case.
