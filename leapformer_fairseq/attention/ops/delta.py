@@ -46,6 +46,11 @@ def inverse(system: Tensor, strength: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(system * strength, wanted, upper=False, unitriangular=True)
 
 
+def delta_block(scores: Tensor, v: Tensor, system: Tensor, strength: Tensor) -> Tensor:
+    """O (.., R, X) of one block that nothing precedes: P (.., R, C), V (.., C, X), A (.., C, C), b (.., C, 1)."""
+    return _DeltaBlock.apply(scores, v, system, strength)
+
+
 def delta_sums(blocks: Blocks, first: Tensor, after_last: bool = False, known: bool = False) -> tuple[Tensor, Tensor]:
     """O (N, R, X), and the state (G, F, X) after all blocks that follow `first`, (G, F, X).
 
@@ -94,20 +99,43 @@ class _DeltaSums(torch.autograd.Function):
             to_left = (sent * before_blocks).sum(-1, keepdim=True).flatten(0, 1).sum_to_size(left.shape)
         sent = sent.flatten(0, 1)  # to the state after each block
         to_update[:, :own] += writing @ sent
-        to_v = solved.mT @ to_update
-        to_system = to_v @ update.mT
-        to_strength = to_system.diagonal(dim1=1, dim2=2).unsqueeze(2) / strength.square().clamp_min(LEAST)
+        to_v, to_system, to_strength = _solved_back(solved, to_update, update, strength)
         found = Blocks(
             q=grad @ before.mT,
             scores=grad @ update.mT,
             reading=(to_v @ before.mT).neg_(),
             writing=update[:, :own] @ sent.mT,
             v=to_v,
-            system=to_system.tril_(-1).neg_(),
+            system=to_system,
             strength=to_strength,
             left=to_left,
         )
         return to_first, None, None, *found
+
+
+class _DeltaBlock(torch.autograd.Function):
+    """`delta_block`."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, v: Tensor, system: Tensor, strength: Tensor) -> Tensor:
+        solved = inverse(system, strength)
+        update = solved @ v
+        ctx.save_for_backward(scores, strength, solved, update)
+        return scores @ update
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        scores, strength, solved, update = saved
+        return grad @ update.mT, *_solved_back(solved, scores.mT @ grad, update, strength)
+
+
+def _solved_back(solved: Tensor, to_update: Tensor, update: Tensor, strength: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of V, A and b, given that of U = (diag(1 / b) + A)^-1 V."""
+    to_v = solved.mT @ to_update
+    to_system = to_v @ update.mT
+    to_strength = to_system.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) / strength.square().clamp_min(LEAST)
+    return to_v, to_system.tril_(-1).neg_(), to_strength
 
 
 def _by_group(x: Tensor, of: Tensor) -> Tensor:

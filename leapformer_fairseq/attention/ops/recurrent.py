@@ -30,9 +30,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..masks import ChunkMask, Mask
+from ..masks import ChunkMask, Mask, visible
 from . import dispatch, linear
-from .delta import Blocks, delta_sums, inverse
+from .delta import Blocks, delta_block, delta_sums, inverse
 from .linear import read_state, state_of
 from .segments import first_order
 
@@ -87,6 +87,15 @@ def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int) -> tup
     """
     found, scale, after = scaled_sums(q, keys, first, mask, block)
     return found if scale is None else found * scale, after
+
+
+def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
+    """`sums` of few keys, from an empty state and without the one after them: all pairs are compared."""
+    total = None if keys.decay is None else F.pad(keys.decay.cumsum(-2), (0, 0, 1, 0))
+    scores = _scores(q, keys.k, total, visible(mask, q.shape[-2], keys.k.shape[-2], q.device))
+    if keys.strength is None:
+        return read_state(scores, keys.v)
+    return delta_block(scores, keys.v, _system(keys.k, total), keys.strength)
 
 
 def scaled_sums(
@@ -229,15 +238,18 @@ def _blocks(
 def _scores(q: Tensor, k: Tensor, total: Tensor | None, seen: Tensor) -> Tensor:
     """(q_i . k_j) e^{c_seen(i) - c_j} where j < seen(i), else 0; `total` is c with a row of zeros before it.
 
-    Decays enter before features are summed, since each feature may have its own. A query and a key in a span of keys
-    that forgets little are compared at its middle, by one product for all spans. Others are compared at a place between
-    them, where neither exponent is positive: in the middle of the shortest aligned span of 2, 4, 8, .. keys that holds
-    the key and the last key that the query sees, by a product for each length.
+    Where each feature has a decay of its own, decays enter before features are summed. A query and a key in a span of
+    keys that forgets little are compared at its middle, by one product for all spans. Others are compared at a place
+    between them, where neither exponent is positive: in the middle of the shortest aligned span of 2, 4, 8, .. keys
+    that holds the key and the last key that the query sees, by a product for each length.
     """
     count, device = k.shape[-2], k.device
     key, last = torch.arange(count, device=device), (seen - 1).unsqueeze(1)
     if total is None:
         return linear.scores(q, k) * (key <= last).to(q.dtype)
+    if total.shape[-1] == 1:
+        lag = total[..., seen, :] - total[..., 1:, :].mT
+        return linear.scores(q, k) * lag.masked_fill(key > last, -torch.inf).exp()
 
     def compared(span: int, pairs: Tensor, early: Tensor | None = None, late: Tensor | None = None) -> Tensor:
         """Products of `pairs` at the middle of their span, of early keys and late queries alone."""

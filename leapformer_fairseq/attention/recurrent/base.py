@@ -16,7 +16,7 @@ from torch import Tensor
 from ..capabilities import ENCODER_SELF
 from ..linear.base import LinearState, normalized
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
-from ..mechanism import Inputs, Mechanism, State, shown
+from ..mechanism import Inputs, Mechanism, RunSegment, State, shown
 from ..ops import dispatch, linear, recurrent
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.recurrent import Written
@@ -27,7 +27,11 @@ from ..tokens import TokenInfo
 # Measured on a CPU, 8 heads of 32: at 8,192 tokens 1.17 times as fast, at 16,384 slower.
 KEPT_SOLUTIONS = 1.5
 SMALLEST = 1e-5  # added to the mean square of what is brought to unit size
-LONGEST_BLOCK = 128  # queries; log-decays that add up over more lose digits in float32
+# Tokens of which all pairs are compared. Log-decays that add up over more lose digits in float32.
+LONGEST_BLOCK = 128
+
+
+ALONE = LinearState(torch.empty(0))  # of tokens that nothing precedes, and after which no state is wanted
 
 
 class RecurrentMechanism(Mechanism):
@@ -89,26 +93,26 @@ class RecurrentMechanism(Mechanism):
         if not q.shape[2]:
             return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
         x = shown(q, k, v, query, key, mask)
-        out, state = self._segment(state, x)
-        return self._gated(out, x), _own(state.kv)
+        out, after = self._segment(state, x)
+        return self._gated(out, x), _own(after.kv)
 
     # ------------------------------------------------------------------------------------------------ whole sequences
     def _segment(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor, LinearState]:
         """Weighted means, or what queries read at unit RMS."""
         with without_autocast(x.q.device):
             known = self.averages and kept is not None and kept.again
-            sums, scale, state = self._scaled_sums(state, x, known=known)
+            sums, scale, after = self._scaled_sums(state, x, known=known)
             if not self.averages:
-                return self._bounded(sums, scale), state
-            return normalized(sums, self.normalizer_floor, x.v.dtype, kept, scale), state
+                return self._bounded(sums, scale), after
+            return normalized(sums, self.normalizer_floor, x.v.dtype, kept, scale), after
 
     def _sums(
         self, state: State, x: Inputs, kept: Kept | None = None, backward: bool = False
     ) -> tuple[Tensor, LinearState]:
         """What queries read."""
         with without_autocast(x.q.device):
-            sums, scale, state = self._scaled_sums(state, x, backward)
-            return sums if scale is None else sums * scale, state
+            sums, scale, after = self._scaled_sums(state, x, backward)
+            return sums if scale is None else sums * scale, after
 
     def _scaled_sums(
         self, state: State, x: Inputs, backward: bool = False, known: bool = False
@@ -117,6 +121,8 @@ class RecurrentMechanism(Mechanism):
         keys = self._writing(k, v, key)
         keys = keys.before_decay() if backward else keys
         queries = self.queries(accumulated(q), query)
+        if state is ALONE:
+            return recurrent.one_block(queries, keys, mask), None, ALONE
         first = state.of(LinearState).kv
         sums, scale, kv = recurrent.scaled_sums(queries, keys, first, mask, self._block(x), known)
         return sums, scale, LinearState(kv)
@@ -138,6 +144,13 @@ class RecurrentMechanism(Mechanism):
             return out.to(x.v.dtype)
         with without_autocast(x.q.device):
             return self.gated(accumulated(out), accumulated(x.q), x.query).to(x.v.dtype)
+
+    def _scanned(self, x: Inputs, run_segment: RunSegment) -> Tensor:
+        if self._is_one_block(x):
+            out, _ = run_segment(ALONE, x, None)
+            assert out is not None  # there are queries
+            return out
+        return super()._scanned(x, run_segment)
 
     def _of_later(self, x: Inputs) -> Tensor:
         """Sums of the keys after each query; with the delta rule of its own key, too, since there is no order without.
@@ -199,12 +212,18 @@ class RecurrentMechanism(Mechanism):
         return kept * KEPT_SOLUTIONS if self.replaces else kept, size
 
     def _few_pairs(self, x: Inputs) -> bool:
-        return False  # a scan in one block compares all pairs, and faster than the reference
+        return False  # `_is_one_block` is faster than the reference
+
+    def _is_one_block(self, x: Inputs) -> bool:
+        """Whether all pairs are compared, and there are no states."""
+        return (
+            not isinstance(x.mask, ChunkMask)
+            and max(x.q.shape[2], x.k.shape[2]) <= LONGEST_BLOCK
+            and dispatch.few_pairs(x.q, x.k, x.mask, self.features)
+        )
 
     def _block(self, x: Inputs) -> int:
-        """Queries of a block; more where pairs are few."""
-        if isinstance(x.mask, PrefixMask) and dispatch.few_pairs(x.q, x.k, x.mask, self.features):
-            return min(x.q.shape[2], LONGEST_BLOCK)
+        """Queries of a block."""
         ratio = x.mask.ratio if isinstance(x.mask, PrefixMask) else 1
         return max(1, self.block_queries // ratio)
 

@@ -197,8 +197,8 @@ class ConvolvedMechanism(NormedMechanism):
         self, state: State, x: Inputs, backward: bool = False, known: bool = False
     ) -> tuple[Tensor, Tensor | None, LinearState]:
         sums, scale, after = super()._scaled_sums(state, x, backward, known)
-        if self.convolution is not None:
-            after = ConvolvedState(after.kv, state.of(ConvolvedState).tail)
+        if isinstance(state, ConvolvedState):
+            after = ConvolvedState(after.kv, state.tail)
         return sums, scale, after
 
     def _convolved(self, x: Inputs, tail: Tensor | None = None) -> tuple[Inputs, Tensor]:

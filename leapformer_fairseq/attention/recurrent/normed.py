@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..capabilities import Capabilities
+from ..ops.precision import accumulated
 from ..registry import Option
 from ..step import Projections
 from ..tokens import TokenInfo
@@ -58,5 +59,6 @@ class NormedMechanism(RecurrentMechanism):
     def gated(self, out: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
         if self.output is None:
             return out
-        gate = by_heads(tokens.inputs_or(q), self.num_heads, self.output.weight)
+        x = tokens.inputs_or(q) if tokens.inputs is None else tokens.inputs  # in the precision of the model
+        gate = accumulated(by_heads(x, self.num_heads, self.output.weight))
         return ACTIVATIONS[self.activation](gate) * out  # in this order it lies in memory as models go on with it
