@@ -99,8 +99,10 @@ def build(
     input_dim: int | None = None,
     **options: Any,
 ) -> Mechanism:
-    """A mechanism by name. Options not given take their defaults; an unknown one raises LeapformerError."""
+    """A mechanism by name. Options not given take their defaults; an unknown one or block raises LeapformerError."""
     cls = find(name)
+    if block is not None and block not in BLOCKS:
+        raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}, or None")
     known = {option.name: option.default for option in cls.options}
     unknown = sorted(set(options) - set(known))
     if unknown:

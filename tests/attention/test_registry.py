@@ -73,6 +73,10 @@ def test_an_option_may_be_shared(own_register):
     "call, message",
     [
         (lambda: build("sofmax", 8, 2), "unknown attention mechanism 'sofmax'; choose from: .*leap.*softmax"),
+        (
+            lambda: build("leap", 8, 2, block="decoder_self"),
+            "block 'decoder_self' is unknown; choose from: encoder-self",
+        ),
         (lambda: find(""), "unknown attention mechanism ''; choose from: "),
         (lambda: build("leap", 8, 2, leap_facter=2), "'leap' has no option 'leap_facter'; its options: .*leap_factor"),
         (lambda: build("softmax", 8, 2, leap_factor=2), "'softmax' has no option 'leap_factor'; its options: none"),

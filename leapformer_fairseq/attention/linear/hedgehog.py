@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops.linear import by_head
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
@@ -44,10 +45,10 @@ class Hedgehog(LinearMechanism):
     def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
         features = _pointed(x, self.key_map)
         if self.importance is not None:
-            features = features * (x @ self.importance.to(x.dtype) + self.importance_bias.to(x.dtype)).sigmoid()
+            features = features * (by_head(x, self.importance.mT) + self.importance_bias.to(x.dtype)).sigmoid()
         return Features(features)
 
 
 def _pointed(x: Tensor, weight: Tensor) -> Tensor:
-    x = x @ weight.mT.to(x.dtype)
+    x = by_head(x, weight)
     return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import LeapformerError
 from ..capabilities import Capabilities
+from ..ops.linear import by_head
 from ..registry import Option, per_block, register
 from ..tokens import TokenInfo
 from .base import Features, LinearMechanism
@@ -48,7 +49,7 @@ class RFA(LinearMechanism):
         self.register_buffer("projection", rows.unflatten(0, (num_heads, -1)))
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
-        angles = F.normalize(x, dim=-1, eps=SHORTEST) @ (self.sigma * self.projection).mT.to(x.dtype)
+        angles = by_head(F.normalize(x, dim=-1, eps=SHORTEST), self.sigma * self.projection)
         return Features(torch.cat([angles.sin(), angles.cos()], -1) * (2 / self.features) ** 0.5)
 
     map_keys = map_queries

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.linear import by_head
 from ..registry import Option, per_block, register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
@@ -40,6 +41,6 @@ class T2R(LinearMechanism):
         nn.init.uniform_(self.map_bias, -bound, bound)
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
-        return Features(F.relu(x @ self.map_weight.mT.to(x.dtype) + self.map_bias.to(x.dtype)))
+        return Features(F.relu(by_head(x, self.map_weight) + self.map_bias.to(x.dtype)))
 
     map_keys = map_queries

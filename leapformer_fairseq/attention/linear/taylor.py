@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import LeapformerError
+from ..ops.linear import by_head
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
@@ -36,10 +37,10 @@ class Taylor(LinearMechanism):
             nn.init.kaiming_uniform_(weight.view(-1, head_dim), a=math.sqrt(5))
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
-        return Features(self._terms(x @ self.query_map.mT.to(x.dtype)))
+        return Features(self._terms(by_head(x, self.query_map)))
 
     def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
-        return Features(self._terms(x @ self.key_map.mT.to(x.dtype)))
+        return Features(self._terms(by_head(x, self.key_map)))
 
     def _terms(self, x: Tensor) -> Tensor:
         """[1, x_i / d^(1/4), x_i^2 / sqrt(2 d), x_i x_j / sqrt(d) for i < j]."""

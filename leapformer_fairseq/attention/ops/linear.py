@@ -60,6 +60,14 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return total.baddbmm_(a, b) if a.dtype == b.dtype == total.dtype else total.add_(product(a, b))
 
 
+def by_head(x: Tensor, weight: Tensor) -> Tensor:
+    """Vectors (B, H, T, D) times the weight (H, F, D) of their head, (B, H, T, F), in the precision of x.
+
+    One product for all vectors of a head: torch's would copy the weights for each sequence.
+    """
+    return torch.einsum("bhtd,hfd->bhtf", x, weight.to(x.dtype))
+
+
 def scores(q: Tensor, k: Tensor) -> Tensor:
     """Similarities of all pairs, q k^T, (.., T, S); quadratic."""
     return _Scores.apply(q, k) if torch.is_grad_enabled() else q @ k.mT
