@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import torch
 
+from ..memory import resident_bytes
+
 if TYPE_CHECKING:
     from .tables import Found, Row
 
@@ -136,12 +138,9 @@ def _peak_bytes(device: torch.device, reset: bool) -> int | None:
         if reset:
             torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.max_memory_allocated(device)
-    process = Path("/proc/self")
-    try:
-        if reset:
-            (process / "clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is held now
-        lines = (process / "status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    # not getrusage: its peak is that of the process that started this one, if that was larger
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+    if reset:
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is held
+        except OSError:
+            return None
+    return resident_bytes("VmHWM")  # not getrusage: its peak is that of the parent process, if that was larger
