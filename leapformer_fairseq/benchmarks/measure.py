@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
@@ -115,8 +117,9 @@ def one_thread() -> Iterator[None]:
 
 
 def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
-    """The result of a module-level function in a new interpreter."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    """The result of a module-level function in a new interpreter, which logs warnings only, as `leapformer` does."""
+    quiet = partial(logging.basicConfig, level=logging.WARNING)  # else fairseq, once imported, logs at its own level
+    with ProcessPoolExecutor(1, get_context("spawn"), quiet) as pool:
         return pool.submit(function, *arguments).result()
 
 
