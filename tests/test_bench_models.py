@@ -1,10 +1,12 @@
 """The decoding and training benchmarks: what they write and refuse, and that they measure what they say."""
 
 import json
+import logging
 
 import pytest
 import torch
 
+from leapformer_fairseq import register
 from leapformer_fairseq.attention import Mechanism
 from leapformer_fairseq.benchmarks import decode, measure, papers, train
 from leapformer_fairseq.cli.main import main
@@ -121,6 +123,17 @@ def test_half_precision_is_measured_beside_float32(tiny_decode, what, tmp_path, 
 def test_peak_of_a_training_step_is_seen():
     peak = train.peak_of_step("leap", train.Case(256), "cpu", quick=True)
     assert peak is None or peak > measure.MIB
+
+
+def register_and_warn():
+    register()  # imports fairseq
+    logging.getLogger("fairseq").info("a hint")
+    logging.getLogger("leapformer_fairseq").warning("a warning")
+
+
+def test_fresh_processes_log_warnings_only(capfd):
+    measure.in_fresh_process(register_and_warn)
+    assert capfd.readouterr() == ("", "WARNING:leapformer_fairseq:a warning\n")
 
 
 class TestPapers:

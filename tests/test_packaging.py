@@ -24,6 +24,7 @@ BASE = {
     "fairseq_errors",
     "files",
     "loading",
+    "memory",
     "progress",
     "schedule",
     "signature",

@@ -7,6 +7,7 @@ other, as in the agent.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import signal
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -168,15 +170,17 @@ def spread(
 ) -> Iterator[R]:  # fmt: skip
     """Distribute portions of work over `jobs` processes; results arrive in any order if there is more than 1.
 
-    `build(args)`, a module-level function, returns the function that does the `work` in each process. Raises what it
-    raises.
+    `build(args)`, a module-level function, returns the function that does the `work` in each process. Raises what both
+    raise.
     """
     if jobs == 1:
         yield from map(work, portions)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (build, args)) as pool:
+    # Else fairseq, once imported, logs at its own level. `build` comes with each portion, as it imports fairseq.
+    quiet = partial(logging.basicConfig, level=logging.WARNING)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), quiet) as pool:
         try:
-            for future in as_completed([pool.submit(_do, portion) for portion in portions]):
+            for future in as_completed([pool.submit(_do, build, args, portion) for portion in portions]):
                 yield future.result()
         except BrokenProcessPool as error:
             raise LeapformerError(
@@ -186,20 +190,17 @@ def spread(
             pool.shutdown(cancel_futures=True)
 
 
-_work: Callable[[Any], Any]  # of a worker process
+_work: Callable[[Any], Any] | None = None  # of a worker process
 
 
-def _start_worker(build: Callable[[Namespace], Callable[[Any], Any]], args: Namespace) -> None:
+def _do(build: Callable[[Namespace], Callable[[T], R]], args: Namespace, portion: T) -> R:
+    """A portion in a worker. Ctrl-C ends it, since it may take long; a worker that waits is ended by the command."""
     global _work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the command, which then ends its workers
-    _work = build(args)
-
-
-def _do(portion: Any) -> Any:
-    """A portion, which Ctrl-C ends: it may take long."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return _work(portion)
+        _work = _work or build(args)
+        found: R = _work(portion)
+        return found
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -20,6 +20,7 @@ from typing import Any
 from ..audio import SAMPLE_RATE, read_blocks
 from ..errors import LeapformerError
 from ..files import replacing
+from ..memory import resident_bytes
 from ..pictures.latency import PARTS
 from ..scoring.jsonl import read_objects
 from ..scoring.streamlog import read_stream_log
@@ -148,15 +149,6 @@ def _usage(session: Session, began: float) -> dict[str, Any]:
         **{f"{part}_s": round(times[f"{part}_s"], 4) for part in PARTS},
         "resident_mib": None if held is None else round(held / MEBIBYTE, 2),
     }
-
-
-def resident_bytes() -> int | None:
-    """Resident memory of this process on Linux; None on other systems."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), None)
 
 
 def read_usage(log: Path) -> list[dict[str, Any]]:

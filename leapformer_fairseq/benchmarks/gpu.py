@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 # ----------------------------------------------------------------------------------------------- the process that works
 def _worker(pipe: Connection, args: argparse.Namespace, first: int, until: float) -> None:
+    logging.basicConfig(level=logging.WARNING)  # else fairseq, once imported, logs at its own level
     device = torch.device(args.device)
     if device.index is not None and device.type == "cuda":
         torch.cuda.set_device(device)

@@ -16,7 +16,6 @@ A mechanism is not reported if its training form differs from its reference in f
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -191,7 +190,6 @@ def _memory(names: list[str], length: int, place: measure.Place) -> list[dict[st
 def peak_of_a_step(name: str, length: int, place_name: str) -> int | None:
     """Bytes; to be called in a separate process."""
     torch.set_num_threads(1)
-    logging.disable(logging.INFO)  # of fairseq, when it is imported
     place = measure.Place.parse(place_name)
     measured, peak = system(name, "text", place), None
     for size in (64, length):  # the first loads what torch loads late

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import torch
+
+from ..memory import resident_bytes
 
 if TYPE_CHECKING:
     from .tables import Found, Row
@@ -113,8 +117,9 @@ def one_thread() -> Iterator[None]:
 
 
 def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
-    """The result of a module-level function in a new interpreter."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    """The result of a module-level function in a new interpreter, which logs warnings only, as `leapformer` does."""
+    quiet = partial(logging.basicConfig, level=logging.WARNING)  # else fairseq, once imported, logs at its own level
+    with ProcessPoolExecutor(1, get_context("spawn"), quiet) as pool:
         return pool.submit(function, *arguments).result()
 
 
@@ -136,12 +141,9 @@ def _peak_bytes(device: torch.device, reset: bool) -> int | None:
         if reset:
             torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.max_memory_allocated(device)
-    process = Path("/proc/self")
-    try:
-        if reset:
-            (process / "clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is held now
-        lines = (process / "status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    # not getrusage: its peak is that of the process that started this one, if that was larger
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+    if reset:
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is held
+        except OSError:
+            return None
+    return resident_bytes("VmHWM")  # not getrusage: its peak is that of the parent process, if that was larger

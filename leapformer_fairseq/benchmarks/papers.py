@@ -21,7 +21,6 @@ A mechanism is not reported if one of its executions differs from its reference 
 
 from __future__ import annotations
 
-import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -114,7 +113,6 @@ def memory(names: list[str], place: measure.Place, quick: bool) -> Found:
 def peak_of_encoding(name: str, place_name: str, quick: bool) -> int | None:
     """Bytes; to be called in a separate process."""
     torch.set_num_threads(1)
-    logging.disable(logging.INFO)  # of fairseq, when it is imported
     place = measure.Place.parse(place_name)
     model, tokens, peak = encoder(name, place, quick), sentences(place, quick), None
     with torch.no_grad():

@@ -11,6 +11,7 @@ from ..data.corpus import build, tts
 from ..data.corpus.folder import SPEECH_TRANSLATION, Corpus
 from ..data.corpus.plan import SEED, SPLITS
 from ..data.lra import listops, pathfinder
+from ..data.lra.pathfinder_canvas import PUBLISHED, Sizes
 from ..errors import LeapformerError
 from ..progress import progress
 
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", default=None, help="replace another corpus in --out (st, tts)"
     )
-    trees, pictures = listops.Trees(), pathfinder.Sizes()
+    trees, pictures = listops.Trees(), PUBLISHED
     for name, what in (
         ("min_length", "tokens, or fewer, are too short for a tree"),
         ("max_length", "tokens, or more, are too long"),
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             flag, tasks = f"--{name.replace('_', '-')}", " or ".join(ONLY_FOR[name])
             raise LeapformerError(f"{flag} is for --task {tasks}; leave it out with --task {args.task}")
     if args.task == pathfinder.NAME:
-        sizes = pathfinder.Sizes(**{name: given.pop(name) for name in PICTURES if name in given})
+        sizes = Sizes(**{name: given.pop(name) for name in PICTURES if name in given})
         with progress("corpus", "picture") as watch:
             _print_summary(pathfinder.build(args.out, sizes, seed=args.seed, watch=watch, **given), args.out)
         return 0

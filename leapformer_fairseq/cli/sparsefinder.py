@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
-from ..files import locked_folder, made_folder, write_json, write_text
+from ..files import made_folder, write_json, write_text
 from ..progress import progress
 
 if TYPE_CHECKING:
@@ -96,7 +93,7 @@ def _fit(args: argparse.Namespace) -> None:
     from dataclasses import fields
 
     from ..sparsefinder.extraction import Graphs
-    from ..sparsefinder.fitting import Settings, fit, parameter_count
+    from ..sparsefinder.fitting import Settings, check_fitted, fit, parameter_count
 
     graphs = Graphs(args.graphs)
     given = {field.name: getattr(args, field.name) for field in fields(Settings)}
@@ -106,7 +103,7 @@ def _fit(args: argparse.Namespace) -> None:
     for seed in args.seeds:
         path = folder / f"seed{seed}.pt"
         if path.is_file():
-            _check_fitted(path, graphs, settings)
+            check_fitted(path, graphs, settings)
         else:
             with progress(f"fit, seed {seed}", "step") as watch:
                 fit(graphs, settings, seed, path, watch)
@@ -117,17 +114,6 @@ def _fit(args: argparse.Namespace) -> None:
     )
 
 
-def _check_fitted(path: Path, graphs: Any, settings: Any) -> None:
-    """Refuse to take a finished file for the result of other settings."""
-    from dataclasses import asdict
-
-    from ..attention.sparse.fitted import read_file
-
-    found = read_file(str(path))
-    if found["settings"] != asdict(settings) or found["layers"] != graphs.about["fingerprints"]:
-        raise LeapformerError(f"{path} was fitted with other settings, or to other graphs; choose another --out")
-
-
 # ------------------------------------------------------------------------------------------------------------ evaluate
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     _add_pattern(parser)
@@ -135,24 +121,17 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
+    from ..sparsefinder.experiments import evaluate
     from ..sparsefinder.extraction import Graphs
-    from ..sparsefinder.grids import Point
-    from ..sparsefinder.sweep import Sweep, check_windows, evaluated, gold_sparsity, measure_point, model_options
+    from ..sparsefinder.grids import Point, read_options
+    from ..sparsefinder.sweep import Sweep, evaluated, gold_sparsity
 
     graphs = Graphs(args.graphs)
-    point = Point(args.mechanism, _options(args.mechanism, args.options))
+    point = Point(args.mechanism, read_options(args.mechanism, args.options))
     sweep = Sweep([point], [args.window], args.ends, args.fitted)
     sentences = evaluated(graphs, args.fitted, args.sentences)
-    check_windows(sweep.windows, sentences)
-    rows: list[dict[str, Any]] = []
-    for _, seed in sweep.units():
-        measures = measure_point(graphs, sentences, point, sweep, seed)
-        row: dict[str, Any] = {"mechanism": point.mechanism, "options": point.options, "window": args.window}
-        row |= {"seed": seed + 1, **{name: float(x.mean()) for name, x in measures._asdict().items()}}
-        row["layers"] = {name: x[0].tolist() for name, x in measures._asdict().items()}
-        test = _test(args, graphs)
-        if test is not None:
-            _add_score(row, test, model_options(point, args.window, sweep, seed))
+    rows = []
+    for row in evaluate(graphs, sweep, sentences, _test(args, graphs)):
         rows.append(row)
         print("  ".join(f"{name} {value:.4f}" for name, value in row.items() if isinstance(value, float)))
     content = {"rows": rows, "gold_sparsity": gold_sparsity(graphs, sentences), "sentences": len(sentences)}
@@ -182,134 +161,34 @@ def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
     _add_quality(parser)
 
 
-def _with_options(point: Any, given: Sequence[str]) -> Any:
-    """The point with those of the options that its pattern has."""
-    from dataclasses import replace
-
-    from ..attention import find
-
-    known = {option.name for option in find(point.mechanism).options}
-    own = [text for text in given if text.partition("=")[0] in known]
-    return replace(point, options={**point.options, **_options(point.mechanism, own)}) if own else point
-
-
 def _pareto(args: argparse.Namespace) -> None:
-    from ..sparsefinder import report
+    from ..sparsefinder.experiments import score_fronts, write_curves
     from ..sparsefinder.extraction import Graphs
-    from ..sparsefinder.grids import patterns, points, windows_of
+    from ..sparsefinder.grids import patterns, points, windows_of, with_options
+    from ..sparsefinder.quality import KeptScores
+    from ..sparsefinder.report import recall_table
     from ..sparsefinder.sweep import Sweep, evaluated, gold_sparsity
     from ..sparsefinder.sweep import run as sweep_all
 
     graphs = Graphs(args.graphs)
     block = graphs.about["block"]
-    chosen = [_with_options(point, args.options) for point in points(args.grid, args.mechanisms or patterns(), block)]
-    windows = tuple(args.windows or (windows_of(block) if block != "decoder-cross" else (0,)))
-    sweep = Sweep(chosen, windows, args.ends, args.fitted)
+    chosen = [with_options(point, args.options) for point in points(args.grid, args.mechanisms or patterns(), block)]
+    sweep = Sweep(chosen, args.windows or windows_of(block), args.ends, args.fitted)
     folder, test = made_folder(args.out), _test(args, graphs)
-    if test is not None:
-        _lock_scores(folder, test, graphs.about["fingerprints"])
+    scores = None if test is None else KeptScores(test, folder, graphs.about["fingerprints"])
     with progress("recall", "point") as watch:
         rows = sweep_all(graphs, sweep, folder, args.sentences, watch)
     sentences = evaluated(graphs, args.fitted, args.sentences)
     gold: dict[str, Any] = {"sparsity": gold_sparsity(graphs, sentences), "recall": 1.0}
-    scored = _score_fronts(args, test, sweep, rows, gold, folder)
-    table = report.recall_table(rows)
-    report.write_csv(rows, folder / "curves.csv")
-    text = [report.as_markdown(table)]
-    if scored:
-        report.write_csv(scored, folder / "quality.csv")
-        text.append(report.full_markdown(gold))
-        text.append(report.quality_markdown(scored, gold["name"]))
-    write_text(folder / "curves.md", "\n\n".join(text) + "\n", "--out")
-    content = {"gold": gold, "recall_at_sparsity": table, "quality": scored, "sentences": len(sentences)}
-    write_json(folder / "curves.json", _signed(content, args), "--out")
-    _draw(rows, scored, gold, folder, block)
-    _draw_heads(sweep, folder, block)
-    print("\n\n".join(text))
-
-
-def _score_fronts(
-    args: argparse.Namespace,
-    test: Scored | None,
-    sweep: Any,
-    rows: list[dict[str, Any]],
-    gold: dict[str, Any],
-    folder: Path,
-) -> list[dict[str, Any]]:
-    """Perplexity or BLEU of points along each front of recall, kept one by one; full entmax goes into `gold`."""
-    from ..sparsefinder import report
-    from ..sparsefinder.grids import Point
-    from ..sparsefinder.sweep import kept, model_options
-
-    if test is None or not args.quality_points:
-        return []
-    wanted: list[dict[str, Any]] = []
-    for mechanism in dict.fromkeys(row["mechanism"] for row in rows):
-        first = report.by_seed(rows, mechanism)[1]  # the graphs of the first seed stand for the others
-        front = report.front(first, "recall")
-        wanted += report.with_gold(report.thinned(front, args.quality_points), front, gold["sparsity"])
-    gold |= kept(folder, "entmax", {"seed": 1, "window": 0}, lambda row: _add_score(row, test, {}))
     scored = []
-    with progress("quality", "point") as watch:
-        for i, row in enumerate(wanted):
-            point = Point(row["mechanism"], row["options"])
-            watch(i, len(wanted), f"{point.name} window={row['window']}")
-            options = model_options(point, row["window"], sweep, row["seed"] - 1)
-            scored.append(kept(folder, point.name, row, partial(_add_score, test=test, options=options)))
-    return scored
-
-
-def _lock_scores(folder: Path, test: Scored, of: Sequence[str]) -> None:
-    """Let the folder hold scores of these models and this data only, and make sure that there can be scores."""
-    from dataclasses import asdict
-
-    from ..sparsefinder.quality import check
-
-    check(test)
-    about = {**asdict(test), "of": list(of), "data": str(Path(test.data).resolve())}
-    about.pop("checkpoint")
-    if test.references is not None:
-        about["references"] = str(Path(test.references).resolve())
-    locked_folder(folder, "scores.json", about, "set of scores", among_others=True)
-
-
-def _add_score(row: dict[str, Any], test: Scored, options: dict[str, Any]) -> None:
-    from ..sparsefinder.quality import score
-
-    row |= score(test, row.get("mechanism", "entmax"), options)._asdict()
-
-
-def _draw(
-    rows: list[dict[str, Any]], scored: list[dict[str, Any]], gold: dict[str, Any], folder: Path, block: str
-) -> None:
-    from ..sparsefinder.pictures import draw_curves
-
-    draw_curves(_labelled(rows, block), gold, folder / "recall.png", "recall", f"{block}: recall of the gold graph")
-    if scored:
-        name = gold["name"]
-        named = [{**row, name: row["quality"]} for row in _labelled(scored, block)]
-        draw_curves(named, {**gold, name: gold["quality"]}, folder / "quality.png", name, f"{block}: {name}")
-
-
-def _labelled(rows: Sequence[dict[str, Any]], block: str) -> list[dict[str, Any]]:
-    """The rows with the names of their curves: a pattern that cannot decode from a state is non-causal in a decoder."""
-    from ..attention import find
-
-    def name(mechanism: str) -> str:
-        causal = block == "encoder-self" or find(mechanism).capabilities.incremental
-        return mechanism if causal else f"{mechanism} (non-causal)"
-
-    return [{**row, "mechanism": name(row["mechanism"])} for row in rows]
-
-
-def _draw_heads(sweep: Any, folder: Path, block: str) -> None:
-    """A panel for each layer and head, at the window of the paper's figures where it was measured."""
-    from ..sparsefinder.pictures import draw_panels
-    from ..sparsefinder.sweep import by_head
-
-    wanted = 25 if block == "encoder-self" else 11
-    window = min(sweep.windows, key=lambda window: abs(window - wanted))
-    draw_panels(by_head(sweep, folder, window), folder / "heads.png", f"{block}, window {window}")
+    if scores is not None and args.quality_points:
+        gold |= scores.full()
+        with progress("quality", "point") as watch:
+            scored = score_fronts(scores, sweep, rows, gold["sparsity"], args.quality_points, watch)
+    text = write_curves(folder, block, sweep, rows, scored, gold)
+    content = {"gold": gold, "recall_at_sparsity": recall_table(rows), "quality": scored, "sentences": len(sentences)}
+    write_json(folder / "curves.json", _signed(content, args), "--out")
+    print(text)
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks
@@ -329,30 +208,20 @@ def _blocks_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _blocks(args: argparse.Namespace) -> None:
-    from ..sparsefinder import report
+    from ..sparsefinder.experiments import score_blocks, write_blocks
     from ..sparsefinder.grids import block_points
-    from ..sparsefinder.pictures import draw_blocks
-    from ..sparsefinder.quality import Scored
-    from ..sparsefinder.sweep import Sweep, digest, kept, model_options
+    from ..sparsefinder.quality import KeptScores, Scored
+    from ..sparsefinder.sweep import Sweep, digest
 
-    points = block_points(args.grid, args.mechanisms)
-    sweep = Sweep(points, [0], "none", [args.fitted] if args.fitted else [])
+    sweep = Sweep(block_points(args.grid, args.mechanisms), [0], "none", [args.fitted] if args.fitted else [])
     test = Scored(args.path, args.data, "encoder-self", args.subset, batch=args.batch, limit=args.limit)
     folder = made_folder(args.out)
-    _lock_scores(folder, test, [digest(path) for path in (args.path, *sweep.files)])
-    full = kept(folder, "entmax", {"seed": 1, "window": 0}, lambda row: _add_score(row, test, {}))
-    rows = []
+    scores = KeptScores(test, folder, [digest(path) for path in (args.path, *sweep.files)])
+    full = scores.full()
     with progress("blocks", "point") as watch:
-        for i, point in enumerate(points):
-            watch(i, len(points), point.name)
-            options = model_options(point, 0, sweep, 0)
-            row = {"mechanism": point.mechanism, "options": point.options, "seed": 1, "window": 0}
-            row["attended"] = point.options["sparsefinder_blocks"]
-            rows.append(kept(folder, point.name, row, partial(_add_score, test=test, options=options)))
+        rows = score_blocks(scores, sweep, watch)
     write_json(folder / "blocks.json", _signed({"full": full, "rows": rows}, args), "--out")
-    write_text(folder / "blocks.md", report.blocks_markdown(rows, full) + "\n", "--out")
-    draw_blocks(rows, full, full["name"], folder / "blocks.png")
-    print(report.blocks_markdown(rows, full))
+    print(write_blocks(folder, rows, full))
 
 
 # ---------------------------------------------------------------------------------------------------------------- draw
@@ -368,10 +237,9 @@ def _draw_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _draw_graphs(args: argparse.Namespace) -> None:
-    from ..pictures.heatmaps import Axis
+    from ..sparsefinder.experiments import draw_graphs
     from ..sparsefinder.extraction import Graphs
-    from ..sparsefinder.grids import Point
-    from ..sparsefinder.pictures import draw_graph
+    from ..sparsefinder.grids import Point, read_options
     from ..sparsefinder.sweep import evaluated, mechanisms
 
     graphs = Graphs(args.graphs)
@@ -383,23 +251,14 @@ def _draw_graphs(args: argparse.Namespace) -> None:
     ):
         if value is not None and not 0 <= value < limit:
             raise LeapformerError(f"{option} {value}: choose from 0 to {limit - 1}")
-    sentence, folder = sentences[args.sentence], made_folder(args.out)
-    options = {**_options(args.mechanism, args.options), "sparse_window": args.window}
-    point, drawn, most = Point(args.mechanism, options), 0, args.most
-    queries = Axis("token", sentence.words[:most])
-    axes = queries, Axis("source token") if graphs.about["block"] == "decoder-cross" else queries
-    for layer, mechanism in enumerate(mechanisms(graphs, point, args.ends, args.fitted, 0)):
-        if args.layer not in (None, layer):
-            continue
-        q, k = sentence.q[layer].unsqueeze(0), sentence.k[layer].unsqueeze(0)
-        parts = mechanism.graph(q, k, mask=graphs.mask), mechanism.weights(q, k, mask=graphs.mask)
-        predicted, weights, gold = (x[:, :most, :most] for x in (parts[0][0], parts[1][0], sentence.graph[layer]))
-        for head in range(graphs.about["heads"]) if args.head is None else (args.head,):
-            name = f"{graphs.about['block']}, layer {layer}, head {head}: {point.name}"
-            path = folder / f"layer{layer}-head{head}.png"
-            draw_graph(predicted[head], weights[head], gold[head], axes, path, name)
-            drawn += 1
-    print(f"{drawn} pictures in {folder}")
+    folder = made_folder(args.out)
+    point = Point(args.mechanism, {**read_options(args.mechanism, args.options), "sparse_window": args.window})
+    layers = dict(enumerate(mechanisms(graphs, point, args.ends, args.fitted, 0)))
+    if args.layer is not None:
+        layers = {args.layer: layers[args.layer]}
+    heads = range(graphs.about["heads"]) if args.head is None else (args.head,)
+    draw_graphs(graphs, sentences[args.sentence], layers, heads, args.most, folder, point.name)
+    print(f"{len(layers) * len(heads)} pictures in {folder}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- tags
@@ -507,29 +366,6 @@ def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
         limit=args.limit,
         long=about["min_length"],
     )
-
-
-def _options(mechanism: str, given: Sequence[str]) -> dict[str, Any]:
-    """Options by name, each of the type of its default."""
-    from ..attention import find
-    from ..attention.sparse.pattern import Pattern
-
-    if not issubclass(find(mechanism), Pattern):
-        raise LeapformerError(f"--mechanism {mechanism}: it is no sparsity pattern; `leapformer list` shows them")
-    known = {option.name: option for option in find(mechanism).options}
-    found: dict[str, Any] = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        if name not in known:
-            raise LeapformerError(f"--set {text}: {mechanism} has no option {name!r}; its options: {', '.join(known)}")
-        try:
-            default = known[name].default
-            found[name] = {"True": True, "False": False}[value] if isinstance(default, bool) else type(default)(value)
-        except KeyError:
-            raise LeapformerError(f"--set {text}: give {name}=True or {name}=False") from None
-        except ValueError:
-            raise LeapformerError(f"--set {text}: give a number, as in {name}={known[name].default}") from None
-    return found
 
 
 def _signed(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:

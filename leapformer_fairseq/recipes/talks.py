@@ -60,6 +60,7 @@ class Talks(Recipe):
         self.need_root()
 
     def step_prepare(self) -> None:
+        """Make the selected sets of talks; `utterances` are the sentences of the corpus as they are."""
         s = self.settings
         for name in s.sets:
             if name != UTTERANCES:
@@ -85,6 +86,7 @@ class Talks(Recipe):
         self.shell.say(f"done: {self.out}/report.md; tables and pictures in {self.out}/SET/")
 
     def curve(self, name: str) -> Work:
+        """Run `leapformer curve` on a set, with one thread. Raises LeapformerError if the set was not prepared."""
         s, out, data = self.settings, self.out / name, self.data / name
         test = ["--talks", data, "--segment", *s.segment]
         if name == UTTERANCES:

@@ -7,5 +7,6 @@ measures.py    sparsity, recall and precision of a predicted graph
 sweep.py       these for every point of a grid
 quality.py     perplexity or BLEU with a pattern in place of the full graph
 tags.py        parts of speech in the buckets of k-means
+experiments.py what the commands put together of these, and the files they write
 report.py      fronts and tables; pictures.py draws them
 """

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention.ops.blocks import in_blocks
-from ..attention.sparse.fitted import FORMAT, first_projection, projected
+from ..attention.sparse.fitted import FORMAT, first_projection, projected, read_file
 from ..errors import LeapformerError
 from ..files import write_with
 from ..progress import Watch
@@ -100,6 +100,13 @@ def fit(graphs: Graphs, settings: Settings, seed: int, path: Path, watch: Watch)
         "entries": dict(zip(graphs.about["fingerprints"], found, strict=True)),
     }
     write_with(path, partial(torch.save, content), "the seeds before it are kept: make room, and repeat the command")
+
+
+def check_fitted(path: Path, graphs: Graphs, settings: Settings) -> None:
+    """Raise LeapformerError if a finished file is the result of other settings, or of other graphs."""
+    found = read_file(str(path))
+    if found["settings"] != asdict(settings) or found["layers"] != graphs.about["fingerprints"]:
+        raise LeapformerError(f"{path} was fitted with other settings, or to other graphs; choose another --out")
 
 
 def parameter_count(graphs: Graphs, settings: Settings) -> int:

@@ -6,8 +6,9 @@ values stand with the patterns (`Pattern.grids`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..attention import MECHANISMS, build, find
@@ -47,9 +48,14 @@ class Point:
 
     @property
     def name(self) -> str:
-        """For files and tables, as in `sparsefinder-distance threshold=1.0`."""
+        """For tables, as in `sparsefinder-distance threshold=1.0`."""
         values = (f"{name.partition('_')[2]}={value}" for name, value in self.options.items())
         return " ".join([self.mechanism, *values])
+
+    @property
+    def file_name(self) -> str:
+        """`name` without what file names had better not have."""
+        return re.sub(r"[^A-Za-z0-9.=-]+", "_", self.name)
 
 
 def patterns() -> list[str]:
@@ -108,5 +114,32 @@ def values_of(option: str) -> list[int]:
 
 
 def windows_of(block: str) -> tuple[int, ...]:
-    """The windows of the paper for this block: masked language models have longer ones than translation."""
-    return MLM_WINDOWS if block == "encoder-self" else MT_WINDOWS
+    """The windows of the paper for this block: those of masked language models are longer, cross-attention has none."""
+    return {"encoder-self": MLM_WINDOWS, "decoder-cross": (0,)}.get(block, MT_WINDOWS)
+
+
+def read_options(mechanism: str, given: Sequence[str]) -> dict[str, Any]:
+    """Options of a pattern from NAME=VALUE, each of the type of its default. Raises LeapformerError for others."""
+    if not issubclass(find(mechanism), Pattern):
+        raise LeapformerError(f"--mechanism {mechanism}: it is no sparsity pattern; `leapformer list` shows them")
+    known = {option.name: option for option in find(mechanism).options}
+    found: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise LeapformerError(f"--set {text}: {mechanism} has no option {name!r}; its options: {', '.join(known)}")
+        try:
+            default = known[name].default
+            found[name] = {"True": True, "False": False}[value] if isinstance(default, bool) else type(default)(value)
+        except KeyError:
+            raise LeapformerError(f"--set {text}: give {name}=True or {name}=False") from None
+        except ValueError:
+            raise LeapformerError(f"--set {text}: give a number, as in {name}={known[name].default}") from None
+    return found
+
+
+def with_options(point: Point, given: Sequence[str]) -> Point:
+    """The point with those of the options, NAME=VALUE, that its pattern has."""
+    known = {option.name for option in find(point.mechanism).options}
+    own = [text for text in given if text.partition("=")[0] in known]
+    return replace(point, options={**point.options, **read_options(point.mechanism, own)}) if own else point

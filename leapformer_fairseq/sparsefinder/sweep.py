@@ -6,8 +6,7 @@ Each point and seed is a file in OUT/points, so that an interrupted sweep goes o
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from .fitting import fitted_count
 from .grids import Point
 from .measures import Measures, measure_windows
 
-RECORD, POINTS, SCORES = "sweep.json", "points", "scores"
+RECORD, POINTS = "sweep.json", "points"
 FITTED = "--fitted"
 
 
@@ -126,7 +125,7 @@ def by_head(sweep: Sweep, out: Path, window: int) -> dict[str, tuple[torch.Tenso
 
 
 def _kept_at(out: Path, point: Point, seed: int) -> Path:
-    return out / POINTS / f"{_file_name(point.name)}-seed{seed + 1}.json"
+    return out / POINTS / f"{point.file_name}-seed{seed + 1}.json"
 
 
 @torch.no_grad()
@@ -184,27 +183,12 @@ def gold_sparsity(graphs: Graphs, sentences: Sequence[Sentence]) -> float:
     return float(torch.stack([one.mean() for one in found]).mean())
 
 
-def kept(folder: Path, name: str, row: dict[str, Any], add: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """The row with what `add` puts into it; it is kept in a file, and read from there the next time."""
-    (folder / SCORES).mkdir(exist_ok=True)
-    path = folder / SCORES / f"{_file_name(name)}-window{row['window']}-seed{row['seed']}.json"
-    if not path.is_file():
-        row = dict(row)
-        add(row)
-        write_json(path, row)
-    return read_json(path, ("quality",))
-
-
 def _file(point: Point, files: Sequence[str], seed: int) -> dict[str, Any]:
     if not files:
         raise LeapformerError(
             f"{point.mechanism} has fitted parts; give the files of `leapformer sparsefinder fit` with --fitted"
         )
     return read_file(files[seed], FITTED)
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.=-]+", "_", name)
 
 
 def _rows(point: Point, seed: int, windows: Sequence[int], measures: Measures) -> Iterator[dict[str, Any]]:

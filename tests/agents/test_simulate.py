@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from leapformer_fairseq.agents.loading import load_system
 from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.stream import DecodingOptions
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.errors import LeapformerError
 from tests.agents.test_loading import PLAN, data_root, save_checkpoint  # noqa: F401  (a fixture)
 
 ENCODERS = {
@@ -160,6 +164,26 @@ def test_processes_write_the_same(simulate, tmp_path, monkeypatch) -> None:
     assert simulate(tmp_path / "two", "--policy", "hold-n", "--jobs", "2", model="ahead") == 0
     assert log(tmp_path / "one") == log(tmp_path / "two")
     assert len((tmp_path / "two" / "compute.jsonl").read_text().splitlines()) == len(SECONDS)
+
+
+def named(args: Namespace) -> Callable[[str], tuple[str, bool]]:
+    return lambda name: (f"{args.prefix} {name}", "fairseq" in sys.modules)
+
+
+def test_processes_that_start_from_scratch_log_warnings_only(capfd) -> None:
+    spread = simulation_module.spread(named(Namespace()), named, Namespace(prefix="talk"), ["1", "2"], jobs=2)
+    assert sorted(spread) == [("talk 1", True), ("talk 2", True)]
+    assert capfd.readouterr() == ("", "")
+
+
+def failing(args: Namespace) -> Callable[[str], str]:
+    raise LeapformerError("the model cannot be read")
+
+
+def test_processes_that_cannot_begin_say_why(monkeypatch) -> None:
+    monkeypatch.setattr(simulation_module, "get_context", lambda method: get_context("fork"))
+    with pytest.raises(LeapformerError, match="the model cannot be read"):
+        list(simulation_module.spread(str, failing, Namespace(), ["1", "2"], jobs=2))
 
 
 def test_the_same_command_goes_on(simulate, tmp_path, monkeypatch, capsys) -> None:

@@ -14,9 +14,10 @@ import soundfile
 from leapformer_fairseq.agents import talks as talks_module
 from leapformer_fairseq.agents.engine import ComputeTimes
 from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.talks import TalkSimulation, course, growth, resident_bytes
+from leapformer_fairseq.agents.talks import TalkSimulation, course, growth
 from leapformer_fairseq.cli import curve as curve_command
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.memory import resident_bytes
 from leapformer_fairseq.scoring.streamlog import read_stream_log
 from leapformer_fairseq.scoring.talks import read_talks
 from tests.agents.test_loading import data_root  # noqa: F401  (a fixture)

@@ -402,6 +402,15 @@ def test_without_a_checkpoint_the_file_is_not_used(file):
         mechanism.eval()(q, k, v)
 
 
+def test_outside_a_layer_no_entry_is_found(file):
+    _, entry, path = file
+    mechanism = cases.make("sparsefinder-kmeans", sparsefinder_file=str(path))
+    with pytest.raises(LeapformerError, match=r"seed1.pt: .* sparsefinder-kmeans is in no layer; give the entry to"):
+        mechanism.adopt_from_file()
+    mechanism.adopt(entry)
+    assert mechanism.adopted
+
+
 def test_files_that_do_not_serve_are_one_line(file, tmp_path):
     layers, _, path = file
     with pytest.raises(LeapformerError, match="there is no such file"):

@@ -92,7 +92,11 @@ class Fitted(Pattern):
 
     def adopt_from_file(self) -> None:
         """Find the entry of this layer in the file. Raises LeapformerError, naming the file, when there is none."""
-        assert self._projections is not None, "only a block's mechanism has projections"
+        if self._projections is None:
+            raise LeapformerError(
+                f"{FILE.flag} {self.file}: a layer's entry is found by its projections, and this {self.name} is in no "
+                "layer; give the entry to `adopt`"
+            )
         found = read_file(self.file)
         entries: dict[str, Entry] = found["entries"]
         wanted = fingerprint(self._projections)

@@ -19,6 +19,7 @@ from ...files import read_json, write_json
 from .. import prepared
 from ..arrays import About, Example, write_about, write_split
 from . import images, listops, pathfinder, text
+from .pathfinder_canvas import PUBLISHED
 
 NAME = "lra"
 SPLITS = ("train", "valid", "test")
@@ -122,7 +123,7 @@ def _hardest(root: Path) -> Path:
     folders = ("pathfinder32/", "", "lra_release/pathfinder32/")
     found = [path for folder in folders for path in (root / folder).glob("curv_*")]
     hardest = max(found, key=lambda path: int((re.search(r"_(\d+)$", path.name) or [0, 0])[1]), default=None)
-    return hardest or find(root, folders[0] + pathfinder.Sizes().folder)
+    return hardest or find(root, folders[0] + PUBLISHED.folder)
 
 
 def _image(root: Path, quirks: frozenset[str]) -> Found:

@@ -10,6 +10,7 @@ import numpy as np
 
 from leapformer_fairseq.data.lra import listops, pathfinder
 from leapformer_fairseq.data.lra.listops import Trees
+from leapformer_fairseq.data.lra.pathfinder_canvas import Sizes
 
 
 def fake_listops(root: Path, sizes=(40, 10, 10)) -> Path:
@@ -40,7 +41,7 @@ def fake_retrieval(root: Path, sizes=(12, 6, 6)) -> Path:
 
 def fake_pathfinder(root: Path, images=20) -> Path:
     folder = root / "lra_release" / "pathfinder32"
-    pathfinder.build(folder, pathfinder.Sizes(contour=6), images)
+    pathfinder.build(folder, Sizes(contour=6), images)
     return root
 
 

@@ -13,7 +13,9 @@ from PIL import Image
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.lra import pathfinder
-from leapformer_fairseq.data.lra.pathfinder import Sizes, dilated, draw, metadata_of, picture_of
+from leapformer_fairseq.data.lra.pathfinder import metadata_of, picture_of
+from leapformer_fairseq.data.lra.pathfinder_canvas import Canvas, Sizes, bits, dilated
+from leapformer_fairseq.data.lra.pathfinder_curves import MARKER, draw
 from leapformer_fairseq.errors import LeapformerError
 
 EASY = Sizes(contour=6)
@@ -53,13 +55,13 @@ def test_discs_are_where_the_markers_are():
     for seed in range(5):
         picture = draw(Random(seed), EASY, seed % 2)
         for row, column in picture.markers:
-            assert picture.pixels[round(row), round(column)] >= 255 * pathfinder.MARKER * 0.75 - 1
+            assert picture.pixels[round(row), round(column)] >= 255 * MARKER * 0.75 - 1
         assert picture.pixels.shape == (32, 32) and picture.pixels.dtype == np.uint8 and picture.pixels.max() == 255
 
 
 def test_turns_are_less_than_a_right_angle_and_lines_do_not_touch():
     picture = draw(Random(11), EASY, 1)
-    canvas = pathfinder._Canvas(EASY)
+    canvas = Canvas(EASY)
     for snake in (*picture.targets, *picture.distractors):
         for one, other in zip(snake, snake[1:], strict=False):
             assert math.dist(one.at(EASY.step), other.tail) < 1e-6
@@ -77,7 +79,7 @@ def test_turns_are_less_than_a_right_angle_and_lines_do_not_touch():
 def test_places_are_bits_line_by_line():
     places = np.zeros((3, 5), dtype=bool)
     places[1, 2] = places[0, 0] = True
-    assert pathfinder.bits(places) == 1 << 5 + 2 | 1
+    assert bits(places) == 1 << 5 + 2 | 1
 
 
 def test_a_picture_that_was_published_before_comes_out_the_same():

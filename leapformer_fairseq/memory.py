@@ -1,0 +1,15 @@
+"""Memory of this process, as Linux reports it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+
+def resident_bytes(field: Literal["VmRSS", "VmHWM"] = "VmRSS") -> int | None:
+    """Resident memory of this process (VmRSS) or its peak so far (VmHWM); None on systems other than Linux."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
