@@ -1,0 +1,95 @@
+"""The parts of a model as functions of tensors, states included: what becomes a graph each.
+
+Shapes: B batch, S source tokens, C width, V words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import Mechanism, State, TokenInfo, sinusoids
+from ..modules import PassOptions
+from ..modules.attention import MechanismAttention
+from ..modules.decoding import Memory
+from .states import CROSS, SELF, held, tensors_of
+
+
+class DecoderStep(nn.Module):
+    """One token of a decoder: log-probabilities (B, V) of the next one, and the states of self-attention.
+
+    tokens (B,) at `positions` (B,), from 1; `order` (B,) says which entries of self-attention's states they continue,
+    as beam search wants it. States of cross-attention are read as they come.
+    """
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.blocks = {side: held(decoder, side) for side in (SELF, CROSS)}
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, order: Tensor, own: list[Tensor], source: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        decoder = self.decoder
+        given = {SELF: iter([x.index_select(0, order) for x in own]), CROSS: iter(source)}
+        memories: dict[str, Any] = {}
+        for side, blocks in self.blocks.items():
+            for block in blocks:
+                state = block.taken(given[side])
+                step = _Step(block.attention, positions)
+                memories[block.attention.slot] = _Traced(step, state=state, read=int(side == CROSS))
+        x = _embedded(decoder, tokens, positions).unsqueeze(0)
+        width = decoder.layers[0].encoder_attn.k_proj.in_features if self.blocks[CROSS] else None
+        nothing = None if width is None else x.new_zeros(1, x.shape[1], width)
+        with decoder.context.own(PassOptions()):
+            for layer in decoder.layers:
+                x, _, _ = layer(x, nothing, None, memories)
+        x = x.squeeze(0)
+        if decoder.layer_norm is not None:
+            x = decoder.layer_norm(x)
+        if decoder.project_out_dim is not None:
+            x = decoder.project_out_dim(x)
+        states = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
+        return decoder.get_normalized_probs((decoder.output_layer(x), None), log_probs=True), states
+
+
+class _Traced(Memory):
+    """What a block keeps during a step that is traced: the step is taken whatever else holds."""
+
+    def fused(self, device: torch.device) -> Any:
+        return self.step
+
+
+class _Step:
+    """A token through a block, by the mechanism's own definition: write, then read."""
+
+    def __init__(self, attention: MechanismAttention, positions: Tensor) -> None:
+        self.attention, self.positions = attention, positions.unsqueeze(1)
+
+    def __call__(self, x: Tensor, state: State, position: int, lengths: Tensor | None = None) -> Tensor:
+        attention, x = self.attention, x.unsqueeze(0)
+        mechanism, q = attention.mechanism, attention._q(x)
+        tokens = TokenInfo(self.positions, inputs=x.transpose(0, 1))
+        if not attention.self_attention:
+            return attention._out(mechanism.read(state, q, tokens)).squeeze(0)
+        k, v = attention._kv(x)
+        # a scan of one token with a short convolution, else what every scan is defined by
+        scan = Mechanism.scan if getattr(mechanism, "convolution", None) is None else type(mechanism).scan
+        out, after = scan(mechanism, state, q, k, v, tokens, tokens)
+        vars(state).update(vars(after))
+        return attention._out(out).squeeze(0)
+
+
+def _embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Tokens (..) at positions (..), from 1, as the first layer of an encoder or decoder gets them, (.., C)."""
+    x = stack.embed_scale * stack.embed_tokens(tokens)
+    if getattr(stack, "project_in_dim", None) is not None:
+        x = stack.project_in_dim(x)
+    table = stack.embed_positions
+    if isinstance(table, nn.Embedding):
+        x = x + table.weight[positions + stack.padding_idx]
+    elif table is not None:
+        x = x + sinusoids((positions + stack.padding_idx).flatten(), x.shape[-1]).view_as(x).to(x.dtype)
+    return x if stack.layernorm_embedding is None else stack.layernorm_embedding(x)
