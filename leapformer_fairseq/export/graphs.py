@@ -9,8 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 
 from ..attention import Mechanism, State, TokenInfo, sinusoids
+from ..attention.linear.base import LinearState
+from ..attention.ops.recurrent import Written, written
+from ..attention.recurrent.base import RecurrentMechanism
 from ..modules import PassOptions
 from ..modules.attention import MechanismAttention
 from ..modules.decoding import Memory
@@ -76,8 +80,8 @@ class _Step:
             return attention._out(mechanism.read(state, q, tokens)).squeeze(0)
         k, v = attention._kv(x)
         # a scan of one token with a short convolution, else what every scan is defined by
-        scan = Mechanism.scan if getattr(mechanism, "convolution", None) is None else type(mechanism).scan
-        out, after = scan(mechanism, state, q, k, v, tokens, tokens)
+        run = Mechanism.scan if getattr(mechanism, "convolution", None) is None else type(mechanism).scan
+        out, after = run(mechanism, state, q, k, v, tokens, tokens)
         vars(state).update(vars(after))
         return attention._out(out).squeeze(0)
 
@@ -93,3 +97,43 @@ def _embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
     elif table is not None:
         x = x + sinusoids((positions + stack.padding_idx).flatten(), x.shape[-1]).view_as(x).to(x.dtype)
     return x if stack.layernorm_embedding is None else stack.layernorm_embedding(x)
+
+
+class Source(nn.Module):
+    """A text encoder and all that cross-attention needs of it: the states of cross-attention, for tokens (B, S)."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder, self.decoder = model.encoder, model.decoder
+        self.blocks = held(self.decoder, CROSS)
+
+    def forward(self, tokens: Tensor) -> list[Tensor]:
+        encoder = self.encoder
+        keep = tokens.ne(encoder.padding_idx)
+        x = _embedded(encoder, tokens, keep.long().cumsum(1)) * keep.unsqueeze(2)
+        x = x.transpose(0, 1)
+        with encoder.context.own(PassOptions()):
+            for layer in encoder.layers:
+                x = layer(x, encoder_padding_mask=~keep)
+        if encoder.layer_norm is not None:
+            x = encoder.layer_norm(x)
+        info = TokenInfo(keep.long().cumsum(1), keep=keep, inputs=x.transpose(0, 1)).cleared()
+        return tensors_of(_written(block.attention, x, info) for block in self.blocks)
+
+
+def _written(attention: MechanismAttention, x: Tensor, tokens: TokenInfo) -> State:
+    """What cross-attention keeps of all rows x (S, B, C) of a source."""
+    mechanism, (k, v) = attention.mechanism, attention._kv(x)
+    state = mechanism.init_state(x.shape[1], v.shape[3], k, tokens, None)
+    if not isinstance(mechanism, RecurrentMechanism):
+        return mechanism.write(state, k, v, tokens)
+    keys = mechanism._writing(k, v, tokens)
+    given = [part for part in keys if part is not None]
+
+    def one(kv: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+        rows = iter(part.unsqueeze(2) for part in parts)
+        after = written(kv, Written(*(None if part is None else next(rows) for part in keys)))
+        return after.clone(), after.new_zeros(1)
+
+    kv, _ = scan(one, state.of(LinearState).kv, [part.movedim(2, 0) for part in given], dim=0)
+    return LinearState(kv)
