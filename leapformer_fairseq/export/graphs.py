@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
-from ..attention import Mechanism, State, TokenInfo, sinusoids
+from ..attention import Mechanism, State, Step, TokenInfo, sinusoids
 from ..attention.linear.base import LinearState
 from ..attention.ops.recurrent import Written, written
 from ..attention.recurrent.base import RecurrentMechanism
-from ..modules import PassOptions
+from ..errors import LeapformerError
+from ..modules import PassOptions, attentions
 from ..modules.attention import MechanismAttention
 from ..modules.decoding import Memory
 from .states import CROSS, SELF, held, tensors_of
@@ -62,20 +63,20 @@ class DecoderStep(nn.Module):
 class _Traced(Memory):
     """What a block keeps during a step that is traced: the step is taken whatever else holds."""
 
-    def fused(self, device: torch.device) -> Any:
+    def fused(self, device: torch.device) -> Step | None:
         return self.step
 
 
-class _Step:
+class _Step(Step):
     """A token through a block, by the mechanism's own definition: write, then read."""
 
     def __init__(self, attention: MechanismAttention, positions: Tensor) -> None:
-        self.attention, self.positions = attention, positions.unsqueeze(1)
+        self.attention, self.at = attention, positions.unsqueeze(1)
 
     def __call__(self, x: Tensor, state: State, position: int, lengths: Tensor | None = None) -> Tensor:
         attention, x = self.attention, x.unsqueeze(0)
         mechanism, q = attention.mechanism, attention._q(x)
-        tokens = TokenInfo(self.positions, inputs=x.transpose(0, 1))
+        tokens = TokenInfo(self.at, inputs=x.transpose(0, 1))
         if not attention.self_attention:
             return attention._out(mechanism.read(state, q, tokens)).squeeze(0)
         k, v = attention._kv(x)
@@ -106,6 +107,12 @@ class Source(nn.Module):
         super().__init__()
         self.encoder, self.decoder = model.encoder, model.decoder
         self.blocks = held(self.decoder, CROSS)
+        for layer, attention in enumerate(attentions(self.encoder)):
+            if isinstance(attention.mechanism, RecurrentMechanism):
+                raise LeapformerError(
+                    f"encoder self-attention, layer {layer + 1}: {attention.mechanism.name} cannot be exported in an "
+                    "encoder yet; take a model with softmax or linear attention without decay there"
+                )
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
         encoder = self.encoder
@@ -128,12 +135,13 @@ def _written(attention: MechanismAttention, x: Tensor, tokens: TokenInfo) -> Sta
     if not isinstance(mechanism, RecurrentMechanism):
         return mechanism.write(state, k, v, tokens)
     keys = mechanism._writing(k, v, tokens)
-    given = [part for part in keys if part is not None]
+    given = [part.movedim(2, 0) for part in keys if part is not None]  # row by row
 
     def one(kv: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-        rows = iter(part.unsqueeze(2) for part in parts)
-        after = written(kv, Written(*(None if part is None else next(rows) for part in keys)))
+        k, v, *more = (part.unsqueeze(2) for part in parts)
+        decay = None if keys.decay is None else more.pop(0)
+        after = written(kv, Written(k, v, decay, more[0] if more else None))
         return after.clone(), after.new_zeros(1)
 
-    kv, _ = scan(one, state.of(LinearState).kv, [part.movedim(2, 0) for part in given], dim=0)
+    kv, _ = scan(one, state.of(LinearState).kv, given, dim=0)
     return LinearState(kv)

@@ -45,7 +45,7 @@ def held(decoder: Any, side: str) -> list[Held]:
 
     Raises LeapformerError for a mechanism whose state grows, or that asks for more than what was read.
     """
-    found = []
+    found: list[Held] = []
     for attention in attentions(decoder):
         if attention.self_attention != (side == SELF):
             continue

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..attention.ops import dispatch
 from ..errors import LeapformerError
@@ -73,10 +73,16 @@ def write(
     # With gradients enabled states are not changed in place, which a graph could not do; nothing wants one. Which
     # implementation runs may not depend on the length of the example.
     with _quiet(), torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):
-        traced = torch.export.export(part.eval(), given, dynamic_shapes=dynamic, strict=False)
-        program = torch.onnx.export(
-            traced, given, dynamo=True, verbose=False, input_names=list(inputs), output_names=list(outputs)
-        )
+        try:
+            traced = torch.export.export(part.eval(), given, dynamic_shapes=dynamic, strict=False)
+            program = torch.onnx.export(
+                traced, given, dynamo=True, verbose=False, input_names=list(inputs), output_names=list(outputs)
+            )
+        except Exception as error:  # of many kinds
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise LeapformerError(
+                f"{path.name}: PyTorch cannot make a graph of this model ({reason}); try other mechanisms"
+            ) from error
     assert program is not None
     program.save(str(path), external_data=False)
 

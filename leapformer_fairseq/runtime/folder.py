@@ -33,6 +33,10 @@ class Vocabulary:
         known = {symbol: number for number, symbol in enumerate(self.symbols)}
         return [*(known.get(piece, self.unk) for piece in pieces), self.eos]
 
+    def words(self, numbers: list[int]) -> list[str]:
+        """The pieces of numbers, without the end."""
+        return [self.symbols[number] for number in numbers if number != self.eos]
+
 
 @dataclass(frozen=True)
 class Folder:
