@@ -67,6 +67,7 @@ setup(
         "simul": ["simuleval==1.1.4"],  # the agent; brings pandas, tornado, yt-dlp, pytest
         "bench": ["entmax>=1.3"],  # what `leapformer bench sparse` and the tests compare with
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
+        "onnx": ["onnx", "onnxruntime", "onnxscript"],  # `leapformer export`; its folders need onnxruntime alone
         "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff", "sacremoses"],
         "apollo": ["pytorch_optimizer"],  # the optimizer of Luna's best translation models
         "fla": ["flash-linear-attention"],  # a peer in `leapformer bench attention` on a GPU

@@ -26,6 +26,7 @@ BASE = {
     "loading",
     "memory",
     "progress",
+    "runtime",
     "schedule",
     "signature",
     "synthesis",
@@ -39,7 +40,7 @@ LAYERS = [
     {"criterions", "data", "optimizers", "pictures", "scoring"},
     {"tasks"},
     {"ablation", "agents", "lra", "recipes", "sparsefinder"},
-    {"benchmarks", "linearize", "probes", "serve"},
+    {"benchmarks", "export", "linearize", "probes", "serve"},
     {"cli"},
 ]  # lowest first
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names} | dict.fromkeys(BASE, -1)

@@ -258,7 +258,7 @@ class Mechanism(nn.Module):
 
     def _scanned(self, x: Inputs, run_segment: RunSegment) -> Tensor:
         q, k, v, query, key, mask = x
-        first = self.init_state(len(q), v.shape[3], k, key, mask)
+        first = self.init_state(q.shape[0], v.shape[3], k, key, mask)
         keys = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
 
         def run(

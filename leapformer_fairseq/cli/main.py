@@ -63,6 +63,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "eval_stream",
         "perplexity of a language model over one long text, read as a stream in constant memory",
     ),
+    "export": (
+        "export",
+        "a trained translation model as ONNX graphs with explicit states, to run without PyTorch and fairseq",
+    ),
     "bench": ("bench", "speed, memory and FLOPs of attention, decoding, training and whole models"),
     "plot": ("plot", "draw the results of a benchmark"),
     "maps": ("maps", "draw attention maps and learned proportions of a trained model"),

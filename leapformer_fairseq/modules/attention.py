@@ -100,12 +100,12 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _whole(self, query: Tensor, key: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Everything at once: training, scoring, encoders."""
-        key_info = self._described(TokenInfo.whole(len(key), keep, key.device), key)
+        key_info = self._described(TokenInfo.whole(key.shape[0], keep, key.device), key)
         if self.self_attention and self.mask is not None:
             key_info = key_info.of_length(self.context.told("lengths"))
         query_info = key_info
         if not self.self_attention:
-            query_info = TokenInfo.whole(len(query), device=query.device).of_length(self.context.told("lengths"))
+            query_info = TokenInfo.whole(query.shape[0], device=query.device).of_length(self.context.told("lengths"))
             query_info = self._with_inputs(query_info, query)
         where: Where = {"query": query_info, "key": key_info, "mask": self.mask}
         k, v = self._kv(key)

@@ -216,11 +216,9 @@ class RecurrentMechanism(Mechanism):
 
     def _is_one_block(self, x: Inputs) -> bool:
         """Whether all pairs are compared, and there are no states."""
-        return (
-            not isinstance(x.mask, ChunkMask)
-            and max(x.q.shape[2], x.k.shape[2]) <= LONGEST_BLOCK
-            and dispatch.few_pairs(x.q, x.k, x.mask, self.features)
-        )
+        if isinstance(x.mask, ChunkMask) or not dispatch.few_pairs(x.q, x.k, x.mask, self.features):
+            return False
+        return max(x.q.shape[2], x.k.shape[2]) <= LONGEST_BLOCK
 
     def _block(self, x: Inputs) -> int:
         """Queries of a block."""

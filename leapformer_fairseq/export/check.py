@@ -1,0 +1,47 @@
+"""Whether an exported folder does what its checkpoint does."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+
+from ..runtime.beam import Search, search
+from ..runtime.engine import Engine
+from ..runtime.folder import Folder
+
+LONGEST, MORE = 40, 20  # tokens of a random source; tokens that a target may have beyond it
+FIRST = 4  # number of the first symbol that is a word
+
+
+class Compared(NamedTuple):
+    """Of random sources, how many have the same hypotheses, and the largest difference of their scores."""
+
+    sources: int
+    equal: int
+    error: float
+
+
+def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -> Compared:
+    """Beam search in fairseq and in the runtime, for `count` random sources."""
+    engine, words, rng = Engine(folder), task.source_dictionary, torch.Generator().manual_seed(1)
+    generator = SequenceGenerator(
+        [model],
+        task.target_dictionary,
+        beam_size=beam,
+        max_len_a=1.0,
+        max_len_b=MORE,
+        max_len=model.max_decoder_positions(),
+    )
+    equal, error = 0, 0.0
+    for _ in range(count):
+        length = int(torch.randint(1, LONGEST, (1,), generator=rng))
+        source = [*torch.randint(FIRST, len(words), (length,), generator=rng).tolist(), words.eos()]
+        sample = {"src_tokens": torch.tensor([source]), "src_lengths": torch.tensor([len(source)])}
+        expected = generator.generate([model], {"net_input": sample})[0]
+        found = search(engine, source, Search(beam=beam, max_len_a=1.0, max_len_b=MORE))
+        equal += [one["tokens"].tolist() for one in expected] == [one.tokens for one in found]
+        pairs = zip(expected, found, strict=True)
+        error = max([error, *(abs(float(one["score"]) - other.score) for one, other in pairs)])
+    return Compared(count, equal, error)

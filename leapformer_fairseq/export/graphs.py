@@ -1,0 +1,147 @@
+"""The parts of a model as functions of tensors, states included: what becomes a graph each.
+
+Shapes: B batch, S source tokens, C width, V words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+
+from ..attention import Mechanism, State, Step, TokenInfo, sinusoids
+from ..attention.linear.base import LinearState
+from ..attention.ops.recurrent import Written, written
+from ..attention.recurrent.base import RecurrentMechanism
+from ..errors import LeapformerError
+from ..modules import PassOptions, attentions
+from ..modules.attention import MechanismAttention
+from ..modules.decoding import Memory
+from .states import CROSS, SELF, held, tensors_of
+
+
+class DecoderStep(nn.Module):
+    """One token of a decoder: log-probabilities (B, V) of the next one, and the states of self-attention.
+
+    tokens (B,) at `positions` (B,), from 1; `order` (B,) says which entries of self-attention's states they continue,
+    as beam search wants it. States of cross-attention are read as they come.
+    """
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.blocks = {side: held(decoder, side) for side in (SELF, CROSS)}
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, order: Tensor, own: list[Tensor], source: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        decoder = self.decoder
+        given = {SELF: iter([x.index_select(0, order) for x in own]), CROSS: iter(source)}
+        memories: dict[str, Any] = {}
+        for side, blocks in self.blocks.items():
+            for block in blocks:
+                state = block.taken(given[side])
+                step = _Step(block.attention, positions)
+                memories[block.attention.slot] = _Traced(step, state=state, read=int(side == CROSS))
+        x = _embedded(decoder, tokens, positions).unsqueeze(0)
+        width = decoder.layers[0].encoder_attn.k_proj.in_features if self.blocks[CROSS] else None
+        nothing = None if width is None else x.new_zeros(1, x.shape[1], width)
+        with decoder.context.own(PassOptions()):
+            for layer in decoder.layers:
+                x, _, _ = layer(x, nothing, None, memories)
+        x = x.squeeze(0)
+        if decoder.layer_norm is not None:
+            x = decoder.layer_norm(x)
+        if decoder.project_out_dim is not None:
+            x = decoder.project_out_dim(x)
+        states = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
+        return decoder.get_normalized_probs((decoder.output_layer(x), None), log_probs=True), states
+
+
+class _Traced(Memory):
+    """What a block keeps during a step that is traced: the step is taken whatever else holds."""
+
+    def fused(self, device: torch.device) -> Step | None:
+        return self.step
+
+
+class _Step(Step):
+    """A token through a block, by the mechanism's own definition: write, then read."""
+
+    def __init__(self, attention: MechanismAttention, positions: Tensor) -> None:
+        self.attention, self.at = attention, positions.unsqueeze(1)
+
+    def __call__(self, x: Tensor, state: State, position: int, lengths: Tensor | None = None) -> Tensor:
+        attention, x = self.attention, x.unsqueeze(0)
+        mechanism, q = attention.mechanism, attention._q(x)
+        tokens = TokenInfo(self.at, inputs=x.transpose(0, 1))
+        if not attention.self_attention:
+            return attention._out(mechanism.read(state, q, tokens)).squeeze(0)
+        k, v = attention._kv(x)
+        # a scan of one token with a short convolution, else what every scan is defined by
+        run = Mechanism.scan if getattr(mechanism, "convolution", None) is None else type(mechanism).scan
+        out, after = run(mechanism, state, q, k, v, tokens, tokens)
+        vars(state).update(vars(after))
+        return attention._out(out).squeeze(0)
+
+
+def _embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Tokens (..) at positions (..), from 1, as the first layer of an encoder or decoder gets them, (.., C)."""
+    x = stack.embed_scale * stack.embed_tokens(tokens)
+    if getattr(stack, "project_in_dim", None) is not None:
+        x = stack.project_in_dim(x)
+    table = stack.embed_positions
+    if isinstance(table, nn.Embedding):
+        x = x + table.weight[positions + stack.padding_idx]
+    elif table is not None:
+        x = x + sinusoids((positions + stack.padding_idx).flatten(), x.shape[-1]).view_as(x).to(x.dtype)
+    return x if stack.layernorm_embedding is None else stack.layernorm_embedding(x)
+
+
+class Source(nn.Module):
+    """A text encoder and all that cross-attention needs of it: the states of cross-attention, for tokens (B, S)."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder, self.decoder = model.encoder, model.decoder
+        self.blocks = held(self.decoder, CROSS)
+        for layer, attention in enumerate(attentions(self.encoder)):
+            if isinstance(attention.mechanism, RecurrentMechanism):
+                raise LeapformerError(
+                    f"encoder self-attention, layer {layer + 1}: {attention.mechanism.name} cannot be exported in an "
+                    "encoder yet; take a model with softmax or linear attention without decay there"
+                )
+
+    def forward(self, tokens: Tensor) -> list[Tensor]:
+        encoder = self.encoder
+        keep = tokens.ne(encoder.padding_idx)
+        x = _embedded(encoder, tokens, keep.long().cumsum(1)) * keep.unsqueeze(2)
+        x = x.transpose(0, 1)
+        with encoder.context.own(PassOptions()):
+            for layer in encoder.layers:
+                x = layer(x, encoder_padding_mask=~keep)
+        if encoder.layer_norm is not None:
+            x = encoder.layer_norm(x)
+        info = TokenInfo(keep.long().cumsum(1), keep=keep, inputs=x.transpose(0, 1)).cleared()
+        return tensors_of(_written(block.attention, x, info) for block in self.blocks)
+
+
+def _written(attention: MechanismAttention, x: Tensor, tokens: TokenInfo) -> State:
+    """What cross-attention keeps of all rows x (S, B, C) of a source."""
+    mechanism, (k, v) = attention.mechanism, attention._kv(x)
+    state = mechanism.init_state(x.shape[1], v.shape[3], k, tokens, None)
+    if not isinstance(mechanism, RecurrentMechanism):
+        return mechanism.write(state, k, v, tokens)
+    keys = mechanism._writing(k, v, tokens)
+    given = [part.movedim(2, 0) for part in keys if part is not None]  # row by row
+
+    def one(kv: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+        k, v, *more = (part.unsqueeze(2) for part in parts)
+        decay = None if keys.decay is None else more.pop(0)
+        after = written(kv, Written(k, v, decay, more[0] if more else None))
+        return after.clone(), after.new_zeros(1)
+
+    kv, _ = scan(one, state.of(LinearState).kv, given, dim=0)
+    return LinearState(kv)

@@ -1,0 +1,79 @@
+"""The states of a decoder's attention as tensors with names: what goes into a graph and comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import State, TokenInfo
+from ..errors import LeapformerError
+from ..modules import attentions
+from ..modules.attention import MechanismAttention
+
+SELF, CROSS = "self", "cross"
+
+
+@dataclass(frozen=True)
+class Held:
+    """The state of one attention block.
+
+    shapes: of its tensors by name, without the batch dimension, which is the first.
+    """
+
+    attention: MechanismAttention
+    side: str
+    layer: int
+    kind: type[State]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def names(self) -> list[str]:
+        """Of its tensors in a graph, such as self.0.kv."""
+        return [f"{self.side}.{self.layer}.{name}" for name in self.shapes]
+
+    def taken(self, tensors: Iterator[Tensor]) -> State:
+        """The state made of the next tensors."""
+        return self.kind(**{name: next(tensors) for name in self.shapes})
+
+
+def held(decoder: Any, side: str) -> list[Held]:
+    """The states of a decoder's self-attention or cross-attention, layer by layer.
+
+    Raises LeapformerError for a mechanism whose state grows, or that asks for more than what was read.
+    """
+    found: list[Held] = []
+    for attention in attentions(decoder):
+        if attention.self_attention != (side == SELF):
+            continue
+        layer, mechanism = len(found), attention.mechanism
+        where = f"decoder {side}-attention, layer {layer + 1}: {mechanism.name}"
+        if not mechanism.capabilities.constant_state:
+            raise LeapformerError(f"{where} has a state that grows; export a model without it")
+        if mechanism.capabilities.carry_width is not None:
+            raise LeapformerError(f"{where} hands something on to the next layer, which graphs do not; leave it out")
+        state = first_state(attention, 1)
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in state.tensors().items()}
+        found.append(Held(attention, side, layer, type(state), shapes))
+    return found
+
+
+def first_state(attention: MechanismAttention, batch: int) -> State:
+    """The state of an attention block before it has read anything."""
+    like = attention.v_proj.weight.new_zeros(batch, 1, attention.v_proj.in_features)
+    tokens = TokenInfo(torch.ones(1, 0, dtype=torch.long), inputs=like[:, :0])
+    value_dim = attention.v_proj.out_features // attention.num_heads
+    mask = attention.mask if attention.self_attention else None
+    return attention.mechanism.init_state(batch, value_dim, like, tokens, mask)
+
+
+def tensors_of(states: Iterable[State]) -> list[Tensor]:
+    """All tensors, in the order of `names_of`."""
+    return [tensor for state in states for tensor in state.tensors().values()]
+
+
+def names_of(blocks: Sequence[Held]) -> list[str]:
+    return [name for block in blocks for name in block.names]

@@ -1,0 +1,66 @@
+"""Beam search as fairseq's, of one sentence: the same hypotheses, ties broken alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .engine import Engine
+
+
+@dataclass(frozen=True)
+class Search:
+    """beam: hypotheses; max_len: a S + b tokens at most for a source of S, its end included; penalty: of the length."""
+
+    beam: int = 5
+    max_len_a: float = 0.0
+    max_len_b: int = 200
+    min_len: int = 1
+    penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """Tokens with the end, and the mean of their log-probabilities as the length penalty has it."""
+
+    tokens: list[int]
+    score: float
+
+
+def search(engine: Engine, source: list[int], options: Search) -> list[Hypothesis]:
+    """The hypotheses for source tokens, which have an end; the best first."""
+    target = engine.folder.vocabularies["target"]
+    beam, longest = options.beam, int(options.max_len_a * len(source) + options.max_len_b)
+    longest = min(longest, engine.folder.max_target - 1)
+    read = engine.repeated(engine.read(np.array([source])), beam)
+    own, order = engine.begin(beam), np.arange(beam)
+    written = np.full((beam, 1), target.eos)
+    sums, found = np.zeros(beam, np.float32), list[Hypothesis]()
+    for position in range(1, longest + 2):
+        scores, own = engine.step(written[:, -1], position, order, own, read)
+        scores = np.where(np.isnan(scores), -np.inf, scores).astype(np.float32)
+        scores[:, target.pad] = -np.inf
+        if position > longest:
+            scores[:, : target.eos] = scores[:, target.eos + 1 :] = -np.inf
+        if position - 1 < options.min_len:
+            scores[:, target.eos] = -np.inf
+        scores += sums[:, None]
+        considered = scores if position > 1 else scores[:1]
+        best = _largest(considered.ravel(), min(2 * beam, considered.size - 1))
+        rows, tokens = np.divmod(best, scores.shape[1])
+        values = considered.ravel()[best]
+        for row, token, value in zip(rows[:beam], tokens[:beam], values[:beam], strict=True):
+            if token == target.eos and value > -np.inf and len(found) < beam:
+                found.append(Hypothesis([*written[row, 1:].tolist(), int(token)], value / position**options.penalty))
+        if len(found) == beam or position > longest:
+            break
+        going = np.flatnonzero(tokens != target.eos)[:beam]
+        order, sums = rows[going], values[going]
+        written = np.concatenate([written[order], tokens[going, None]], 1)
+    return sorted(found, key=lambda one: -one.score)
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Where the largest values are, in descending order; of equal ones the first first."""
+    return np.argsort(-values, kind="stable")[:count]

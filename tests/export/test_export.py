@@ -1,0 +1,153 @@
+"""Exported models do what their checkpoints do: states step by step, and whole translations without PyTorch."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from leapformer_fairseq.attention import MECHANISMS
+from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.export.check import compared
+from leapformer_fairseq.export.graphs import DecoderStep
+from leapformer_fairseq.export.states import CROSS, SELF, first_state, held, tensors_of
+from leapformer_fairseq.export.write import export_translation
+from leapformer_fairseq.runtime.__main__ import main
+from leapformer_fairseq.runtime.folder import MODEL, STEP, Folder
+
+from ..models.tiny import PLANS, dictionary, make_model
+
+WORDS = dictionary()
+TASK = SimpleNamespace(source_dictionary=WORDS, target_dictionary=WORDS)
+
+
+def model_of(plan: str, seed: int = 0, encoder: str = "softmax", **options: Any) -> Any:
+    model = make_model("leapformer_nmt", plan, seed, encoder_self_attention=encoder, **options)
+    model.decoder.output_projection.weight.data[2] *= -2  # so that sentences end now and then
+    return model
+
+
+def serves(name: str) -> bool:
+    """Whether the tiny models have it in both blocks of the decoder, and graphs can hold its state."""
+    about = MECHANISMS[name].capabilities
+    blocks = {"decoder-self", "decoder-cross"} <= set(about.blocks)
+    return blocks and about.incremental and about.constant_state and about.carry_width is None
+
+
+@pytest.mark.parametrize("plan", [*(name for name in PLANS if serves(name)), "kda-conv"])
+def test_steps_with_explicit_states_equal_the_decoder(plan):
+    """Two hypotheses of one sentence, which change places and replace each other."""
+    model = model_of(plan).requires_grad_(False)
+    decoder, tokens = model.decoder, torch.randint(4, 34, (2, 6))
+    source = torch.tensor([[5, 6, 7, 8, 2]]).expand(2, -1)
+    orders = [torch.tensor(order) for order in ([0, 1], [1, 0], [1, 1], [0, 1], [1, 0], [0, 0])]
+    memory: dict[str, Any] = {}
+    step, own, read = DecoderStep(decoder), None, None
+    with torch.no_grad():
+        encoded = model.encoder(source, torch.tensor([5, 5]))
+    for t, order in enumerate(orders):
+        with torch.no_grad():
+            if t:
+                decoder.reorder_incremental_state_scripting(memory, order)
+            logits, _ = decoder(tokens[:, : t + 1], encoded, incremental_state=memory)
+        if own is None:
+            own = tensors_of(first_state(one.attention, 2) for one in step.blocks[SELF])
+            read = tensors_of(memory[one.attention.slot].state for one in step.blocks[CROSS])
+        with torch.enable_grad():  # as in the graph
+            log_probs, own = step(tokens[:, t], torch.full((2,), t + 1), order, own, read)
+        assert float((logits[:, -1].log_softmax(-1) - log_probs).abs().max()) < 1e-6  # fairseq normalises in float32
+
+
+@pytest.mark.parametrize(("plan", "reason"), [("softmax", "grows"), ("luna", "hands something on")])
+def test_states_that_graphs_cannot_hold_are_refused(plan, reason):
+    model = model_of(plan, encoder=plan)
+    with pytest.raises(LeapformerError, match=f"decoder self-attention, layer 1: {plan} .*{reason}"):
+        held(model.decoder, SELF)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "reason"),
+    [
+        ("delta", "encoder self-attention, layer 1: delta cannot be exported"),
+        ("reformer", "source.onnx: PyTorch cannot"),
+    ],
+)
+def test_encoders_that_cannot_be_traced_are_refused(encoder, reason, tmp_path):
+    model = model_of("leap", encoder=encoder).float()
+    with pytest.raises(LeapformerError, match=reason) as found:
+        export_translation(model, TASK, tmp_path, "signature")
+    assert "\n" not in str(found.value)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A leap model, and its folder."""
+    model = model_of("leap", encoder="leap").float()
+    return model, export_translation(model, TASK, tmp_path_factory.mktemp("leap"), "signature")
+
+
+def test_translations_equal_fairseqs(exported):
+    found = compared(exported[0], TASK, exported[1], 20)
+    assert found.equal == found.sources == 20 and found.error < 1e-4
+    assert compared(exported[0], TASK, exported[1], 5, beam=1).equal == 5
+
+
+def test_the_comparison_can_fail(exported):
+    found = compared(model_of("leap", seed=1, encoder="leap").float(), TASK, exported[1], 5)
+    assert found.equal == 0 and found.error > 0.01
+
+
+@pytest.mark.parametrize("plan", ["gated-delta", "abc-mlp"])
+def test_other_mechanisms(plan, tmp_path):
+    """A delta rule's sources are read row by row, slots have several tensors."""
+    model = model_of(plan).float()
+    found = compared(model, TASK, export_translation(model, TASK, tmp_path, "signature"), 8)
+    assert found.equal == found.sources and found.error < 1e-4
+
+
+def test_an_exported_model_needs_neither_torch_nor_fairseq(exported):
+    folder, lines = exported[1], "w3 w9 w4\nw5 unknown w5\n\n"
+    code = (
+        "import sys\nfor name in ('torch', 'fairseq', 'onnx'): sys.modules[name] = None\n"
+        "from leapformer_fairseq.runtime.__main__ import main\n"
+        f"sys.exit(main([{str(folder.path)!r}, '--max-len-b', '20']))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], input=lines, capture_output=True, text=True, timeout=100, env=dict(os.environ)
+    )
+    assert run.returncode == 0, run.stderr
+    words = run.stdout.split("\n")
+    assert len(words) == 4 and words[0] and set(run.stdout.split()) <= set(WORDS.symbols)
+
+
+def test_damaged_folders_are_told_in_one_line(exported, tmp_path, capsys, monkeypatch):
+    def said(change: Any = None, *options: str) -> str:
+        folder = tmp_path / "folder"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(exported[1].path, folder)
+        if change is not None:
+            change(folder)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("w3\n"))
+        assert main([str(folder), *options]) == 2
+        return capsys.readouterr().err
+
+    def formatted(folder: Path) -> None:
+        about = json.loads((folder / MODEL).read_text())
+        (folder / MODEL).write_text(json.dumps({**about, "format": 9}))
+
+    assert "has format 9, not 1; export it again" in said(formatted)
+    assert "is damaged" in said(lambda folder: (folder / MODEL).write_text("{}"))
+    assert f"has no {MODEL}; give a folder" in said(lambda folder: (folder / MODEL).unlink())
+    assert f"has no {STEP}; export" in said(lambda folder: (folder / STEP).unlink())
+    assert "cannot be read" in said(lambda folder: (folder / STEP).write_bytes(b"no graph"))
+    assert "--beam 0: give at least 1" in said(None, "--beam", "0")
+    assert Folder.read(exported[1].path) == exported[1]
