@@ -51,20 +51,19 @@ def delta_block(scores: Tensor, v: Tensor, system: Tensor, strength: Tensor) -> 
     return _DeltaBlock.apply(scores, v, system, strength)
 
 
-def delta_sums(blocks: Blocks, first: Tensor, after_last: bool = False, known: bool = False) -> tuple[Tensor, Tensor]:
+def delta_sums(blocks: Blocks, first: Tensor, after_last: bool = False) -> tuple[Tensor, Tensor]:
     """O (N, R, X), and the state (G, F, X) after all blocks that follow `first`, (G, F, X).
 
-    With `after_last`, what is left of the state is left of what the block wrote, too: S' = left (S + W^T U). If O is
-    `known`, it may be any numbers, but has the right gradient.
+    With `after_last`, what is left of the state is left of what the block wrote, too: S' = left (S + W^T U).
     """
-    return _DeltaSums.apply(first, after_last, known, *blocks)
+    return _DeltaSums.apply(first, after_last, *blocks)
 
 
 class _DeltaSums(torch.autograd.Function):
     """`delta_sums`. Autograd left to itself would solve two systems more, and keep twice as much."""
 
     @staticmethod
-    def forward(ctx: Any, first: Tensor, after_last: bool, known: bool, *given: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, first: Tensor, after_last: bool, *given: Tensor) -> tuple[Tensor, Tensor]:
         q, scores, reading, writing, v, system, strength, left = given
         own = writing.shape[1]
         solved = inverse(system, strength)
@@ -78,8 +77,7 @@ class _DeltaSums(torch.autograd.Function):
         update.baddbmm_(taken, before, alpha=-1)
         ctx.after_last = after_last
         ctx.save_for_backward(q, scores, writing, strength, left, solved, taken, update, transition, before, after)
-        out = q.new_zeros(()).expand(*q.shape[:2], v.shape[-1]) if known else (q @ before).baddbmm_(scores, update)
-        return out, after
+        return (q @ before).baddbmm_(scores, update), after
 
     @staticmethod
     @first_order
@@ -110,7 +108,7 @@ class _DeltaSums(torch.autograd.Function):
             strength=to_strength,
             left=to_left,
         )
-        return to_first, None, None, *found
+        return to_first, None, *found
 
 
 class _DeltaBlock(torch.autograd.Function):

@@ -91,7 +91,7 @@ def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int) -> tup
 
 def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
     """`sums` of few keys, from an empty state and without the one after them: all pairs are compared."""
-    total = None if keys.decay is None else F.pad(keys.decay.cumsum(-2), (0, 0, 1, 0))
+    total = _cumulated(keys.decay)
     scores = _scores(q, keys.k, total, visible(mask, q.shape[-2], keys.k.shape[-2], q.device))
     if keys.strength is None:
         return read_state(scores, keys.v)
@@ -159,7 +159,7 @@ def _gained(
         return gained, age, after
     seen = (torch.arange(block, device=q.device) + 1) * ratio
     keys = Written(k, v, decay, strength)
-    gained, after = _blocks(q, keys, first, seen, block * ratio, left=left, known=known)
+    gained, after = _blocks(q, keys, first, seen, block * ratio, left=left)
     return gained, age, after
 
 
@@ -168,7 +168,7 @@ def pairs(q: Tensor, keys: Written, seen: Tensor) -> Tensor:
 
     With the delta rule it is signed: a later key takes back what an earlier one wrote.
     """
-    total = None if keys.decay is None else F.pad(keys.decay.cumsum(-2), (0, 0, 1, 0))
+    total = _cumulated(keys.decay)
     scores = _scores(q, keys.k, total, seen)
     if keys.strength is None:
         return scores
@@ -191,20 +191,18 @@ def _blocks(
     size: int,
     own: int | None = None,
     left: Tensor | None = None,
-    known: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`sums` in blocks of `size` keys and as many queries as `seen` has: query i of a block sees seen[i] of its keys.
 
     Of a block's keys only the first `own` change the state for the next one. `left`, (.., n, 1, 1), is what a block in
-    which nothing decays leaves of the state after its last key. Sums that are `known` may be any numbers with the right
-    gradient.
+    which nothing decays leaves of the state after its last key.
     """
     lead, queries = first.shape[:-2], q.shape[-2]
     first = first.reshape(-1, *first.shape[-2:])
     k, v, decay, strength = keys.each(lambda x: _cut(x, size, len(first)))
     q = _cut(q, len(seen), len(first)) if len(seen) else q.new_zeros(*k.shape[:2], 0, q.shape[-1])
     own, after_last = size if own is None else own, left is not None
-    total = None if decay is None else F.pad(decay.cumsum(-2), (0, 0, 1, 0))  # from before the first key
+    total = _cumulated(decay)
     aged_q, into = q, k[..., :own, :]
     if left is not None:
         left = left.reshape(*k.shape[:2], 1, 1)
@@ -229,10 +227,15 @@ def _blocks(
             strength=strength.flatten(0, 1),
             left=None if left is None else left.flatten(0, 1),
         )
-        out, after = delta_sums(blocks, first, after_last, known)
+        out, after = delta_sums(blocks, first, after_last)
         out = out.unflatten(0, (len(first), -1))
     out = out.flatten(1, 2)[:, :queries]
     return out.reshape(*lead, *out.shape[1:]), after.reshape(*lead, *after.shape[1:])
+
+
+def _cumulated(decay: Tensor | None) -> Tensor | None:
+    """Log-decays (.., S, 1 or F) cumulated from before the first key on, (.., S + 1, 1 or F)."""
+    return None if decay is None else F.pad(decay.cumsum(-2), (0, 0, 1, 0))
 
 
 def _scores(q: Tensor, k: Tensor, total: Tensor | None, seen: Tensor) -> Tensor:
