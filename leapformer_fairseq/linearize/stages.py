@@ -255,5 +255,5 @@ def _best(log: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _seconds(log: list[dict[str, Any]]) -> float:
-    """The time of all updates of a stage."""
-    return max((float(entry["train_train_wall"]) for entry in log if "train_train_wall" in entry), default=0.0)
+    """The time of all updates of a stage; fairseq adds them up epoch by epoch."""
+    return sum(float(entry["train_train_wall"]) for entry in log if "train_train_wall" in entry)

@@ -12,6 +12,7 @@ import torch
 
 from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.linearize import stages
 from leapformer_fairseq.linearize.command import words_of
 from leapformer_fairseq.linearize.pair import load_pair
 from leapformer_fairseq.linearize.selection import Swap, choose, kept, measured
@@ -161,3 +162,8 @@ def test_wait_k_speech(corpus, tmp_path, capsys):  # noqa: F811
     shutil.rmtree(out)
     assert linearize(teacher, out, *words, "--", "--waitk-lagging", "1-4") == 2
     assert "was not trained with k = 4, only with 1, 2, 3" in capsys.readouterr().err
+
+
+def test_a_stage_took_as_long_as_all_of_its_epochs():
+    epochs = [{"train_train_wall": "30", "train_wall": "40"}, {"loss": "1"}, {"train_train_wall": "12.5"}]
+    assert stages._seconds(epochs) == 42.5 and stages._seconds([]) == 0
