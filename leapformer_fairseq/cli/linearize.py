@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("task", "on the data alone, at the end (default: 0)"),
     ):
         add(f"--{stage}-updates", type=int, metavar="N", help=f"updates {what}")
-    for stage, rate in (("align", 1e-3), ("distill", 3e-4), ("task", 3e-5)):
+    for stage, rate in (("align", 1e-3), ("distill", 1e-3), ("task", 3e-5)):
         add(
             f"--{stage}-rate",
             type=float,
