@@ -117,14 +117,15 @@ class Source(nn.Module):
     def forward(self, tokens: Tensor) -> list[Tensor]:
         encoder = self.encoder
         keep = tokens.ne(encoder.padding_idx)
-        x = _embedded(encoder, tokens, keep.long().cumsum(1)) * keep.unsqueeze(2)
+        positions = keep.long().cumsum(1)
+        x = _embedded(encoder, tokens, positions) * keep.unsqueeze(2)
         x = x.transpose(0, 1)
         with encoder.context.own(PassOptions()):
             for layer in encoder.layers:
                 x = layer(x, encoder_padding_mask=~keep)
         if encoder.layer_norm is not None:
             x = encoder.layer_norm(x)
-        info = TokenInfo(keep.long().cumsum(1), keep=keep, inputs=x.transpose(0, 1)).cleared()
+        info = TokenInfo(positions, keep=keep, inputs=x.transpose(0, 1)).cleared()
         return tensors_of(_written(block.attention, x, info) for block in self.blocks)
 
 

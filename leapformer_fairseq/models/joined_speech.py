@@ -25,7 +25,7 @@ QUIET = 0.1  # share of a recording's frames that count as its quietest
 
 
 class JoinedSentences(ConcatAugment):
-    """Joins each recording with up to `most` - 1 others, drawn anew in every epoch; a repeated epoch is the same.
+    """Joins each recording with up to `most` - 1 others, drawn again in every epoch; a repeated epoch is the same.
 
     fairseq asks a data set's `ConcatAugment` which recordings to join, and joins their texts itself.
     """

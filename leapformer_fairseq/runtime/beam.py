@@ -63,4 +63,6 @@ def search(engine: Engine, source: list[int], options: Search) -> list[Hypothesi
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
     """Where the largest values are, in descending order; of equal ones the first first."""
-    return np.argsort(-values, kind="stable")[:count]
+    least = np.partition(values, -count)[-count]
+    found = np.flatnonzero(values >= least)  # few, and all that may be among them
+    return found[np.argsort(-values[found], kind="stable")][:count]

@@ -6,11 +6,13 @@ Files are data: nothing in the folder is executed or unpickled.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
+from ..files import write_json
 
 FORMAT = 1
 MODEL, SOURCE, STEP = "model.json", "source.onnx", "step.onnx"
@@ -28,10 +30,13 @@ class Vocabulary:
     eos: int
     unk: int
 
+    @cached_property
+    def _known(self) -> dict[str, int]:
+        return {symbol: number for number, symbol in enumerate(self.symbols)}
+
     def numbers(self, pieces: list[str]) -> list[int]:
         """Of pieces, and the end."""
-        known = {symbol: number for number, symbol in enumerate(self.symbols)}
-        return [*(known.get(piece, self.unk) for piece in pieces), self.eos]
+        return [*(self._known.get(piece, self.unk) for piece in pieces), self.eos]
 
     def words(self, numbers: list[int]) -> list[str]:
         """The pieces of numbers, without the end."""
@@ -85,8 +90,8 @@ class Folder:
             "format": FORMAT,
             "task": self.task,
             "states": {"self": self.own, "cross": self.source},
-            "vocabularies": {side: vars(one) for side, one in self.vocabularies.items()},
+            "vocabularies": {side: asdict(one) for side, one in self.vocabularies.items()},
             "max_target": self.max_target,
             "signature": self.signature,
         }
-        (self.path / MODEL).write_text(json.dumps(about, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(self.path / MODEL, about)
