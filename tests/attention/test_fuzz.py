@@ -434,8 +434,10 @@ def check_in_precision(case: Drawn, dtype: torch.dtype, half_operands: bool) -> 
         got = numbers.run(way, dtype, **bounds)
         # What is computed again starts, as in FlashAttention, from the output as it was rounded.
         rounds = way == "again" or half_operands
-        floor = unit * (64 if dtype == torch.float32 else 12 if rounds else 1)
+        in_segments = WAYS[way][0] == "scan"  # autograd adds their gradients of a parameter in its precision
         for name, x in expected.items():
+            rounded = rounds or (in_segments and name not in {"output", *SIDES})
+            floor = unit * (64 if dtype == torch.float32 else 12 if rounded else 1)
             error, allowed = apart(got[name], x), 2 * apart(plain[name], x) + floor
             assert error <= allowed, f"{way} {dtype} {bounds}, {name}: {error} > {allowed} in {case}"
 
