@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import LeapformerError
 from ..models.teacher import Teacher, load_teacher
 from ..modules.alignment import ReplacedBlock, compared, replaced_blocks
+from .divergence import divergence
 from .recorder import Recorder
 
 TASK_LOSS = "task_criterion"  # in what is logged: the name of the teacher's own criterion
@@ -106,19 +107,19 @@ class Alignment(Taught):
                 torch.no_grad(),
                 compared(blocks, _real_targets(sample, self.padding_idx), self.align_weights > 0) as found,
             ):
-                _, _, log = self.own(student, sample)
+                self.own(student, sample)
         finally:
             student.train(training)
-        errors = {name: error.output for name, error in found.items()}
+        errors = {name: error.output.detach() for name, error in found.items()}
         loss = torch.stack([error.output + self.align_weights * error.weights for error in found.values()]).mean()
         if not torch.isfinite(loss):
             wrong = next((name for name, error in errors.items() if not torch.isfinite(error)), "the weights")
             raise LeapformerError(
-                f"alignment of {wrong}: the error is {float(loss)}; lower --lr, or take another mechanism there"
+                f"alignment of {wrong}: the error is {loss.item()}; lower --lr, or take another mechanism there"
             )
-        counts = {name: log[name] for name in ("ntokens", "nsentences")}
+        counts = {name: sample[name] for name in ("ntokens", "nsentences")}
         blockwise = {f"error_{name}": float(error) for name, error in errors.items()}
-        return loss, 1, {"loss": float(loss), "sample_size": 1, **counts, **blockwise}
+        return loss, 1, {"loss": loss.item(), "sample_size": 1, **counts, **blockwise}
 
     def blocks(self, student: nn.Module) -> list[ReplacedBlock]:
         """Where student and teacher differ."""
@@ -219,21 +220,19 @@ def distance(teacher: Predicted, student: Predicted, sample: Any) -> Distance:
     if len(student.output) == 3:  # frames after the post-net, logits of the end (B, T, 1), and more
         return _distance_of_speech(teacher.output, student.output, lengths_to_mask(sample["target_lengths"]))
     with torch.no_grad():
-        target = _log_probs(*teacher)
-    own = _log_probs(*student)
+        target = _logits(*teacher)
     real = student.model.get_targets(sample, student.output).ne(student.model.decoder.padding_idx)
-    rows = F.kl_div(own, target, log_target=True, reduction="none").sum(-1)
-    return Distance((rows * real).sum(), real.sum(), summed=True)
+    return Distance(divergence(target, _logits(*student), real), real.sum(), summed=True)
 
 
-def _log_probs(model: Any, output: Any) -> Tensor:
-    """Log probabilities of all words, (B, T, V).
+def _logits(model: Any, output: Any) -> Tensor:
+    """Logits of all words, (B, T, V); of an adaptive softmax log probabilities.
 
     fairseq's of an adaptive softmax overwrites what its gradient needs.
     """
     adaptive = getattr(model.decoder, "adaptive_softmax", None)
     if adaptive is None:
-        return model.get_normalized_probs(output, log_probs=True)
+        return output[0]
     features = output[0].flatten(0, 1).contiguous()
     head = adaptive.head(features).float().log_softmax(-1)
     words, clusters = head.split([adaptive.cutoff[0], len(adaptive.tail)], -1)

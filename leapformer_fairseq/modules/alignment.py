@@ -100,29 +100,38 @@ class Errors(NamedTuple):
 def compared(
     blocks: Sequence[ReplacedBlock], keep: Tensor | None, weights: bool = False
 ) -> Iterator[Mapping[str, Errors]]:
-    """While this holds, a pass of the student goes on with the teacher's attention, and each block is compared.
+    """Compare each block in one pass of the student, which is made inside and uses the teacher's attention.
 
-    The errors, by the block's name, have gradients even in a pass that has none: those of the student's attention
-    alone. `keep` (B, T) is True at real tokens of the decoder. With `weights` weights are compared where both
-    mechanisms have weights that sum to one, which is quadratic.
+    The pass ends at the last block: the output layer, the largest product of many models, is not computed. The errors,
+    by the block's name, have gradients even in a pass that has none: those of the student's attention alone. `keep`
+    (B, T) is True at real tokens of the decoder. With `weights` weights are compared where both mechanisms have weights
+    that sum to one, which is quadratic.
     """
     found: dict[str, Errors] = {}
     for block in blocks:
-        block.put(_Both(block, found, keep, weights))
+        block.put(_Both(block, found, len(blocks), keep, weights))
     try:
         yield found
+    except _AllCompared:
+        pass
     finally:
         for block in blocks:
             block.put(block.student)
 
 
+class _AllCompared(Exception):
+    """Ends a pass of which nothing more is wanted."""
+
+
 class _Both(nn.Module):
     """A student's attention and the teacher's in one place; outside it looks like the teacher's."""
 
-    def __init__(self, block: ReplacedBlock, found: dict[str, Errors], keep: Tensor | None, weights: bool) -> None:
+    def __init__(
+        self, block: ReplacedBlock, found: dict[str, Errors], count: int, keep: Tensor | None, weights: bool
+    ) -> None:
         super().__init__()
         self.student, self.teacher = block.student, block.teacher
-        self.name, self.found, self.keep = block.name, found, keep
+        self.name, self.found, self.count, self.keep = block.name, found, count, keep
         self.encoder = block.block == BLOCKS[0].name
         self.weights = weights and block.compares_weights
 
@@ -138,6 +147,8 @@ class _Both(nn.Module):
             if self.encoder:  # whose queries are the keys
                 keep = None if padding is None else ~padding.bool()
             self.found[self.name] = Errors(_relative(out, target, keep), _cross_entropy(own, weights, keep))
+        if len(self.found) == self.count:
+            raise _AllCompared
         asked_for_heads = options.get("need_head_weights", False)
         return target, weights if weights is None or asked_for_heads or not self.weights else weights.mean(0)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from leapformer_fairseq.criterions import divergence as fused
+from leapformer_fairseq.criterions.divergence import divergence
 from leapformer_fairseq.criterions.taught import Predicted, checked, distance
 from leapformer_fairseq.errors import LeapformerError
 
 from .tiny import make_model
 
 PAD = 1
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 def text(rows: int = 3, length: int = 6):
@@ -34,6 +37,24 @@ def test_it_is_the_divergence_of_real_tokens():
     torch.testing.assert_close(found.mean.double(), expected.mean().double(), rtol=1e-5, atol=0)
     same = Predicted(teacher, outputs[0])
     assert float(distance(same, same, {"target": target}).total) == 0
+
+
+@pytest.mark.parametrize("at_a_time", [1, 25, 2**20])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_divergence_and_gradient_are_those_of_autograd(dtype, at_a_time, monkeypatch):
+    monkeypatch.setattr(fused, "AT_A_TIME", at_a_time)
+    teacher, student = (torch.randn(3, 4, 11).to(dtype).requires_grad_() for _ in range(2))
+    real = torch.rand(3, 4) < 0.7
+    p, q = (x.detach().double().requires_grad_() for x in (teacher, student))
+    rows = (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum(-1)
+    found, expected = divergence(teacher, student, real), (rows * real).sum()
+    tolerance = dict.fromkeys(("rtol", "atol"), TOLERANCE[dtype])
+    torch.testing.assert_close(found.double(), expected, **tolerance)
+    (found * 3).backward()
+    (expected * 3).backward()
+    torch.testing.assert_close(student.grad.double(), q.grad, **tolerance)
+    assert student.grad.dtype == dtype and teacher.grad is None
+    assert not student.grad[~real].any() and student.grad[real].any()
 
 
 def test_its_gradients_lead_to_the_teacher():
