@@ -21,6 +21,7 @@ from .errors import LeapformerError
 SAMPLE_RATE = 16_000
 FRAME_MS = 10  # hop between two filterbank frames
 WINDOW_MS = 25
+STATE_MS = 40  # of an encoder state: four frames
 INT16_SCALE = 2.0**15  # [-1, 1] samples times this are at the scale that fairseq's features are computed on
 MAX_AMPLITUDE = 8.0  # loud floats may pass 1 a little; 16-bit integers pass this at the first sound
 PCM_BYTES = 3_200  # 100 ms, at most so much is read at once

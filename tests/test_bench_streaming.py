@@ -52,7 +52,7 @@ def test_a_translation_is_an_agents(tiny):
     """Every frame is fed, a token is written after each arrival from the third on, and three at the end."""
     for name, kind in (("leap, anew", RecomputeEngine), ("leap, causal", IncrementalEngine)):
         model = streaming.make(streaming.systems_of(["leap"])[name], CPU)
-        engine = streaming.translate(model, torch.randn(140, streaming.BINS))
+        engine = streaming.translate(model, streaming.noise(1.4))
         assert type(engine) is kind and engine.n_frames == 140 and engine.finished
         assert engine.n_tokens == 140 // 28 - 2 + 3
         assert engine.times.encoder_passes == (3 if kind is RecomputeEngine else 4)  # the last frames, and their end

@@ -18,8 +18,8 @@ from ..errors import LeapformerError
 from ..loading import available_device
 from ..scoring.runlog import COMPUTE_LOG
 from . import dataloader  # noqa: F401  (SimulEval then loads speech with it)
-from .loading import load_system
-from .options import add_system_options, decoding_options, set_threads, system_arguments
+from .live import open_system
+from .options import add_system_options, decoding_options
 from .stream import TranslationStream
 
 
@@ -73,9 +73,8 @@ class LeapformerAgent(SpeechToTextAgent):
 
     def __init__(self, args: Namespace) -> None:
         """Load the model and run it once, so that no utterance pays for the start. Raises LeapformerError."""
-        set_threads(args.num_threads)
         self._options = decoding_options(args)
-        self._system = load_system(*system_arguments(args))
+        self._system = open_system(args)
         self._compute_log = _new_compute_log(args)
         self._warm_up()
         super().__init__(args)
@@ -101,7 +100,7 @@ class LeapformerAgent(SpeechToTextAgent):
         target = available_device(device)
         if fp16 and target.type == "cpu":
             raise LeapformerError("fp16 needs a GPU; leave out --fp16 or give --device cuda")
-        self._system.model.to(device=target, dtype=torch.float16 if fp16 else torch.float32)
+        self._system.to(target, torch.float16 if fp16 else torch.float32)
         self.device = str(target)
         self._warm_up()
         self.reset()
@@ -109,9 +108,9 @@ class LeapformerAgent(SpeechToTextAgent):
     def _warm_up(self) -> None:
         """One READ and one WRITE on silence, outside of every clock."""
         stream = TranslationStream(self._system, self._options)
-        stream.engine.feed(torch.zeros(self._system.step_frames, stream.features.n_bins))
+        stream.engine.feed(np.zeros((self._system.step_frames, stream.features.n_bins), np.float32))
         stream.engine.finish()
-        stream.engine.step()
+        stream.engine.consume()
 
     def _log_compute(self, stream: TranslationStream) -> None:
         if self._compute_log is None:

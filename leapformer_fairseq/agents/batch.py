@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -19,10 +20,11 @@ from ..models.simulst import END_CLOSED
 from ..modules import IncrementalState
 from .engine import IncrementalEngine, engine_for
 from .features import FeatureStream
-from .stream import DecodingOptions, TranslationStream, TranslationSystem, repeating
+from .stream import DecodingOptions, System, TranslationStream, repeating
+from .system import TranslationSystem
 
 
-def serves_batches(system: TranslationSystem, options: DecodingOptions) -> bool:
+def serves_batches(system: System, options: DecodingOptions) -> TypeGuard[TranslationSystem]:
     """Whether the tokens follow from a schedule over whole utterances.
 
     A length limit that grows more slowly than the text (`max_len_a` below one token per step) may delay tokens until
@@ -30,7 +32,8 @@ def serves_batches(system: TranslationSystem, options: DecodingOptions) -> bool:
     """
     policy, a = system.policy, options.max_len_a
     return (
-        policy.name == "wait-k"
+        isinstance(system, TranslationSystem)
+        and policy.name == "wait-k"
         and policy.catch_up == 1
         and options.early_eos == "mask"
         and (a == 0 or a * system.step_frames >= 1)
@@ -58,19 +61,17 @@ class _Replay(IncrementalEngine):
     def __init__(self, system: TranslationSystem, tokens: Sequence[int]) -> None:
         super().__init__(system.model, system.eos)
         self._script = [*tokens, system.eos]
-        self._symbols = max(*self._script, *system.forbidden) + 1
 
-    def step(self, visible: int | None = None, layer: int | None = None) -> Tensor:
-        logits = torch.zeros(self._symbols)
-        logits[self._script[self.n_tokens]] = 1.0
-        return logits
+    def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int:
+        return self._script[self.n_tokens]
 
 
 def _frames(system: TranslationSystem, samples: np.ndarray) -> Tensor | None:
     """All frames of an utterance, (T, n_bins); None when it is too short for one."""
     features = FeatureStream(sys.maxsize, system.cmvn)
     features.push(samples)
-    return features.next_step(final=True)
+    frames = features.next_step(final=True)
+    return None if frames is None else torch.from_numpy(frames)
 
 
 def _wait_k(system: TranslationSystem, options: DecodingOptions, frames: list[Tensor]) -> list[list[int]]:

@@ -18,8 +18,7 @@ from pathlib import Path
 from ..errors import LeapformerError
 from ..files import write_json
 from ..scoring.report import score_run
-from .loading import load_system
-from .options import system_arguments
+from .live import open_system
 from .policy import POLICIES, PolicyOptions
 from .simulate import Simulation, Utterance, build_simulation, log_outcome, logged
 
@@ -190,7 +189,7 @@ def refuse(runs: Iterable[Run]) -> None:
 
 def _refusal(args: Namespace) -> str:
     try:
-        load_system(*system_arguments(args))
+        open_system(args)
     except LeapformerError as error:
         return str(error)
     return ""

@@ -6,50 +6,20 @@ Shapes: T fbank frames (10 ms) of one utterance, V symbols.
 from __future__ import annotations
 
 import copy
-import time
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import LeapformerError
 from ..models.streaming_encoder import ArrivingSource
 from ..modules import PassOptions, forget_source, fork_state
-
-
-@dataclass
-class ComputeTimes:
-    """Seconds of computation for one utterance, by part, and how often encoder and decoder ran.
-
-    `prenet_s`: the part of `encoder_s` for the convolutions, if the encoder is rerun on the whole source.
-    """
-
-    features_s: float = 0.0
-    encoder_s: float = 0.0
-    decoder_s: float = 0.0
-    prenet_s: float = 0.0
-    encoder_passes: int = 0
-    decoder_steps: int = 0
-
-    @property
-    def total_s(self) -> float:
-        """Total seconds of all parts."""
-        return self.features_s + self.encoder_s + self.decoder_s
-
-    @contextmanager
-    def measure(self, part: str, device: torch.device | None = None) -> Iterator[None]:
-        """Add the wall time of the block to `part`, waiting for kernels that are still running on a CUDA `device`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            if device is not None and device.type == "cuda":
-                torch.cuda.synchronize(device)
-            setattr(self, part, getattr(self, part) + time.perf_counter() - start)
+from .times import ComputeTimes
 
 
 @dataclass(frozen=True)
@@ -79,7 +49,7 @@ class Engine(ABC):
         self.attention: Tensor | None = None  # of the last step over the encoder states, (S,), if it was asked for
         self._tokens = [first_token]
         self._n_consumed = 0  # tokens that are part of the decoder's state
-        self._fed: list[Tensor] = []
+        self._fed: list[Any] = []
         self._n_bins = 0
         self._n_encoded = 0  # passes of the encoder; `times` may be shared, or begin again
         self._state: dict[str, Any] = {}
@@ -94,7 +64,7 @@ class Engine(ABC):
         """The committed target tokens."""
         return self._tokens[1:]
 
-    def feed(self, frames: Tensor) -> None:
+    def feed(self, frames: np.ndarray) -> None:
         """Append fbank frames, (n, n_bins), without computing anything yet."""
         self._fed.append(frames)
         self.n_frames, self._n_bins = self.n_frames + len(frames), frames.shape[1]
@@ -137,6 +107,19 @@ class Engine(ABC):
         self.times.decoder_steps += 1
         return logits[0, -1].float()
 
+    def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int:
+        """The most likely next token but for some, after consuming the last one; arguments as for `step`."""
+        logits = self.step(visible, layer)
+        with self.times.measure("decoder_s"):
+            logits[torch.tensor(forbidden, device=logits.device)] = -math.inf
+            return int(logits.argmax())
+
+    @property
+    def focus(self) -> int:
+        """The encoder state that the last token attends to most in the layer that was asked for."""
+        assert self.attention is not None
+        return int(self.attention.argmax())
+
     def consume(self, visible: int | None = None, layer: int | None = None) -> None:
         """Consume the last token unless this was done already; arguments as for `step`."""
         if self._n_consumed < len(self._tokens):
@@ -166,8 +149,8 @@ class Engine(ABC):
     def _take_fed(self) -> Tensor:
         """The frames that were fed and not taken yet, where the model is; (n, n_bins), n may be 0."""
         weight = _parameter(self.model)
-        chunks, self._fed = self._fed or [torch.zeros(0, self._n_bins)], []
-        return torch.cat([chunk.to(weight.device, weight.dtype) for chunk in chunks])
+        frames, self._fed = self._fed or [np.zeros((0, self._n_bins), np.float32)], []
+        return torch.from_numpy(np.concatenate(frames)).to(weight.device, weight.dtype)
 
 
 class RecomputeEngine(Engine):
@@ -248,7 +231,7 @@ class EncodedEngine(Engine):
     `feed` takes states, (n, 1, C), on the model's device; they count as the frames they were computed from.
     """
 
-    def feed(self, frames: Tensor) -> None:
+    def feed(self, frames: Any) -> None:
         self._fed.append(frames)
         self.n_frames += len(frames) * self.model.encoder.pooling_ratio()
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..audio import SAMPLE_RATE, OnlineFbank
 from ..errors import LeapformerError
@@ -65,7 +64,7 @@ class FeatureStream:
         other._fbank = self._fbank.fork()
         return other
 
-    def next_step(self, final: bool) -> torch.Tensor | None:
+    def next_step(self, final: bool) -> np.ndarray | None:
         """Frames of the next step, (step_frames, n_bins) float32, or None while it is incomplete.
 
         With `final` (the audio has ended), the remaining frames are the last, shorter step.
@@ -73,4 +72,4 @@ class FeatureStream:
         if self.n_pending < self.step_frames and not (final and self.n_pending):
             return None
         step, self._pending = self._pending[: self.step_frames], self._pending[self.step_frames :]
-        return torch.from_numpy(step.copy())
+        return step.copy()

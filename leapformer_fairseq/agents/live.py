@@ -1,24 +1,48 @@
-"""Create the sessions of a live translation command from its options."""
+"""Systems and sessions from the options of a command. Without PyTorch, where an exported model is opened."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 
-from ..loading import available_device
-from . import loading
-from .options import decoding_options, segment_options, set_threads, system_arguments
+from ..errors import LeapformerError
+from .options import check_threads, decoding_options, policy_options, segment_options, set_threads
 from .session import Session
-from .stream import DecodingOptions, TranslationSystem
+from .stream import DecodingOptions, System
 
 
-def load_sessions(args: Namespace) -> tuple[TranslationSystem, DecodingOptions, Callable[[bool], Session]]:
+def load_sessions(args: Namespace) -> tuple[System, DecodingOptions, Callable[[bool], Session]]:
     """The model on its device, the decoding options, and a function that creates a session, with or without drafts.
 
     Raises LeapformerError for incompatible options, before the model is loaded if possible.
     """
-    set_threads(args.num_threads)
-    device, options, segments = available_device(args.device), decoding_options(args), segment_options(args)
-    system = loading.load_system(*system_arguments(args))
-    system.model.to(device)
+    options, segments = decoding_options(args), segment_options(args)
+    system = open_system(args, args.device)
     return system, options, lambda drafts: Session(system, options, segments, args.carry, drafts)
+
+
+def open_system(args: Namespace, device: str = "cpu") -> System:
+    """The checkpoint that the options name, or the folder that `leapformer export` made.
+
+    Raises LeapformerError for options that are impossible or do not belong to it, and as `load_system` does.
+    """
+    policy, ratio = policy_options(args), args.pre_decision_ratio
+    check_threads(args.num_threads)
+    if Path(args.checkpoint).is_dir():
+        for option, chosen, only in (("engine", args.engine, "auto"), ("device", device, "cpu")):
+            if chosen != only:
+                raise LeapformerError(f"--{option} {chosen} has no meaning for an exported model; leave it out")
+        from .exported import ExportedSystem
+
+        return ExportedSystem.load(Path(args.checkpoint), policy, ratio, args.num_threads)
+    if args.data_root is None:
+        raise LeapformerError("--data-root is missing; give the folder of the config yaml, as in training")
+    from ..loading import available_device
+    from . import loading
+
+    set_threads(args.num_threads)
+    found = available_device(device)
+    system = loading.load_system(args.checkpoint, args.data_root, args.config_yaml, policy, ratio, args.engine)
+    system.to(found)
+    return system

@@ -13,7 +13,7 @@ from ..modules import check_decoder
 from .engine import IncrementalEngine, engine_for
 from .features import Cmvn
 from .policy import PolicyOptions
-from .stream import TranslationSystem
+from .system import TranslationSystem
 from .text import Detokenizer
 
 STREAMABLE_TRANSFORMS = ("global_cmvn",)  # utterance_cmvn needs the whole utterance
@@ -74,7 +74,7 @@ def with_policy(
 
     `pre_decision_ratio` defaults to that of `system`. Raises LeapformerError as `load_system` does.
     """
-    frames_of = system.model.encoder.pooling_ratio()
+    frames_of = system.state_frames
     ratio = system.step_frames // frames_of if pre_decision_ratio is None else pre_decision_ratio
     policy, ratio = resolve_policy(system.model, policy, ratio)
     _check_policy(system.model, policy, system.engine)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any, Protocol
 
-import torch
-
 from ..errors import LeapformerError
-from .engine import ENGINES
 from .policy import POLICIES, PolicyOptions
 from .segments import HISTORIES, SEGMENTS, SegmentOptions
 from .session import CARRY
 from .stream import EARLY_EOS, DecodingOptions
 from .text import EMITTERS
+
+ENGINES = ("auto", "incremental", "recompute")  # `engine.engine_for` knows them
 
 
 class TakesOptions(Protocol):
@@ -25,8 +24,9 @@ class TakesOptions(Protocol):
 def add_system_options(parser: TakesOptions) -> None:
     """Add the options for the model, the policy, output limits and threads."""
     add = parser.add_argument
-    add("--checkpoint", required=True, help="fairseq checkpoint, leapformer_simulst* or leapformer_s2t*")
-    add("--data-root", required=True, help="folder of the config yaml, as given to training")
+    add("--checkpoint", required=True, help="fairseq checkpoint, leapformer_simulst* or leapformer_s2t*; or a folder "
+        "that `leapformer export` made, which needs no --data-root")  # fmt: skip
+    add("--data-root", help="folder of the config yaml, as given to training")
     add("--config-yaml", default="config.yaml", help="data config in --data-root")
     add("--policy", choices=tuple(POLICIES), default="wait-k", help="when to write (default: wait-k)")
     add("--waitk-lagging", type=int, help="wait-k: k, in steps (default: the trained one; of a range the high end)")
@@ -43,7 +43,7 @@ def add_system_options(parser: TakesOptions) -> None:
         "(default: -1)")  # fmt: skip
     add(
         "--engine",
-        choices=("auto", *ENGINES),
+        choices=ENGINES,
         default="auto",
         help="encode arriving speech once, or all of it again at every read (default: once, where the encoder can)",
     )
@@ -99,12 +99,11 @@ def segment_options(args: Namespace) -> SegmentOptions:
     )
 
 
-def system_arguments(args: Namespace) -> tuple[Any, ...]:
-    """The arguments of `load_system`. Raises LeapformerError for impossible numbers."""
-    policy = PolicyOptions(
+def policy_options(args: Namespace) -> PolicyOptions:
+    """The policy. Raises LeapformerError for impossible numbers."""
+    return PolicyOptions(
         args.policy, args.waitk_lagging, args.catch_up, args.hold, args.agree, args.align_frames, args.align_layer
     )
-    return args.checkpoint, args.data_root, args.config_yaml, policy, args.pre_decision_ratio, args.engine
 
 
 def decoding_options(args: Namespace) -> DecodingOptions:
@@ -126,8 +125,15 @@ def _output_unit(args: Namespace) -> str:
     return args.unit or counted
 
 
-def set_threads(count: int) -> None:
-    """Set torch's number of CPU threads. Raises LeapformerError for a number below one."""
+def check_threads(count: int) -> None:
+    """Raise LeapformerError for a number of threads below one."""
     if count < 1:
         raise LeapformerError(f"--num-threads is {count}; it must be at least 1")
+
+
+def set_threads(count: int) -> None:
+    """Set torch's number of CPU threads. Raises LeapformerError for a number below one."""
+    check_threads(count)
+    import torch
+
     torch.set_num_threads(count)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..audio import SAMPLE_RATE
+from ..audio import SAMPLE_RATE, STATE_MS
 from ..errors import LeapformerError
-from ..models.streaming_encoder import STATE_MS
 
 PIECE = SAMPLE_RATE * STATE_MS // 1000  # samples
 RECENT = 10_000 // STATE_MS  # pieces whose loudest one is the recent level

@@ -10,21 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
-from ..models.streaming_encoder import ArrivingSource
-from ..modules import PassOptions
-from .engine import ComputeTimes, EncodedEngine
-from .features import FeatureStream
 from .segments import PIECE, Place, Segmenter, SegmentOptions
-from .stream import DecodingOptions, TranslationStream, TranslationSystem
+from .stream import DecodingOptions, System, TranslationStream
+from .times import ComputeTimes
 from .window import forgettable
 
 LEAD = 5  # pieces of silence before a sound that its segment begins with, for consonants are quiet
@@ -48,9 +43,7 @@ class Event:
 class Samples:
     """The input of a session's streams as samples; every segment is encoded separately."""
 
-    def __init__(
-        self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes, aligns: bool = False
-    ) -> None:
+    def __init__(self, system: System, options: DecodingOptions, times: ComputeTimes, aligns: bool = False) -> None:
         """`aligns`: as for `TranslationStream`."""
         self.system, self.options, self.times, self.aligns = system, options, times, aligns
 
@@ -67,53 +60,7 @@ class Samples:
         stream.push(unit)
 
 
-class States(Samples):
-    """The input of a session's streams as encoder states: one pass over all audio; a segment gets its own states.
-
-    A state is ready when the encoder has read its look-ahead, so the places of audio are queued until then.
-    """
-
-    def __init__(
-        self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes, aligns: bool = False
-    ) -> None:
-        super().__init__(system, options, times, aligns)
-        self.encoder = system.model.encoder
-        if getattr(self.encoder, "chunks", None) is None:
-            raise LeapformerError(
-                "--carry encoder: this encoder sees whole utterances; train with --encoder-causal or "
-                "--encoder-chunk-ms, or leave --carry out"
-            )
-        self._features = FeatureStream(self.encoder.pooling_ratio(), system.cmvn)
-        self._source = ArrivingSource()
-        self._places: deque[Place] = deque()
-
-    @torch.no_grad()
-    def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
-        final = place is None
-        if place is not None:
-            self._places.append(place)
-        with self.times.measure("features_s"):
-            self._features.push(piece)
-            steps = [torch.zeros(0, self._features.n_bins)]
-            while (frames := self._features.next_step(final)) is not None:
-                steps.append(frames)
-        if len(steps) == 1 and not final:
-            return []
-        weight = next(self.encoder.parameters())
-        with self.times.measure("encoder_s", weight.device), self.encoder.context.own(PassOptions()):
-            states = self.encoder.extend(self._source, torch.cat(steps).to(weight), final)
-        self.times.encoder_passes += 1
-        return [(self._places.popleft(), state) for state in states.split(1) if len(state)]
-
-    def stream(self) -> TranslationStream:
-        engine = EncodedEngine(self.system.model, self.system.eos, self.times)
-        return TranslationStream(self.system, self.options, self.times, engine, self.aligns)
-
-    def give(self, stream: TranslationStream, unit: Tensor) -> None:
-        stream.engine.feed(unit)
-
-
-CARRY: dict[str, type[Samples]] = {"none": Samples, "encoder": States}
+CARRY = ("none", "encoder")
 
 
 class Session:
@@ -126,7 +73,7 @@ class Session:
 
     def __init__(
         self,
-        system: TranslationSystem,
+        system: System,
         options: DecodingOptions,
         segments: SegmentOptions | None = None,
         carry: str = "none",
@@ -149,7 +96,7 @@ class Session:
                 "--history window: --policy offline writes nothing before the end, so nothing could be forgotten; take "
                 "another policy"
             )
-        self._input = CARRY[carry](system, options, self.times, self.segments.forgets)
+        self._input = _input(carry)(system, options, self.times, self.segments.forgets)
         self._segmenter = Segmenter(self.segments)
         self._stream: TranslationStream | None = None
         self._window: list[Any] = []  # what the stream was given, where that may be needed again
@@ -172,7 +119,7 @@ class Session:
         system = self._input.system
         if system.policy.name != "wait-k":
             raise LeapformerError(f"the policy is {system.policy.name}, which has no k; start with --policy wait-k")
-        self._input.system = replace(system, policy=replace(system.policy, k=k))
+        self._input.system = system.waiting(k)
 
     def push(self, samples: np.ndarray) -> Iterator[Event]:
         """Add samples in [-1, 1] at 16 kHz, shape (T,); a remainder of less than 40 ms is kept for the next call."""
@@ -255,3 +202,12 @@ class Session:
         if self.drafts and not ends and stream.n_steps > self._drafted:
             self._drafted = stream.n_steps
             yield Event(stream.draft(), False, False, segment, self.audio_s)
+
+
+def _input(carry: str) -> type[Samples]:
+    """The input of a session's streams."""
+    if carry == "none":
+        return Samples
+    from .states import States  # with PyTorch
+
+    return States

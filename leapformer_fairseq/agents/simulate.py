@@ -27,12 +27,11 @@ import soundfile
 from ..audio import SAMPLE_RATE, read_speech
 from ..errors import LeapformerError
 from ..files import replacing
-from ..loading import available_device
 from ..scoring.runlog import COMPUTE_LOG, INSTANCES_LOG, Instance, read_instances
 from .batch import serves_batches, translate_batch
-from .loading import load_system
-from .options import decoding_options, set_threads, system_arguments
-from .stream import DecodingOptions, TranslationStream, TranslationSystem
+from .live import open_system
+from .options import decoding_options
+from .stream import DecodingOptions, System, TranslationStream
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -61,7 +60,7 @@ class Outcome:
 class Simulation:
     """A policy and the conditions of its test: audio in segments of `segment_ms`, delays counted per `unit`."""
 
-    system: TranslationSystem
+    system: System
     options: DecodingOptions
     segment_ms: int
     unit: str
@@ -86,7 +85,7 @@ class Simulation:
     def translate(self, portion: Sequence[Utterance]) -> list[Outcome]:
         """Translate a portion. Raises LeapformerError for audio that is missing, broken, not mono or not 16 kHz."""
         recordings = [read_speech(one.audio) for one in portion]
-        if self.batched:
+        if serves_batches(self.system, self.options):
             streams = translate_batch(self.system, self.options, recordings)
         else:
             streams = [TranslationStream(self.system, self.options) for _ in portion]
@@ -127,11 +126,8 @@ def build_simulation(args: Namespace) -> Simulation:
     """The simulation that the options of `leapformer simulate` describe. Raises LeapformerError."""
     if args.source_segment_size < 1:
         raise LeapformerError(f"--source-segment-size {args.source_segment_size}: give milliseconds, at least 1")
-    set_threads(args.num_threads)
-    options, device = decoding_options(args), available_device(args.device)
-    system = load_system(*system_arguments(args))
-    system.model.to(device)
-    return Simulation(system, options, args.source_segment_size, args.eval_latency_unit)
+    options = decoding_options(args)
+    return Simulation(open_system(args, args.device), options, args.source_segment_size, args.eval_latency_unit)
 
 
 def read_utterances(source: str | Path, target: str | Path) -> list[Utterance]:

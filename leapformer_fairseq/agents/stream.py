@@ -7,37 +7,106 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
-import torch
 
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
-from .engine import ComputeTimes, Engine, engine_for
 from .features import Cmvn, FeatureStream
 from .policy import PolicyOptions
 from .text import EMITTERS, Detokenizer
+from .times import ComputeTimes
+
+if TYPE_CHECKING:
+    import torch
 
 EARLY_EOS = ("mask", "wait")
 
 
-@dataclass(frozen=True)
-class TranslationSystem:
-    """The parts that all utterances share: the model, and the feature and text processing of its training data.
+class Engine(Protocol):
+    """What computes one utterance: feed frames, choose a token, commit it (`engine.Engine`)."""
 
-    `step_frames`: fbank frames (10 ms) of one pre-decision step. `forbidden`: ids that are never written. `engine`: as
-    for `engine_for`.
+    n_frames: int
+    finished: bool
+
+    @property
+    def n_tokens(self) -> int: ...
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def ready(self) -> int: ...
+
+    @property
+    def focus(self) -> int: ...
+
+    @property
+    def times(self) -> ComputeTimes: ...
+
+    def feed(self, frames: np.ndarray) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int: ...
+
+    def consume(self, visible: int | None = None, layer: int | None = None) -> None: ...
+
+    def commit(self, token: int) -> None: ...
+
+    def snapshot(self) -> Any: ...
+
+    def restore(self, snapshot: Any) -> None: ...
+
+    def fork(self) -> Self: ...
+
+
+class System(Protocol):
+    """What all utterances share: a model, and the feature and text processing of its training data.
+
+    eos:          the end of a sentence.
+    forbidden:    ids that are never written.
+    step_frames:  fbank frames (10 ms) of one pre-decision step, of which an encoder state takes `state_frames`.
+    chunk_states: encoder states that become final together; 1 where all change with every frame.
+    positions:    tokens that the decoder can count.
     """
 
-    model: Any
-    eos: int
-    forbidden: tuple[int, ...]
-    detokenizer: Detokenizer
-    cmvn: Cmvn | None
-    policy: PolicyOptions
-    step_frames: int
-    engine: str = "auto"
+    @property
+    def eos(self) -> int: ...
+
+    @property
+    def forbidden(self) -> tuple[int, ...]: ...
+
+    @property
+    def detokenizer(self) -> Detokenizer: ...
+
+    @property
+    def cmvn(self) -> Cmvn | None: ...
+
+    @property
+    def policy(self) -> PolicyOptions: ...
+
+    @property
+    def step_frames(self) -> int: ...
+
+    @property
+    def state_frames(self) -> int: ...
+
+    @property
+    def chunk_states(self) -> int: ...
+
+    @property
+    def positions(self) -> int: ...
+
+    def begin(self, times: ComputeTimes) -> Engine:
+        """An engine for one more utterance."""
+
+    def waiting(self, k: int) -> Self:
+        """The same with another k of wait-k."""
+
+    def to(self, device: torch.device, dtype: torch.dtype = ...) -> None:
+        """Move the model to a device."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +167,7 @@ class TranslationStream:
 
     def __init__(
         self,
-        system: TranslationSystem,
+        system: System,
         options: DecodingOptions,
         times: ComputeTimes | None = None,
         engine: Engine | None = None,
@@ -112,10 +181,9 @@ class TranslationStream:
         self.policy = system.policy.make()
         self.times = ComputeTimes() if times is None else times
         self.features = FeatureStream(system.step_frames, system.cmvn)
-        made = engine_for(system.model, system.engine)
-        self.engine = made(system.model, system.eos, self.times) if engine is None else engine
+        self.engine = system.begin(self.times) if engine is None else engine
         self.emitter = EMITTERS[options.unit](system.detokenizer)
-        self._positions = system.model.max_decoder_positions()  # asked at every token, and slow to tell
+        self._positions = system.positions  # asked at every token, and slow to tell
         self.n_samples = 0
         self.n_steps = 0  # pre-decision steps read
         self.aligned: list[int] = []  # of each token the encoder state, from 0, with `aligns`
@@ -220,9 +288,7 @@ class TranslationStream:
             return False
         snapshot = self.engine.snapshot()
         token = self._best_token(eos_open=True, layer=self.system.policy.align_layer)
-        attention = self.engine.attention
-        assert attention is not None  # that of the layer
-        written = token != self.system.eos and int(attention.argmax()) < below
+        written = token != self.system.eos and self.engine.focus < below
         if written:
             self._commit(token)
         else:
@@ -233,7 +299,7 @@ class TranslationStream:
     @property
     def step_states(self) -> int:
         """Encoder states per pre-decision step."""
-        return self.system.step_frames // self.system.model.encoder.pooling_ratio()
+        return self.system.step_frames // self.system.state_frames
 
     def _is_full(self) -> bool:
         allowed = self.options.max_len_a * self.engine.n_frames + self.options.max_len_b
@@ -274,13 +340,9 @@ class TranslationStream:
         self.engine.commit(token)
         self.emitter.push([token])
         if self._align_layer is not None:
-            assert self.engine.attention is not None  # the token was chosen by it
-            self.aligned.append(int(self.engine.attention.argmax()))
+            self.aligned.append(self.engine.focus)
 
     def _best_token(self, eos_open: bool, layer: int | None = None) -> int:
-        logits = self.engine.step(self.n_states, layer)
         repeated = repeating(self.engine.tokens, self.options.no_repeat_ngram_size)
         forbidden = (*self.system.forbidden, *repeated, *(() if eos_open else (self.system.eos,)))
-        with self.times.measure("decoder_s"):
-            logits[torch.tensor(forbidden, device=logits.device)] = -math.inf
-            return int(logits.argmax())
+        return self.engine.best(self.n_states, forbidden, layer)

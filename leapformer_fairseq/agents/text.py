@@ -31,7 +31,7 @@ class Detokenizer:
         """Raises LeapformerError when `model_file` is missing or no sentencepiece model."""
         if not Path(model_file).is_file():
             raise LeapformerError(f"no sentencepiece model at {model_file}; check bpe_tokenizer in the config yaml")
-        self._symbols = symbols
+        self._symbols, self.model_file = symbols, Path(model_file)
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
         except (OSError, RuntimeError) as error:

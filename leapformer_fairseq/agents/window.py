@@ -6,7 +6,7 @@ attend.
 
 from __future__ import annotations
 
-from ..models.streaming_encoder import STATE_MS
+from ..audio import STATE_MS
 from .stream import TranslationStream
 
 MARGIN = 4  # states that stay before the first one that kept text is aligned with
@@ -23,8 +23,7 @@ def forgettable(stream: TranslationStream, words: int) -> tuple[int, int]:
     starts = stream.emitter.starts()
     if len(starts) <= words:
         return 0, 0
-    step, chunks = stream.step_states, getattr(stream.system.model.encoder, "chunks", None)
-    first, unready = starts[-words], 0 if chunks is None else chunks.size - 1
+    step, first, unready = stream.step_states, starts[-words], stream.system.chunk_states - 1
     states = min(min(stream.aligned[first:]) - MARGIN, stream.engine.ready - unready - step)
     states -= states % step
     return (first, states) if states >= LEAST else (0, 0)

@@ -22,8 +22,8 @@ from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from .. import register
 from ..agents.engine import Engine, engine_for
@@ -119,7 +119,7 @@ def make(system: System, place: measure.Place) -> Any:
 
 def utterances(length: float, models: dict[str, Any], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Seconds of every system for an utterance of this length; encoders that run anew only up to half a minute."""
-    frames = torch.randn(round(length * 100), BINS, device=place.device, dtype=place.dtype)
+    frames = noise(length)
     calls: dict[str, Callable[[], measure.Seconds]] = {
         name: partial(_timed, partial(translate, model, frames), place.device)
         for name, model in models.items()
@@ -141,11 +141,17 @@ def utterances(length: float, models: dict[str, Any], place: measure.Place, seco
     ]
 
 
-def translate(model: Any, frames: Tensor) -> Engine:
+def noise(seconds: float) -> np.ndarray:
+    """Frames (T, n_bins)."""
+    return torch.randn(round(seconds * 100), BINS).numpy()
+
+
+def translate(model: Any, frames: np.ndarray) -> Engine:
     """Process a whole utterance as an agent under wait-k does."""
     engine = engine_for(model)(model, EOS)
-    for step, part in enumerate(frames.split(STEP_MS // 10), 1):
-        engine.feed(part)
+    size = STEP_MS // 10
+    for step, start in enumerate(range(0, len(frames), size), 1):
+        engine.feed(frames[start : start + size])
         if step >= LAGGING:
             _write(engine)
     engine.finish()
@@ -182,7 +188,7 @@ def tokens(length: float, models: dict[str, Any], place: measure.Place, seconds:
         if not name.endswith("anew"):
             for heard in (1.12, length):
                 engine = engine_for(model)(model, EOS)
-                engine.feed(torch.randn(round(heard * 100), BINS, device=place.device, dtype=place.dtype))
+                engine.feed(noise(heard))
                 _write(engine)
                 calls[name, heard] = partial(_timed, partial(_write, engine), place.device)
     times = {key: found for key, (found,) in measure.medians(calls, seconds).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from typing import Any
 
 from ..errors import LeapformerError
 from ..loading import load_model
@@ -12,23 +13,53 @@ from ..runtime.folder import SUBWORDS
 from ..signature import signature
 
 HELP = "a trained translation model as ONNX graphs with explicit states, to run without PyTorch and fairseq"
+SPEECH = ("leapformer_simulst", "leapformer_s2t")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the checkpoint, where its data is, where to write, and whether to check."""
     add = parser.add_argument
-    add("--path", required=True, metavar="CHECKPOINT", help="a trained leapformer_nmt model")
+    add(
+        "--path", required=True, metavar="CHECKPOINT", help="a trained leapformer_nmt, leapformer_simulst or _s2t model"
+    )
     add("--out", required=True, type=Path, metavar="DIR", help="the graphs, vocabularies and model.json")
-    add("--data", metavar="DIR", help="its dictionaries (default: as in the training)")
-    add("--sentencepiece-model", type=Path, metavar="FILE", help="copied into DIR, so that it translates plain text")
+    add("--data", metavar="DIR", help="its dictionaries; of speech, the folder of its config yaml (default: as in the "
+        "training)")  # fmt: skip
+    add("--config-yaml", default="config.yaml", metavar="NAME", help="of speech, in --data (default: %(default)s)")
+    add(
+        "--pre-decision-ratio",
+        type=int,
+        metavar="N",
+        help="of speech: encoder states of a step (default: the trained one)",
+    )
+    add("--sentencepiece-model", type=Path, metavar="FILE", help="of text: copied into DIR, to translate plain text")
     add(
         "--check", type=int, default=0, metavar="N",
-        help="compare with the checkpoint on N random sources: log-probabilities, and all hypotheses of beam 5",
+        help="compare with the checkpoint on N random sources: all hypotheses of beam 5; of speech, what is written",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Export, compare if asked to, and print what was found. Raises LeapformerError for what cannot be exported."""
+    found = (_speech if _is_speech(args.path) else _text)(args)
+    size = sum(path.stat().st_size for path in args.out.iterdir() if path.is_file())
+    print(f"{args.out}: {size / 2**20:.1f} MiB; `python -m leapformer_fairseq.runtime {args.out}`")
+    if found is None:
+        return 0
+    print(f"{found.equal} of {found.sources} sources have equal translations; largest error {found.error:.1e}")
+    return 0 if found.equal == found.sources else 1
+
+
+def _is_speech(path: str) -> bool:
+    from ..checkpoints import load_checkpoint
+
+    if not Path(path).is_file():
+        raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
+    arch = str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
+    return arch.startswith(SPEECH)
+
+
+def _text(args: argparse.Namespace) -> Any:
     from ..export.check import compared
     from ..export.write import export_translation
 
@@ -40,10 +71,18 @@ def run(args: argparse.Namespace) -> int:
     folder = export_translation(model, task, args.out, signature())
     if subwords is not None:
         shutil.copyfile(subwords, args.out / SUBWORDS)
-    size = sum(path.stat().st_size for path in args.out.iterdir() if path.is_file())
-    print(f"{args.out}: {size / 2**20:.1f} MiB, {len(folder.own)} states; `python -m leapformer_fairseq.runtime`")
-    if args.check:
-        found = compared(model, task, folder, args.check)
-        print(f"{found.equal} of {found.sources} sources have equal hypotheses; largest error {found.error:.1e}")
-        return 0 if found.equal == found.sources else 1
-    return 0
+    return compared(model, task, folder, args.check) if args.check else None
+
+
+def _speech(args: argparse.Namespace) -> Any:
+    from ..agents.loading import load_system
+    from ..agents.policy import PolicyOptions
+    from ..export.check import compared_speech
+    from ..export.write import export_speech
+
+    if args.data is None:
+        raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
+    policy = PolicyOptions("offline")  # whichever it is run with
+    system = load_system(args.path, args.data, args.config_yaml, policy, args.pre_decision_ratio)
+    folder = export_speech(system, args.out, signature())
+    return compared_speech(system, folder, args.check) if args.check else None

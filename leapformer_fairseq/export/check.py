@@ -7,16 +7,20 @@ from typing import Any, NamedTuple
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
+from ..agents.exported import ExportedSystem
+from ..agents.system import TranslationSystem
+from ..agents.times import ComputeTimes
 from ..runtime.beam import Search, search
 from ..runtime.engine import Engine
 from ..runtime.folder import Folder
 
 LONGEST, MORE = 40, 20  # tokens of a random source; tokens that a target may have beyond it
 FIRST = 4  # number of the first symbol that is a word
+FRAMES = 100, 600  # of random speech
 
 
 class Compared(NamedTuple):
-    """Of random sources, how many have the same hypotheses, and the largest difference of their scores."""
+    """Of random sources, how many have the same translations, and the largest difference of scores."""
 
     sources: int
     equal: int
@@ -44,4 +48,31 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
         equal += [one["tokens"].tolist() for one in expected] == [one.tokens for one in found]
         pairs = zip(expected, found, strict=True)
         error = max([error, *(abs(float(one["score"]) - other.score) for one, other in pairs)])
+    return Compared(count, equal, error)
+
+
+def compared_speech(system: TranslationSystem, folder: Folder, count: int) -> Compared:
+    """A token after each pre-decision step, in PyTorch and in the runtime, of `count` utterances of random frames."""
+    exported, rng = ExportedSystem.load(folder.path, system.policy), torch.Generator().manual_seed(1)
+    equal, error, never = 0, 0.0, list(system.forbidden)
+    for _ in range(count):
+        length = int(torch.randint(*FRAMES, (1,), generator=rng))
+        frames = torch.randn(length, system.model.encoder.input_dim, generator=rng).numpy()
+        ours, theirs = system.begin(ComputeTimes()), exported.begin(ComputeTimes())
+        same = True
+        for start in range(0, length, system.step_frames):
+            for engine in (ours, theirs):
+                engine.feed(frames[start : start + system.step_frames])
+                if start + system.step_frames >= length:
+                    engine.finish()
+            if not ours.ready:
+                continue
+            scores, found = ours.step().log_softmax(-1), torch.from_numpy(theirs.scores())
+            error = max(error, float((scores - found).abs().max()))
+            scores[never] = found[never] = -torch.inf
+            token = int(scores.argmax())
+            same = same and token == int(found.argmax())
+            ours.commit(token)
+            theirs.commit(token)
+        equal += same
     return Compared(count, equal, error)

@@ -19,7 +19,8 @@ from ..errors import LeapformerError
 from ..modules import PassOptions, attentions
 from ..modules.attention import MechanismAttention
 from ..modules.decoding import Memory
-from .states import CROSS, SELF, held, tensors_of
+from ..runtime.folder import CROSS, SELF
+from .states import held, tensors_of
 
 
 class DecoderStep(nn.Module):
@@ -126,13 +127,20 @@ class Source(nn.Module):
         if encoder.layer_norm is not None:
             x = encoder.layer_norm(x)
         info = TokenInfo(positions, keep=keep, inputs=x.transpose(0, 1)).cleared()
-        return tensors_of(_written(block.attention, x, info) for block in self.blocks)
+        return tensors_of(
+            with_rows(one.attention, _nothing_read(one.attention, x, info), x, info) for one in self.blocks
+        )
 
 
-def _written(attention: MechanismAttention, x: Tensor, tokens: TokenInfo) -> State:
-    """What cross-attention keeps of all rows x (S, B, C) of a source."""
+def _nothing_read(attention: MechanismAttention, x: Tensor, tokens: TokenInfo) -> State:
+    """The state of cross-attention before it reads rows x (S, B, C)."""
+    k, v = attention._kv(x)
+    return attention.mechanism.init_state(x.shape[1], v.shape[3], k, tokens, None)
+
+
+def with_rows(attention: MechanismAttention, state: State, x: Tensor, tokens: TokenInfo) -> State:
+    """The state of an attention block that has read more rows x (S, B, C)."""
     mechanism, (k, v) = attention.mechanism, attention._kv(x)
-    state = mechanism.init_state(x.shape[1], v.shape[3], k, tokens, None)
     if not isinstance(mechanism, RecurrentMechanism):
         return mechanism.write(state, k, v, tokens)
     keys = mechanism._writing(k, v, tokens)

@@ -1,4 +1,4 @@
-"""The states of a decoder's attention as tensors with names: what goes into a graph and comes out of it."""
+"""The states of a model's attention as tensors with names: what goes into a graph and comes out of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from ..attention import State, TokenInfo
 from ..errors import LeapformerError
 from ..modules import attentions
 from ..modules.attention import MechanismAttention
+from ..runtime.folder import CROSS, HEARD, SELF, Shapes
 
-SELF, CROSS = "self", "cross"
+BLOCK = {SELF: "decoder self-attention", CROSS: "cross-attention", HEARD: "encoder self-attention"}
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,17 @@ class Held:
         return self.kind(**{name: next(tensors) for name in self.shapes})
 
 
-def held(decoder: Any, side: str) -> list[Held]:
-    """The states of a decoder's self-attention or cross-attention, layer by layer.
+def held(stack: Any, side: str) -> list[Held]:
+    """The states of a stack's self-attention or cross-attention, layer by layer.
 
     Raises LeapformerError for a mechanism whose state grows, or that asks for more than what was read.
     """
     found: list[Held] = []
-    for attention in attentions(decoder):
-        if attention.self_attention != (side == SELF):
+    for attention in attentions(stack):
+        if attention.self_attention == (side == CROSS):
             continue
         layer, mechanism = len(found), attention.mechanism
-        where = f"decoder {side}-attention, layer {layer + 1}: {mechanism.name}"
+        where = f"{BLOCK[side]}, layer {layer + 1}: {mechanism.name}"
         if not mechanism.capabilities.constant_state:
             raise LeapformerError(f"{where} has a state that grows; export a model without it")
         if mechanism.capabilities.carry_width is not None:
@@ -77,3 +78,10 @@ def tensors_of(states: Iterable[State]) -> list[Tensor]:
 
 def names_of(blocks: Sequence[Held]) -> list[str]:
     return [name for block in blocks for name in block.names]
+
+
+def shapes_of(blocks: Sequence[Held]) -> Shapes:
+    """Shapes of all tensors by name, without the batch dimension."""
+    return {
+        name: list(shape) for block in blocks for name, shape in zip(block.names, block.shapes.values(), strict=True)
+    }

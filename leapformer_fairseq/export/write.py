@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +13,38 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..agents.system import TranslationSystem
 from ..attention.ops import dispatch
 from ..errors import LeapformerError
-from ..runtime.folder import LOG_PROBS, NEXT, SOURCE, STEP, Folder, Vocabulary
+from ..runtime.folder import (
+    BEFORE,
+    COUNT,
+    CROSS,
+    FRAMES,
+    HEARD,
+    LISTEN,
+    LOG_PROBS,
+    NEXT,
+    ROWS,
+    SELF,
+    SOURCE,
+    SPEECH,
+    START,
+    STEP,
+    SUBWORDS,
+    TRANSLATION,
+    WRITE,
+    Folder,
+    Shapes,
+    Speech,
+    Vocabulary,
+)  # fmt: skip
+from .arriving import Listening, Writing
 from .graphs import DecoderStep, Source
-from .states import CROSS, SELF, Held, first_state, names_of, tensors_of
+from .states import first_state, names_of, shapes_of, tensors_of
 
-ROWS, LONGEST = 4, 7  # of the examples that are traced
-LARGEST = 1023
+ROWS_TRACED, LONGEST = 4, 7  # of the examples that are traced
+ANY = torch.export.Dim.DYNAMIC  # a size that a graph leaves open, or else cannot be made
 
 
 def export_translation(model: Any, task: Any, out: Path, signature: str) -> Folder:
@@ -27,38 +52,101 @@ def export_translation(model: Any, task: Any, out: Path, signature: str) -> Fold
 
     Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
     """
-    model = model.float().eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    out.mkdir(parents=True, exist_ok=True)
-    step, source = DecoderStep(model.decoder), Source(model)
-    dictionary = task.source_dictionary
-    tokens = torch.full((ROWS, LONGEST), dictionary.eos())
-    rows, length = torch.export.Dim("rows", min=2, max=LARGEST), torch.export.Dim("length", min=2, max=1 << 16)
-    own, read = (
-        tensors_of(first_state(block.attention, ROWS) for block in step.blocks[side]) for side in (SELF, CROSS)
-    )
-    write(source, (tokens,), ({0: rows, 1: length},), ["tokens"], names_of(source.blocks), out / SOURCE)
-    names = {side: names_of(step.blocks[side]) for side in (SELF, CROSS)}
-    write(
-        step,
-        (tokens[:, 0], torch.ones(ROWS, dtype=torch.long), torch.arange(ROWS), own, read),
-        ({0: rows}, {0: rows}, {0: rows}, [{0: rows} for _ in own], [{0: rows} for _ in read]),
-        ["tokens", "positions", "order", *names[SELF], *names[CROSS]],
-        [LOG_PROBS, *(f"{name}{NEXT}" for name in names[SELF])],
-        out / STEP,
-    )
+    model = _frozen(model, out)
+    source, dictionary = Source(model), task.source_dictionary
+    tokens = torch.full((ROWS_TRACED, LONGEST), dictionary.eos())
+    write(source, (tokens,), ({0: ANY, 1: ANY},), ["tokens"], names_of(source.blocks), out / SOURCE)
     folder = Folder(
         out,
-        "translation",
-        _shapes(step.blocks[SELF]),
-        _shapes(step.blocks[CROSS]),
+        TRANSLATION,
+        _write_step(model.decoder, out),
         {"source": vocabulary(dictionary), "target": vocabulary(task.target_dictionary)},
         model.max_decoder_positions(),
         signature,
     )
     folder.write()
     return folder
+
+
+def export_speech(system: TranslationSystem, out: Path, signature: str) -> Folder:
+    """Write the graphs of a model that translates arriving speech, and what goes with them.
+
+    Raises LeapformerError for mechanisms and encoders that cannot be exported, and without the libraries for it.
+    """
+    model = _frozen(system.model, out)
+    listening, writing = Listening(model.encoder), Writing(model.decoder)
+    frames, n_bins = system.state_frames, model.encoder.input_dim
+    heard = tensors_of(first_state(block.attention, 1) for block in listening.blocks)
+    read = tensors_of(first_state(block.attention, 1) for block in writing.blocks)
+    names = {HEARD: names_of(listening.blocks), CROSS: names_of(writing.blocks)}
+    before, count, start = (torch.tensor([number]) for number in (frames, 1, 2))
+    write(
+        listening,
+        (torch.zeros(1, frames * (1 + system.chunk_states), n_bins), before, count, start, heard),
+        None,
+        [FRAMES, BEFORE, COUNT, START, *names[HEARD]],
+        [ROWS, *(f"{name}{NEXT}" for name in names[HEARD])],
+        out / LISTEN,
+    )
+    rows = torch.zeros(system.step_frames // frames, 1, model.encoder.out.out_features)
+    write(
+        writing,
+        (rows, count, start, read),
+        None,
+        [ROWS, COUNT, START, *names[CROSS]],
+        [f"{name}{NEXT}" for name in names[CROSS]],
+        out / WRITE,
+    )
+    cmvn = system.cmvn
+    folder = Folder(
+        out,
+        SPEECH,
+        {HEARD: shapes_of(listening.blocks), **_write_step(model.decoder, out)},
+        {"target": vocabulary(model.decoder.dictionary)},
+        model.max_decoder_positions(),
+        signature,
+        Speech(
+            frames,
+            system.chunk_states,
+            system.step_frames,
+            getattr(model, "lagging", None),
+            list(system.forbidden),
+            n_bins,
+            None if cmvn is None else cmvn.mean.tolist(),
+            None if cmvn is None else cmvn.std.tolist(),
+        ),
+    )
+    shutil.copyfile(system.detokenizer.model_file, out / SUBWORDS)
+    folder.write()
+    return folder
+
+
+def _frozen(model: Any, out: Path) -> Any:
+    """The model as it is exported, once there is a folder for it."""
+    out.mkdir(parents=True, exist_ok=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model.float(), model.eval()  # which returns nothing, once fairseq has made generation fast
+    return model
+
+
+def _write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
+    """Write the graph of a decoder's step; the shapes of its states."""
+    step = DecoderStep(decoder)
+    own, read = (
+        tensors_of(first_state(block.attention, ROWS_TRACED) for block in step.blocks[side]) for side in (SELF, CROSS)
+    )
+    names = {side: names_of(step.blocks[side]) for side in (SELF, CROSS)}
+    tokens = torch.full((ROWS_TRACED,), decoder.padding_idx + 1)
+    write(
+        step,
+        (tokens, torch.ones(ROWS_TRACED, dtype=torch.long), torch.arange(ROWS_TRACED), own, read),
+        ({0: ANY}, {0: ANY}, {0: ANY}, [{0: ANY} for _ in own], [{0: ANY} for _ in read]),
+        ["tokens", "positions", "order", *names[SELF], *names[CROSS]],
+        [LOG_PROBS, *(f"{name}{NEXT}" for name in names[SELF])],
+        out / STEP,
+    )
+    return {side: shapes_of(blocks) for side, blocks in step.blocks.items()}
 
 
 def write(
@@ -89,12 +177,6 @@ def write(
 
 def vocabulary(dictionary: Any) -> Vocabulary:
     return Vocabulary(list(dictionary.symbols), dictionary.pad(), dictionary.eos(), dictionary.unk())
-
-
-def _shapes(blocks: Sequence[Held]) -> dict[str, list[int]]:
-    return {
-        name: list(shape) for block in blocks for name, shape in zip(block.names, block.shapes.values(), strict=True)
-    }
 
 
 @contextmanager

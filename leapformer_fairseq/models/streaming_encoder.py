@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ..attention import ChunkMask, State, TokenInfo
+from ..audio import STATE_MS
 from ..errors import LeapformerError
-
-STATE_MS = 40  # of an encoder state: four frames of 10 ms
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""Exported models without PyTorch and fairseq: numpy, onnxruntime and sentencepiece are enough.
+"""Exported models without PyTorch and fairseq: numpy, onnxruntime and sentencepiece are enough; for speech also
+kaldi-native-fbank and soundfile.
 
-`python -m leapformer_fairseq.runtime DIR` translates lines; `leapformer export` makes DIR.
+`python -m leapformer_fairseq.runtime DIR` translates lines, or recordings; `leapformer export` makes DIR.
 """

@@ -1,4 +1,4 @@
-"""`python -m leapformer_fairseq.runtime DIR < text`: translate lines with an exported model."""
+"""Translate with an exported model: lines of standard input, or recordings while they are heard."""
 
 from __future__ import annotations
 
@@ -14,29 +14,45 @@ from .folder import SUBWORDS, Folder
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Translate standard input line by line; 2 for a user's error."""
+    """Translate what is given; 2 for a user's error."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        speech = argv and not argv[0].startswith("-") and Folder.read(argv[0]).speech is not None
+        return (_speech if speech else _text)(argv)
+    except LeapformerError as error:
+        print(f"runtime: error: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _speech(argv: list[str]) -> int:
+    """As `leapformer stream`, whose options these are."""
+    from ..cli import stream
+
+    parser = argparse.ArgumentParser(prog="python -m leapformer_fairseq.runtime DIR", description=stream.HELP)
+    stream.add_arguments(parser)
+    return stream.run(parser.parse_args(["--checkpoint", *argv]))
+
+
+def _text(argv: list[str]) -> int:
+    """Standard input, line by line."""
     parser = argparse.ArgumentParser(prog="python -m leapformer_fairseq.runtime", description=__doc__)
     add = parser.add_argument
-    add("folder", metavar="DIR", type=Path, help="made by `leapformer export`")
+    add("folder", metavar="DIR", type=Path, help="made by `leapformer export`; of speech: DIR --help tells the options")
     add("--beam", type=int, default=5, metavar="N", help="hypotheses (default: %(default)s)")
     add("--max-len-a", type=float, default=0.0, metavar="A", help="a target has at most A times as many subwords as")
     add("--max-len-b", type=int, default=200, metavar="B", help="its source, and B (default: 0 and 200)")
     add("--length-penalty", type=float, default=1.0, metavar="X", help="(default: %(default)s)")
     add("--threads", type=int, default=1, metavar="N", help="(default: %(default)s)")
     args = parser.parse_args(argv)
-    try:
-        if args.beam < 1:
-            raise LeapformerError(f"--beam {args.beam}: give at least 1")
-        options = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
-        engine = Engine(Folder.read(args.folder), args.threads)
-        cut, joined = _subwords(args.folder)
-        for line in sys.stdin:
-            source = engine.folder.vocabularies["source"].numbers(cut(line.strip()))
-            found = search(engine, source, options)
-            print(joined(engine.folder.vocabularies["target"].words(found[0].tokens)) if found else "", flush=True)
-    except LeapformerError as error:
-        print(f"runtime: error: {one_line(error)}", file=sys.stderr)
-        return 2
+    if args.beam < 1:
+        raise LeapformerError(f"--beam {args.beam}: give at least 1")
+    options = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
+    engine = Engine(Folder.read(args.folder), args.threads)
+    cut, joined = _subwords(args.folder)
+    for line in sys.stdin:
+        source = engine.folder.vocabularies["source"].numbers(cut(line.strip()))
+        found = search(engine, source, options)
+        print(joined(engine.folder.vocabularies["target"].words(found[0].tokens)) if found else "", flush=True)
     return 0
 
 

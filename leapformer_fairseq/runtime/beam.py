@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .engine import Engine
+from .folder import SELF
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def search(engine: Engine, source: list[int], options: Search) -> list[Hypothesi
     beam, longest = options.beam, int(options.max_len_a * len(source) + options.max_len_b)
     longest = min(longest, engine.folder.max_target - 1)
     read = engine.repeated(engine.read(np.array([source])), beam)
-    own, order = engine.begin(beam), np.arange(beam)
+    own, order = engine.begin(SELF, beam), np.arange(beam)
     written = np.full((beam, 1), target.eos)
     sums, found = np.zeros(beam, np.float32), list[Hypothesis]()
     for position in range(1, longest + 2):

@@ -15,9 +15,13 @@ from ..errors import LeapformerError
 from ..files import write_json
 
 FORMAT = 1
-MODEL, SOURCE, STEP = "model.json", "source.onnx", "step.onnx"
-SUBWORDS = "subwords.model"
+MODEL, SUBWORDS = "model.json", "subwords.model"
+SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
+TRANSLATION, SPEECH = "translation", "speech"
+GRAPHS = {TRANSLATION: (SOURCE, STEP), SPEECH: (LISTEN, WRITE, STEP)}
+FRAMES, ROWS, BEFORE, COUNT, START = "frames", "rows", "before", "count", "start"  # of inputs
 LOG_PROBS, NEXT = "log_probs", ".next"  # of outputs
+SELF, CROSS, HEARD = "self", "cross", "heard"  # decoder self-attention, cross-attention, that of an encoder
 Shapes = dict[str, list[int]]  # of states by name, without the rows
 
 
@@ -44,19 +48,38 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Folder:
-    """What `model.json` says.
+class Speech:
+    """What simultaneous translation needs to know of a model.
 
-    own, source: shapes of the states of self-attention and cross-attention.
+    state_frames: fbank frames (10 ms) of a row, that is of an encoder state.
+    chunk_states: rows that become final together.
+    step_frames:  frames of a pre-decision step, of whose rows cross-attention reads up to so many at a time.
+    lagging:      k of wait-k; None: it was not trained with one.
+    forbidden:    ids that are never written.
+    mean, std:    of frames, (n_bins,); None: they are not normalised.
     """
+
+    state_frames: int
+    chunk_states: int
+    step_frames: int
+    lagging: int | None
+    forbidden: list[int]
+    n_bins: int
+    mean: list[float] | None
+    std: list[float] | None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What `model.json` says. `states`: shapes by name, of each kind of attention."""
 
     path: Path
     task: str
-    own: Shapes
-    source: Shapes
+    states: dict[str, Shapes]
     vocabularies: dict[str, Vocabulary]
     max_target: int
     signature: str
+    speech: Speech | None = None
 
     @classmethod
     def read(cls, path: str | Path) -> Folder:
@@ -67,20 +90,22 @@ class Folder:
             if about["format"] != FORMAT:
                 raise LeapformerError(f"{path / MODEL} has format {about['format']!r}, not {FORMAT}; export it again")
             vocabularies = {side: Vocabulary(**one) for side, one in about["vocabularies"].items()}
+            task, speech = about["task"], about.get("speech")
+            graphs, states = GRAPHS[task], {side: dict(shapes) for side, shapes in about["states"].items()}
             found = cls(
                 path,
-                about["task"],
-                about["states"]["self"],
-                about["states"]["cross"],
+                task,
+                states,
                 vocabularies,
                 int(about["max_target"]),
                 about["signature"],
+                None if speech is None else Speech(**speech),
             )
         except FileNotFoundError as error:
             raise LeapformerError(f"{path} has no {MODEL}; give a folder made by `leapformer export`") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LeapformerError(f"{path / MODEL} is damaged ({error}); export the model again") from error
-        for name in (SOURCE, STEP):
+        for name in graphs:
             if not (path / name).is_file():
                 raise LeapformerError(f"{path} has no {name}; export the model again")
         return found
@@ -89,9 +114,10 @@ class Folder:
         about = {
             "format": FORMAT,
             "task": self.task,
-            "states": {"self": self.own, "cross": self.source},
+            "states": self.states,
             "vocabularies": {side: asdict(one) for side, one in self.vocabularies.items()},
             "max_target": self.max_target,
             "signature": self.signature,
+            **({} if self.speech is None else {"speech": asdict(self.speech)}),
         }
         write_json(self.path / MODEL, about)

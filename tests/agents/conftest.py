@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from leapformer_fairseq.agents import engine as engine_module
 from leapformer_fairseq.agents.features import Cmvn
 from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.stream import TranslationSystem
+from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
 from leapformer_fairseq.modules import PassContext
 from leapformer_fairseq.modules.context import StackFacts
@@ -165,7 +165,7 @@ def make_agent(monkeypatch: pytest.MonkeyPatch, make_system: Callable[..., Trans
     from leapformer_fairseq.agents import agent as agent_module
 
     def make(*options: str, output: Path | None = None, **system: Any) -> Any:
-        monkeypatch.setattr(agent_module, "load_system", lambda *args: make_system(**system))
+        monkeypatch.setattr(agent_module, "open_system", lambda *args: make_system(**system))
         parser = argparse.ArgumentParser()
         agent_module.LeapformerAgent.add_args(parser)
         args = parser.parse_args(["--checkpoint", "x", "--data-root", "x", *options])

@@ -258,7 +258,7 @@ def test_restore_takes_back_steps_and_commits(make_system) -> None:
     frames = torch.randn(84, 80)
     engines = [engine.RecomputeEngine(make_system().model, 2) for _ in range(2)]
     for one in engines:
-        one.feed(frames[:28])
+        one.feed(frames[:28].numpy())
         one.step()
         one.commit(5)
     snapshot = engines[0].snapshot()
@@ -269,17 +269,17 @@ def test_restore_takes_back_steps_and_commits(make_system) -> None:
         engines[0].restore(snapshot)
     assert engines[0].n_tokens == 1
     for one in engines:
-        one.feed(frames[28:])
+        one.feed(frames[28:].numpy())
     assert torch.equal(engines[0].step(), engines[1].step())
 
 
 def test_restore_over_a_new_encoder_pass_rebuilds_the_source(make_system) -> None:
     one = engine.RecomputeEngine(make_system().model, 2)
-    one.feed(torch.zeros(28, 80))
+    one.feed(np.zeros((28, 80), np.float32))
     one.step()
     one.commit(5)
     snapshot = one.snapshot()
-    one.feed(torch.ones(28, 80))
+    one.feed(np.ones((28, 80), np.float32))
     expected = one.step()
     one.restore(snapshot)
     assert torch.equal(one.step(), expected)
@@ -289,7 +289,7 @@ def test_engine_refuses_misuse(make_system) -> None:
     one = engine.RecomputeEngine(make_system().model, 2)
     with pytest.raises(RuntimeError, match="before any frame"):
         one.step()
-    one.feed(torch.zeros(28, 80))
+    one.feed(np.zeros((28, 80), np.float32))
     one.step()
     with pytest.raises(RuntimeError, match="twice"):
         one.step()
@@ -341,10 +341,9 @@ def test_to_moves_the_model_to_a_gpu(make_agent, speech, fp16: bool) -> None:
     assert drive(agent, speech(1.0)).n_finished == 1
 
 
-@pytest.mark.parametrize("options", [["--num-threads", "0"], ["--max-len-b", "0"]])
-def test_bad_options_are_refused(make_agent, options: list[str]) -> None:
-    with pytest.raises(LeapformerError, match=options[0]):
-        make_agent(*options)
+def test_bad_options_are_refused(make_agent) -> None:
+    with pytest.raises(LeapformerError, match="--max-len-b"):
+        make_agent("--max-len-b", "0")
 
 
 def test_computation_is_logged_per_utterance(make_agent, speech, tmp_path: Path) -> None:
@@ -388,7 +387,7 @@ def simuleval(monkeypatch: pytest.MonkeyPatch, make_system):
     from leapformer_fairseq.agents import agent as agent_module
 
     def run(command: list[str], **system: Any) -> None:
-        monkeypatch.setattr(agent_module, "load_system", lambda *args: make_system(**system))
+        monkeypatch.setattr(agent_module, "open_system", lambda *args: make_system(**system))
         monkeypatch.setattr("sys.argv", command)
         agent_utils.EVALUATION_SYSTEM_LIST.clear()
         cli.main()

@@ -22,7 +22,8 @@ from leapformer_fairseq import PLUGIN_DIR, register
 from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.agents.loading import load_system, resolve_policy, with_policy
 from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
+from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.errors import LeapformerError
 
 register()
@@ -157,7 +158,7 @@ def test_streaming_states_give_the_parallel_forward(simulst: Path, data_root: Pa
     system = load_system(simulst, data_root, policy=PolicyOptions(k=3), pre_decision_ratio=5)
     frames, tokens = torch.randn(140, 80), [2, 10, 11, 12, 13, 14]
     engine = RecomputeEngine(system.model, tokens[0])
-    engine.feed(frames)
+    engine.feed(frames.numpy())
     streamed = [engine.step()]
     for token in tokens[1:]:
         engine.commit(token)
@@ -173,11 +174,11 @@ def test_source_is_rebuilt_after_new_frames(simulst: Path, data_root: Path) -> N
     system = load_system(simulst, data_root)
     frames = torch.randn(80, 80)
     engine = RecomputeEngine(system.model, 2)
-    engine.feed(frames[:40])
+    engine.feed(frames[:40].numpy())
     engine.step()
     snapshot = engine.snapshot()
     engine.commit(9)
-    engine.feed(frames[40:])
+    engine.feed(frames[40:].numpy())
     late = engine.step()
     engine.restore(snapshot)
     engine.commit(9)
@@ -239,7 +240,7 @@ def test_streaming_gives_the_logits_of_training(arriving: Path, data_root: Path,
     for start in range(0, len(samples), 640):
         stream.push(samples[start : start + 640])
         stream.advance(source_finished=start + 640 >= len(samples))
-    tokens, whole = stream.emitter._tokens, torch.cat(frames)
+    tokens, whole = stream.emitter._tokens, torch.from_numpy(np.concatenate(frames))
     system.model.set_lagging(2)
     with torch.no_grad():
         expected, _ = system.model(whole[None], torch.tensor([len(whole)]), torch.tensor([[2, *tokens]]))

@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from leapformer_fairseq.agents.engine import ComputeTimes, RecomputeEngine
+from leapformer_fairseq.agents.engine import RecomputeEngine
 from leapformer_fairseq.agents.features import Cmvn
 from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
 from leapformer_fairseq.agents.segments import SegmentOptions
 from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
+from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
+from leapformer_fairseq.agents.times import ComputeTimes
 from leapformer_fairseq.attention import Mechanism
 from leapformer_fairseq.modules import PassContext, attentions
 from leapformer_fairseq.modules.capture import capture, choose
@@ -336,12 +338,12 @@ def test_a_pass_inherits_and_leaves_nothing(system_of: Callable[[str], Translati
 def test_a_source_is_read_again_though_times_begin_again(make_system: Callable[..., TranslationSystem]) -> None:
     """Whoever counts computation, per utterance or for all, has no influence on what is written."""
     one = RecomputeEngine(make_system().model, 2)
-    one.feed(torch.zeros(28, 80))
+    one.feed(np.zeros((28, 80), np.float32))
     one.step()
     one.commit(5)
     snapshot = one.snapshot()
     one.times = ComputeTimes()
-    one.feed(torch.ones(28, 80))
+    one.feed(np.ones((28, 80), np.float32))
     expected = one.step()
     assert one.times.encoder_passes == 1
     one.restore(snapshot)

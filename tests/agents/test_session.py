@@ -19,7 +19,8 @@ from leapformer_fairseq.agents.features import Cmvn
 from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.segments import SegmentOptions
 from leapformer_fairseq.agents.session import Event, Session
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
+from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
 from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.audio import fbank
@@ -241,7 +242,7 @@ def flops_of_a_token(system: TranslationSystem, seconds: int) -> int:
     """Of the token after the one that has read so much source."""
     system.model.make_generation_fast_(need_attn=False)  # as `load_system` does
     engine = IncrementalEngine(system.model, system.eos)
-    engine.feed(torch.randn(100 * seconds, 80))
+    engine.feed(torch.randn(100 * seconds, 80).numpy())
     with native.turned_off():
         engine.step()
     engine.commit(5)

@@ -12,9 +12,9 @@ import pytest
 import soundfile
 
 from leapformer_fairseq.agents import talks as talks_module
-from leapformer_fairseq.agents.engine import ComputeTimes
 from leapformer_fairseq.agents.session import Session
 from leapformer_fairseq.agents.talks import TalkSimulation, course, growth
+from leapformer_fairseq.agents.times import ComputeTimes
 from leapformer_fairseq.cli import curve as curve_command
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.memory import resident_bytes

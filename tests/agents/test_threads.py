@@ -20,7 +20,8 @@ from leapformer_fairseq.agents.features import Cmvn
 from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
 from leapformer_fairseq.agents.segments import SegmentOptions
 from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationSystem
+from leapformer_fairseq.agents.stream import DecodingOptions
+from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
 from leapformer_fairseq.modules import PassContext, swap
 from leapformer_fairseq.modules.positions import grow_in_turn

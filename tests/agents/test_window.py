@@ -24,10 +24,11 @@ from leapformer_fairseq.agents.options import add_segment_options, segment_optio
 from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.segments import PIECE, SegmentOptions
 from leapformer_fairseq.agents.session import Event, Session
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem, repeating
+from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, repeating
+from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.agents.text import EMITTERS, WORD_START, Detokenizer, WordEmitter
 from leapformer_fairseq.agents.window import LEAST, MARGIN, forgettable
-from leapformer_fairseq.attention import MECHANISMS, ChunkMask, PrefixMask
+from leapformer_fairseq.attention import MECHANISMS, PrefixMask
 from leapformer_fairseq.audio import fbank
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.cli import serve as serve_command
@@ -120,14 +121,12 @@ def test_what_forgets_nothing_writes_what_a_segment_writes(
 
 
 # --------------------------------------------------------------------------------------------------- what is forgotten
-def fake(pieces: str, aligned: list[int], ready: int, step: int = 1, chunk: int | None = None) -> Any:
+def fake(pieces: str, aligned: list[int], ready: int, step: int = 1, chunk: int = 1) -> Any:
     """A stream as `forgettable` sees it; capital letters begin words."""
     starts = [i for i, piece in enumerate(pieces) if piece.isupper() or not i]
-    chunks = None if chunk is None else ChunkMask(chunk, 0, 100)
-    model = SimpleNamespace(encoder=SimpleNamespace(chunks=chunks))
     return SimpleNamespace(
         emitter=SimpleNamespace(starts=lambda: starts), aligned=aligned, step_states=step,
-        engine=SimpleNamespace(ready=ready), system=SimpleNamespace(model=model),
+        engine=SimpleNamespace(ready=ready), system=SimpleNamespace(chunk_states=chunk),
     )  # fmt: skip
 
 
@@ -192,11 +191,11 @@ def test_under_every_policy_tokens_are_aligned_when_they_are_written(
         stream.push(piece)
         stream.advance(source_finished=False)
     again = IncrementalEngine(system.model, 2)
-    again.feed(torch.from_numpy(system.cmvn(fbank(speech(2.4)))))
+    again.feed(system.cmvn(fbank(speech(2.4))))
     for token, visible, state in zip(stream.engine.tokens, seen, stream.aligned, strict=True):
         again.step(visible, layer=1)
         again.commit(token)
-        assert int(again.attention.argmax()) == state
+        assert again.focus == state
     assert len(set(stream.aligned)) > 3
 
 

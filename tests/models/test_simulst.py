@@ -7,7 +7,8 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 
 from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, TranslationSystem
+from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.simulst import WaitKDecoder, parse_lagging
 from leapformer_fairseq.models.transformer import Decoder

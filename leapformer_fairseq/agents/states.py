@@ -1,0 +1,69 @@
+"""The input of a session that carries its encoder over from segment to segment."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import LeapformerError
+from ..models.streaming_encoder import ArrivingSource
+from ..modules import PassOptions
+from .engine import EncodedEngine
+from .features import FeatureStream
+from .segments import Place
+from .session import Samples
+from .stream import DecodingOptions, TranslationStream
+from .system import TranslationSystem
+from .times import ComputeTimes
+
+
+class States(Samples):
+    """The input of a session's streams as encoder states: one pass over all audio; a segment gets its own states.
+
+    A state is ready when the encoder has read its look-ahead, so the places of audio are queued until then.
+    """
+
+    def __init__(
+        self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes, aligns: bool = False
+    ) -> None:
+        super().__init__(system, options, times, aligns)
+        self.system: TranslationSystem = system
+        self.encoder = system.model.encoder
+        if getattr(self.encoder, "chunks", None) is None:
+            raise LeapformerError(
+                "--carry encoder: this encoder sees whole utterances; train with --encoder-causal or "
+                "--encoder-chunk-ms, or leave --carry out"
+            )
+        self._features = FeatureStream(self.encoder.pooling_ratio(), system.cmvn)
+        self._source = ArrivingSource()
+        self._places: deque[Place] = deque()
+
+    @torch.no_grad()
+    def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
+        final = place is None
+        if place is not None:
+            self._places.append(place)
+        with self.times.measure("features_s"):
+            self._features.push(piece)
+            steps = [np.zeros((0, self._features.n_bins), np.float32)]
+            while (frames := self._features.next_step(final)) is not None:
+                steps.append(frames)
+        if len(steps) == 1 and not final:
+            return []
+        weight = next(self.encoder.parameters())
+        with self.times.measure("encoder_s", weight.device), self.encoder.context.own(PassOptions()):
+            states = self.encoder.extend(self._source, torch.from_numpy(np.concatenate(steps)).to(weight), final)
+        self.times.encoder_passes += 1
+        return [(self._places.popleft(), state) for state in states.split(1) if len(state)]
+
+    def stream(self) -> TranslationStream:
+        engine = EncodedEngine(self.system.model, self.system.eos, self.times)
+        return TranslationStream(self.system, self.options, self.times, engine, self.aligns)
+
+    def give(self, stream: TranslationStream, unit: Tensor) -> None:
+        engine: Any = stream.engine  # `EncodedEngine`, which is fed states
+        engine.feed(unit)

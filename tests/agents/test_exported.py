@@ -1,0 +1,254 @@
+"""Exported speech models write what their checkpoints write, with every policy, however the audio is cut."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from leapformer_fairseq.agents.engine import IncrementalEngine
+from leapformer_fairseq.agents.exported import ExportedSystem
+from leapformer_fairseq.agents.features import Cmvn
+from leapformer_fairseq.agents.live import open_system
+from leapformer_fairseq.agents.policy import PolicyOptions
+from leapformer_fairseq.agents.segments import SegmentOptions
+from leapformer_fairseq.agents.session import Session
+from leapformer_fairseq.agents.stream import DecodingOptions, System, TranslationStream
+from leapformer_fairseq.agents.system import TranslationSystem
+from leapformer_fairseq.agents.text import Detokenizer
+from leapformer_fairseq.attention import MECHANISMS
+from leapformer_fairseq.attention.ops import dispatch
+from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.export.arriving import Listening, Writing
+from leapformer_fairseq.export.check import compared_speech
+from leapformer_fairseq.export.graphs import DecoderStep
+from leapformer_fairseq.export.states import first_state, tensors_of
+from leapformer_fairseq.export.write import export_speech
+from leapformer_fairseq.runtime.folder import CROSS, LISTEN, SELF, Folder
+from tests.models.tiny import make_model
+
+CAUSAL, CHUNKS = {"encoder_causal": True}, {"encoder_chunk_ms": 240}
+OPTIONS = DecodingOptions(max_len_b=20)
+POLICIES = [
+    PolicyOptions(k=2),
+    PolicyOptions(k=4, catch_up=2.0),
+    PolicyOptions("hold-n", hold=2),
+    PolicyOptions("local-agreement"),
+    PolicyOptions("offline"),
+]
+
+
+def model_of(plan: str, **options: Any) -> Any:
+    return make_model(
+        "leapformer_simulst_tiny", plan, waitk_lagging=2, fixed_pre_decision_ratio=3, input_feat_per_channel=80,
+        encoder_self_attention=plan, decoder_self_attention=plan, decoder_cross_attention=plan, **options,
+    )  # fmt: skip
+
+
+def served() -> list[str]:
+    """Mechanisms with constant states in all blocks of a model that reads arriving speech."""
+    found = []
+    for name, kind in MECHANISMS.items():
+        about = kind.capabilities
+        where = {"encoder-self", "decoder-self", "decoder-cross"} <= set(about.blocks)
+        if where and about.incremental and about.constant_state and about.carry_width is None:
+            try:
+                model_of(name, **CHUNKS)
+            except LeapformerError:  # it does not stream
+                continue
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("encoder", [CAUSAL, CHUNKS], ids=["causal", "chunks"])
+@pytest.mark.parametrize("plan", served())
+def test_parts_with_explicit_states_equal_the_model(plan, encoder):
+    """Rows of speech chunk by chunk, the last one shorter, and tokens that see more and more of them."""
+    model = model_of(plan, **encoder).eval().requires_grad_(False)
+    listening, writing, step = Listening(model.encoder), Writing(model.decoder), DecoderStep(model.decoder)
+    frames, size = torch.randn(24 * 2 + 9, 80).double(), 4 * listening.rows
+    expected = IncrementalEngine(model, 2)
+    expected.feed(frames.float().numpy())
+    expected.finish()
+    heard, read = (tensors_of(first_state(one.attention, 1) for one in part.blocks) for part in (listening, writing))
+    own = tensors_of(first_state(one.attention, 1) for one in step.blocks[SELF])
+    rows, before = [], torch.full((4, 80), torch.pi).double()  # before the first chunk, any numbers
+    for start in range(0, len(frames), size):
+        chunk = frames[start : start + size]
+        padded = torch.full((1, 4 + size, 80), torch.pi).double()
+        padded[0, :4], padded[0, 4 : 4 + len(chunk)] = before, chunk
+        with torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):  # as in the graph
+            count, place = torch.tensor([len(chunk)]), torch.tensor([len(rows)])
+            found, heard = listening(padded, torch.tensor([4 if rows else 0]), count, place, heard)
+        rows += found[: -(-len(chunk) // 4)].unbind()
+        before = chunk[-4:]
+    tokens, seen = [2], 0
+    for visible in (6, 9, 9, 13, 15):
+        while seen < visible:
+            new = torch.stack(rows[seen : min(seen + 3, visible)])
+            padded = torch.cat([new, new.new_full((3 - len(new), *new.shape[1:]), torch.pi)])
+            with torch.enable_grad():
+                read = writing(padded, torch.tensor([len(new)]), torch.tensor([seen]), read)
+            seen += len(new)
+        with torch.enable_grad():
+            last, place = torch.tensor([tokens[-1]]), torch.tensor([len(tokens)])
+            log_probs, own = step(last, place, torch.tensor([0]), own, read)
+        logits = expected.step(visible)  # in float32
+        torch.testing.assert_close(log_probs[0].float(), logits.log_softmax(-1), rtol=0, atol=2e-6)
+        tokens.append(5)
+        expected.commit(5)
+
+
+@pytest.fixture(scope="module")
+def make(spm_model: Path) -> Callable[..., TranslationSystem]:
+    """Builds a system around a small random model whose encoder reads arriving speech."""
+
+    def made(plan: str, **options: Any) -> TranslationSystem:
+        model = model_of(plan, **options).float().eval()
+        cmvn = Cmvn(np.full(80, 8.0, np.float32), np.full(80, 3.0, np.float32))
+        words = Detokenizer(model.decoder.dictionary, spm_model)
+        return TranslationSystem(model, 2, (0, 1, 3), words, cmvn, PolicyOptions(k=2), 12)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def exported(make, tmp_path_factory) -> tuple[TranslationSystem, Folder]:
+    """A system and its folder."""
+    system = make("leap", **CHUNKS)
+    return system, export_speech(system, tmp_path_factory.mktemp("leap"), "signature")
+
+
+def written(system: System, samples: np.ndarray, size: int) -> list[list[int]]:
+    """The tokens after each piece of audio."""
+    stream, found = TranslationStream(system, OPTIONS), []
+    for start in range(0, len(samples), size):
+        stream.push(samples[start : start + size])
+        stream.advance(start + size >= len(samples))
+        found.append(stream.engine.tokens)
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_every_policy_writes_the_same_at_the_same_time(exported, speech, policy):
+    system, folder = exported
+    other = ExportedSystem.load(folder.path, policy)
+    for seconds, size in ((2.4, 4000), (1.87, 1000), (0.9, 16_000), (0.01, 100)):
+        expected = written(replace(system, policy=policy), speech(seconds, 3), size)
+        assert written(other, speech(seconds, 3), size) == expected
+        assert expected[-1] or seconds < 0.1
+
+
+def test_a_recurrent_model_whose_encoder_hears_state_by_state(make, speech, tmp_path):
+    system = make("gated-delta", **CAUSAL)
+    folder = export_speech(system, tmp_path, "signature")
+    other = ExportedSystem.load(folder.path, PolicyOptions(k=2))
+    assert written(other, speech(2.1, 3), 4000) == written(system, speech(2.1, 3), 4000)
+    found = compared_speech(system, folder, 3)
+    assert found.equal == found.sources == 3 and found.error < 1e-4
+
+
+def test_the_comparison_can_fail(exported, make):
+    other = make("leap", **CHUNKS)
+    other.model.decoder.layers[0].encoder_attn.k_proj.weight.data.mul_(2)
+    found = compared_speech(other, exported[1], 2)
+    assert found.equal < 2 or found.error > 0.01
+    assert compared_speech(exported[0], exported[1], 2).error < 1e-4
+
+
+def test_sessions_forks_and_another_k(exported, speech):
+    """Segments that end at pauses; k that changes; drafts."""
+    system, folder = exported
+    samples = np.concatenate([speech(1.0), np.zeros(8000, np.float32), speech(0.8, 1)])
+    events = []
+    for one in (system, ExportedSystem.load(folder.path, PolicyOptions(k=2))):
+        session = Session(one, OPTIONS, SegmentOptions("pause", pause_ms=200, min_seconds=0.5), drafts=True)
+        found = list(session.push(samples[:9000]))
+        session.use_lagging(1)
+        events.append([*found, *session.push(samples[9000:]), *session.finish()])
+    assert events[0] == events[1] and sum(event.ends for event in events[0]) == 2
+    stream = TranslationStream(ExportedSystem.load(folder.path), OPTIONS)
+    stream.push(speech(1.0))
+    stream.advance(False)
+    other = stream.fork()
+    for one in (other, stream):
+        one.push(speech(0.7, 1))
+        one.advance(True)
+    assert other.engine.tokens == stream.engine.tokens
+
+
+def test_a_recording_without_torch(exported, speech, tmp_path, capsys):
+    """`python -m leapformer_fairseq.runtime` is `leapformer stream` of the folder."""
+    folder, audio = str(exported[1].path), tmp_path / "audio.wav"
+    soundfile.write(audio, speech(2.4, 3), 16_000)
+    options = [str(audio), "--max-len-b", "20", "--json", "--waitk-lagging", "1"]
+    code = (
+        "import sys\nfor name in ('torch', 'fairseq', 'onnx'): sys.modules[name] = None\n"
+        f"from leapformer_fairseq.runtime.__main__ import main\nsys.exit(main({[folder, *options]!r}))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=dict(os.environ)
+    )
+    assert run.returncode == 0, run.stderr
+    assert main(["stream", "--checkpoint", folder, *options]) == 0
+    texts = [[line for line in out.splitlines() if '"text"' in line] for out in (run.stdout, capsys.readouterr().out)]
+    assert texts[0] and texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "reason"),
+    [
+        ("leap", {}, "sees whole utterances; export one trained with --encoder-causal"),
+        ("leap", {"encoder_chunk_ms": 240, "encoder_right_context_ms": 120}, "--encoder-right-context-ms cannot"),
+        ("softmax", CHUNKS, "encoder self-attention, layer 1: softmax has a state that grows"),
+    ],
+)
+def test_models_that_cannot_be_exported_are_refused(make, tmp_path, plan, options, reason):
+    with pytest.raises(LeapformerError, match=reason):
+        export_speech(make(plan, **options), tmp_path, "signature")
+
+
+def test_options_that_an_exported_model_cannot_follow_are_refused(exported, speech, tmp_path, capsys):
+    folder = exported[1].path
+    with pytest.raises(LeapformerError, match="--policy alignatt asks for attention weights"):
+        ExportedSystem.load(folder, PolicyOptions("alignatt"))
+    with pytest.raises(LeapformerError, match="--pre-decision-ratio is 0"):
+        ExportedSystem.load(folder, pre_decision_ratio=0)
+    session = Session(ExportedSystem.load(folder), OPTIONS, SegmentOptions("seconds", history="window"))
+    with pytest.raises(LeapformerError, match="do not tell what they attend to"):
+        list(session.push(speech(2.0)))
+    given = {"policy": "wait-k", "waitk_lagging": None, "catch_up": 1.0, "hold": 3, "agree": 2, "align_frames": 4}
+    args = SimpleNamespace(
+        checkpoint=str(folder), data_root=None, pre_decision_ratio=None, engine="recompute", align_layer=-1,
+        num_threads=1, **given,
+    )  # fmt: skip
+    with pytest.raises(LeapformerError, match="--engine recompute has no meaning for an exported model"):
+        open_system(args)
+    args.engine = "auto"
+    with pytest.raises(LeapformerError, match="--device cuda has no meaning"):
+        open_system(args, "cuda")
+    args.num_threads = 0
+    with pytest.raises(LeapformerError, match="--num-threads is 0"):
+        open_system(args)
+    audio = tmp_path / "audio.wav"
+    soundfile.write(audio, speech(0.5), 16_000)
+    assert main(["stream", "--checkpoint", "x.pt", str(audio)]) == 2
+    assert "--data-root is missing; give the folder" in capsys.readouterr().err
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    (damaged / LISTEN).unlink()
+    assert main(["stream", "--checkpoint", str(damaged), str(audio)]) == 2
+    assert f"has no {LISTEN}; export" in capsys.readouterr().err
+    assert CROSS in Folder.read(folder).states
