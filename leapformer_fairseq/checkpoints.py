@@ -18,6 +18,7 @@ from torch import Tensor
 from . import compat
 from .errors import LeapformerError
 from .files import replacing
+from .runtime.folder import Folder
 
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -89,7 +90,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def describe_checkpoint(path: str | Path) -> dict[str, Any]:
-    """How far a training had come, and the number of parameters. Raises LeapformerError when it is no checkpoint."""
+    """How far a training had come, and the number of parameters; of an exported folder, those of its checkpoint.
+
+    Raises LeapformerError when it is neither.
+    """
+    if Path(path).is_dir():
+        return {**Folder.read(path).origin, "checkpoint": Path(path).name}
     state = load_checkpoint(Path(path))
     extra, history = state.get("extra_state") or {}, state.get("optimizer_history") or [{}]
     place = extra.get("train_iterator") or {}

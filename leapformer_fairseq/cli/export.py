@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints import describe_checkpoint, load_checkpoint
 from ..errors import LeapformerError
 from ..loading import load_model
 from ..runtime.folder import SUBWORDS
@@ -51,8 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_speech(path: str) -> bool:
-    from ..checkpoints import load_checkpoint
-
     if not Path(path).is_file():
         raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
     arch = str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
@@ -68,7 +67,7 @@ def _text(args: argparse.Namespace) -> Any:
         raise LeapformerError(f"--sentencepiece-model {subwords}: no such file")
     overrides = {} if args.data is None else {"data": args.data}
     model, task = load_model(args.path, ("leapformer_nmt",), "export", overrides)
-    folder = export_translation(model, task, args.out, signature())
+    folder = export_translation(model, task, args.out, signature(), describe_checkpoint(args.path))
     if subwords is not None:
         shutil.copyfile(subwords, args.out / SUBWORDS)
     return compared(model, task, folder, args.check) if args.check else None
@@ -84,5 +83,5 @@ def _speech(args: argparse.Namespace) -> Any:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
     policy = PolicyOptions("offline")  # whichever it is run with
     system = load_system(args.path, args.data, args.config_yaml, policy, args.pre_decision_ratio)
-    folder = export_speech(system, args.out, signature())
+    folder = export_speech(system, args.out, signature(), describe_checkpoint(args.path))
     return compared_speech(system, folder, args.check) if args.check else None

@@ -47,8 +47,8 @@ ROWS_TRACED, LONGEST = 4, 7  # of the examples that are traced
 ANY = torch.export.Dim.DYNAMIC  # a size that a graph leaves open, or else cannot be made
 
 
-def export_translation(model: Any, task: Any, out: Path, signature: str) -> Folder:
-    """Write the graphs of a text translation model, and what goes with them.
+def export_translation(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
+    """Write the graphs of a text translation model, and what goes with them; `origin` as in `Folder`.
 
     Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
     """
@@ -63,13 +63,14 @@ def export_translation(model: Any, task: Any, out: Path, signature: str) -> Fold
         {"source": vocabulary(dictionary), "target": vocabulary(task.target_dictionary)},
         model.max_decoder_positions(),
         signature,
+        origin,
     )
     folder.write()
     return folder
 
 
-def export_speech(system: TranslationSystem, out: Path, signature: str) -> Folder:
-    """Write the graphs of a model that translates arriving speech, and what goes with them.
+def export_speech(system: TranslationSystem, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
+    """Write the graphs of a model that translates arriving speech, and what goes with them; `origin` as in `Folder`.
 
     Raises LeapformerError for mechanisms and encoders that cannot be exported, and without the libraries for it.
     """
@@ -105,6 +106,7 @@ def export_speech(system: TranslationSystem, out: Path, signature: str) -> Folde
         {"target": vocabulary(model.decoder.dictionary)},
         model.max_decoder_positions(),
         signature,
+        origin,
         Speech(
             frames,
             system.chunk_states,

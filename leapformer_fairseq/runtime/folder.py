@@ -71,7 +71,11 @@ class Speech:
 
 @dataclass(frozen=True)
 class Folder:
-    """What `model.json` says. `states`: shapes by name, of each kind of attention."""
+    """What `model.json` says.
+
+    states: shapes by name, of each kind of attention.
+    origin: the checkpoint, as `checkpoints.describe_checkpoint` tells of it.
+    """
 
     path: Path
     task: str
@@ -79,6 +83,7 @@ class Folder:
     vocabularies: dict[str, Vocabulary]
     max_target: int
     signature: str
+    origin: dict[str, Any]
     speech: Speech | None = None
 
     @classmethod
@@ -99,6 +104,7 @@ class Folder:
                 vocabularies,
                 int(about["max_target"]),
                 about["signature"],
+                dict(about["checkpoint"]),
                 None if speech is None else Speech(**speech),
             )
         except FileNotFoundError as error:
@@ -118,6 +124,7 @@ class Folder:
             "vocabularies": {side: asdict(one) for side, one in self.vocabularies.items()},
             "max_target": self.max_target,
             "signature": self.signature,
+            "checkpoint": self.origin,
             **({} if self.speech is None else {"speech": asdict(self.speech)}),
         }
         write_json(self.path / MODEL, about)

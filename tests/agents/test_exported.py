@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
 from leapformer_fairseq.attention import MECHANISMS
 from leapformer_fairseq.attention.ops import dispatch
+from leapformer_fairseq.checkpoints import describe_checkpoint
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.export.arriving import Listening, Writing
@@ -128,7 +130,7 @@ def make(spm_model: Path) -> Callable[..., TranslationSystem]:
 def exported(make, tmp_path_factory) -> tuple[TranslationSystem, Folder]:
     """A system and its folder."""
     system = make("leap", **CHUNKS)
-    return system, export_speech(system, tmp_path_factory.mktemp("leap"), "signature")
+    return system, export_speech(system, tmp_path_factory.mktemp("leap"), "signature", {})
 
 
 def written(system: System, samples: np.ndarray, size: int) -> list[list[int]]:
@@ -153,7 +155,7 @@ def test_every_policy_writes_the_same_at_the_same_time(exported, speech, policy)
 
 def test_a_recurrent_model_whose_encoder_hears_state_by_state(make, speech, tmp_path):
     system = make("gated-delta", **CAUSAL)
-    folder = export_speech(system, tmp_path, "signature")
+    folder = export_speech(system, tmp_path, "signature", {})
     other = ExportedSystem.load(folder.path, PolicyOptions(k=2))
     assert written(other, speech(2.1, 3), 4000) == written(system, speech(2.1, 3), 4000)
     found = compared_speech(system, folder, 3)
@@ -189,6 +191,25 @@ def test_sessions_forks_and_another_k(exported, speech):
     assert other.engine.tokens == stream.engine.tokens
 
 
+def test_a_simulation_knows_what_the_folder_was_made_of(exported, speech, tmp_path):
+    """`leapformer simulate` of the folder: the log of the checkpoint's streams."""
+    audio, folder = tmp_path / "audio.wav", tmp_path / "folder"
+    soundfile.write(audio, speech(1.8, 3), 16_000)
+    (tmp_path / "source").write_text(f"{audio}\n")
+    (tmp_path / "target").write_text("a reference\n")
+    shutil.copytree(exported[1].path, folder)
+    replace(exported[1], path=folder, origin={"updates": 7}).write()
+    assert describe_checkpoint(folder) == {"checkpoint": "folder", "updates": 7}
+    options = ["--source", str(tmp_path / "source"), "--target", str(tmp_path / "target"), "--max-len-b", "20"]
+    assert main(["simulate", "--checkpoint", str(folder), "--out", str(tmp_path / "out"), *options]) == 0
+    log = json.loads((tmp_path / "out" / "instances.log").read_text())
+    stream = TranslationStream(exported[0], OPTIONS)
+    stream.push(soundfile.read(audio, dtype="float32")[0])
+    stream.advance(True)
+    assert log["prediction"].split() == stream.flush(True).split()
+    assert json.loads((tmp_path / "out" / "scores.json").read_text())["model"]["updates"] == 7
+
+
 def test_a_recording_without_torch(exported, speech, tmp_path, capsys):
     """`python -m leapformer_fairseq.runtime` is `leapformer stream` of the folder."""
     folder, audio = str(exported[1].path), tmp_path / "audio.wav"
@@ -217,7 +238,7 @@ def test_a_recording_without_torch(exported, speech, tmp_path, capsys):
 )
 def test_models_that_cannot_be_exported_are_refused(make, tmp_path, plan, options, reason):
     with pytest.raises(LeapformerError, match=reason):
-        export_speech(make(plan, **options), tmp_path, "signature")
+        export_speech(make(plan, **options), tmp_path, "signature", {})
 
 
 def test_options_that_an_exported_model_cannot_follow_are_refused(exported, speech, tmp_path, capsys):

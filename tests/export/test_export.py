@@ -84,7 +84,7 @@ def test_states_that_graphs_cannot_hold_are_refused(plan, reason):
 def test_encoders_that_cannot_be_traced_are_refused(encoder, reason, tmp_path):
     model = model_of("leap", encoder=encoder).float()
     with pytest.raises(LeapformerError, match=reason) as found:
-        export_translation(model, TASK, tmp_path, "signature")
+        export_translation(model, TASK, tmp_path, "signature", {})
     assert "\n" not in str(found.value)
 
 
@@ -92,7 +92,7 @@ def test_encoders_that_cannot_be_traced_are_refused(encoder, reason, tmp_path):
 def exported(tmp_path_factory):
     """A leap model, and its folder."""
     model = model_of("leap", encoder="leap").float()
-    return model, export_translation(model, TASK, tmp_path_factory.mktemp("leap"), "signature")
+    return model, export_translation(model, TASK, tmp_path_factory.mktemp("leap"), "signature", {})
 
 
 def test_translations_equal_fairseqs(exported):
@@ -110,7 +110,7 @@ def test_the_comparison_can_fail(exported):
 def test_other_mechanisms(plan, tmp_path):
     """A delta rule's sources are read row by row, slots have several tensors."""
     model = model_of(plan).float()
-    found = compared(model, TASK, export_translation(model, TASK, tmp_path, "signature"), 8)
+    found = compared(model, TASK, export_translation(model, TASK, tmp_path, "signature", {}), 8)
     assert found.equal == found.sources and found.error < 1e-4
 
 
