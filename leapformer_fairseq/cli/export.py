@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..checkpoints import describe_checkpoint, load_checkpoint
 from ..errors import LeapformerError
 from ..loading import load_model
-from ..runtime.folder import SUBWORDS
+from ..runtime.folder import SUBWORDS, Folder
 from ..signature import signature
+
+if TYPE_CHECKING:
+    from ..export.check import Compared
 
 HELP = "a trained translation model as ONNX graphs with explicit states, to run without PyTorch and fairseq"
 SPEECH = ("leapformer_simulst", "leapformer_s2t")
@@ -34,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of speech: encoder states of a step (default: the trained one)",
     )
     add("--sentencepiece-model", type=Path, metavar="FILE", help="of text: copied into DIR, to translate plain text")
+    add("--quantize", action="store_true", help="round the weights of projections to 8 bits: a third of the size, and "
+        "slightly other outputs, so measure the loss in quality")  # fmt: skip
     add(
         "--check", type=int, default=0, metavar="N",
         help="compare with the checkpoint on N random sources: all hypotheses of beam 5; of speech, what is written",
@@ -42,13 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, compare if asked to, and print what was found. Raises LeapformerError for what cannot be exported."""
-    found = (_speech if _is_speech(args.path) else _text)(args)
+    folder, compare = (_speech if _is_speech(args.path) else _text)(args)
+    if args.quantize:
+        from ..export.write import quantize
+
+        quantize(folder)
     size = sum(path.stat().st_size for path in args.out.iterdir() if path.is_file())
     print(f"{args.out}: {size / 2**20:.1f} MiB; `python -m leapformer_fairseq.runtime {args.out}`")
-    if found is None:
+    if not args.check:
         return 0
+    found = compare()
     print(f"{found.equal} of {found.sources} sources have equal translations; largest error {found.error:.1e}")
-    return 0 if found.equal == found.sources else 1
+    return 0 if args.quantize or found.equal == found.sources else 1
 
 
 def _is_speech(path: str) -> bool:
@@ -58,7 +69,7 @@ def _is_speech(path: str) -> bool:
     return arch.startswith(SPEECH)
 
 
-def _text(args: argparse.Namespace) -> Any:
+def _text(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
     from ..export.check import compared
     from ..export.write import export_translation
 
@@ -70,10 +81,10 @@ def _text(args: argparse.Namespace) -> Any:
     folder = export_translation(model, task, args.out, signature(), describe_checkpoint(args.path))
     if subwords is not None:
         shutil.copyfile(subwords, args.out / SUBWORDS)
-    return compared(model, task, folder, args.check) if args.check else None
+    return folder, lambda: compared(model, task, folder, args.check)
 
 
-def _speech(args: argparse.Namespace) -> Any:
+def _speech(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
     from ..agents.loading import load_system
     from ..agents.policy import PolicyOptions
     from ..export.check import compared_speech
@@ -84,4 +95,4 @@ def _speech(args: argparse.Namespace) -> Any:
     policy = PolicyOptions("offline")  # whichever it is run with
     system = load_system(args.path, args.data, args.config_yaml, policy, args.pre_decision_ratio)
     folder = export_speech(system, args.out, signature(), describe_checkpoint(args.path))
-    return compared_speech(system, folder, args.check) if args.check else None
+    return folder, lambda: compared_speech(system, folder, args.check)

@@ -16,11 +16,13 @@ from torch import nn
 from ..agents.system import TranslationSystem
 from ..attention.ops import dispatch
 from ..errors import LeapformerError
+from ..files import replacing
 from ..runtime.folder import (
     BEFORE,
     COUNT,
     CROSS,
     FRAMES,
+    GRAPHS,
     HEARD,
     LISTEN,
     LOG_PROBS,
@@ -38,7 +40,7 @@ from ..runtime.folder import (
     Shapes,
     Speech,
     Vocabulary,
-)  # fmt: skip
+)
 from .arriving import Listening, Writing
 from .graphs import DecoderStep, Source
 from .states import first_state, names_of, shapes_of, tensors_of
@@ -121,6 +123,18 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
     shutil.copyfile(system.detokenizer.model_file, out / SUBWORDS)
     folder.write()
     return folder
+
+
+def quantize(folder: Folder) -> None:
+    """Round the weights of a folder's products to 8 bits; what they are multiplied by is rounded at each call.
+
+    Everything else, such as states and embeddings, stays in float32.
+    """
+    from onnxruntime.quantization import quantize_dynamic
+
+    for name in GRAPHS[folder.task]:
+        with replacing(folder.path / name) as partial, _quiet():
+            quantize_dynamic(folder.path / name, partial, op_types_to_quantize=["MatMul", "Gemm"], per_channel=True)
 
 
 def _frozen(model: Any, out: Path) -> Any:

@@ -37,8 +37,8 @@ from leapformer_fairseq.export.arriving import Listening, Writing
 from leapformer_fairseq.export.check import compared_speech
 from leapformer_fairseq.export.graphs import DecoderStep
 from leapformer_fairseq.export.states import first_state, tensors_of
-from leapformer_fairseq.export.write import export_speech
-from leapformer_fairseq.runtime.folder import CROSS, LISTEN, SELF, Folder
+from leapformer_fairseq.export.write import export_speech, quantize
+from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, LISTEN, SELF, Folder
 from tests.models.tiny import make_model
 
 CAUSAL, CHUNKS = {"encoder_causal": True}, {"encoder_chunk_ms": 240}
@@ -168,6 +168,17 @@ def test_the_comparison_can_fail(exported, make):
     found = compared_speech(other, exported[1], 2)
     assert found.equal < 2 or found.error > 0.01
     assert compared_speech(exported[0], exported[1], 2).error < 1e-4
+
+
+def test_weights_of_8_bits(exported, tmp_path):
+    """Smaller graphs with slightly other scores."""
+    folder = replace(exported[1], path=tmp_path / "small")
+    shutil.copytree(exported[1].path, folder.path)
+    quantize(folder)
+    for name in GRAPHS[folder.task]:
+        small, large = ((one.path / name).stat().st_size for one in (folder, exported[1]))
+        assert small < large
+    assert 1e-4 < compared_speech(exported[0], folder, 3).error < 1
 
 
 def test_sessions_forks_and_another_k(exported, speech):
