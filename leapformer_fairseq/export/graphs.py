@@ -5,6 +5,9 @@ Shapes: B batch, S source tokens, C width, V words.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +16,9 @@ from torch._higher_order_ops.scan import scan
 
 from ..attention import Mechanism, State, Step, TokenInfo, sinusoids
 from ..attention.linear.base import LinearState
+from ..attention.mechanism import Inputs
 from ..attention.ops.recurrent import Written, written
 from ..attention.recurrent.base import RecurrentMechanism
-from ..errors import LeapformerError
 from ..modules import PassOptions, attentions
 from ..modules.attention import MechanismAttention
 from ..modules.decoding import Memory
@@ -108,12 +111,6 @@ class Source(nn.Module):
         super().__init__()
         self.encoder, self.decoder = model.encoder, model.decoder
         self.blocks = held(self.decoder, CROSS)
-        for layer, attention in enumerate(attentions(self.encoder)):
-            if isinstance(attention.mechanism, RecurrentMechanism):
-                raise LeapformerError(
-                    f"encoder self-attention, layer {layer + 1}: {attention.mechanism.name} cannot be exported in an "
-                    "encoder yet; take a model with softmax or linear attention without decay there"
-                )
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
         encoder = self.encoder
@@ -121,7 +118,7 @@ class Source(nn.Module):
         positions = keep.long().cumsum(1)
         x = _embedded(encoder, tokens, positions) * keep.unsqueeze(2)
         x = x.transpose(0, 1)
-        with encoder.context.own(PassOptions()):
+        with encoder.context.own(PassOptions()), _row_by_row_in(encoder):
             for layer in encoder.layers:
                 x = layer(x, encoder_padding_mask=~keep)
         if encoder.layer_norm is not None:
@@ -143,14 +140,49 @@ def with_rows(attention: MechanismAttention, state: State, x: Tensor, tokens: To
     mechanism, (k, v) = attention.mechanism, attention._kv(x)
     if not isinstance(mechanism, RecurrentMechanism):
         return mechanism.write(state, k, v, tokens)
-    keys = mechanism._writing(k, v, tokens)
-    given = [part.movedim(2, 0) for part in keys if part is not None]  # row by row
+    kv, _ = _row_by_row(state.of(LinearState).kv, mechanism._writing(k, v, tokens))
+    return LinearState(kv)
+
+
+def _row_by_row(
+    kv: Tensor, keys: Written, queries: Tensor | None = None, reads_first: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The state after all rows, and what queries (B, H, S, F) read after their row was written, or before."""
+    given = [part.movedim(2, 0) for part in (*keys, queries) if part is not None]
 
     def one(kv: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
         k, v, *more = (part.unsqueeze(2) for part in parts)
         decay = None if keys.decay is None else more.pop(0)
-        after = written(kv, Written(k, v, decay, more[0] if more else None))
-        return after.clone(), after.new_zeros(1)
+        strength = None if keys.strength is None else more.pop(0)
+        after = written(kv, Written(k, v, decay, strength))
+        read = (more[0] @ (kv if reads_first else after)).squeeze(2) if more else after.new_zeros(1)
+        return after.clone(), read
 
-    kv, _ = scan(one, state.of(LinearState).kv, given, dim=0)
-    return LinearState(kv)
+    after, read = scan(one, kv, given, dim=0)
+    return after, read.movedim(0, 2) if queries is not None else read
+
+
+@contextmanager
+def _row_by_row_in(encoder: Any) -> Iterator[None]:
+    """An encoder's recurrent mechanisms go from row to row: how their scans are cut depends on the length."""
+    recurrent = [m for m in (one.mechanism for one in attentions(encoder)) if isinstance(m, RecurrentMechanism)]
+    try:
+        for mechanism in recurrent:
+            vars(mechanism)["_in_segments"] = partial(_both_ways, mechanism)
+        yield
+    finally:
+        for mechanism in recurrent:
+            del vars(mechanism)["_in_segments"]
+
+
+def _both_ways(mechanism: RecurrentMechanism, x: Inputs) -> Tensor:
+    """What an encoder's recurrent mechanism makes of a whole source (`RecurrentMechanism`), row by row."""
+    q, k, v, query, key, _ = x
+    first = mechanism.init_state(q.shape[0], v.shape[3], k, key, None).kv
+    keys, queries = mechanism._writing(k, v, key), mechanism.queries(q, query)
+    _, forward = _row_by_row(first, keys, queries)
+    later = keys.each(lambda part: part.flip(2))
+    if not mechanism.replaces:
+        later = later.before_decay()
+    _, backward = _row_by_row(first, later, queries.flip(2), reads_first=not mechanism.replaces)
+    return mechanism._gated(mechanism._bounded(forward + backward.flip(2)), x)

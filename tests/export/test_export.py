@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from leapformer_fairseq.attention import MECHANISMS
+from leapformer_fairseq.attention import MECHANISMS, TokenInfo
+from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.export.check import compared
-from leapformer_fairseq.export.graphs import DecoderStep
+from leapformer_fairseq.export.graphs import DecoderStep, Source
 from leapformer_fairseq.export.states import CROSS, SELF, first_state, held, tensors_of
 from leapformer_fairseq.export.write import export_translation
 from leapformer_fairseq.runtime.__main__ import main
@@ -74,16 +75,33 @@ def test_states_that_graphs_cannot_hold_are_refused(plan, reason):
         held(model.decoder, SELF)
 
 
-@pytest.mark.parametrize(
-    ("encoder", "reason"),
-    [
-        ("delta", "encoder self-attention, layer 1: delta cannot be exported"),
-        ("reformer", "source.onnx: PyTorch cannot"),
-    ],
-)
-def test_encoders_that_cannot_be_traced_are_refused(encoder, reason, tmp_path):
-    model = model_of("leap", encoder=encoder).float()
-    with pytest.raises(LeapformerError, match=reason) as found:
+RECURRENT = [name for name, kind in MECHANISMS.items() if issubclass(kind, RecurrentMechanism)]
+
+
+@pytest.mark.parametrize("encoder", [name for name in RECURRENT if name in PLANS])
+def test_encoders_with_decay_or_delta_rule_go_from_row_to_row(encoder):
+    """A padded source, too; afterwards the model is as it was."""
+    model = model_of("leap", encoder=encoder).requires_grad_(False)
+    source = Source(model)
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 2], [1, 1, 4, 11, 6, 2]])  # padded on the left, as in fairseq
+    with torch.no_grad():
+        encoded = model.encoder(tokens, tokens.ne(1).sum(1))
+    with torch.enable_grad():
+        found = source(tokens)
+    rows, keep = encoded["encoder_out"][0], tokens.ne(1)
+    info = TokenInfo(keep.long().cumsum(1), keep=keep, inputs=rows.transpose(0, 1)).cleared()
+    for block, states in zip(source.blocks, found, strict=True):
+        first = first_state(block.attention, 2)
+        expected = block.attention.mechanism.write(first, *block.attention._kv(rows), info)
+        assert float((states - expected.kv).abs().max()) < 1e-10
+    with torch.no_grad():
+        assert torch.equal(model.encoder(tokens, keep.sum(1))["encoder_out"][0], rows)
+    assert all("_in_segments" not in vars(layer.self_attn.mechanism) for layer in model.encoder.layers)
+
+
+def test_encoders_that_cannot_be_traced_are_refused(tmp_path):
+    model = model_of("leap", encoder="reformer").float()
+    with pytest.raises(LeapformerError, match="source.onnx: PyTorch cannot") as found:
         export_translation(model, TASK, tmp_path, "signature", {})
     assert "\n" not in str(found.value)
 
@@ -106,10 +124,10 @@ def test_the_comparison_can_fail(exported):
     assert found.equal == 0 and found.error > 0.01
 
 
-@pytest.mark.parametrize("plan", ["gated-delta", "abc-mlp"])
-def test_other_mechanisms(plan, tmp_path):
+@pytest.mark.parametrize(("plan", "encoder"), [("gated-delta", "gated-delta"), ("abc-mlp", "gated-leap")])
+def test_other_mechanisms(plan, encoder, tmp_path):
     """A delta rule's sources are read row by row, slots have several tensors."""
-    model = model_of(plan).float()
+    model = model_of(plan, encoder=encoder).float()
     found = compared(model, TASK, export_translation(model, TASK, tmp_path, "signature", {}), 8)
     assert found.equal == found.sources and found.error < 1e-4
 
