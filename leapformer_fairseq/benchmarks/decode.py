@@ -8,7 +8,8 @@ CPU time of the thread, on a GPU wall time. All systems take turns in one proces
 
 "fairseq" is the stock decoder, which copies its cache for every token. "softmax" is ours: one product for queries, keys
 and values, a preallocated cache, and sources shared by the hypotheses of a sentence. Mechanisms are measured with the
-compiled step and, "leap (torch)", without it. Ratio = time of fairseq / time of ours. State: bytes of all layers.
+compiled step and, "leap (torch)", without it. "leap (exported)" is a graph of `leapformer export` in onnxruntime, where
+that is installed; it always reorders. Ratio = time of fairseq / time of ours. State: bytes of all layers.
 
 One block: self-attention with its projections, one token after `keys` others; ratio = time of our softmax with its
 preallocated cache / time of the other.
@@ -21,9 +22,13 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,13 +41,14 @@ from . import measure
 from .tables import Table
 
 LAYERS, WIDTH, FFN, HEADS = 6, 256, 1024, 8
-FAIRSEQ, TORCH = "fairseq", "leap (torch)"
+LONGEST = 8192  # tokens of a target
+FAIRSEQ, TORCH, EXPORTED = "fairseq", "leap (torch)", "leap (exported)"
 SECONDS = 6.0  # per case
 PARITY = {torch.float64: 1e-10, torch.float32: 1e-4}  # the step in C computes in single precision
 # room for the longest case, and no encoder
 LENGTHS_HELD = {
-    "cosformer_length": 8192,
-    "abc_max_length": 8192,
+    "cosformer_length": LONGEST,
+    "abc_max_length": LONGEST,
     "abc_pool_size": "0/1024/0",
     **{name: option.without_encoder for name, option in OPTIONS.items() if option.without_encoder is not None},
 }
@@ -171,13 +177,17 @@ def decoders(case: Case, names: list[str], place: measure.Place, seconds: float)
     source = torch.randn(case.source, case.sentences, WIDTH, device=place.device, dtype=place.dtype)
     source = source.repeat_interleave(case.beam, 1)
     states: dict[str, dict[str, Any]] = {name: {} for name in systems}
-    calls = {}
+    calls: dict[str, Callable[[], measure.Seconds]] = {}
     for name in systems:
         decoder = make("leap" if name == TORCH else name, place)
         if case.beam > 1 and name != FAIRSEQ:
             decoder.set_beam_size(case.beam)
         fill(decoder, states[name], case, source)
         calls[name] = partial(token, decoder, states[name], source, case, name == TORCH)
+    sizes = {name: held_bytes(state) for name, state in states.items()}
+    if "leap" in names and place == measure.Place(torch.device("cpu"), torch.float32) and exports():
+        step, sizes[EXPORTED] = exported(case)
+        calls[EXPORTED] = step
     times = measure.medians(calls, seconds)
     (base,) = times[FAIRSEQ]
     return [
@@ -189,7 +199,7 @@ def decoders(case: Case, names: list[str], place: measure.Place, seconds: float)
             "mechanism": name,
             "ms": ms * 1e3,
             "ratio": base / ms,
-            "state_bytes": held_bytes(states[name]),
+            "state_bytes": sizes[name],
             "aim": AIMS.get((case.rows, case.target, case.source)) if name == "leap" and place.has_aims else None,
         }
         for name, (ms,) in times.items()
@@ -246,6 +256,47 @@ def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
         else:
             past = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": None}
             layer.self_attn._set_input_buffer(state, past)
+
+
+def exports() -> bool:
+    """Whether models can be exported and run here."""
+    return all(find_spec(name) is not None for name in ("onnx", "onnxscript", "onnxruntime"))
+
+
+@cache
+def exported_graphs() -> Any:
+    """The step of a leap decoder in onnxruntime, with one thread."""
+    from ..export.write import write_step
+    from ..runtime.engine import Graphs
+    from ..runtime.folder import STEP, TRANSLATION, Folder
+
+    decoder = make("leap", measure.Place(torch.device("cpu"), torch.float32)).requires_grad_(False)
+    with TemporaryDirectory() as folder:
+        states = write_step(decoder, Path(folder))
+        return Graphs(Folder(Path(folder), TRANSLATION, states, {}, LONGEST, "", {}), names=(STEP,))
+
+
+def exported(case: Case) -> tuple[Callable[[], measure.Seconds], int]:
+    """One more token of the exported decoder, and the bytes of its states."""
+    from ..runtime.folder import CROSS, SELF
+
+    graphs = exported_graphs()
+    states = {
+        side: {
+            name: graphs.value(np.random.rand(case.rows, *shape).astype(np.float32)) for name, shape in shapes.items()
+        }
+        for side, shapes in graphs.folder.states.items()
+    }
+
+    def step() -> measure.Seconds:
+        tokens = np.random.randint(4, 30, case.rows)
+        groups = np.arange(case.rows).reshape(-1, case.beam)
+        order = np.take_along_axis(groups, np.random.randint(0, case.beam, groups.shape), 1).ravel()
+        start = measure.clock(torch.device("cpu"))
+        _, states[SELF] = graphs.step(tokens, case.target + 1, order, states[SELF], states[CROSS])
+        return (measure.clock(torch.device("cpu")) - start,)
+
+    return step, sum(value.numpy().nbytes for side in states.values() for value in side.values())
 
 
 def held_bytes(state: dict[str, Any]) -> int:

@@ -61,7 +61,7 @@ def export_translation(model: Any, task: Any, out: Path, signature: str, origin:
     folder = Folder(
         out,
         TRANSLATION,
-        _write_step(model.decoder, out),
+        write_step(model.decoder, out),
         {"source": vocabulary(dictionary), "target": vocabulary(task.target_dictionary)},
         model.max_decoder_positions(),
         signature,
@@ -104,7 +104,7 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
     folder = Folder(
         out,
         SPEECH,
-        {HEARD: shapes_of(listening.blocks), **_write_step(model.decoder, out)},
+        {HEARD: shapes_of(listening.blocks), **write_step(model.decoder, out)},
         {"target": vocabulary(model.decoder.dictionary)},
         model.max_decoder_positions(),
         signature,
@@ -146,8 +146,8 @@ def _frozen(model: Any, out: Path) -> Any:
     return model
 
 
-def _write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
-    """Write the graph of a decoder's step; the shapes of its states."""
+def write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
+    """Write the graph of a decoder's step, for a folder that exists; returns the shapes of its states."""
     step = DecoderStep(decoder)
     own, read = (
         tensors_of(first_state(block.attention, ROWS_TRACED) for block in step.blocks[side]) for side in (SELF, CROSS)

@@ -16,8 +16,8 @@ Values = dict[str, Any]  # onnxruntime's, by name
 class Graphs:
     """A folder's graphs, loaded once for all who use them, in any thread."""
 
-    def __init__(self, folder: Folder, threads: int = 1) -> None:
-        """Raises LeapformerError without onnxruntime, and for graphs that it cannot read."""
+    def __init__(self, folder: Folder, threads: int = 1, names: Sequence[str] | None = None) -> None:
+        """`names`: of the graphs; None: all. Raises LeapformerError without onnxruntime, and for unreadable files."""
         try:
             import onnxruntime
         except ImportError as error:
@@ -28,7 +28,7 @@ class Graphs:
         try:
             self._sessions = {
                 name: onnxruntime.InferenceSession(str(folder.path / name), options, providers=["CPUExecutionProvider"])
-                for name in GRAPHS[folder.task]
+                for name in (GRAPHS[folder.task] if names is None else names)
             }
         except Exception as error:  # onnxruntime's have no common class
             reason = " ".join(str(error).split())[:200]

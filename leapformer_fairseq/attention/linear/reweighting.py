@@ -26,7 +26,7 @@ class CosReweighted(Features):
     proportion: Tensor = field(kw_only=True)
 
     def expanded(self) -> Tensor:
-        if dispatch.is_transformed():
+        if dispatch.is_transformed() or torch.compiler.is_exporting():  # a graph is slow at writing into parts
             return torch.cat([self.x * half for half in _cos_sin(self.proportion)], -1)
         return _CosReweight.apply(self.x, self.proportion)
 
