@@ -17,8 +17,8 @@ from ..signature import signature
 if TYPE_CHECKING:
     from ..export.check import Compared
 
-HELP = "a trained translation model as ONNX graphs with explicit states, to run without PyTorch and fairseq"
-SPEECH = ("leapformer_simulst", "leapformer_s2t")
+HELP = "a trained model as ONNX graphs with explicit states, to run without PyTorch and fairseq"
+SPEECH, LANGUAGE_MODEL, TEXT = ("leapformer_simulst", "leapformer_s2t"), ("leapformer_lm",), ("leapformer_nmt",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, compare if asked to, and print what was found. Raises LeapformerError for what cannot be exported."""
-    folder, compare = (_speech if _is_speech(args.path) else _text)(args)
+    folder, compare = (_speech if _architecture(args.path).startswith(SPEECH) else _text)(args)
     if args.quantize:
         from ..export.write import quantize
 
@@ -62,23 +62,23 @@ def run(args: argparse.Namespace) -> int:
     return 0 if args.quantize or found.equal == found.sources else 1
 
 
-def _is_speech(path: str) -> bool:
+def _architecture(path: str) -> str:
     if not Path(path).is_file():
         raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
-    arch = str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
-    return arch.startswith(SPEECH)
+    return str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
 
 
 def _text(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
     from ..export.check import compared
-    from ..export.write import export_translation
+    from ..export.write import export_language_model, export_translation
 
     subwords: Path | None = args.sentencepiece_model
     if subwords is not None and not subwords.is_file():
         raise LeapformerError(f"--sentencepiece-model {subwords}: no such file")
     overrides = {} if args.data is None else {"data": args.data}
-    model, task = load_model(args.path, ("leapformer_nmt",), "export", overrides)
-    folder = export_translation(model, task, args.out, signature(), describe_checkpoint(args.path))
+    model, task = load_model(args.path, (*TEXT, *LANGUAGE_MODEL), "export", overrides)
+    export = export_language_model if _architecture(args.path).startswith(LANGUAGE_MODEL) else export_translation
+    folder = export(model, task, args.out, signature(), describe_checkpoint(args.path))
     if subwords is not None:
         shutil.copyfile(subwords, args.out / SUBWORDS)
     return folder, lambda: compared(model, task, folder, args.check)

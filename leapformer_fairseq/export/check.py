@@ -10,9 +10,9 @@ from fairseq.sequence_generator import SequenceGenerator
 from ..agents.exported import ExportedSystem
 from ..agents.system import TranslationSystem
 from ..agents.times import ComputeTimes
-from ..runtime.beam import Search, search
-from ..runtime.engine import Engine
-from ..runtime.folder import Folder
+from ..runtime.beam import Hypothesis, Search, go_on, translate
+from ..runtime.engine import Graphs
+from ..runtime.folder import LANGUAGE, Folder
 
 LONGEST, MORE = 40, 20  # tokens of a random source; tokens that a target may have beyond it
 FIRST = 4  # number of the first symbol that is a word
@@ -28,27 +28,38 @@ class Compared(NamedTuple):
 
 
 def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -> Compared:
-    """Beam search in fairseq and in the runtime, for `count` random sources."""
-    engine, words, rng = Engine(folder), task.source_dictionary, torch.Generator().manual_seed(1)
+    """Beam search in fairseq and in the runtime, for `count` random sources, or prompts of a language model."""
+    graphs, words, rng = Graphs(folder), task.source_dictionary, torch.Generator().manual_seed(1)
+    options = Search(beam=beam, max_len_a=1.0, max_len_b=MORE)
+    longest = model.max_decoder_positions()
     generator = SequenceGenerator(
-        [model],
-        task.target_dictionary,
-        beam_size=beam,
-        max_len_a=1.0,
-        max_len_b=MORE,
-        max_len=model.max_decoder_positions(),
+        [model], task.target_dictionary, beam_size=beam, max_len_a=1.0, max_len_b=MORE, max_len=longest
     )
     equal, error = 0, 0.0
     for _ in range(count):
         length = int(torch.randint(1, LONGEST, (1,), generator=rng))
-        source = [*torch.randint(FIRST, len(words), (length,), generator=rng).tolist(), words.eos()]
-        sample = {"src_tokens": torch.tensor([source]), "src_lengths": torch.tensor([len(source)])}
-        expected = generator.generate([model], {"net_input": sample})[0]
-        found = search(engine, source, Search(beam=beam, max_len_a=1.0, max_len_b=MORE))
+        given = torch.randint(FIRST, len(words), (length,), generator=rng).tolist()
+        if folder.task == LANGUAGE:
+            expected, found = _gone_on(generator, model, given), go_on(graphs, given, options)
+        else:
+            source = [*given, words.eos()]
+            sample = {"src_tokens": torch.tensor([source]), "src_lengths": torch.tensor([len(source)])}
+            expected = generator.generate([model], {"net_input": sample})[0]
+            found = translate(graphs, source, options)
         equal += [one["tokens"].tolist() for one in expected] == [one.tokens for one in found]
-        pairs = zip(expected, found, strict=True)
-        error = max([error, *(abs(float(one["score"]) - other.score) for one, other in pairs)])
+        error = max([error, *_differences(expected, found)])
     return Compared(count, equal, error)
+
+
+def _gone_on(generator: SequenceGenerator, model: Any, prompt: list[int]) -> list[dict[str, Any]]:
+    """What fairseq's generator makes of a prompt."""
+    tokens = torch.tensor([prompt])
+    sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([len(prompt)])}}
+    return generator.generate([model], sample, prefix_tokens=tokens)[0]
+
+
+def _differences(expected: list[dict[str, Any]], found: list[Hypothesis]) -> list[float]:
+    return [abs(float(one["score"]) - other.score) for one, other in zip(expected, found, strict=True)]
 
 
 def compared_speech(system: TranslationSystem, folder: Folder, count: int) -> Compared:

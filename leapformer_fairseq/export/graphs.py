@@ -61,7 +61,8 @@ class DecoderStep(nn.Module):
         if decoder.project_out_dim is not None:
             x = decoder.project_out_dim(x)
         states = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
-        return decoder.get_normalized_probs((decoder.output_layer(x), None), log_probs=True), states
+        output = decoder.output_layer(x.unsqueeze(1)), None
+        return decoder.get_normalized_probs(output, log_probs=True).squeeze(1), states
 
 
 class _Traced(Memory):

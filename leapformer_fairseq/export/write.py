@@ -24,6 +24,7 @@ from ..runtime.folder import (
     FRAMES,
     GRAPHS,
     HEARD,
+    LANGUAGE,
     LISTEN,
     LOG_PROBS,
     NEXT,
@@ -67,6 +68,22 @@ def export_translation(model: Any, task: Any, out: Path, signature: str, origin:
         signature,
         origin,
     )
+    folder.write()
+    return folder
+
+
+def export_language_model(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
+    """Write the graph of a language model's step, and what goes with it; `origin` as in `Folder`.
+
+    Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
+    """
+    if getattr(getattr(task, "args", None), "add_bos_token", False):
+        raise LeapformerError(
+            "--add-bos-token: a model whose texts begin with <s> cannot be exported yet; train without"
+        )
+    states = write_step(_frozen(model, out).decoder, out)
+    words = {"target": vocabulary(task.target_dictionary)}
+    folder = Folder(out, LANGUAGE, states, words, model.max_decoder_positions(), signature, origin)
     folder.write()
     return folder
 

@@ -1,4 +1,4 @@
-"""Translate with an exported model: lines of standard input, or recordings while they are heard."""
+"""Run an exported model: translate lines of standard input, go on with them, or translate recordings while heard."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import LeapformerError, one_line
-from .beam import Search, search
-from .engine import Engine
-from .folder import SUBWORDS, Folder
+from .beam import Search, go_on, translate
+from .engine import Graphs
+from .folder import LANGUAGE, SUBWORDS, Folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def _speech(argv: list[str]) -> int:
 
 
 def _text(argv: list[str]) -> int:
-    """Standard input, line by line."""
+    """Standard input, line by line: sources to translate, or prompts."""
     parser = argparse.ArgumentParser(prog="python -m leapformer_fairseq.runtime", description=__doc__)
     add = parser.add_argument
     add("folder", metavar="DIR", type=Path, help="made by `leapformer export`; of speech: DIR --help tells the options")
@@ -47,12 +47,16 @@ def _text(argv: list[str]) -> int:
     if args.beam < 1:
         raise LeapformerError(f"--beam {args.beam}: give at least 1")
     options = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
-    engine = Engine(Folder.read(args.folder), args.threads)
+    graphs = Graphs(Folder.read(args.folder), args.threads)
     cut, joined = _subwords(args.folder)
+    vocabularies = graphs.folder.vocabularies
     for line in sys.stdin:
-        source = engine.folder.vocabularies["source"].numbers(cut(line.strip()))
-        found = search(engine, source, options)
-        print(joined(engine.folder.vocabularies["target"].words(found[0].tokens)) if found else "", flush=True)
+        pieces = cut(line.strip())
+        if graphs.folder.task == LANGUAGE:
+            found = go_on(graphs, vocabularies["target"].numbers(pieces)[:-1], options)
+        else:
+            found = translate(graphs, vocabularies["source"].numbers(pieces), options)
+        print(joined(vocabularies["target"].words(found[0].tokens)) if found else "", flush=True)
     return 0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .engine import Engine
+from .engine import Graphs, Values
 from .folder import SELF
 
 
@@ -29,19 +30,31 @@ class Hypothesis:
     score: float
 
 
-def search(engine: Engine, source: list[int], options: Search) -> list[Hypothesis]:
+def translate(graphs: Graphs, source: Sequence[int], options: Search) -> list[Hypothesis]:
     """The hypotheses for source tokens, which have an end; the best first."""
-    target = engine.folder.vocabularies["target"]
-    beam, longest = options.beam, int(options.max_len_a * len(source) + options.max_len_b)
-    longest = min(longest, engine.folder.max_target - 1)
-    read = engine.repeated(engine.read(np.array([source])), beam)
-    own, order = engine.begin(SELF, beam), np.arange(beam)
+    return _search(graphs, graphs.read(np.array([source])), len(source), options)
+
+
+def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypothesis]:
+    """What a language model goes on with; hypotheses and scores include the prompt, which has no end."""
+    return _search(graphs, {}, len(prompt), options, prompt)
+
+
+def _search(graphs: Graphs, source: Values, size: int, options: Search, prompt: Sequence[int] = ()) -> list[Hypothesis]:
+    target = graphs.folder.vocabularies["target"]
+    beam, longest = options.beam, int(options.max_len_a * size + options.max_len_b)
+    longest = min(longest, graphs.folder.max_target - 1)
+    read = graphs.repeated(source, beam)
+    own, order = graphs.begin(SELF, beam), np.arange(beam)
     written = np.full((beam, 1), target.eos)
     sums, found = np.zeros(beam, np.float32), list[Hypothesis]()
     for position in range(1, longest + 2):
-        scores, own = engine.step(written[:, -1], position, order, own, read)
+        scores, own = graphs.step(written[:, -1], position, order, own, read)
         scores = np.where(np.isnan(scores), -np.inf, scores).astype(np.float32)
         scores[:, target.pad] = -np.inf
+        if position <= min(len(prompt), longest):
+            given = prompt[position - 1]
+            scores[:, :given] = scores[:, given + 1 :] = -np.inf
         if position > longest:
             scores[:, : target.eos] = scores[:, target.eos + 1 :] = -np.inf
         if position - 1 < options.min_len:

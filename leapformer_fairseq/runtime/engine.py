@@ -64,10 +64,6 @@ class Graphs:
         log_probs, *states = self.run(STEP, {**given, **own, **source}, [LOG_PROBS, *(f"{name}{NEXT}" for name in own)])
         return log_probs.numpy(), dict(zip(own, states, strict=True))
 
-
-class Engine(Graphs):
-    """Reads sources and steps through targets."""
-
     def read(self, tokens: np.ndarray) -> Values:
         """What cross-attention needs of sources (B, S)."""
         names = list(self.folder.states[CROSS])

@@ -17,8 +17,8 @@ from ..files import write_json
 FORMAT = 1
 MODEL, SUBWORDS = "model.json", "subwords.model"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
-TRANSLATION, SPEECH = "translation", "speech"
-GRAPHS = {TRANSLATION: (SOURCE, STEP), SPEECH: (LISTEN, WRITE, STEP)}
+TRANSLATION, SPEECH, LANGUAGE = "translation", "speech", "language_modeling"
+GRAPHS = {TRANSLATION: (SOURCE, STEP), SPEECH: (LISTEN, WRITE, STEP), LANGUAGE: (STEP,)}
 FRAMES, ROWS, BEFORE, COUNT, START = "frames", "rows", "before", "count", "start"  # of inputs
 LOG_PROBS, NEXT = "log_probs", ".next"  # of outputs
 SELF, CROSS, HEARD = "self", "cross", "heard"  # decoder self-attention, cross-attention, that of an encoder

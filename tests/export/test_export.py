@@ -21,7 +21,7 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
 from leapformer_fairseq.export.states import CROSS, SELF, first_state, held, tensors_of
-from leapformer_fairseq.export.write import export_translation
+from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.folder import MODEL, STEP, Folder
 
@@ -130,6 +130,34 @@ def test_other_mechanisms(plan, encoder, tmp_path):
     model = model_of(plan, encoder=encoder).float()
     found = compared(model, TASK, export_translation(model, TASK, tmp_path, "signature", {}), 8)
     assert found.equal == found.sources and found.error < 1e-4
+
+
+@pytest.mark.parametrize("plan", ["leap", "gated-delta"])
+def test_language_models_go_on_as_in_fairseq(plan, tmp_path, capsys, monkeypatch):
+    model = make_model("leapformer_lm_tiny", plan, tokens_per_sample=64).float()
+    model.decoder.output_projection.weight.data[2] *= -2
+    folder = export_language_model(model, TASK, tmp_path, "signature", {})
+    found = compared(model, TASK, folder, 8)
+    assert found.equal == found.sources == 8 and found.error < 1e-4
+    other = make_model("leapformer_lm_tiny", plan, seed=1, tokens_per_sample=64).float()
+    assert compared(other, TASK, folder, 3).equal == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO("w3 w9 w4\nw5\n\n"))
+    assert main([str(tmp_path), "--max-len-b", "12"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0].startswith("w3 w9 w4") and lines[1].startswith("w5") and len(lines) == 4
+
+
+def test_an_adaptive_softmax_of_a_language_model(tmp_path):
+    options = {"adaptive_softmax_cutoff": "10,20", "tokens_per_sample": 64}
+    model = make_model("leapformer_lm_tiny", "leap", **options).float()
+    found = compared(model, TASK, export_language_model(model, TASK, tmp_path, "signature", {}), 4)
+    assert found.equal == found.sources and found.error < 1e-4
+
+
+def test_a_language_model_that_begins_otherwise_is_refused(tmp_path):
+    task = SimpleNamespace(target_dictionary=WORDS, args=SimpleNamespace(add_bos_token=True))
+    with pytest.raises(LeapformerError, match="--add-bos-token"):
+        export_language_model(make_model("leapformer_lm_tiny", "leap"), task, tmp_path, "signature", {})
 
 
 def test_an_exported_model_needs_neither_torch_nor_fairseq(exported):
