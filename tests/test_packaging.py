@@ -40,7 +40,8 @@ LAYERS = [
     {"criterions", "data", "optimizers", "pictures", "scoring"},
     {"tasks"},
     {"ablation", "agents", "lra", "recipes", "sparsefinder"},
-    {"benchmarks", "export", "linearize", "probes", "serve"},
+    {"export"},
+    {"benchmarks", "linearize", "probes", "serve"},
     {"cli"},
 ]  # lowest first
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names} | dict.fromkeys(BASE, -1)
