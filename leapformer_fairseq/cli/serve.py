@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, for this machine alone)")
     add("--port", type=int, default=8000, help="0: any that is free (default: 8000)")
     add("--token", help="what clients must know (default: none on this machine alone, else a random one)")
-    add("--title", help="what the page calls the model (default: the checkpoint's folder)")
+    add("--title", help="what the page calls the model (default: the name of its folder)")
     for limit in fields(Limits):
         add(f"--max-{limit.name.replace('_', '-')}", type=type(limit.default), default=limit.default, metavar="N",
             help=f"{limit.metadata['about']} (default: %(default)s)")  # fmt: skip
@@ -76,8 +76,9 @@ def _server(args: argparse.Namespace) -> LiveServer:
         raise LeapformerError(f"--port {args.port}: give 1 to 65535, or 0 for any that is free")
     system, options, make = load_sessions(args)
     _warm_up(make(True))
+    path = Path(args.checkpoint).resolve()
     about: dict[str, Any] = {
-        "model": args.title or Path(args.checkpoint).resolve().parent.name,
+        "model": args.title or (path if path.is_dir() else path.parent).name,
         "between": "" if options.unit == "char" else " ",
         "lagging": system.policy.k if system.policy.name == "wait-k" else None,
     }
