@@ -145,8 +145,10 @@ class ExportedEngine:
     @property
     def ready(self) -> int:
         """Number of rows that a token may see, given the frames fed."""
-        frames, chunk = self.about.state_frames, self.about.chunk_states
-        return -(-self.n_frames // frames) if self.finished else self.n_frames // (frames * chunk) * chunk
+        frames, chunk, ahead = self.about.state_frames, self.about.chunk_states, self.about.ahead_states
+        if self.finished:
+            return -(-self.n_frames // frames)
+        return max(0, self.n_frames // frames - ahead) // chunk * chunk
 
     @property
     def focus(self) -> int:
@@ -222,15 +224,17 @@ class ExportedEngine:
     def _encode(self) -> None:
         """Whole chunks and, at the end, what is left."""
         per_row = self.about.state_frames
-        size = per_row * self.about.chunk_states
-        while len(self._waiting) >= size or (self.finished and len(self._waiting)):
-            chunk, self._waiting = self._waiting[:size], self._waiting[size:]
-            frames = np.zeros((1, per_row + size, self.about.n_bins), np.float32)
-            frames[0, :per_row], frames[0, per_row : per_row + len(chunk)] = self._before, chunk
+        own = per_row * self.about.chunk_states
+        whole = own + per_row * self.about.ahead_states
+        while len(self._waiting) >= whole or (self.finished and len(self._waiting)):
+            heard, chunk = self._waiting[:whole], self._waiting[:own]
+            self._waiting = self._waiting[own:]
+            frames = np.zeros((1, per_row + whole, self.about.n_bins), np.float32)
+            frames[0, :per_row], frames[0, per_row : per_row + len(heard)] = self._before, heard
             given = {
                 FRAMES: frames,
                 BEFORE: np.array([per_row if self._rows else 0]),
-                COUNT: np.array([len(chunk)]),
+                COUNT: np.array([len(heard)]),
                 START: np.array([len(self._rows)]),
             }
             names = [ROWS, *(f"{name}{NEXT}" for name in self._heard)]

@@ -24,7 +24,8 @@ class Listening(nn.Module):
     """The rows (m, 1, C) of one more chunk of an utterance, and the states of self-attention.
 
     frames (1, T, n_bins): those of the row before the chunk, of which `before` (1,) are real, namely none or all, and
-    those of the chunk, of which `count` (1,) are real. `start` (1,): the number of rows before the chunk.
+    those of the chunk and its look-ahead, of which `count` (1,) are real. `start` (1,): the number of rows before the
+    chunk.
     """
 
     def __init__(self, encoder: Any) -> None:
@@ -34,8 +35,6 @@ class Listening(nn.Module):
             raise LeapformerError(
                 "the encoder sees whole utterances; export one trained with --encoder-causal or --encoder-chunk-ms"
             )
-        if encoder.chunks.ahead:
-            raise LeapformerError("--encoder-right-context-ms cannot be exported yet; export a model without it")
         self.encoder, self.rows = encoder, encoder.chunks.size
         self.blocks = held(encoder, HEARD)
 
@@ -50,12 +49,13 @@ class Listening(nn.Module):
         given, after = iter(states), []
         with encoder.context.own(PassOptions()):
             for layer, block in zip(encoder.transformer_layers, self.blocks, strict=True):
-                layer.self_attn = chunk = _Chunk(block.attention, block.taken(given), tokens)
+                layer.self_attn = chunk = _Chunk(block.attention, block.taken(given), tokens, self.rows)
                 try:
                     x = layer(x, None)
                 finally:
                     layer.self_attn = block.attention
                 after.append(chunk.state)
+        x = x[: self.rows]
         return x if encoder.layer_norm is None else encoder.layer_norm(x), tensors_of(after)
 
     def _convolved(self, frames: Tensor, first: Tensor, stop: Tensor) -> Tensor:
@@ -71,17 +71,22 @@ class Listening(nn.Module):
 
 
 class _Chunk(nn.Module):
-    """Self-attention over one chunk: each row reads all that was written, its own chunk included."""
+    """Self-attention over a chunk of `own` rows and its look-ahead, which leaves no trace in the state.
 
-    def __init__(self, attention: MechanismAttention, state: State, tokens: TokenInfo) -> None:
+    Each row reads all that was written, the chunk and its look-ahead.
+    """
+
+    def __init__(self, attention: MechanismAttention, state: State, tokens: TokenInfo, own: int) -> None:
         super().__init__()
-        self.attention, self.state, self.tokens = attention, state, tokens
+        self.attention, self.state, self.tokens, self.own = attention, state, tokens, own
 
     def forward(self, query: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
-        attention = self.attention
+        attention, own, rows = self.attention, self.own, len(query)
         tokens = attention._described(self.tokens, query).cleared()
-        self.state = with_rows(attention, self.state, query, tokens)
-        out = attention.mechanism.read(self.state, attention._q(query), tokens)
+        self.state = seen = with_rows(attention, self.state, query[:own], tokens.narrow(0, own))
+        if rows > own:
+            seen = with_rows(attention, seen, query[own:], tokens.narrow(own, rows))
+        out = attention.mechanism.read(seen, attention._q(query), tokens)
         return attention._out(out), None
 
 

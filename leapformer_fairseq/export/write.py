@@ -102,7 +102,7 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
     before, count, start = (torch.tensor([number]) for number in (frames, 1, 2))
     write(
         listening,
-        (torch.zeros(1, frames * (1 + system.chunk_states), n_bins), before, count, start, heard),
+        (torch.zeros(1, frames * (1 + model.encoder.chunks.tokens), n_bins), before, count, start, heard),
         None,
         [FRAMES, BEFORE, COUNT, START, *names[HEARD]],
         [ROWS, *(f"{name}{NEXT}" for name in names[HEARD])],
@@ -129,6 +129,7 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
         Speech(
             frames,
             system.chunk_states,
+            model.encoder.chunks.ahead,
             system.step_frames,
             getattr(model, "lagging", None),
             list(system.forbidden),

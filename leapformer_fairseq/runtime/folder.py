@@ -52,7 +52,7 @@ class Speech:
     """What simultaneous translation needs to know of a model.
 
     state_frames: fbank frames (10 ms) of a row, that is of an encoder state.
-    chunk_states: rows that become final together.
+    chunk_states: rows that become final together, once `ahead_states` more were heard.
     step_frames:  frames of a pre-decision step, of whose rows cross-attention reads up to so many at a time.
     lagging:      k of wait-k; None: it was not trained with one.
     forbidden:    ids that are never written.
@@ -61,6 +61,7 @@ class Speech:
 
     state_frames: int
     chunk_states: int
+    ahead_states: int
     step_frames: int
     lagging: int | None
     forbidden: list[int]

@@ -42,6 +42,7 @@ from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, LISTEN, SELF, Folde
 from tests.models.tiny import make_model
 
 CAUSAL, CHUNKS = {"encoder_causal": True}, {"encoder_chunk_ms": 240}
+AHEAD = {"encoder_chunk_ms": 160, "encoder_right_context_ms": 120}
 OPTIONS = DecodingOptions(max_len_b=20)
 POLICIES = [
     PolicyOptions(k=2),
@@ -74,13 +75,14 @@ def served() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("encoder", [CAUSAL, CHUNKS], ids=["causal", "chunks"])
+@pytest.mark.parametrize("encoder", [CAUSAL, CHUNKS, AHEAD], ids=["causal", "chunks", "ahead"])
 @pytest.mark.parametrize("plan", served())
 def test_parts_with_explicit_states_equal_the_model(plan, encoder):
     """Rows of speech chunk by chunk, the last one shorter, and tokens that see more and more of them."""
     model = model_of(plan, **encoder).eval().requires_grad_(False)
     listening, writing, step = Listening(model.encoder), Writing(model.decoder), DecoderStep(model.decoder)
     frames, size = torch.randn(24 * 2 + 9, 80).double(), 4 * listening.rows
+    whole = 4 * model.encoder.chunks.tokens  # with the look-ahead
     expected = IncrementalEngine(model, 2)
     expected.feed(frames.float().numpy())
     expected.finish()
@@ -88,11 +90,11 @@ def test_parts_with_explicit_states_equal_the_model(plan, encoder):
     own = tensors_of(first_state(one.attention, 1) for one in step.blocks[SELF])
     rows, before = [], torch.full((4, 80), torch.pi).double()  # before the first chunk, any numbers
     for start in range(0, len(frames), size):
-        chunk = frames[start : start + size]
-        padded = torch.full((1, 4 + size, 80), torch.pi).double()
-        padded[0, :4], padded[0, 4 : 4 + len(chunk)] = before, chunk
+        chunk, known = frames[start : start + size], frames[start : start + whole]
+        padded = torch.full((1, 4 + whole, 80), torch.pi).double()
+        padded[0, :4], padded[0, 4 : 4 + len(known)] = before, known
         with torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):  # as in the graph
-            count, place = torch.tensor([len(chunk)]), torch.tensor([len(rows)])
+            count, place = torch.tensor([len(known)]), torch.tensor([len(rows)])
             found, heard = listening(padded, torch.tensor([4 if rows else 0]), count, place, heard)
         rows += found[: -(-len(chunk) // 4)].unbind()
         before = chunk[-4:]
@@ -153,8 +155,9 @@ def test_every_policy_writes_the_same_at_the_same_time(exported, speech, policy)
         assert expected[-1] or seconds < 0.1
 
 
-def test_a_recurrent_model_whose_encoder_hears_state_by_state(make, speech, tmp_path):
-    system = make("gated-delta", **CAUSAL)
+@pytest.mark.parametrize("options", [CAUSAL, AHEAD], ids=["causal", "ahead"])
+def test_recurrent_models(make, speech, tmp_path, options):
+    system = make("gated-delta", **options)
     folder = export_speech(system, tmp_path, "signature", {})
     other = ExportedSystem.load(folder.path, PolicyOptions(k=2))
     assert written(other, speech(2.1, 3), 4000) == written(system, speech(2.1, 3), 4000)
@@ -243,7 +246,6 @@ def test_a_recording_without_torch(exported, speech, tmp_path, capsys):
     ("plan", "options", "reason"),
     [
         ("leap", {}, "sees whole utterances; export one trained with --encoder-causal"),
-        ("leap", {"encoder_chunk_ms": 240, "encoder_right_context_ms": 120}, "--encoder-right-context-ms cannot"),
         ("softmax", CHUNKS, "encoder self-attention, layer 1: softmax has a state that grows"),
     ],
 )
