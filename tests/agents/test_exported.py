@@ -157,7 +157,7 @@ def test_every_policy_writes_the_same_at_the_same_time(exported, speech, policy)
 
 @pytest.mark.parametrize("options", [CAUSAL, AHEAD], ids=["causal", "ahead"])
 def test_recurrent_models(make, speech, tmp_path, options):
-    system = make("gated-delta", **options)
+    system = make("gated-delta", encoder_layers=1, decoder_layers=1, **options)
     folder = export_speech(system, tmp_path, "signature", {})
     other = ExportedSystem.load(folder.path, PolicyOptions(k=2))
     assert written(other, speech(2.1, 3), 4000) == written(system, speech(2.1, 3), 4000)
