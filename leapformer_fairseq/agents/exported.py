@@ -19,7 +19,6 @@ from ..runtime.folder import (
     FRAMES,
     HEARD,
     LISTEN,
-    NEXT,
     ROWS,
     SELF,
     START,
@@ -35,6 +34,8 @@ from .times import ComputeTimes
 
 if TYPE_CHECKING:
     import torch
+
+NO_WEIGHTS = "exported models do not tell what they attend to; load the checkpoint instead"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class ExportedEngine:
 
     @property
     def focus(self) -> int:
-        raise LeapformerError("exported models do not tell what they attend to; load the checkpoint instead")
+        raise LeapformerError(NO_WEIGHTS)
 
     def feed(self, frames: np.ndarray) -> None:
         """Append fbank frames, (n, n_bins), without computing anything yet."""
@@ -166,7 +167,7 @@ class ExportedEngine:
     def scores(self, visible: int | None = None, layer: int | None = None) -> np.ndarray:
         """Log-probabilities (V,) of the next token, after consuming the last one, which sees `visible` rows."""
         if layer is not None:
-            _ = self.focus
+            raise LeapformerError(NO_WEIGHTS)
         if not self.n_frames:
             raise RuntimeError("a step before any frame was fed")
         with self.times.measure("encoder_s"):
@@ -218,8 +219,8 @@ class ExportedEngine:
         rows = np.zeros((size, *new[0].shape), np.float32)
         rows[: len(new)] = new
         given = {ROWS: rows, COUNT: np.array([len(new)]), START: np.array([read])}
-        found = self.graphs.run(WRITE, {**given, **source}, [f"{name}{NEXT}" for name in source])
-        return dict(zip(source, found, strict=True)), read + len(new)
+        _, source = self.graphs.advance(WRITE, given, source)
+        return source, read + len(new)
 
     def _encode(self) -> None:
         """Whole chunks and, at the end, what is left."""
@@ -237,9 +238,7 @@ class ExportedEngine:
                 COUNT: np.array([len(heard)]),
                 START: np.array([len(self._rows)]),
             }
-            names = [ROWS, *(f"{name}{NEXT}" for name in self._heard)]
-            rows, *states = self.graphs.run(LISTEN, {**given, **self._heard}, names)
-            self._heard = dict(zip(self._heard, states, strict=True))
+            (rows,), self._heard = self.graphs.advance(LISTEN, given, self._heard, ROWS)
             self._rows += list(rows.numpy()[: -(-len(chunk) // per_row)])
             self._before = chunk[-per_row:]
             self.times.encoder_passes += 1

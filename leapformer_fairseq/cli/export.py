@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, compare if asked to, and print what was found. Raises LeapformerError for what cannot be exported."""
-    folder, compare = (_speech if _architecture(args.path).startswith(SPEECH) else _text)(args)
+    arch = _architecture(args.path)
+    folder, compare = _speech(args) if arch.startswith(SPEECH) else _text(args, arch)
     if args.quantize:
         from ..export.write import quantize
 
@@ -68,7 +69,7 @@ def _architecture(path: str) -> str:
     return str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
 
 
-def _text(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
+def _text(args: argparse.Namespace, arch: str) -> tuple[Folder, Callable[[], Compared]]:
     from ..export.check import compared
     from ..export.write import export_language_model, export_translation
 
@@ -77,7 +78,7 @@ def _text(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
         raise LeapformerError(f"--sentencepiece-model {subwords}: no such file")
     overrides = {} if args.data is None else {"data": args.data}
     model, task = load_model(args.path, (*TEXT, *LANGUAGE_MODEL), "export", overrides)
-    export = export_language_model if _architecture(args.path).startswith(LANGUAGE_MODEL) else export_translation
+    export = export_language_model if arch.startswith(LANGUAGE_MODEL) else export_translation
     folder = export(model, task, args.out, signature(), describe_checkpoint(args.path))
     if subwords is not None:
         shutil.copyfile(subwords, args.out / SUBWORDS)

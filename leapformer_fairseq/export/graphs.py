@@ -23,7 +23,7 @@ from ..modules import PassOptions, attentions
 from ..modules.attention import MechanismAttention
 from ..modules.decoding import Memory
 from ..runtime.folder import CROSS, SELF
-from .states import held, tensors_of
+from .states import first_state, held, tensors_of
 
 
 class DecoderStep(nn.Module):
@@ -125,15 +125,8 @@ class Source(nn.Module):
         if encoder.layer_norm is not None:
             x = encoder.layer_norm(x)
         info = TokenInfo(positions, keep=keep, inputs=x.transpose(0, 1)).cleared()
-        return tensors_of(
-            with_rows(one.attention, _nothing_read(one.attention, x, info), x, info) for one in self.blocks
-        )
-
-
-def _nothing_read(attention: MechanismAttention, x: Tensor, tokens: TokenInfo) -> State:
-    """The state of cross-attention before it reads rows x (S, B, C)."""
-    k, v = attention._kv(x)
-    return attention.mechanism.init_state(x.shape[1], v.shape[3], k, tokens, None)
+        blocks = [block.attention for block in self.blocks]
+        return tensors_of(with_rows(one, first_state(one, x.shape[1]), x, info) for one in blocks)
 
 
 def with_rows(attention: MechanismAttention, state: State, x: Tensor, tokens: TokenInfo) -> State:

@@ -42,9 +42,9 @@ from ..runtime.folder import (
     Speech,
     Vocabulary,
 )
-from .arriving import Listening, Writing
 from .graphs import DecoderStep, Source
 from .states import first_state, names_of, shapes_of, tensors_of
+from .streaming import Listening, Writing
 
 ROWS_TRACED, LONGEST = 4, 7  # of the examples that are traced
 ANY = torch.export.Dim.DYNAMIC  # a size that a graph leaves open, or else cannot be made
@@ -89,7 +89,7 @@ def export_language_model(model: Any, task: Any, out: Path, signature: str, orig
 
 
 def export_speech(system: TranslationSystem, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
-    """Write the graphs of a model that translates arriving speech, and what goes with them; `origin` as in `Folder`.
+    """Write the graphs of a model for simultaneous translation, and what goes with them; `origin` as in `Folder`.
 
     Raises LeapformerError for mechanisms and encoders that cannot be exported, and without the libraries for it.
     """

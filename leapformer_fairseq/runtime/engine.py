@@ -47,6 +47,11 @@ class Graphs:
         self._sessions[graph].run_with_iobinding(binding)
         return list(binding.get_outputs())
 
+    def advance(self, graph: str, given: Mapping[str, Any], states: Values, *outputs: str) -> tuple[list[Any], Values]:
+        """The outputs of a graph that is given and returns states, and these states."""
+        found = self.run(graph, {**given, **states}, [*outputs, *(f"{name}{NEXT}" for name in states)])
+        return found[: len(outputs)], dict(zip(states, found[len(outputs) :], strict=True))
+
     def value(self, array: np.ndarray) -> Any:
         return self._runtime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
 
@@ -61,8 +66,8 @@ class Graphs:
         """Log-probabilities (B, V) after tokens (B,) at `position`, from 1, and the states; `order` as in the graph."""
         rows = {"tokens": tokens, "positions": np.full(len(tokens), position), "order": order}
         given = {name: value.astype(np.int64) for name, value in rows.items()}
-        log_probs, *states = self.run(STEP, {**given, **own, **source}, [LOG_PROBS, *(f"{name}{NEXT}" for name in own)])
-        return log_probs.numpy(), dict(zip(own, states, strict=True))
+        (log_probs,), own = self.advance(STEP, {**given, **source}, own, LOG_PROBS)
+        return log_probs.numpy(), own
 
     def read(self, tokens: np.ndarray) -> Values:
         """What cross-attention needs of sources (B, S)."""

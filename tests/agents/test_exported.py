@@ -18,10 +18,11 @@ import pytest
 import soundfile
 import torch
 
-from leapformer_fairseq.agents.engine import IncrementalEngine
+from leapformer_fairseq.agents.engine import ENGINES, IncrementalEngine
 from leapformer_fairseq.agents.exported import ExportedSystem
 from leapformer_fairseq.agents.features import Cmvn
 from leapformer_fairseq.agents.live import open_system
+from leapformer_fairseq.agents.options import ENGINES as CHOICES
 from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.segments import SegmentOptions
 from leapformer_fairseq.agents.session import Session
@@ -33,10 +34,10 @@ from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.checkpoints import describe_checkpoint
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.export.arriving import Listening, Writing
 from leapformer_fairseq.export.check import compared_speech
 from leapformer_fairseq.export.graphs import DecoderStep
 from leapformer_fairseq.export.states import first_state, tensors_of
+from leapformer_fairseq.export.streaming import Listening, Writing
 from leapformer_fairseq.export.write import export_speech, quantize
 from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, LISTEN, SELF, Folder
 from tests.models.tiny import make_model
@@ -61,7 +62,7 @@ def model_of(plan: str, **options: Any) -> Any:
 
 
 def served() -> list[str]:
-    """Mechanisms with constant states in all blocks of a model that reads arriving speech."""
+    """Mechanisms with constant states in all blocks of a model with a streaming encoder."""
     found = []
     for name, kind in MECHANISMS.items():
         about = kind.capabilities
@@ -117,7 +118,7 @@ def test_parts_with_explicit_states_equal_the_model(plan, encoder):
 
 @pytest.fixture(scope="module")
 def make(spm_model: Path) -> Callable[..., TranslationSystem]:
-    """Builds a system around a small random model whose encoder reads arriving speech."""
+    """Builds a system around a small random model with a streaming encoder."""
 
     def made(plan: str, **options: Any) -> TranslationSystem:
         model = model_of(plan, **options).float().eval()
@@ -222,6 +223,10 @@ def test_a_simulation_knows_what_the_folder_was_made_of(exported, speech, tmp_pa
     stream.advance(True)
     assert log["prediction"].split() == stream.flush(True).split()
     assert json.loads((tmp_path / "out" / "scores.json").read_text())["model"]["updates"] == 7
+
+
+def test_engines_can_be_chosen_by_all_their_names():
+    assert ("auto", *ENGINES) == CHOICES
 
 
 def test_a_recording_without_torch(exported, speech, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""An encoder that speech arrives at, and what cross-attention keeps of its rows, as functions of tensors.
+"""A streaming encoder, and what cross-attention keeps of its rows, as functions of tensors.
 
 Every shape is fixed, so that any runtime can serve them: a chunk that is shorter is padded, and its length given.
 Shapes: T frames (10 ms) of a chunk and of the row before it, m rows (encoder states, 40 ms), C width.
@@ -29,7 +29,7 @@ class Listening(nn.Module):
     """
 
     def __init__(self, encoder: Any) -> None:
-        """Raises LeapformerError for an encoder that does not read arriving speech once, or has states that grow."""
+        """Raises LeapformerError for an encoder that is not a streaming encoder, or has states that grow."""
         super().__init__()
         if encoder.chunks is None:
             raise LeapformerError(
