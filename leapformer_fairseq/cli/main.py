@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "export": (
         "export",
-        "a trained translation model as ONNX graphs with explicit states, to run without PyTorch and fairseq",
+        "a trained model as ONNX graphs with explicit states, to run without PyTorch and fairseq",
     ),
     "bench": ("bench", "speed, memory and FLOPs of attention, decoding, training and whole models"),
     "plot": ("plot", "draw the results of a benchmark"),
