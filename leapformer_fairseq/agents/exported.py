@@ -177,11 +177,11 @@ class ExportedEngine:
             source, read = now.source, now.n_read
             while read < seen:
                 source, read = self._read(source, read, seen)
-            last, place = np.array([now.tokens[-1]]), len(now.tokens)
-            scores, own = self.graphs.step(last, place, np.zeros(1), now.own, source)
+            last, place = np.array([[now.tokens[-1]]]), len(now.tokens)
+            scores, own = self.graphs.step(last, place, np.zeros((1, 1)), now.own, source)
         self.times.decoder_steps += 1
         self._now = Moment(now.tokens, place, own, source, read)
-        return scores[0].copy()
+        return scores[0, 0].copy()
 
     def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int:
         """The most likely next token but for some; `visible` as for `scores`."""

@@ -284,15 +284,16 @@ def exported(case: Case) -> tuple[Callable[[], measure.Seconds], int]:
     graphs = exported_graphs()
     states = {
         side: {
-            name: graphs.value(np.random.rand(case.rows, *shape).astype(np.float32)) for name, shape in shapes.items()
+            name: graphs.value(np.random.rand(batch, *shape).astype(np.float32))
+            for name, shape in graphs.folder.states[side].items()
         }
-        for side, shapes in graphs.folder.states.items()
+        for side, batch in ((SELF, case.rows), (CROSS, case.sentences))
     }
 
     def step() -> measure.Seconds:
-        tokens = np.random.randint(4, 30, case.rows)
         groups = np.arange(case.rows).reshape(-1, case.beam)
-        order = np.take_along_axis(groups, np.random.randint(0, case.beam, groups.shape), 1).ravel()
+        tokens = np.random.randint(4, 30, groups.shape)
+        order = np.take_along_axis(groups, np.random.randint(0, case.beam, groups.shape), 1)
         start = measure.clock(torch.device("cpu"))
         _, states[SELF] = graphs.step(tokens, case.target + 1, order, states[SELF], states[CROSS])
         return (measure.clock(torch.device("cpu")) - start,)

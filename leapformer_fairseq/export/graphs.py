@@ -1,6 +1,6 @@
 """The parts of a model as functions of tensors, states included: what becomes a graph each.
 
-Shapes: B batch, S source tokens, C width, V words.
+Shapes: B batch, S source tokens, C width, V words; in a decoder, R hypotheses for each of B sentences.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .states import first_state, held, tensors_of
 
 
 class DecoderStep(nn.Module):
-    """One token of a decoder: log-probabilities (B, V) of the next one, and the states of self-attention.
+    """One token of a decoder: log-probabilities (B, R, V) of the next one, and the states of self-attention.
 
-    tokens (B,) at `positions` (B,), from 1; `order` (B,) says which entries of self-attention's states they continue,
-    as beam search wants it. States of cross-attention are read as they come.
+    tokens (B, R) at `positions` (B, R), from 1; `order` (B, R) says which of the B R entries of self-attention's states
+    they continue, as beam search wants it. States of cross-attention have an entry for each sentence.
     """
 
     def __init__(self, decoder: Any) -> None:
@@ -42,27 +42,26 @@ class DecoderStep(nn.Module):
         self, tokens: Tensor, positions: Tensor, order: Tensor, own: list[Tensor], source: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         decoder = self.decoder
-        given = {SELF: iter([x.index_select(0, order) for x in own]), CROSS: iter(source)}
+        given = {SELF: iter([x.index_select(0, order.flatten()) for x in own]), CROSS: iter(source)}
         memories: dict[str, Any] = {}
         for side, blocks in self.blocks.items():
             for block in blocks:
                 state = block.taken(given[side])
                 step = _Step(block.attention, positions)
                 memories[block.attention.slot] = _Traced(step, state=state, read=int(side == CROSS))
-        x = _embedded(decoder, tokens, positions).unsqueeze(0)
+        x = _embedded(decoder, tokens, positions).flatten(0, 1).unsqueeze(0)
         width = decoder.layers[0].encoder_attn.k_proj.in_features if self.blocks[CROSS] else None
         nothing = None if width is None else x.new_zeros(1, x.shape[1], width)
         with decoder.context.own(PassOptions()):
             for layer in decoder.layers:
                 x, _, _ = layer(x, nothing, None, memories)
-        x = x.squeeze(0)
+        x = x.view(*tokens.shape, -1)
         if decoder.layer_norm is not None:
             x = decoder.layer_norm(x)
         if decoder.project_out_dim is not None:
             x = decoder.project_out_dim(x)
         states = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
-        output = decoder.output_layer(x.unsqueeze(1)), None
-        return decoder.get_normalized_probs(output, log_probs=True).squeeze(1), states
+        return decoder.get_normalized_probs((decoder.output_layer(x), None), log_probs=True), states
 
 
 class _Traced(Memory):
@@ -76,15 +75,17 @@ class _Step(Step):
     """A token through a block, by the mechanism's own definition: write, then read."""
 
     def __init__(self, attention: MechanismAttention, positions: Tensor) -> None:
-        self.attention, self.at = attention, positions.unsqueeze(1)
+        self.attention, self.positions = attention, positions
 
     def __call__(self, x: Tensor, state: State, position: int, lengths: Tensor | None = None) -> Tensor:
-        attention, x = self.attention, x.unsqueeze(0)
-        mechanism, q = attention.mechanism, attention._q(x)
-        tokens = TokenInfo(self.at, inputs=x.transpose(0, 1))
-        if not attention.self_attention:
-            return attention._out(mechanism.read(state, q, tokens)).squeeze(0)
-        k, v = attention._kv(x)
+        attention, mechanism = self.attention, self.attention.mechanism
+        if not attention.self_attention:  # a sentence's hypotheses are queries of one state
+            x = x.view(*self.positions.shape, -1)
+            tokens, x = TokenInfo(self.positions, inputs=x), x.transpose(0, 1)
+            out = attention._out(mechanism.read(state, attention._q(x), tokens))
+            return out.transpose(0, 1).flatten(0, 1)
+        tokens, x = TokenInfo(self.positions.view(-1, 1), inputs=x.unsqueeze(1)), x.unsqueeze(0)
+        q, (k, v) = attention._q(x), attention._kv(x)
         # a scan of one token with a short convolution, else what every scan is defined by
         run = Mechanism.scan if getattr(mechanism, "convolution", None) is None else type(mechanism).scan
         out, after = run(mechanism, state, q, k, v, tokens, tokens)

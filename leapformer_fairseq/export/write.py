@@ -46,7 +46,7 @@ from .graphs import DecoderStep, Source
 from .states import first_state, names_of, shapes_of, tensors_of
 from .streaming import Listening, Writing
 
-ROWS_TRACED, LONGEST = 4, 7  # of the examples that are traced
+SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # of the examples that are traced
 ANY = torch.export.Dim.DYNAMIC  # a size that a graph leaves open, or else cannot be made
 
 
@@ -57,7 +57,7 @@ def export_translation(model: Any, task: Any, out: Path, signature: str, origin:
     """
     model = _frozen(model, out)
     source, dictionary = Source(model), task.source_dictionary
-    tokens = torch.full((ROWS_TRACED, LONGEST), dictionary.eos())
+    tokens = torch.full((SENTENCES, LONGEST), dictionary.eos())
     write(source, (tokens,), ({0: ANY, 1: ANY},), ["tokens"], names_of(source.blocks), out / SOURCE)
     folder = Folder(
         out,
@@ -167,15 +167,17 @@ def _frozen(model: Any, out: Path) -> Any:
 def write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
     """Write the graph of a decoder's step, for a folder that exists; returns the shapes of its states."""
     step = DecoderStep(decoder)
+    tokens = torch.full((SENTENCES, HYPOTHESES), decoder.padding_idx + 1)
+    order, open_sizes = torch.arange(tokens.numel()).view_as(tokens), {0: ANY, 1: ANY}
     own, read = (
-        tensors_of(first_state(block.attention, ROWS_TRACED) for block in step.blocks[side]) for side in (SELF, CROSS)
+        tensors_of(first_state(block.attention, batch) for block in step.blocks[side])
+        for side, batch in ((SELF, tokens.numel()), (CROSS, SENTENCES))
     )
     names = {side: names_of(step.blocks[side]) for side in (SELF, CROSS)}
-    tokens = torch.full((ROWS_TRACED,), decoder.padding_idx + 1)
     write(
         step,
-        (tokens, torch.ones(ROWS_TRACED, dtype=torch.long), torch.arange(ROWS_TRACED), own, read),
-        ({0: ANY}, {0: ANY}, {0: ANY}, [{0: ANY} for _ in own], [{0: ANY} for _ in read]),
+        (tokens, torch.ones_like(tokens), order, own, read),
+        (open_sizes, open_sizes, open_sizes, [{0: ANY} for _ in own], [{0: ANY} for _ in read]),
         ["tokens", "positions", "order", *names[SELF], *names[CROSS]],
         [LOG_PROBS, *(f"{name}{NEXT}" for name in names[SELF])],
         out / STEP,

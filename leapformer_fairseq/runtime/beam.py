@@ -44,12 +44,11 @@ def _search(graphs: Graphs, source: Values, size: int, options: Search, prompt: 
     target = graphs.folder.vocabularies["target"]
     beam, longest = options.beam, int(options.max_len_a * size + options.max_len_b)
     longest = min(longest, graphs.folder.max_target - 1)
-    read = graphs.repeated(source, beam)
     own, order = graphs.begin(SELF, beam), np.arange(beam)
     written = np.full((beam, 1), target.eos)
     sums, found = np.zeros(beam, np.float32), list[Hypothesis]()
     for position in range(1, longest + 2):
-        scores, own = graphs.step(written[:, -1], position, order, own, read)
+        (scores,), own = graphs.step(written[None, :, -1], position, order[None], own, source)
         scores = np.where(np.isnan(scores), -np.inf, scores).astype(np.float32)
         scores[:, target.pad] = -np.inf
         if position <= min(len(prompt), longest):

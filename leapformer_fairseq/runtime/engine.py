@@ -63,8 +63,11 @@ class Graphs:
     def step(
         self, tokens: np.ndarray, position: int, order: np.ndarray, own: Values, source: Values
     ) -> tuple[np.ndarray, Values]:
-        """Log-probabilities (B, V) after tokens (B,) at `position`, from 1, and the states; `order` as in the graph."""
-        rows = {"tokens": tokens, "positions": np.full(len(tokens), position), "order": order}
+        """Log-probabilities (B, R, V) after tokens (B, R) at `position`, from 1, and the states of self-attention.
+
+        R hypotheses of B sentences; `order` (B, R): which entries of self-attention's states they continue.
+        """
+        rows = {"tokens": tokens, "positions": np.full(tokens.shape, position), "order": order}
         given = {name: value.astype(np.int64) for name, value in rows.items()}
         (log_probs,), own = self.advance(STEP, {**given, **source}, own, LOG_PROBS)
         return log_probs.numpy(), own
@@ -74,7 +77,3 @@ class Graphs:
         names = list(self.folder.states[CROSS])
         found = self.run(SOURCE, {"tokens": tokens.astype(np.int64)}, names)
         return dict(zip(names, found, strict=True))
-
-    def repeated(self, source: Values, count: int) -> Values:
-        """The same for `count` hypotheses of each sentence, side by side."""
-        return {name: self.value(np.repeat(value.numpy(), count, 0)) for name, value in source.items()}

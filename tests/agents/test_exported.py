@@ -108,10 +108,10 @@ def test_parts_with_explicit_states_equal_the_model(plan, encoder):
                 read = writing(padded, torch.tensor([len(new)]), torch.tensor([seen]), read)
             seen += len(new)
         with torch.enable_grad():
-            last, place = torch.tensor([tokens[-1]]), torch.tensor([len(tokens)])
-            log_probs, own = step(last, place, torch.tensor([0]), own, read)
+            last, place = torch.tensor([[tokens[-1]]]), torch.tensor([[len(tokens)]])
+            log_probs, own = step(last, place, torch.tensor([[0]]), own, read)
         logits = expected.step(visible)  # in float32
-        torch.testing.assert_close(log_probs[0].float(), logits.log_softmax(-1), rtol=0, atol=2e-6)
+        torch.testing.assert_close(log_probs[0, 0].float(), logits.log_softmax(-1), rtol=0, atol=2e-6)
         tokens.append(5)
         expected.commit(5)
 

@@ -46,26 +46,29 @@ def serves(name: str) -> bool:
 
 @pytest.mark.parametrize("plan", [*(name for name in PLANS if serves(name)), "kda-conv"])
 def test_steps_with_explicit_states_equal_the_decoder(plan):
-    """Two hypotheses of one sentence, which change places and replace each other."""
+    """Two hypotheses for each of two sentences, which change places and replace each other."""
     model = model_of(plan).requires_grad_(False)
-    decoder, tokens = model.decoder, torch.randint(4, 34, (2, 6))
-    source = torch.tensor([[5, 6, 7, 8, 2]]).expand(2, -1)
-    orders = [torch.tensor(order) for order in ([0, 1], [1, 0], [1, 1], [0, 1], [1, 0], [0, 0])]
+    decoder, tokens = model.decoder, torch.randint(4, 34, (4, 6))
+    source = torch.tensor([[5, 6, 7, 8, 2], [9, 8, 6, 5, 2]]).repeat_interleave(2, 0)
+    orders = [torch.tensor([*order, 2, 3]) for order in ([0, 1], [1, 0], [1, 1], [0, 1], [1, 0], [0, 0])]
     memory: dict[str, Any] = {}
     step, own, read = DecoderStep(decoder), None, None
     with torch.no_grad():
-        encoded = model.encoder(source, torch.tensor([5, 5]))
+        encoded = model.encoder(source, torch.tensor([5] * 4))
     for t, order in enumerate(orders):
         with torch.no_grad():
             if t:
                 decoder.reorder_incremental_state_scripting(memory, order)
             logits, _ = decoder(tokens[:, : t + 1], encoded, incremental_state=memory)
         if own is None:
-            own = tensors_of(first_state(one.attention, 2) for one in step.blocks[SELF])
-            read = tensors_of(memory[one.attention.slot].state for one in step.blocks[CROSS])
+            own = tensors_of(first_state(one.attention, 4) for one in step.blocks[SELF])
+            states = (memory[one.attention.slot].state for one in step.blocks[CROSS])
+            read = tensors_of(state.reorder(torch.tensor([0, 2])) for state in states)
+        rows = (tokens[:, t], torch.full((4,), t + 1), order)
         with torch.enable_grad():  # as in the graph
-            log_probs, own = step(tokens[:, t], torch.full((2,), t + 1), order, own, read)
-        assert float((logits[:, -1].log_softmax(-1) - log_probs).abs().max()) < 1e-6  # fairseq normalises in float32
+            log_probs, own = step(*(row.view(2, 2) for row in rows), own, read)
+        expected = logits[:, -1].log_softmax(-1).view(2, 2, -1)
+        assert float((expected - log_probs).abs().max()) < 1e-6  # fairseq normalises in float32
 
 
 @pytest.mark.parametrize(("plan", "reason"), [("softmax", "grows"), ("luna", "hands something on")])
