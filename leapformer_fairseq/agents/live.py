@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..errors import LeapformerError
@@ -20,6 +21,11 @@ def load_sessions(args: Namespace) -> tuple[System, DecodingOptions, Callable[[b
     options, segments = decoding_options(args), segment_options(args)
     system = open_system(args, args.device)
     return system, options, lambda drafts: Session(system, options, segments, args.carry, drafts)
+
+
+def prepare_thread(args: Namespace) -> Callable[[], None] | None:
+    """What every thread that translates begins with: torch counts its threads in each, onnxruntime does not."""
+    return None if Path(args.checkpoint).is_dir() else partial(set_threads, args.num_threads)
 
 
 def open_system(args: Namespace, device: str = "cpu") -> System:

@@ -8,13 +8,14 @@ import ipaddress
 import logging
 import secrets
 import signal
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
 
 if TYPE_CHECKING:
+    from ..serve.files import FileServer
     from ..serve.server import LiveServer
 
 HELP = "translate speech live on a page in the browser: microphone or file in, text out, several speakers and listeners"
@@ -28,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_system_options(parser)
     add_segment_options(parser)
+    add("--in-browser", action="store_true", help="only serve files: the browser itself translates, with a folder "
+        "made by `leapformer export` as --checkpoint")  # fmt: skip
+    add("--onnxruntime-web", type=Path, default=Path("node_modules/onnxruntime-web/dist"), metavar="DIR",
+        help="with --in-browser: its folder dist (default: %(default)s)")  # fmt: skip
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, for this machine alone)")
     add("--port", type=int, default=8000, help="0: any that is free (default: 8000)")
     add("--token", help="what clients must know (default: none on this machine alone, else a random one)")
@@ -49,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(server: LiveServer, args: argparse.Namespace) -> None:
+async def _serve(server: LiveServer | FileServer, args: argparse.Namespace) -> None:
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
@@ -66,24 +71,47 @@ async def _serve(server: LiveServer, args: argparse.Namespace) -> None:
     await listening.wait_closed()
 
 
-def _server(args: argparse.Namespace) -> LiveServer:
-    from ..agents.live import load_sessions
+def _server(args: argparse.Namespace) -> LiveServer | FileServer:
+    from ..agents.live import load_sessions, prepare_thread
+    from ..serve.files import FileServer, model_files, page_files
     from ..serve.server import LiveServer
     from ..serve.talk import Limits
 
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
     if not 0 <= args.port < 65_536:
         raise LeapformerError(f"--port {args.port}: give 1 to 65535, or 0 for any that is free")
-    system, options, make = load_sessions(args)
-    _warm_up(make(True))
     path = Path(args.checkpoint).resolve()
+    if args.in_browser:
+        _check_browser(args, path)
+    system, options, make = load_sessions(args)
     about: dict[str, Any] = {
         "model": args.title or (path if path.is_dir() else path.parent).name,
         "between": "" if options.unit == "char" else " ",
         "lagging": system.policy.k if system.policy.name == "wait-k" else None,
     }
+    if args.in_browser:
+        about["local"] = _translator(system, options, args)
+        return FileServer({**page_files(about), **model_files(path, args.onnxruntime_web)})
+    _warm_up(make(True))
     token = args.token or (None if _is_local(args.host) else secrets.token_urlsafe(12))
-    return LiveServer(make, about, limits, token, options.unit, args.num_threads)
+    return LiveServer(make, about, limits, token, options.unit, prepare_thread(args))
+
+
+def _check_browser(args: argparse.Namespace, path: Path) -> None:
+    """Raises LeapformerError for what the browser's translator does not do."""
+    if not path.is_dir():
+        raise LeapformerError(f"--in-browser with {path}; give a folder made by `leapformer export` as --checkpoint")
+    for option, value, only in ("history", args.history, "segment"), ("carry", args.carry, "none"):
+        if value != only:
+            raise LeapformerError(f"--{option} {value} with --in-browser, which does not have it; leave one out")
+
+
+def _translator(system: Any, options: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """What the browser's translator is told."""
+    from ..agents.options import segment_options
+
+    parts = {"decoding": options, "policy": system.policy, "segments": segment_options(args)}
+    return {**{name: asdict(part) for name, part in parts.items()}, "step_frames": system.step_frames}
 
 
 def _warm_up(session: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import LeapformerError
 from ..files import write_json
 
-FORMAT = 1
+FORMAT = 2
 MODEL, SUBWORDS = "model.json", "subwords.model"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
 TRANSLATION, SPEECH, LANGUAGE = "translation", "speech", "language_modeling"

@@ -6,32 +6,24 @@ import asyncio
 import hmac
 import json
 import logging
-import mimetypes
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import torch
-from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.asyncio.server import Server, ServerConnection
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from ..agents.session import Session
 from ..errors import LeapformerError, one_line
+from .files import answer, listen, page_files, response
 from .messages import Samples, parse
 from .talk import Limits, Listener, Talk
 
 LISTEN = "/listen/"
 POLICY_VIOLATION, UNSUPPORTED_DATA, TRY_LATER = 1008, 1003, 1013  # RFC 6455, section 7.4.1, and its registry
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; connect-src 'self' ws: wss:; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 
 logger = logging.getLogger(__name__)
 
@@ -57,29 +49,21 @@ class LiveServer:
         limits: Limits,
         token: str | None = None,
         unit: str = "word",
-        threads: int = 1,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        """`token`: what clients must know, as `?token=`. `unit`: of the text. `threads`: of torch, in each talk."""
+        """`token`: what clients must know, as `?token=`. `unit`: of the text. `prepare`: called once in each thread."""
         self.make_session, self.limits, self.token, self.unit = make_session, limits, token, unit
         self.talks: dict[str, Talk] = {}
-        self._pool = ThreadPoolExecutor(limits.talks, "talk", torch.set_num_threads, (threads,))
+        self._pool = ThreadPoolExecutor(limits.talks, "talk", prepare)
         self._tasks: set[asyncio.Task[None]] = set()
         self._waits: dict[str, asyncio.TimerHandle] = {}  # until a talk is forgotten
         self._connections = 0
-        self._files = {"/config.json": ("application/json", json.dumps(dict(about)).encode())}
-        for file in (resources.files(__package__) / "page").iterdir():
-            kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-            self._files[f"/{file.name}"] = (kind, file.read_bytes())
-        self._files["/"] = self._files.pop("/index.html")
+        self._files = page_files(about)
 
     async def start(self, host: str, port: int) -> Server:
         """Listen; the caller closes what is returned. Raises LeapformerError for an address that cannot be had."""
-        try:
-            return await serve(
-                self._connected, host, port, process_request=self._request, max_size=self.limits.message_bytes
-            )
-        except OSError as error:
-            raise LeapformerError(f"cannot listen at {host}:{port} ({error.strerror}); give another --port") from error
+        limits = {"max_size": self.limits.message_bytes}
+        return await listen(host, port, handler=self._connected, process_request=self._request, **limits)
 
     def close(self) -> None:
         """End all talks; audio that waits is not translated."""
@@ -90,19 +74,16 @@ class LiveServer:
     # ----------------------------------------------------------------------------------------------------------- HTTP
     def _request(self, connection: ServerConnection, request: Request) -> Response | None:
         """A file of the page, a refusal, or None for a WebSocket."""
-        path = urlsplit(request.path).path
         if request.headers.get("Upgrade", "").lower() != "websocket":
-            if path not in self._files:
-                return _response(404, "Not Found", "text/plain", b"no such page\n")
-            return _response(200, "OK", *self._files[path])
+            return answer(self._files, request)
         if self._is_from_elsewhere(request.headers):
-            return _response(403, "Forbidden", "text/plain", b"a page of another server may not connect\n")
+            return response(403, "Forbidden", "text/plain", b"a page of another server may not connect\n")
         if self.token is not None:
             given = parse_qs(urlsplit(request.path).query).get("token", [""])[0]
             if not hmac.compare_digest(given.encode(), self.token.encode()):
-                return _response(401, "Unauthorized", "text/plain", b"add ?token=TOKEN, as the server has printed it\n")
+                return response(401, "Unauthorized", "text/plain", b"add ?token=TOKEN, as the server has printed it\n")
         if self._connections >= self.limits.connections:
-            return _response(503, "Service Unavailable", "text/plain", b"too many connections; try again later\n")
+            return response(503, "Service Unavailable", "text/plain", b"too many connections; try again later\n")
         return None
 
     @staticmethod
@@ -270,9 +251,3 @@ async def _close(connection: ServerConnection, code: int, reason: str) -> None:
         await connection.close(code, reason[:120])
     except ConnectionClosed:
         pass
-
-
-def _response(status: int, phrase: str, kind: str, body: bytes) -> Response:
-    kind += "; charset=utf-8" if kind.startswith("text/") else ""
-    headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close", **HEADERS}
-    return Response(status, phrase, Headers(headers), body)

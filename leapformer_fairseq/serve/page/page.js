@@ -10,6 +10,7 @@ const token = new URLSearchParams(location.search).get("token");
 const listening = new URLSearchParams(location.search).get("talk");
 
 const config = await (await fetch("config.json")).json();
+const local = config.local ? await import("./local/socket.js") : null; // the browser translates by itself
 const talk = new Talk(config.between);
 let socket = null;
 let source = null; // what gives samples: { stop(), paused }
@@ -28,11 +29,11 @@ function address(path) {
 }
 
 function connect() {
-  socket = new WebSocket(address(listening ? `/listen/${listening}` : "/"));
+  socket = local ? new local.LocalSocket() : new WebSocket(address(listening ? `/listen/${listening}` : "/"));
   socket.binaryType = "arraybuffer";
   socket.onopen = () => {
     attempts = 0;
-    status(listening ? "Listening" : source ? "Listening to you" : "Connected");
+    status(listening ? "Listening" : source ? "Listening to you" : local ? "Ready" : "Connected");
     if (listening) return;
     const name = sessionStorage.getItem(STORED);
     resumed = Boolean(name);
@@ -277,7 +278,12 @@ document.onkeydown = (event) => {
   event.preventDefault();
   pause();
 };
-if (listening) {
+if (local) {
+  get("share").hidden = true;
+  get("privacy").textContent = "Nothing leaves this browser.";
+  status("Loading the model");
+  connect();
+} else if (listening) {
   for (const id of ["start", "open", "clear"]) get(id).disabled = true;
   connect();
 } else if (sessionStorage.getItem(STORED)) {
