@@ -33,6 +33,7 @@ def test_it_writes_both_files(tiny, tmp_path, capsys):
     assert main(command) == 0
     found = json.loads((tmp_path / "streaming.json").read_text())
     systems = [f"{name}, {way}" for name in ("softmax", "leap") for way in ("anew", "causal", "chunks")]
+    systems.append("leap, chunks, exported")
     times = {(row["length"], row["mechanism"]): row for row in found["utterances"]}
     assert [name for length, name in times if length == 1.4] == systems
     assert [name for length, name in times if length == 2.8] == [name for name in systems if "anew" not in name]
@@ -52,10 +53,17 @@ def test_a_translation_is_an_agents(tiny):
     """Every frame is fed, a token is written after each arrival from the third on, and three at the end."""
     for name, kind in (("leap, anew", RecomputeEngine), ("leap, causal", IncrementalEngine)):
         model = streaming.make(streaming.systems_of(["leap"])[name], CPU)
-        engine = streaming.translate(model, streaming.noise(1.4))
+        engine = streaming.translate(streaming.begin(model), streaming.noise(1.4))
         assert type(engine) is kind and engine.n_frames == 140 and engine.finished
         assert engine.n_tokens == 140 // 28 - 2 + 3
         assert engine.times.encoder_passes == (3 if kind is RecomputeEngine else 4)  # the last frames, and their end
+
+
+def test_the_exported_system_translates_alike(tiny):
+    model = streaming.make(streaming.systems_of(["leap"])[streaming.EXPORTED], CPU)
+    frames = streaming.noise(2.1)
+    engines = [streaming.translate(one(model), frames) for one in (streaming.begin, streaming.begin_exported)]
+    assert engines[0].tokens == engines[1].tokens and engines[1].n_frames == 210
 
 
 def test_growth_and_tokens_are_aimed_at_from_above():

@@ -23,7 +23,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -185,7 +184,7 @@ def decoders(case: Case, names: list[str], place: measure.Place, seconds: float)
         fill(decoder, states[name], case, source)
         calls[name] = partial(token, decoder, states[name], source, case, name == TORCH)
     sizes: dict[str, int] = {}
-    if "leap" in names and place == measure.Place(torch.device("cpu"), torch.float32) and exports():
+    if "leap" in names and measure.exports(place):
         step, sizes[EXPORTED] = exported(case)
         calls[EXPORTED] = step
     times = measure.medians(calls, seconds)
@@ -257,11 +256,6 @@ def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
         else:
             past = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": None}
             layer.self_attn._set_input_buffer(state, past)
-
-
-def exports() -> bool:
-    """Whether models can be exported and run here."""
-    return all(find_spec(name) is not None for name in ("onnx", "onnxscript", "onnxruntime"))
 
 
 @cache

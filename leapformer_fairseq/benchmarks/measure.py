@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
@@ -74,6 +75,12 @@ class Place(NamedTuple):
     def has_aims(self) -> bool:
         """The aims were set for one CPU thread in float32."""
         return self.device.type == "cpu" and self.dtype == torch.float32
+
+
+def exports(place: Place) -> bool:
+    """Whether exported models are measured there, and can be made and run."""
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    return place == Place(torch.device("cpu")) and all(find_spec(name) is not None for name in needed)
 
 
 def clock(device: torch.device) -> float:

@@ -8,7 +8,7 @@ process; the median is reported. Ratio = time of softmax encoded anew / time of 
 
 "anew" is an encoder that sees whole utterances, as in the papers: it is rerun over all audio received so far whenever
 speech arrives. "causal" and "chunks" (of 280 ms) are streaming encoders: every frame is encoded once. Softmax in chunks
-sees 10 s of the past.
+sees 10 s of the past. "exported" are the graphs of `leapformer export` in onnxruntime, where that is installed.
 
 Growth is the computation per second of speech in the longest utterance over that in the shortest. The cost of a token
 is that of a decoder step after this much speech, over the same after one second.
@@ -19,6 +19,8 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -26,13 +28,19 @@ import numpy as np
 import torch
 
 from .. import register
-from ..agents.engine import Engine, engine_for
+from ..agents.engine import engine_for
+from ..agents.exported import ExportedEngine
+from ..agents.stream import Engine
+from ..agents.times import ComputeTimes
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
 from .tables import Found, Table
 
 STEP_MS, LAGGING, VOCABULARY, BINS, EOS = 280, 3, 1000, 80, 2
-BASE = "softmax, anew"
+BASE, EXPORTED = "softmax, anew", "leap, chunks"  # the system that is also measured in onnxruntime
+EXPORTED_AIMS = {28.0: 20.0}  # times as fast, at least
+STATE_FRAMES, POSITIONS = 4, 1024
+Begin = Callable[[], Engine]  # of an utterance
 
 
 class System(NamedTuple):
@@ -73,7 +81,7 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
     lengths, seconds = (QUICK_CASES, SECONDS / 20) if quick else (CASES, SECONDS)
     systems = systems_of(list(dict.fromkeys(["softmax", *names])))
     for place in places:
-        models = cache(partial(_models, systems, place))
+        models = cache(partial(_begins, systems, place))
         known: list[dict[str, Any]] = []
         for length in lengths:
             yield measure.Case(f"{place}: {length} s", partial(_spoken, length, models, place, seconds, known))
@@ -81,12 +89,34 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
         yield measure.Case(f"{place}: a token", partial(_written, max(lengths), models, place, seconds / 10))
 
 
-def _models(systems: dict[str, System], place: measure.Place) -> dict[str, Any]:
-    return {name: make(system, place) for name, system in systems.items()}
+def _begins(systems: dict[str, System], place: measure.Place) -> dict[str, Begin]:
+    """How each system begins an utterance, with its model loaded."""
+    models = {name: make(system, place) for name, system in systems.items()}
+    begins: dict[str, Begin] = {name: begin(model) for name, model in models.items()}
+    if EXPORTED in models and measure.exports(place):
+        begins[f"{EXPORTED}, exported"] = begin_exported(models[EXPORTED])
+    return begins
+
+
+def begin(model: Any) -> Begin:
+    """Utterances of a model in PyTorch."""
+    return lambda: engine_for(model)(model, EOS)
+
+
+def begin_exported(model: Any) -> Begin:
+    """The same, exported, in onnxruntime with one thread."""
+    from ..export.write import write_speech
+    from ..runtime.engine import Graphs
+    from ..runtime.folder import SPEECH, Folder
+
+    with TemporaryDirectory() as path:
+        states, about = write_speech(model.requires_grad_(False), STATE_FRAMES, STEP_MS // 10, Path(path))
+        graphs = Graphs(Folder(Path(path), SPEECH, states, {}, POSITIONS, "", {}, about))
+    return lambda: ExportedEngine(graphs, about, EOS, ComputeTimes())
 
 
 def _spoken(
-    length: float, models: Callable[[], dict[str, Any]], place: measure.Place, seconds: float, known: list[Any]
+    length: float, models: Callable[[], dict[str, Begin]], place: measure.Place, seconds: float, known: list[Any]
 ) -> Found:
     """`utterances`, which `growth` needs `known`."""
     rows = utterances(length, models(), place, seconds)
@@ -94,7 +124,7 @@ def _spoken(
     return {"utterances": rows}
 
 
-def _written(length: float, models: Callable[[], dict[str, Any]], place: measure.Place, seconds: float) -> Found:
+def _written(length: float, models: Callable[[], dict[str, Begin]], place: measure.Place, seconds: float) -> Found:
     return {"tokens": tokens(length, models(), place, seconds)}
 
 
@@ -117,12 +147,12 @@ def make(system: System, place: measure.Place) -> Any:
     return model
 
 
-def utterances(length: float, models: dict[str, Any], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
+def utterances(length: float, begins: dict[str, Begin], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Seconds of every system for an utterance of this length; encoders that run anew only up to half a minute."""
     frames = noise(length)
     calls: dict[str, Callable[[], measure.Seconds]] = {
-        name: partial(_timed, partial(translate, model, frames), place.device)
-        for name, model in models.items()
+        name: partial(_timed, partial(translate, begin, frames), place.device)
+        for name, begin in begins.items()
         if length <= LONGEST_ANEW or not name.endswith("anew")
     }
     times = {name: found for name, (found,) in measure.medians(calls, seconds).items()}
@@ -135,10 +165,15 @@ def utterances(length: float, models: dict[str, Any], place: measure.Place, seco
             "seconds": found,
             "per_second": found / length,
             "ratio": None if base is None else base / found,
-            "aim": AIMS.get(length) if name == AIMED and place.has_aims else None,
+            "aim": aims_of(name).get(length) if place.has_aims else None,
         }
         for name, found in times.items()
     ]
+
+
+def aims_of(name: str) -> dict[float, float]:
+    """Of a system, by seconds of speech."""
+    return {AIMED: AIMS, f"{EXPORTED}, exported": EXPORTED_AIMS}.get(name, {})
 
 
 def noise(seconds: float) -> np.ndarray:
@@ -146,9 +181,9 @@ def noise(seconds: float) -> np.ndarray:
     return torch.randn(round(seconds * 100), BINS).numpy()
 
 
-def translate(model: Any, frames: np.ndarray) -> Engine:
+def translate(begin: Begin, frames: np.ndarray) -> Engine:
     """Process a whole utterance as an agent under wait-k does."""
-    engine = engine_for(model)(model, EOS)
+    engine = begin()
     size = STEP_MS // 10
     for step, start in enumerate(range(0, len(frames), size), 1):
         engine.feed(frames[start : start + size])
@@ -181,13 +216,13 @@ def growth(rows: list[dict[str, Any]], place: measure.Place) -> list[dict[str, A
     return found
 
 
-def tokens(length: float, models: dict[str, Any], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
+def tokens(length: float, begins: dict[str, Begin], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
     """Milliseconds per token after this much speech, and the ratio to those after one second."""
     calls = {}
-    for name, model in models.items():
+    for name, begin in begins.items():
         if not name.endswith("anew"):
             for heard in (1.12, length):
-                engine = engine_for(model)(model, EOS)
+                engine = begin()
                 engine.feed(noise(heard))
                 _write(engine)
                 calls[name, heard] = partial(_timed, partial(_write, engine), place.device)
@@ -201,14 +236,14 @@ def tokens(length: float, models: dict[str, Any], place: measure.Place, seconds:
             "aim": TOKEN_AIM if name == AIMED and place.has_aims else None,
             "at_most": True,
         }
-        for name in models
+        for name in begins
         if (name, length) in times
     ]
 
 
 def _write(engine: Engine) -> None:
     """One token, whatever is best."""
-    engine.commit(int(engine.step()[EOS + 1 :].argmax()) + EOS + 1)
+    engine.commit(engine.best(engine.ready, range(EOS + 1)))
 
 
 def _labels(name: str, place: measure.Place) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +95,38 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
     Raises LeapformerError for mechanisms and encoders that cannot be exported, and without the libraries for it.
     """
     model = _frozen(system.model, out)
+    states, about = write_speech(model, system.state_frames, system.step_frames, out)
+    cmvn = system.cmvn
+    if cmvn is not None:
+        about = replace(about, mean=cmvn.mean.tolist(), std=cmvn.std.tolist())
+    about = replace(about, lagging=getattr(model, "lagging", None), forbidden=list(system.forbidden))
+    words = {"target": vocabulary(model.decoder.dictionary)}
+    folder = Folder(out, SPEECH, states, words, model.max_decoder_positions(), signature, origin, about)
+    shutil.copyfile(system.detokenizer.model_file, out / SUBWORDS)
+    folder.write()
+    return folder
+
+
+def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[dict[str, Shapes], Speech]:
+    """Write the graphs of a model for simultaneous translation, for a folder that exists.
+
+    Returns the shapes of its states, and what the graphs are made for; an encoder state takes `frames` frames.
+    """
     listening, writing = Listening(model.encoder), Writing(model.decoder)
-    frames, n_bins = system.state_frames, model.encoder.input_dim
+    encoder, n_bins = model.encoder, model.encoder.input_dim
     heard = tensors_of(first_state(block.attention, 1) for block in listening.blocks)
     read = tensors_of(first_state(block.attention, 1) for block in writing.blocks)
     names = {HEARD: names_of(listening.blocks), CROSS: names_of(writing.blocks)}
     before, count, start = (torch.tensor([number]) for number in (frames, 1, 2))
     write(
         listening,
-        (torch.zeros(1, frames * (1 + model.encoder.chunks.tokens), n_bins), before, count, start, heard),
+        (torch.zeros(1, frames * (1 + encoder.chunks.tokens), n_bins), before, count, start, heard),
         None,
         [FRAMES, BEFORE, COUNT, START, *names[HEARD]],
         [ROWS, *(f"{name}{NEXT}" for name in names[HEARD])],
         out / LISTEN,
     )
-    rows = torch.zeros(system.step_frames // frames, 1, model.encoder.out.out_features)
+    rows = torch.zeros(step_frames // frames, 1, encoder.out.out_features)
     write(
         writing,
         (rows, count, start, read),
@@ -117,30 +135,8 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
         [f"{name}{NEXT}" for name in names[CROSS]],
         out / WRITE,
     )
-    cmvn = system.cmvn
-    folder = Folder(
-        out,
-        SPEECH,
-        {HEARD: shapes_of(listening.blocks), **write_step(model.decoder, out)},
-        {"target": vocabulary(model.decoder.dictionary)},
-        model.max_decoder_positions(),
-        signature,
-        origin,
-        Speech(
-            frames,
-            system.chunk_states,
-            model.encoder.chunks.ahead,
-            system.step_frames,
-            getattr(model, "lagging", None),
-            list(system.forbidden),
-            n_bins,
-            None if cmvn is None else cmvn.mean.tolist(),
-            None if cmvn is None else cmvn.std.tolist(),
-        ),
-    )
-    shutil.copyfile(system.detokenizer.model_file, out / SUBWORDS)
-    folder.write()
-    return folder
+    states = {HEARD: shapes_of(listening.blocks), **write_step(model.decoder, out)}
+    return states, Speech(frames, encoder.chunks.size, encoder.chunks.ahead, step_frames, n_bins)
 
 
 def quantize(folder: Folder) -> None:

@@ -6,7 +6,7 @@ Files are data: nothing in the folder is executed or unpickled.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Speech:
     state_frames: fbank frames (10 ms) of a row, that is of an encoder state.
     chunk_states: rows that become final together, once `ahead_states` more were heard.
     step_frames:  frames of a pre-decision step, of whose rows cross-attention reads up to so many at a time.
+    n_bins:       numbers of a frame.
     lagging:      k of wait-k; None: it was not trained with one.
     forbidden:    ids that are never written.
     mean, std:    of frames, (n_bins,); None: they are not normalised.
@@ -63,11 +64,11 @@ class Speech:
     chunk_states: int
     ahead_states: int
     step_frames: int
-    lagging: int | None
-    forbidden: list[int]
     n_bins: int
-    mean: list[float] | None
-    std: list[float] | None
+    lagging: int | None = None
+    forbidden: list[int] = field(default_factory=list)
+    mean: list[float] | None = None
+    std: list[float] | None = None
 
 
 @dataclass(frozen=True)
