@@ -27,7 +27,7 @@ def test_decode_writes_both_files(tiny_decode, tmp_path, capsys):
     assert main(command) == 0
     found = json.loads((tmp_path / "decode.json").read_text())
     assert found["benchmark"] == "decode" and found["environment"]["threads"] == 1 and "seed:1" in found["signature"]
-    systems = ["fairseq", "softmax", "leap", "relu", "leap (torch)", "leap (exported)"]
+    systems = ["fairseq", "softmax", "leap", "relu", "leap (torch)", "leap (exported)", "leap (8 bits)"]
     assert [(row["case"], row["mechanism"]) for row in found["decoders"]] == [
         (str(c), n) for c in TINY for n in systems
     ]

@@ -9,7 +9,8 @@ CPU time of the thread, on a GPU wall time. All systems take turns in one proces
 "fairseq" is the stock decoder, which copies its cache for every token. "softmax" is ours: one product for queries, keys
 and values, a preallocated cache, and sources shared by the hypotheses of a sentence. Mechanisms are measured with the
 compiled step and, "leap (torch)", without it. "leap (exported)" is a graph of `leapformer export` in onnxruntime, where
-that is installed; it always reorders. Ratio = time of fairseq / time of ours. State: bytes of all layers.
+that is installed, and "leap (8 bits)" one of `leapformer export --quantize`; both always reorder. Ratio = time of
+fairseq / time of ours. State: bytes of all layers.
 
 One block: self-attention with its projections, one token after `keys` others; ratio = time of our softmax with its
 preallocated cache / time of the other.
@@ -41,7 +42,7 @@ from .tables import Table
 
 LAYERS, WIDTH, FFN, HEADS = 6, 256, 1024, 8
 LONGEST = 8192  # tokens of a target
-FAIRSEQ, TORCH, EXPORTED = "fairseq", "leap (torch)", "leap (exported)"
+FAIRSEQ, TORCH, EXPORTED, INT8 = "fairseq", "leap (torch)", "leap (exported)", "leap (8 bits)"
 SECONDS = 6.0  # per case
 PARITY = {torch.float64: 1e-10, torch.float32: 1e-4}  # the step in C computes in single precision
 # room for the longest case, and no encoder
@@ -100,6 +101,7 @@ AIMS = {
     (5, 10, 50): 1.2, (5, 150, 500): 1.7, (5, 1000, 1000): 9.0, (5, 4000, 4000): 25.0,
     (40, 10, 50): 1.05, (40, 150, 500): 4.0, (40, 1000, 1000): 35.0,
 }  # fmt: skip
+EXPORTED_AIMS = {(1, 150, 500): 6.0, (5, 150, 500): 6.0, (40, 150, 500): 7.0}
 # what is measured as one block, with its options, beside softmax; in PyTorch leap is measured again
 BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
     "leap": ("leap", {}),
@@ -185,11 +187,11 @@ def decoders(case: Case, names: list[str], place: measure.Place, seconds: float)
         calls[name] = partial(token, decoder, states[name], source, case, name == TORCH)
     sizes: dict[str, int] = {}
     if "leap" in names and measure.exports(place):
-        step, sizes[EXPORTED] = exported(case)
-        calls[EXPORTED] = step
+        for name in EXPORTED, INT8:
+            calls[name], sizes[name] = exported(case, name == INT8)
     times = measure.medians(calls, seconds)
     sizes |= {name: held_bytes(state) for name, state in states.items()}  # cross-attention's come with the first token
-    (base,) = times[FAIRSEQ]
+    (base,), aims = times[FAIRSEQ], {"leap": AIMS, EXPORTED: EXPORTED_AIMS}
     return [
         {
             "device": str(place),
@@ -200,7 +202,7 @@ def decoders(case: Case, names: list[str], place: measure.Place, seconds: float)
             "ms": ms * 1e3,
             "ratio": base / ms,
             "state_bytes": sizes[name],
-            "aim": AIMS.get((case.rows, case.target, case.source)) if name == "leap" and place.has_aims else None,
+            "aim": aims[name].get((case.rows, case.target, case.source)) if name in aims and place.has_aims else None,
         }
         for name, (ms,) in times.items()
     ]
@@ -259,23 +261,25 @@ def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
 
 
 @cache
-def exported_graphs() -> Any:
-    """The step of a leap decoder in onnxruntime, with one thread."""
-    from ..export.write import write_step
+def exported_graphs(quantized: bool) -> Any:
+    """The step of a leap decoder in onnxruntime, with one thread; with weights of 8 bits, or not."""
+    from ..export.write import quantize_graph, write_step
     from ..runtime.engine import Graphs
     from ..runtime.folder import STEP, TRANSLATION, Folder
 
     decoder = make("leap", measure.Place(torch.device("cpu"), torch.float32)).requires_grad_(False)
     with TemporaryDirectory() as folder:
         states = write_step(decoder, Path(folder))
+        if quantized:
+            quantize_graph(Path(folder) / STEP)
         return Graphs(Folder(Path(folder), TRANSLATION, states, {}, LONGEST, "", {}), names=(STEP,))
 
 
-def exported(case: Case) -> tuple[Callable[[], measure.Seconds], int]:
+def exported(case: Case, quantized: bool) -> tuple[Callable[[], measure.Seconds], int]:
     """One more token of the exported decoder, and the bytes of its states."""
     from ..runtime.folder import CROSS, SELF
 
-    graphs = exported_graphs()
+    graphs = exported_graphs(quantized)
     states = {
         side: {
             name: graphs.value(np.random.rand(batch, *shape).astype(np.float32))

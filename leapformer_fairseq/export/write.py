@@ -140,15 +140,25 @@ def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[
 
 
 def quantize(folder: Folder) -> None:
-    """Round the weights of a folder's products to 8 bits; what they are multiplied by is rounded at each call.
+    """Round a folder's weights and embeddings to 8 bits; what weights are multiplied by is rounded at each call.
 
-    Everything else, such as states and embeddings, stays in float32.
+    Everything else, such as states, stays in float32.
     """
-    from onnxruntime.quantization import quantize_dynamic
-
     for name in GRAPHS[folder.task]:
-        with replacing(folder.path / name) as partial, _quiet():
-            quantize_dynamic(folder.path / name, partial, op_types_to_quantize=["MatMul", "Gemm"], per_channel=True)
+        quantize_graph(folder.path / name)
+
+
+def quantize_graph(path: Path) -> None:
+    """The same for one graph."""
+    import onnxruntime
+    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    onnxruntime.set_default_logger_severity(3)  # errors
+    with replacing(path) as partial, _quiet():
+        # Weights that are transposed in the graph are stored transposed, else they would stay as they are.
+        quant_pre_process(path, partial, skip_onnx_shape=True, skip_symbolic_shape=True)
+        quantize_dynamic(partial, partial, op_types_to_quantize=["MatMul", "Gemm", "Gather"], per_channel=True)
 
 
 def _frozen(model: Any, out: Path) -> Any:
