@@ -46,6 +46,7 @@ from ..runtime.folder import (
 from .graphs import DecoderStep, Source
 from .states import first_state, names_of, shapes_of, tensors_of
 from .streaming import Listening, Writing
+from .weights import share
 
 SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # of the examples that are traced
 ANY = torch.export.Dim.DYNAMIC  # a size that a graph leaves open, or else cannot be made
@@ -69,8 +70,7 @@ def export_translation(model: Any, task: Any, out: Path, signature: str, origin:
         signature,
         origin,
     )
-    folder.write()
-    return folder
+    return _complete(folder)
 
 
 def export_language_model(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
@@ -85,8 +85,7 @@ def export_language_model(model: Any, task: Any, out: Path, signature: str, orig
     states = write_step(_frozen(model, out).decoder, out)
     words = {"target": vocabulary(task.target_dictionary)}
     folder = Folder(out, LANGUAGE, states, words, model.max_decoder_positions(), signature, origin)
-    folder.write()
-    return folder
+    return _complete(folder)
 
 
 def export_speech(system: TranslationSystem, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
@@ -103,8 +102,7 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
     words = {"target": vocabulary(model.decoder.dictionary)}
     folder = Folder(out, SPEECH, states, words, model.max_decoder_positions(), signature, origin, about)
     shutil.copyfile(system.detokenizer.model_file, out / SUBWORDS)
-    folder.write()
-    return folder
+    return _complete(folder)
 
 
 def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[dict[str, Shapes], Speech]:
@@ -146,6 +144,7 @@ def quantize(folder: Folder) -> None:
     """
     for name in GRAPHS[folder.task]:
         quantize_graph(folder.path / name)
+    share(folder)
 
 
 def quantize_graph(path: Path) -> None:
@@ -159,6 +158,13 @@ def quantize_graph(path: Path) -> None:
         # Weights that are transposed in the graph are stored transposed, else they would stay as they are.
         quant_pre_process(path, partial, skip_onnx_shape=True, skip_symbolic_shape=True)
         quantize_dynamic(partial, partial, op_types_to_quantize=["MatMul", "Gemm", "Gather"], per_channel=True)
+
+
+def _complete(folder: Folder) -> Folder:
+    """The folder once all graphs are there."""
+    share(folder)
+    folder.write()
+    return folder
 
 
 def _frozen(model: Any, out: Path) -> Any:

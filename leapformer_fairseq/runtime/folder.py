@@ -15,7 +15,7 @@ from ..errors import LeapformerError
 from ..files import write_json
 
 FORMAT = 2
-MODEL, SUBWORDS = "model.json", "subwords.model"
+MODEL, WEIGHTS, SUBWORDS = "model.json", "weights.safetensors", "subwords.model"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
 TRANSLATION, SPEECH, LANGUAGE = "translation", "speech", "language_modeling"
 GRAPHS = {TRANSLATION: (SOURCE, STEP), SPEECH: (LISTEN, WRITE, STEP), LANGUAGE: (STEP,)}
@@ -113,7 +113,7 @@ class Folder:
             raise LeapformerError(f"{path} has no {MODEL}; give a folder made by `leapformer export`") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LeapformerError(f"{path / MODEL} is damaged ({error}); export the model again") from error
-        for name in graphs:
+        for name in (*graphs, WEIGHTS):
             if not (path / name).is_file():
                 raise LeapformerError(f"{path} has no {name}; export the model again")
         return found

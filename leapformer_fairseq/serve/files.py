@@ -16,7 +16,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from ..errors import LeapformerError
-from ..runtime.folder import GRAPHS, MODEL, SPEECH
+from ..runtime.folder import GRAPHS, MODEL, SPEECH, WEIGHTS
 
 # Pages load nothing from other sites, and only code of their own; onnxruntime-web compiles WebAssembly.
 POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self' ws: wss:; frame-ancestors 'none'"
@@ -45,7 +45,7 @@ def model_files(folder: Path, runtime: Path) -> Files:
 
     Raises LeapformerError where a file of the runtime is missing.
     """
-    found = {f"/model/{name}": folder / name for name in (MODEL, *GRAPHS[SPEECH])}
+    found = {f"/model/{name}": folder / name for name in (MODEL, WEIGHTS, *GRAPHS[SPEECH])}
     for name in RUNTIME:
         found[f"/runtime/{name}"] = runtime / name
         if not (runtime / name).is_file():

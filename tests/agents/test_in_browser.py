@@ -78,7 +78,9 @@ def runtime() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
         if not found.is_dir():
             words = [str(NPM), "install", "--ignore-scripts", "--no-audit", "--no-fund", f"onnxruntime-web@{VERSION}"]
-            subprocess.run([*words, "--prefix", str(folder)], check=True, capture_output=True, timeout=600)
+            made = subprocess.run([*words, "--prefix", str(folder)], capture_output=True, text=True, timeout=600)
+            if made.returncode:  # a machine that does not reach npm's registry
+                pytest.skip(f"onnxruntime-web cannot be installed: {made.stderr.strip()[-200:]}")
     return found
 
 

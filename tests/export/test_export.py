@@ -20,10 +20,10 @@ from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
-from leapformer_fairseq.export.states import CROSS, SELF, first_state, held, tensors_of
+from leapformer_fairseq.export.states import first_state, held, tensors_of
 from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.runtime.__main__ import main
-from leapformer_fairseq.runtime.folder import MODEL, STEP, Folder
+from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, MODEL, SELF, STEP, WEIGHTS, Folder
 
 from ..models.tiny import PLANS, dictionary, make_model
 
@@ -122,6 +122,28 @@ def test_translations_equal_fairseqs(exported):
     assert compared(exported[0], TASK, exported[1], 5, beam=1).equal == 5
 
 
+def test_weights_are_there_once_under_their_names(exported):
+    """Other programs read them as safetensors."""
+    model, folder = exported
+    numbers = (folder.path / WEIGHTS).read_bytes()
+    start = 8 + int.from_bytes(numbers[:8], "little")
+    header, numbers = json.loads(numbers[8:start]), numbers[start:]
+    offsets = [one["data_offsets"] for one in header.values()]
+    assert [first for first, _ in offsets] == [0, *(stop for _, stop in offsets[:-1])] and offsets[-1][1] == len(
+        numbers
+    )
+    contents = [numbers[first:stop] for first, stop in offsets]
+    assert len(set(contents)) == len(contents)
+    table = header["encoder.embed_tokens.weight"]
+    assert (
+        table["dtype"] == "F32"
+        and numbers[slice(*table["data_offsets"])] == model.encoder.embed_tokens.weight.numpy().tobytes()
+    )
+    for name in GRAPHS[folder.task]:
+        graph = (folder.path / name).read_bytes()
+        assert WEIGHTS.encode() in graph and b"leapformer_fairseq" not in graph, "no trace of where it was made"
+
+
 def test_the_comparison_can_fail(exported):
     found = compared(model_of("leap", seed=1, encoder="leap").float(), TASK, exported[1], 5)
     assert found.equal == 0 and found.error > 0.01
@@ -192,10 +214,13 @@ def test_damaged_folders_are_told_in_one_line(exported, tmp_path, capsys, monkey
         about = json.loads((folder / MODEL).read_text())
         (folder / MODEL).write_text(json.dumps({**about, "format": 9}))
 
-    assert "has format 9, not 1; export it again" in said(formatted)
+    assert "has format 9, not 2; export it again" in said(formatted)
     assert "is damaged" in said(lambda folder: (folder / MODEL).write_text("{}"))
     assert f"has no {MODEL}; give a folder" in said(lambda folder: (folder / MODEL).unlink())
     assert f"has no {STEP}; export" in said(lambda folder: (folder / STEP).unlink())
     assert "cannot be read" in said(lambda folder: (folder / STEP).write_bytes(b"no graph"))
+    assert f"has no {WEIGHTS}; export" in said(lambda folder: (folder / WEIGHTS).unlink())
+    half = (exported[1].path / WEIGHTS).read_bytes()[:20_000]
+    assert "cannot be read" in said(lambda folder: (folder / WEIGHTS).write_bytes(half))
     assert "--beam 0: give at least 1" in said(None, "--beam", "0")
     assert Folder.read(exported[1].path) == exported[1]

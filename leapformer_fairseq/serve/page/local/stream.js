@@ -3,6 +3,8 @@ import { FeatureStream } from "./features.js";
 import { POLICIES } from "./policies.js";
 import { Emitter } from "./text.js";
 
+const WEIGHTS = "weights.safetensors";
+
 /** An exported model, loaded once: its graphs in onnxruntime, and what model.json says of it. */
 export class Model {
   constructor(runtime, about, graphs) {
@@ -11,11 +13,12 @@ export class Model {
 
   /** From the files at `base`; `runtime` is the module of onnxruntime-web. */
   static async load(runtime, base) {
-    const about = await (await fetch(new URL("model.json", base))).json();
+    const file = async (name) => new Uint8Array(await (await fetch(new URL(name, base))).arrayBuffer());
+    const about = JSON.parse(new TextDecoder().decode(await file("model.json")));
+    const externalData = [{ path: WEIGHTS, data: await file(WEIGHTS) }];
     const graphs = {};
     for (const name of ["listen", "write", "step"]) {
-      const bytes = await (await fetch(new URL(`${name}.onnx`, base))).arrayBuffer();
-      graphs[name] = await runtime.InferenceSession.create(bytes, { logSeverityLevel: 3 });
+      graphs[name] = await runtime.InferenceSession.create(await file(`${name}.onnx`), { externalData, logSeverityLevel: 3 });
     }
     return new Model(runtime, about, graphs);
   }
