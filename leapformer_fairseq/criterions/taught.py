@@ -174,6 +174,8 @@ class Distillation(Taught):
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> tuple[Tensor, int, Log]:
         recorder = Recorder(model)
+        if getattr(self.teacher_for(model).decoder, "guided", False):
+            recorder.decoder.guide()  # the teacher's criterion looks at the student's alignment
         loss, sample_size, log = self.own(recorder, sample)
         found = distance(self.predicted(model, recorder), Predicted(model, recorder.output), sample)
         # fairseq's losses of text are sums over tokens, that of speech is a mean over frames

@@ -79,11 +79,11 @@ def load_pair(words: Sequence[str], teacher: str, checkpoint: Path | None = None
     this teacher.
     """
     register()
-    from fairseq import checkpoint_utils, models, options, tasks
+    from fairseq import checkpoint_utils, options, tasks
 
     args = options.parse_args_and_arch(options.get_training_parser(), list(words))
     task = tasks.setup_task(args)
-    pair = Pair(args, task, load_teacher(teacher, task), models.build_model(args, task))
+    pair = Pair(args, task, load_teacher(teacher, task), task.build_model(args))
     if checkpoint is not None:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
         pair.student.load_state_dict(state["model"], strict=True, model_cfg=args)

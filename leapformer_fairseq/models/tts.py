@@ -99,10 +99,13 @@ class TTSDecoder(TTSTransformerDecoder):
     def __init__(self, args: Namespace, dictionary: Any) -> None:
         super().__init__(args, dictionary)
         self.context = swap_attention(self, "decoder", args, length_known=args.length_predictor is not None)
-        self.guided = getattr(args, "use_guided_attention_loss", False)
-        if self.guided:
-            # The loss looks at the last layer's alignment.
-            self.transformer_layers[-1].encoder_attn.weights_in_training = True
+        self.guided = False
+        if getattr(args, "use_guided_attention_loss", False):
+            self.guide()
+
+    def guide(self) -> None:
+        """Hand the last layer's alignment to a loss that guides attention."""
+        self.guided = self.transformer_layers[-1].encoder_attn.weights_in_training = True
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """None: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
