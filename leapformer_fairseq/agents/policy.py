@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from ..errors import LeapformerError
 
@@ -47,7 +47,13 @@ class Draft(Protocol):
 
 
 class Policy(Protocol):
-    """The policy of one utterance."""
+    """The policy of one utterance.
+
+    lag: how many steps of source a token is written behind what it translates; None: that is not known.
+    """
+
+    @property
+    def lag(self) -> int | None: ...
 
     def write(self, draft: Draft) -> None:
         """Write what has become final after one more step of source."""
@@ -71,6 +77,10 @@ class WaitK:
         if not self.rate > 0:
             raise LeapformerError(f"--catch-up {self.rate}: give the tokens that a step of source is worth, above 0")
 
+    @property
+    def lag(self) -> int:
+        return self.k
+
     def allows(self, n_steps: int, n_tokens: int) -> bool:
         """Whether one more token may be written after reading `n_steps` steps and writing `n_tokens` tokens."""
         return n_steps - math.floor(n_tokens / self.rate) >= self.k
@@ -84,6 +94,8 @@ class WaitK:
 class Offline:
     """Write nothing before the end of the source."""
 
+    lag: ClassVar[None] = None
+
     def write(self, draft: Draft) -> None:
         pass
 
@@ -92,6 +104,7 @@ class Offline:
 class HoldN:
     """Hold-n (Liu et al. 2020, arXiv:2005.11185): write the translation of what was read, without its last n tokens."""
 
+    lag: ClassVar[None] = None
     n: int
 
     def __post_init__(self) -> None:
@@ -108,6 +121,8 @@ class LocalAgreement:
 
     There is one translation after every step of source.
     """
+
+    lag: ClassVar[None] = None
 
     def __init__(self, n: int) -> None:
         if n < 2:
@@ -132,6 +147,7 @@ class AlignAtt:
     Such a token may change when more source arrives.
     """
 
+    lag: ClassVar[None] = None
     frames: int
 
     def __post_init__(self) -> None:

@@ -175,7 +175,8 @@ class TranslationStream:
     ) -> None:
         """`times`: where to add the computation. `engine`: one that is fed from elsewhere instead of by `push`.
 
-        `aligns`: tell of each token the encoder state that it attended to most (`aligned`), in the policy's layer.
+        `aligns`: tell of each token the encoder state that it translates (`aligned`): under wait-k the first of the k
+        steps that it was written behind, else the one that it attended to most, in the policy's layer.
         """
         self.system, self.options = system, options
         self.policy = system.policy.make()
@@ -187,7 +188,8 @@ class TranslationStream:
         self.n_samples = 0
         self.n_steps = 0  # pre-decision steps read
         self.aligned: list[int] = []  # of each token the encoder state, from 0, with `aligns`
-        self._align_layer = system.policy.align_layer if aligns else None
+        self._aligns = aligns
+        self._align_layer = system.policy.align_layer if aligns and self.policy.lag is None else None
         self._expected: tuple[int, list[int]] = (0, [])  # the last continuation: states it is of, all its tokens
 
     def push(self, samples: np.ndarray) -> None:
@@ -339,8 +341,9 @@ class TranslationStream:
     def _commit(self, token: int) -> None:
         self.engine.commit(token)
         self.emitter.push([token])
-        if self._align_layer is not None:
-            self.aligned.append(self.engine.focus)
+        if self._aligns:
+            lag = self.policy.lag
+            self.aligned.append(self.engine.focus if lag is None else max(0, self.n_states - lag * self.step_states))
 
     def _best_token(self, eos_open: bool, layer: int | None = None) -> int:
         repeated = repeating(self.engine.tokens, self.options.no_repeat_ngram_size)
