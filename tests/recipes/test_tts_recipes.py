@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from leapformer_fairseq.cli.main import main
+
 from ..data.test_ljspeech import IDS, ljspeech_tree
 from .running import finished, recipe, refused
 
@@ -43,6 +45,15 @@ def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
         assert min(parts) > 0 and row["scores"]["loss"]["mean"] == pytest.approx(sum(parts))
     again = finished("espeak_tts", *options, "--attention", "softmax", "--seed", 2)
     assert again.count("is finished, skipped") == 2
+    linearized(out / "softmax-seed2/model/checkpoint_best.pt", tmp_path / "linear")
+
+
+def linearized(teacher: Path, out: Path) -> None:
+    """The trained softmax model, whose loss guides attention, as the teacher of a linear one."""
+    plan = ["--attention", "softmax/softmax/hedgehog", "--align-updates", "2", "--distill-updates", "2"]
+    assert main(["linearize", "--path", str(teacher), *plan, "--out", str(out)]) == 0
+    found = json.loads((out / "keep0/result.json").read_text(encoding="utf-8"))
+    assert found["replaced"] == ["decoder-cross.0"] and 0 < found["distance"]["distilled"] < 10
 
 
 def test_lengths_are_swept_with_one_model(tmp_path):
