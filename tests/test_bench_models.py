@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,13 @@ from leapformer_fairseq.modules import attentions
 
 CPU = measure.Place(torch.device("cpu"))
 TINY = [decode.Case(1, 1, 6, 9), decode.Case(2, 3, 5, 7)]
+
+
+@pytest.fixture(autouse=True)
+def shallow(monkeypatch):
+    """Decoders of two layers, since to export one takes a while."""
+    monkeypatch.setattr(decode, "LAYERS", 2)
+    monkeypatch.setattr(decode, "make", partial(decode.make, layers=2))
 
 
 @pytest.fixture
