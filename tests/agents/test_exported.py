@@ -205,6 +205,18 @@ def test_sessions_forks_and_another_k(exported, speech):
     assert other.engine.tokens == stream.engine.tokens
 
 
+def test_old_text_is_forgotten_alike_under_wait_k(exported, speech):
+    """Nothing asks for attention weights: the schedule tells what a word is a translation of."""
+    system, folder = exported
+    options = SegmentOptions("seconds", history="window", history_words=2)
+    events = []
+    for one in (system, ExportedSystem.load(folder.path, PolicyOptions(k=2))):
+        session = Session(one, DecodingOptions(max_len_b=200, unit="char"), options)
+        found, forgotten = list(session.push(speech(12.0, 5))), session._forgotten
+        events.append([*found, *session.finish(), forgotten])
+    assert events[0] == events[1] and min(events[0][-1]) > 0
+
+
 def test_a_simulation_knows_what_the_folder_was_made_of(exported, speech, tmp_path):
     """`leapformer simulate` of the folder: the log of the checkpoint's streams."""
     audio, folder = tmp_path / "audio.wav", tmp_path / "folder"
@@ -264,7 +276,8 @@ def test_options_that_an_exported_model_cannot_follow_are_refused(exported, spee
         ExportedSystem.load(folder, PolicyOptions("alignatt"))
     with pytest.raises(LeapformerError, match="--pre-decision-ratio is 0"):
         ExportedSystem.load(folder, pre_decision_ratio=0)
-    session = Session(ExportedSystem.load(folder), OPTIONS, SegmentOptions("seconds", history="window"))
+    hold = ExportedSystem.load(folder, PolicyOptions("hold-n", hold=1))
+    session = Session(hold, OPTIONS, SegmentOptions("seconds", history="window"))
     with pytest.raises(LeapformerError, match="do not tell what they attend to"):
         list(session.push(speech(2.0)))
     given = {"policy": "wait-k", "waitk_lagging": None, "catch_up": 1.0, "hold": 3, "agree": 2, "align_frames": 4}
