@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -513,3 +516,21 @@ def test_samples_are_taken_in_order_and_not_too_many(session):
     taken = [talk._take()[0] for _ in range(5)]
     assert [len(piece) for piece in taken] == [8_000, 8_000, 8_000, 6_000, 0]
     np.testing.assert_array_equal(np.concatenate(taken), samples)
+
+
+def test_the_example_that_loads_a_server(session, speech, tmp_path):
+    """Every speaker's final words arrive, with a delay and a real-time factor."""
+    soundfile.write(tmp_path / "talk.wav", speech(3.0), SAMPLE_RATE, "PCM_16")
+    example = Path(__file__).parents[2] / "examples/speakers.py"
+
+    async def body() -> None:
+        async with running(session) as server:
+            words = [str(example), f"ws://127.0.0.1:{server.port}/", str(tmp_path / "talk.wav"), "1", "3"]
+            done = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=asyncio.subprocess.PIPE)
+            out, _ = await done.communicate()
+            rows = [json.loads(line) for line in out.decode().splitlines()]
+            assert done.returncode == 0 and [row["speakers"] for row in rows] == [1, 3]
+            assert rows[1]["words"] == 3 * rows[0]["words"] > 0 and rows[0]["seconds"] == 3.0
+            assert all(row["rtf"] > 0 and 0 < row["median_ms"] <= row["p95_ms"] < 10_000 for row in rows)
+
+    test(body())
