@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as few stay softmax as bring the distance to the teacher, before distillation, to this: KL in nats",
     )  # fmt: skip
     for stage, what in (
-        ("align", "every replaced block by itself (default: a tenth of the teacher's)"),
-        ("distill", "on the teacher's predictions (default: a fifth of the teacher's)"),
+        ("align", "every replaced block by itself (default: a twentieth of the teacher's)"),
+        ("distill", "on the teacher's predictions (default: a sixth of the teacher's)"),
         ("task", "on the data alone, at the end (default: 0)"),
     ):
         add(f"--{stage}-updates", type=int, metavar="N", help=f"updates {what}")
-    for stage, rate in (("align", 1e-3), ("distill", 1e-3), ("task", 3e-5)):
+    for stage, rate in (("align", 1e-3), ("distill", 1.5e-3), ("task", 3e-5)):
         add(
             f"--{stage}-rate",
             type=float,
