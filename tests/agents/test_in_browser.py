@@ -172,8 +172,8 @@ def test_the_page(served, folder, speech, tmp_path):
     soundfile.write(tmp_path / "file.wav", recording, 16_000, "PCM_16")
     with Browser(tmp_path / "profile", tmp_path / "speech.wav") as browser:
         browser.go(served.url)
+        until(lambda: browser.text("privacy") == "Nothing leaves this browser.", "the page knows who translates")
         until(lambda: browser.text("status") == "Ready", "the model is loaded")
-        assert browser.text("privacy") == "Nothing leaves this browser."
         browser.click("start")
         until(lambda: len(shown(browser)) >= 2, "two segments")
         assert "real-time factor" in browser.text("figures")
