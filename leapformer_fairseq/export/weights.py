@@ -39,10 +39,11 @@ def share(folder: Folder) -> None:
             if array.nbytes < LEAST or array.dtype.name not in KINDS:
                 continue
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))  # as bytes, if it was anything else
-            taken = {one.name for one in found.values()}
-            name = f"{Path(graph).stem}.{tensor.name}" if tensor.name in taken else tensor.name
             key = array.tobytes(), array.dtype.name, array.shape
-            found.setdefault(key, Shared(name, array, [])).tensors.append(tensor)
+            if key not in found:
+                taken = any(one.name == tensor.name for one in found.values())
+                found[key] = Shared(f"{Path(graph).stem}.{tensor.name}" if taken else tensor.name, array, [])
+            found[key].tensors.append(tensor)
     shared = sorted(found.values(), key=lambda one: -one.array.itemsize)  # so that all are aligned without gaps
     with replacing(folder.path / WEIGHTS) as partial:
         starts = _write(shared, partial)
