@@ -3,7 +3,7 @@ const STATE_MS = 40;
 export const PIECE = 640; // samples
 const RECENT = 10000 / STATE_MS; // pieces whose loudest one is the recent level
 const ONSET_DB = 10; // so much above the quietest piece of a pause is no silence, however quiet
-export const SPEECH = "speech"; // a piece that belongs to the segment
+const SPEECH = "speech"; // a piece that belongs to the segment
 export const END = "end"; // the segment's last piece
 export const BETWEEN = "between"; // silence after a pause
 
