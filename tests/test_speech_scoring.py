@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
 import pytest
-import torch
 
 from leapformer_fairseq.acoustics.mel import MelConfig, log_mel
 from leapformer_fairseq.acoustics.vocoder import GriffinLim
@@ -90,7 +90,7 @@ def test_baselines(tmp_path):
     assert against_recordings["floor"] == against_vocoder["floor"]
     assert against_recordings["floor"]["scores"]["MCD"] == pytest.approx(floor)
     frames = [log_mel(one, MELS) for one in RECORDED.values()]
-    flat = [GriffinLim(MELS)(torch.cat(frames).mean(0).repeat(len(one), 1)) for one in frames]
+    flat = [GriffinLim(MELS)(np.tile(np.concatenate(frames).mean(0), (len(one), 1))) for one in frames]
     expected = (
         sum(mcd(resynthesised(one), of, RATE).total for one, of in zip(RECORDED.values(), flat, strict=True)) / 66
     )
@@ -169,7 +169,7 @@ FEATURES = {"features": MELS.features()}
         (lambda folder: (folder / "manifest.tsv").write_text(
             (folder / "manifest.tsv").read_text().splitlines()[0] + "\n"), "lists no sentences"),
         (describe(json.dumps({"features": replace(MELS, sample_rate=24_000).features()})), "sampled at 16000 Hz"),
-        (lambda folder: write_speech(folder / "wav" / "long.wav", torch.full((900,), torch.nan)), "has samples of nan"),
+        (lambda folder: write_speech(folder / "wav" / "long.wav", np.full(900, np.nan)), "has samples of nan"),
     ],
 )  # fmt: skip
 def test_folders_that_cannot_be_scored(damage, message, tmp_path):

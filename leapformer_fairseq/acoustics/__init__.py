@@ -1,1 +1,1 @@
-"""From speech to log-mel spectrograms and back, in PyTorch alone."""
+"""From speech to log-mel spectrograms and back, in numpy alone; HiFi-GAN needs PyTorch."""

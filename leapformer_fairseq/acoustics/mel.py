@@ -2,6 +2,8 @@
 
 fairseq takes its filters from librosa and its cepstra from torchaudio; here are both filterbanks in a few lines, so
 that neither library is needed.
+
+Shapes: T samples, M mel channels.
 """
 
 from __future__ import annotations
@@ -11,9 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
 
 from ..errors import LeapformerError
 
@@ -74,9 +74,20 @@ class MelConfig:
             **{name: _value(features, name, float) for name in ("f_min", "f_max")},
         )
 
-    def filters(self, scale: Scale = "slaney") -> Tensor:
-        """The mel filters, (n_mels, n_fft // 2 + 1)."""
+    @property
+    def bins(self) -> int:
+        """Of a spectrogram."""
+        return self.n_fft // 2 + 1
+
+    def filters(self, scale: Scale = "slaney") -> np.ndarray:
+        """The mel filters, (M, bins)."""
         return mel_filters(self.sample_rate, self.n_fft, self.n_mels, self.f_min, self.f_max, scale)
+
+    def window(self) -> np.ndarray:
+        """A Hann window in the middle of n_fft samples."""
+        before = (self.n_fft - self.win_length) // 2
+        angles = 2 * np.pi / self.win_length * np.arange(self.win_length)
+        return np.pad(0.5 - 0.5 * np.cos(angles), (before, self.n_fft - self.win_length - before)).astype(np.float32)
 
     def features(self) -> dict[str, Any]:
         """The `features` block that fairseq's own preparation of speech synthesis data writes."""
@@ -88,7 +99,7 @@ class MelConfig:
             **values,
             "win_len_t": self.win_length / self.sample_rate,
             "hop_len_t": self.hop_length / self.sample_rate,
-            "n_stft": self.n_fft // 2 + 1,
+            "n_stft": self.bins,
         }
 
 
@@ -107,7 +118,7 @@ def _samples(features: Mapping[str, Any], name: str, name_in_seconds: str, rate:
     return round(_value(features, name_in_seconds, float) * rate)
 
 
-def mel_filters(sample_rate: int, n_fft: int, n_mels: int, f_min: float, f_max: float, scale: Scale) -> Tensor:
+def mel_filters(sample_rate: int, n_fft: int, n_mels: int, f_min: float, f_max: float, scale: Scale) -> np.ndarray:
     """Triangular filters with equal distances in mel, (n_mels, n_fft // 2 + 1) float32.
 
     "slaney" is the scale of the Auditory Toolbox with filters of equal area: librosa's default, and so that of
@@ -115,52 +126,65 @@ def mel_filters(sample_rate: int, n_fft: int, n_mels: int, f_min: float, f_max: 
     torchaudio's MFCC.
     """
     to_mel, to_hz = _SCALES[scale]
-    bins = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
-    first, last = to_mel(torch.tensor([f_min, f_max], dtype=torch.float64)).tolist()
-    edges = to_hz(torch.linspace(first, last, n_mels + 2, dtype=torch.float64))
+    bins = np.linspace(0, sample_rate / 2, n_fft // 2 + 1)
+    first, last = to_mel(np.array([f_min, f_max])).tolist()
+    edges = to_hz(np.linspace(first, last, n_mels + 2))
     left, centre, right = (edges[i : i + n_mels, None] for i in range(3))
-    filters = torch.minimum((bins - left) / (centre - left), (right - bins) / (right - centre)).clamp(min=0)
+    filters = np.minimum((bins - left) / (centre - left), (right - bins) / (right - centre)).clip(min=0)
     if scale == "slaney":
         filters = filters * 2 / (right - left)
-    return filters.float()
+    return filters.astype(np.float32)
 
 
-def _slaney_mel(hz: Tensor) -> Tensor:
-    above = _KNEE_HZ * _MELS_PER_HZ + (hz.clamp(min=_KNEE_HZ) / _KNEE_HZ).log() * _MELS_PER_NEPER
-    return torch.where(hz < _KNEE_HZ, hz * _MELS_PER_HZ, above)
+def _slaney_mel(hz: np.ndarray) -> np.ndarray:
+    above = _KNEE_HZ * _MELS_PER_HZ + np.log(hz.clip(min=_KNEE_HZ) / _KNEE_HZ) * _MELS_PER_NEPER
+    return np.where(hz < _KNEE_HZ, hz * _MELS_PER_HZ, above)
 
 
-def _slaney_hz(mel: Tensor) -> Tensor:
+def _slaney_hz(mel: np.ndarray) -> np.ndarray:
     knee = _KNEE_HZ * _MELS_PER_HZ
-    return torch.where(mel < knee, mel / _MELS_PER_HZ, _KNEE_HZ * ((mel - knee) / _MELS_PER_NEPER).exp())
+    return np.where(mel < knee, mel / _MELS_PER_HZ, _KNEE_HZ * np.exp((mel - knee) / _MELS_PER_NEPER))
 
 
-def _htk_mel(hz: Tensor) -> Tensor:
-    return 2595 * (1 + hz / 700).log10()
+def _htk_mel(hz: np.ndarray) -> np.ndarray:
+    return 2595 * np.log10(1 + hz / 700)
 
 
-def _htk_hz(mel: Tensor) -> Tensor:
+def _htk_hz(mel: np.ndarray) -> np.ndarray:
     return 700 * (10 ** (mel / 2595) - 1)
 
 
 _SCALES = {"slaney": (_slaney_mel, _slaney_hz), "htk": (_htk_mel, _htk_hz)}
 
 
-def stft(waveform: Tensor, config: MelConfig) -> Tensor:
-    """Complex spectrogram with a Hann window of a waveform (T,): (n_fft // 2 + 1, 1 + T // hop_length).
+def stft(samples: np.ndarray, config: MelConfig) -> np.ndarray:
+    """Complex spectrogram with a Hann window of samples (T,): (1 + T // hop_length, bins).
 
-    Frame t is centred on sample t * hop_length. The waveform is mirrored at its ends or, where it is too short for
+    Frame t is centred on sample t * hop_length. The samples are mirrored at their ends or, where they are too few for
     that, surrounded by silence.
     """
     margin = config.n_fft // 2
-    mode = "reflect" if len(waveform) > margin else "constant"
-    padded = functional.pad(waveform[None], (margin, margin), mode)[0]
-    window = torch.hann_window(config.win_length, dtype=waveform.dtype, device=waveform.device)
-    lengths = (config.n_fft, config.hop_length, config.win_length)
-    return torch.stft(padded, *lengths, window, center=False, return_complex=True)
+    padded = np.pad(np.asarray(samples, np.float32), margin, "reflect" if len(samples) > margin else "constant")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, config.n_fft)[:: config.hop_length]
+    return np.fft.rfft(frames * config.window())
 
 
-def log_mel(waveform: Tensor, config: MelConfig) -> Tensor:
-    """Log-mel spectrogram of a waveform (T,) with samples in [-1, 1]: (1 + T // hop_length, n_mels) float32."""
-    magnitudes = stft(waveform.float(), config).abs().T
-    return (magnitudes @ config.filters().T.to(magnitudes)).clamp(min=config.floor).log()
+def istft(spectrogram: np.ndarray, config: MelConfig) -> np.ndarray:
+    """The samples, (T,) float32, whose spectrogram is nearest to this, (frames, bins); a single frame is one hop."""
+    window, count, hop = config.window(), len(spectrogram), config.hop_length
+    blocks = -(-config.n_fft // hop)  # hops that a frame covers
+    frames = np.fft.irfft(spectrogram, config.n_fft) * window
+    frames = np.pad(frames, ((0, 0), (0, blocks * hop - config.n_fft))).reshape(count, blocks, hop)
+    squares = np.pad(window * window, (0, blocks * hop - config.n_fft)).reshape(blocks, hop)
+    total, weight = np.zeros((2, count + blocks, hop), np.float32)
+    for block in range(blocks):
+        total[block : block + count] += frames[:, block]
+        weight[block : block + count] += squares[block]
+    start = config.n_fft // 2
+    samples = (total / weight.clip(min=np.finfo(np.float32).tiny)).ravel()
+    return samples[start : start + hop * max(count - 1, 1)]
+
+
+def log_mel(samples: np.ndarray, config: MelConfig) -> np.ndarray:
+    """Log-mel spectrogram of samples (T,) in [-1, 1]: (1 + T // hop_length, M) float32."""
+    return np.log((np.abs(stft(samples, config)) @ config.filters().T).clip(min=config.floor)).astype(np.float32)

@@ -132,9 +132,13 @@ def _lines(file_or_text: str) -> list[str]:
 
 
 def _vocoder(args: argparse.Namespace, mels: MelConfig) -> Vocoder:
-    from ..acoustics.vocoder import GriffinLim, load_hifigan
+    from ..acoustics.vocoder import GriffinLim
 
-    return load_hifigan(*args.hifigan) if args.hifigan else GriffinLim(mels, args.iterations)
+    if not args.hifigan:
+        return GriffinLim(mels, args.iterations)
+    from ..acoustics.hifigan import load_hifigan
+
+    return load_hifigan(*args.hifigan)
 
 
 def _description(args: argparse.Namespace, task: Any) -> dict[str, Any]:
@@ -175,7 +179,7 @@ def _write(folder: Path, script: Script, utterance: Utterance, vocode: Vocoder, 
     for path in (wav, mel):
         path.parent.mkdir(exist_ok=True)
     np.save(mel, utterance.frames.numpy())
-    soundfile.write(str(wav), vocode(utterance.frames).clamp(-1, 1).numpy(), rate, subtype="PCM_16")
+    soundfile.write(str(wav), vocode(utterance.frames.numpy()).clip(-1, 1), rate, subtype="PCM_16")
     if utterance.alignment is not None:
         (folder / "plots").mkdir(exist_ok=True)
         draw_utterance(utterance, script, folder / "plots" / f"{script.id}.png")

@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import soundfile
 from tqdm import tqdm
 
+from ..acoustics.mel import MelConfig, log_mel
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
 from . import prepared, tts
@@ -31,9 +32,6 @@ from .recordings import Recording, Unusable, need_file, need_recordings, read_mo
 from .speech import SplitSummary, mapper, need_workers
 from .text import tidy
 from .textgrid import PHONES, WORDS, read_textgrid, tier
-
-if TYPE_CHECKING:
-    from ..acoustics.mel import MelConfig
 
 NAME, SPEAKER, VOICE = "ljspeech", "ljspeech", "en-us"
 RELEASE = "LJSpeech-1.1"
@@ -220,7 +218,7 @@ class _Work:
         if not len(samples):
             raise LeftOut("too short", f"{clip.path} holds no speech; download it again")
         samples = np.clip(resample(samples, rate, self.config.sample_rate), -1.0, 1.0)
-        mel = tts.log_mels(samples, self.config)
+        mel = log_mel(samples, self.config)
         phonemes, durations = clip.target.split(), None
         if intervals is not None:
             try:

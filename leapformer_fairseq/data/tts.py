@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from ..acoustics.mel import MelConfig
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
 from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
@@ -20,7 +19,6 @@ from .lines import write_lines
 from .manifests import CMVN, read_manifest, write_manifest, write_yaml
 
 if TYPE_CHECKING:
-    from ..acoustics.mel import MelConfig
     from ..synthesis import Script
 
 CONFIG, VOCABULARY = "config.yaml", "vocab.txt"
@@ -52,8 +50,6 @@ def mel_config(sample_rate: int = SAMPLE_RATE) -> MelConfig:
 
     Raises LeapformerError for a sample rate that is too low for 8 kHz.
     """
-    from ..acoustics.mel import MelConfig  # imports torch, which takes a second
-
     if sample_rate < 2 * MAX_HZ:
         raise LeapformerError(f"--sample-rate {sample_rate} has no {MAX_HZ:g} Hz; give at least {2 * MAX_HZ:g}")
     window = round(WINDOW_S * sample_rate)
@@ -64,20 +60,6 @@ def mel_config(sample_rate: int = SAMPLE_RATE) -> MelConfig:
         hop_length=round(HOP_S * sample_rate),
         f_max=MAX_HZ,
     )
-
-
-def log_mels(samples: np.ndarray, config: MelConfig) -> np.ndarray:
-    """The log-mels of samples (T,) in [-1, 1]: (frames, n_mels) float32."""
-    import torch
-
-    from ..acoustics.mel import log_mel
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # an utterance is too little work to share: on busy cores sharing takes ten times as long
-    try:
-        return log_mel(torch.from_numpy(samples), config).numpy()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def phonemes_with_durations(

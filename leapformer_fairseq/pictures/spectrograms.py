@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from ..acoustics.mel import MelConfig
 from .figures import save
@@ -16,7 +15,7 @@ WIDTHS = (6.0, 14.0)  # least and greatest, in inches
 INCHES_PER_SECOND = 2.5
 
 
-def draw_spectrograms(log_mels: Mapping[str, Tensor], mels: MelConfig, title: str, path: str | Path) -> None:
+def draw_spectrograms(log_mels: Mapping[str, np.ndarray], mels: MelConfig, title: str, path: str | Path) -> None:
     """Draw named log-mels, (frames, n_mels) each, as one PNG with one colour scale and one time axis in seconds."""
     from matplotlib.figure import Figure
 
@@ -31,7 +30,7 @@ def draw_spectrograms(log_mels: Mapping[str, Tensor], mels: MelConfig, title: st
         # A frame is centred on its time, a channel on its number.
         extent = ((np.array([0, len(frames)]) - 0.5) * seconds_per_frame).tolist() + [-0.5, mels.n_mels - 0.5]
         image = axes.imshow(
-            frames.T.numpy(), "magma", aspect="auto", origin="lower", extent=extent, vmin=darkest, vmax=brightest
+            frames.T, "magma", aspect="auto", origin="lower", extent=extent, vmin=darkest, vmax=brightest
         )
         axes.set_title(name, fontsize=9, parse_math=False)
         axes.tick_params(labelsize=7)

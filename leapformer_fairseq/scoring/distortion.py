@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
+from scipy.spatial.distance import cdist
 
 from ..acoustics.mel import MelConfig, stft
 
@@ -62,38 +61,35 @@ class Distortion:
         return self.total / self.aligned
 
 
-def mcd(reference: Tensor, synthesised: Tensor, sample_rate: int) -> Distortion:
+def mcd(reference: np.ndarray, synthesised: np.ndarray, sample_rate: int) -> Distortion:
     """Mel cepstral distortion of two waveforms, (T,) each, with samples in [-1, 1]."""
     return distance(cepstra(log_spectrum(reference, sample_rate)), cepstra(log_spectrum(synthesised, sample_rate)))
 
 
-def msd(reference: Tensor, synthesised: Tensor, sample_rate: int) -> Distortion:
+def msd(reference: np.ndarray, synthesised: np.ndarray, sample_rate: int) -> Distortion:
     """Mel spectral distortion of two waveforms, (T,) each, with samples in [-1, 1]."""
     return distance(log_spectrum(reference, sample_rate), log_spectrum(synthesised, sample_rate))
 
 
-def log_spectrum(waveform: Tensor, sample_rate: int) -> Tensor:
+def log_spectrum(samples: np.ndarray, sample_rate: int) -> np.ndarray:
     """Log power in mel channels of a waveform (T,): (frames, 80), as in torchaudio's MFCC with log_mels=True."""
     window, hop = int(0.05 * sample_rate), int(0.0125 * sample_rate)
     config = MelConfig(sample_rate, window, window, hop, CHANNELS, 20.0, sample_rate / 2)
-    power = stft(waveform.float(), config).abs().square().T
-    return (power @ config.filters("htk").T + OFFSET).log()
+    return np.log(np.abs(stft(samples, config)) ** 2 @ config.filters("htk").T + OFFSET)
 
 
-def cepstra(log_spectrum: Tensor) -> Tensor:
+def cepstra(log_spectrum: np.ndarray) -> np.ndarray:
     """The first 13 coefficients, (frames, 13), of the orthonormal DCT-II of a log spectrum (frames, 80)."""
     channels = log_spectrum.shape[1]
-    angles = math.pi / channels * (torch.arange(channels) + 0.5)[:, None] * torch.arange(CEPSTRA)
-    basis = angles.cos() * math.sqrt(2 / channels)
+    basis = np.cos(np.pi / channels * (np.arange(channels) + 0.5)[:, None] * np.arange(CEPSTRA))
+    basis *= math.sqrt(2 / channels)
     basis[:, 0] /= math.sqrt(2)
-    return log_spectrum @ basis
+    return log_spectrum @ basis.astype(log_spectrum.dtype)
 
 
-def distance(reference: Tensor, synthesised: Tensor) -> Distortion:
+def distance(reference: np.ndarray, synthesised: np.ndarray) -> Distortion:
     """The distortion between features, (frames, K) each: the distance of two frames is sqrt(mean over K (c - c')^2)."""
-    # Through products, as cdist does by default, a frame would be at a distance from itself.
-    costs = torch.cdist(reference, synthesised, compute_mode="donot_use_mm_for_euclid_dist")
-    total, aligned = warp((costs / math.sqrt(reference.shape[1])).double().numpy())
+    total, aligned = warp(cdist(reference, synthesised) / math.sqrt(reference.shape[1]))
     return Distortion(total, len(reference), len(synthesised), aligned)
 
 

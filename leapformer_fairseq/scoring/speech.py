@@ -13,9 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-import torch
+import numpy as np
 from tabulate import tabulate
-from torch import Tensor
 from tqdm import tqdm
 
 from ..acoustics.mel import MelConfig, log_mel
@@ -153,29 +152,29 @@ class Spectra:
 
     def __init__(self, mels: MelConfig) -> None:
         self.mels, self._vocoder = mels, GriffinLim(mels)
-        self._recordings: dict[tuple[Path, Kind], Tensor] = {}
+        self._recordings: dict[tuple[Path, Kind], np.ndarray] = {}
 
-    def of_recording(self, path: Path, kind: Kind) -> Tensor:
+    def of_recording(self, path: Path, kind: Kind) -> np.ndarray:
         """The spectrum that speech is compared with, (frames, 80)."""
         if (path, kind) not in self._recordings:
             vocode = kind == "resynthesised"
             self._recordings[path, kind] = self.of_log_mels(self.log_mels(path)) if vocode else self.of_file(path)
         return self._recordings[path, kind]
 
-    def of_log_mels(self, log_mels: Tensor) -> Tensor:
+    def of_log_mels(self, log_mels: np.ndarray) -> np.ndarray:
         """The spectrum of speech that Griffin-Lim makes of log-mels (frames, n_mels)."""
         return log_spectrum(self._vocoder(log_mels), self.mels.sample_rate)
 
-    def of_file(self, path: Path) -> Tensor:
+    def of_file(self, path: Path) -> np.ndarray:
         """The spectrum of unchanged speech."""
         return log_spectrum(self._samples(path), self.mels.sample_rate)
 
-    def log_mels(self, path: Path) -> Tensor:
+    def log_mels(self, path: Path) -> np.ndarray:
         """The log-mels of speech, (frames, n_mels). Raises LeapformerError for an unreadable file or another rate."""
         return log_mel(self._samples(path), self.mels)
 
-    def _samples(self, path: Path) -> Tensor:
-        return torch.from_numpy(read_speech(path, self.mels.sample_rate))
+    def _samples(self, path: Path) -> np.ndarray:
+        return read_speech(path, self.mels.sample_rate)
 
 
 def score_speech(run: Run, spectra: Spectra, kind: Kind) -> Report:
@@ -221,15 +220,15 @@ def score_baselines(run: Run, spectra: Spectra, kind: Kind) -> dict[str, Report]
     "mean spectrogram" is the mean of all frames of all recordings, as long as each of them: a model that says nothing.
     """
     log_mels = {one.reference: spectra.log_mels(one.reference) for one in run.sentences}
-    mean = torch.cat(list(log_mels.values())).mean(dim=0)
+    mean = np.concatenate(list(log_mels.values())).mean(axis=0)
 
-    def flat(one: Sentence) -> Tensor:
-        return spectra.of_log_mels(mean.expand(len(log_mels[one.reference]), -1))
+    def flat(one: Sentence) -> np.ndarray:
+        return spectra.of_log_mels(np.broadcast_to(mean, log_mels[one.reference].shape))
 
-    def resynthesised(one: Sentence) -> Tensor:
+    def resynthesised(one: Sentence) -> np.ndarray:
         return spectra.of_recording(one.reference, "resynthesised")
 
-    rows: list[tuple[str, Kind, Callable[[Sentence], Tensor]]] = [
+    rows: list[tuple[str, Kind, Callable[[Sentence], np.ndarray]]] = [
         ("floor", "recording", resynthesised),
         ("mean spectrogram", kind, flat),
     ]
@@ -237,7 +236,7 @@ def score_baselines(run: Run, spectra: Spectra, kind: Kind) -> dict[str, Report]
 
 
 def _compare(
-    run: Run, name: str, spectra: Spectra, kind: Kind, speech: Callable[[Sentence], Tensor]
+    run: Run, name: str, spectra: Spectra, kind: Kind, speech: Callable[[Sentence], np.ndarray]
 ) -> list[Distortions]:
     """How far the spectrum that `speech` gives for each sentence is from its recording."""
     found = []

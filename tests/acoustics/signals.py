@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-import torch
-from torch import Tensor
 
 from leapformer_fairseq.acoustics.mel import MelConfig
 
@@ -17,7 +15,7 @@ RATE = 16_000
 COLUMNS = ("id", "text", "audio", "frames", "stopped", "reference", "reference_frames")
 
 
-def voiced(seconds: float = 0.6, pitch: float = 120.0, rate: int = RATE) -> Tensor:
+def voiced(seconds: float = 0.6, pitch: float = 120.0, rate: int = RATE) -> np.ndarray:
     """Harmonics of a moving pitch below two moving resonances, loud in the middle, (T,).
 
     The course is the same whatever the duration, so another duration is a time-stretched copy.
@@ -32,18 +30,18 @@ def voiced(seconds: float = 0.6, pitch: float = 120.0, rate: int = RATE) -> Tens
         hertz = harmonic * tone
         resonance = np.exp(-(((hertz - first) / 200) ** 2)) + 0.5 * np.exp(-(((hertz - second) / 400) ** 2))
         samples += (0.02 + resonance) * np.cos(harmonic * phase + harmonic**2) * (hertz < 0.48 * rate)
-    return torch.tensor(0.05 * samples * np.sin(np.pi * place) ** 0.5, dtype=torch.float32)
+    return (0.05 * samples * np.sin(np.pi * place) ** 0.5).astype(np.float32)
 
 
-def write_speech(path: Path, samples: Tensor, rate: int = RATE) -> Path:
+def write_speech(path: Path, samples: np.ndarray, rate: int = RATE) -> Path:
     """The samples bit by bit."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, samples.numpy(), rate, subtype="FLOAT")
+    soundfile.write(path, samples, rate, subtype="FLOAT")
     return path
 
 
 def write_run(
-    folder: Path, spoken: Mapping[str, Tensor], recorded: Mapping[str, Tensor], mels: MelConfig | None = None
+    folder: Path, spoken: Mapping[str, np.ndarray], recorded: Mapping[str, np.ndarray], mels: MelConfig | None = None
 ) -> Path:
     """A folder as `leapformer tts` leaves it: sentences by id, of which the last was cut off."""
     mels = mels or MelConfig()

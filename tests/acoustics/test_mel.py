@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.signal
-import torch
 import yaml
 
 from leapformer_fairseq.acoustics.mel import MelConfig, log_mel, mel_filters
@@ -58,7 +57,7 @@ def spectrogram_written_out(samples, config):
     """Magnitudes of mirrored, windowed frames, one after the other."""
     margin, gap = config.n_fft // 2, config.n_fft - config.win_length
     window = np.pad(scipy.signal.get_window("hann", config.win_length), (gap // 2, gap - gap // 2))
-    padded = np.pad(samples.double().numpy(), margin, mode="reflect")
+    padded = np.pad(samples.astype(float), margin, mode="reflect")
     starts = range(0, len(samples) + 1, config.hop_length)
     return np.stack([np.abs(np.fft.rfft(padded[start : start + config.n_fft] * window)) for start in starts])
 
@@ -76,8 +75,8 @@ def test_htk_filters(bank):
 def test_the_scales_differ():
     """So that neither test above would pass with the other's filters."""
     found = mel_filters(*BANKS[0], "slaney")
-    assert np.abs(found.numpy() - written_out(slaney, False, *BANKS[0])).max() > 0.5
-    assert np.abs(found.numpy() - written_out(htk, True, *BANKS[0])).max() > 1e-3
+    assert np.abs(found - written_out(slaney, False, *BANKS[0])).max() > 0.5
+    assert np.abs(found - written_out(htk, True, *BANKS[0])).max() > 1e-3
 
 
 @pytest.mark.parametrize(("config", "length"), [(DEFAULT, 4001), (DEFAULT, 513), (OTHER, 7777)])
@@ -86,19 +85,19 @@ def test_log_mels(config, length):
     filters = written_out(slaney, True, config.sample_rate, config.n_fft, config.n_mels, config.f_min, config.f_max)
     expected = np.log(np.maximum(spectrogram_written_out(samples, config) @ filters.T, config.floor))
     found = log_mel(samples, config)
-    assert found.dtype == torch.float32
+    assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 @pytest.mark.parametrize("length", [0, 1, 199, 200, 512, 513, 1000])
 def test_every_hop_begins_a_frame_however_short_the_speech(length):
-    frames = log_mel(0.1 * torch.randn(length), DEFAULT)
+    frames = log_mel(0.1 * np.random.default_rng(0).standard_normal(length), DEFAULT)
     assert frames.shape == (1 + length // 200, 80)
-    assert frames.isfinite().all()
+    assert np.isfinite(frames).all()
 
 
 def test_silence_is_the_floor():
-    assert (log_mel(torch.zeros(1000), DEFAULT) == torch.tensor(1e-5).log()).all()
+    assert np.allclose(log_mel(np.zeros(1000), DEFAULT), math.log(1e-5), rtol=1e-6)
 
 
 def test_features_are_what_fairseq_reads():
@@ -168,4 +167,4 @@ def test_values_that_do_not_serve(values, message):
 def test_frequencies_and_floor_reach_the_spectrogram():
     samples = voiced()
     assert (log_mel(samples, replace(DEFAULT, floor=0.1)) >= math.log(0.1) - 1e-6).all()
-    assert not torch.allclose(log_mel(samples, replace(DEFAULT, f_max=4000.0)), log_mel(samples, DEFAULT), atol=0.1)
+    assert not np.allclose(log_mel(samples, replace(DEFAULT, f_max=4000.0)), log_mel(samples, DEFAULT), atol=0.1)

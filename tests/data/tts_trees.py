@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-import torch
 import yaml
 
 from leapformer_fairseq.acoustics.mel import MelConfig, log_mel
@@ -36,15 +35,15 @@ def tts_tree(folder: Path, durations: bool = True) -> Path:
             name = f"{split}-{number}"
             samples = np.concatenate([_tone(phoneme) for phoneme in sentence.split()])
             soundfile.write(folder / "wav" / f"{name}.wav", samples, MELS.sample_rate, subtype="PCM_16")
-            frames = log_mel(torch.from_numpy(samples), MELS)[: len(samples) // MELS.hop_length]
-            np.save(folder / "mel" / f"{name}.npy", frames.numpy())
+            frames = log_mel(samples, MELS)[: len(samples) // MELS.hop_length]
+            np.save(folder / "mel" / f"{name}.npy", frames)
             everything.append(frames)
             spoken = " ".join(str(FRAMES[phoneme]) for phoneme in sentence.split())
             cells = [name, f"mel/{name}.npy", str(len(frames)), sentence, "tone", *[spoken] * durations]
             lines.append("\t".join([*cells, sentence.replace(" ", ""), f"wav/{name}.wav"]))
         (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    frames = torch.cat(everything)
-    np.savez(folder / "gcmvn.npz", mean=frames.mean(0).numpy(), std=frames.std(0).numpy())
+    frames = np.concatenate(everything)
+    np.savez(folder / "gcmvn.npz", mean=frames.mean(0), std=frames.std(0))
     (folder / "vocab.txt").write_text("a 20\no 20\n", encoding="utf-8")
     config = {
         "vocab_filename": "vocab.txt",

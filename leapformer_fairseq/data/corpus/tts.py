@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from ...acoustics.mel import log_mel
 from ...audio import SAMPLE_RATE, read_speech
 from ..alignments import PAUSE
 from ..manifests import CMVN, BinStatistics
@@ -21,7 +22,6 @@ from ..tts import (
     CONFIG,
     VOCABULARY,
     Row,
-    log_mels,
     mel_config,
     phonemes_with_durations,
     write_tts_config,
@@ -35,7 +35,7 @@ from .synthesize import synthesize
 
 NAME = "tts"
 SIZES: Mapping[str, int] = {"train": 3000, "dev": 60, "test": 100}
-LIBRARIES = ("espeakng-loader", "numpy", "scipy", "soundfile", "torch")
+LIBRARIES = ("espeakng-loader", "numpy", "scipy", "soundfile")
 
 
 def build(out: str | Path, sizes: Mapping[str, int] = SIZES, seed: int = SEED, overwrite: bool = False) -> Corpus:
@@ -78,7 +78,7 @@ def write_features(out: Path, readings: Sequence[Reading]) -> tuple[dict[str, Ro
     rows, seconds, statistics = {}, {}, BinStatistics(config.n_mels)
     for reading in tqdm(readings, desc="features", unit="utt", mininterval=1.0):
         samples = read_speech(out / reading.wav)
-        mel = log_mels(samples, config)
+        mel = log_mel(samples, config)
         (out / reading.mel).parent.mkdir(parents=True, exist_ok=True)
         np.save(out / reading.mel, mel)
         path = out / reading.textgrid
