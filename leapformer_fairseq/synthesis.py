@@ -5,8 +5,8 @@ Shapes: B sentences, S phonemes, T decoder steps, M mel channels.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,51 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import LeapformerError
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How to speak: when a sentence ends, how many at a time, and for how many of the first to keep the alignment.
-
-    A sentence ends with the first step whose probability of being the last exceeds `threshold`, or after `max_steps`.
-    """
-
-    threshold: float = 0.5
-    max_steps: int = 1000
-    batch_size: int = 16
-    seed: int = 1
-    alignments: int = 0
-
-
-@dataclass(frozen=True)
-class Script:
-    """A sentence to speak: its name, phonemes and written text; and, if somebody spoke it, the recording."""
-
-    id: str
-    phonemes: str
-    text: str = ""
-    speaker: int = 0
-    recording: Path | None = None
-    frames: int | None = None  # of the recording
-
-
-@dataclass(frozen=True)
-class Utterance:
-    """What the model said.
-
-    frames:    (T * frames per step, M), log-mels.
-    stopped:   True when its end was predicted, False when it was cut off.
-    ended:     (T,), the probability of having ended at each step.
-    predicted: the length its attention reckoned with, in steps, where there is a predictor.
-    alignment: (T, S), cross-attention of the last layer averaged over heads, if it was asked for.
-    """
-
-    frames: Tensor
-    stopped: bool
-    ended: Tensor
-    predicted: float | None = None
-    alignment: Tensor | None = None
+from .checkpoints import describe_checkpoint
+from .data.tts import scripts_of
+from .loading import load_model
+from .spoken import DEFAULT, Manner, Normalisation, Script, Utterance
 
 
 @torch.no_grad()
@@ -68,7 +27,7 @@ def synthesise(
     lengths: Tensor,
     speaker: Tensor | None = None,
     target_lengths: Tensor | None = None,
-    manner: Manner = Manner(),
+    manner: Manner = DEFAULT,
     alignments: bool = False,
 ) -> list[Utterance]:
     """Speak a batch of phonemes (B, S), padded on the right: normalised frames, as the model was trained on.
@@ -92,13 +51,13 @@ def synthesise(
         last = torch.where(ended[-1][:, 0] > manner.threshold, last.clamp_max(t), last)
         if bool((last <= t).all()):
             break
-    probabilities = torch.cat(ended, 1)
+    probabilities = _array(torch.cat(ended, 1))
     refined = decoder.refine(torch.cat(frames, 1), last).unflatten(-1, (decoder.n_frames_per_step, -1)).flatten(1, 2)
-    attention = torch.cat(maps, 2).mT if alignments else None
-    predicted = model.predicted_length(encoder_out)
+    attention = _array(torch.cat(maps, 2).mT) if alignments else None
+    predicted, said = model.predicted_length(encoder_out), _array(refined)
     return [
         Utterance(
-            frames=refined[i, : n * decoder.n_frames_per_step],
+            frames=said[i, : n * decoder.n_frames_per_step],
             stopped=bool(probabilities[i, n - 1] > manner.threshold),
             ended=probabilities[i, :n],
             predicted=None if predicted is None else float(predicted[i]),
@@ -108,80 +67,58 @@ def synthesise(
     ]
 
 
-def speak(
-    model: Any, task: Any, scripts: Sequence[Script], manner: Manner = Manner(), done: Container[str] = ()
-) -> Iterator[tuple[Script, Utterance]]:
-    """Every sentence but those whose id is in `done`, with log-mels as they are, on the CPU.
-
-    The chances of a batch depend on the seed and its place only, so what is said does not depend on what is done.
-    """
-    device, per_step, normal = next(model.parameters()).device, model.decoder.n_frames_per_step, Normalisation.of(task)
-    for start in range(0, len(scripts), manner.batch_size):
-        batch = scripts[start : start + manner.batch_size]
-        if all(script.id in done for script in batch):
-            continue
-        tokens, lengths = encoded(batch, task.src_dict)
-        speakers = torch.tensor([[script.speaker] for script in batch]) if task.speaker_to_id else None
-        steps = [script.frames // per_step for script in batch if script.frames is not None]
-        targets = torch.tensor(steps) if len(steps) == len(batch) else None
-        torch.manual_seed(manner.seed * 1_000_003 + start)
-        said = synthesise(
-            model,
-            tokens.to(device),
-            lengths.to(device),
-            None if speakers is None else speakers.to(device),
-            None if targets is None else targets.to(device),
-            manner,
-            alignments=start < manner.alignments,
-        )
-        for i, (script, utterance) in enumerate(zip(batch, said, strict=True), start):
-            if script.id not in done:
-                frames, alignment = normal.undo(utterance.frames.float().cpu()), utterance.alignment
-                yield script, replace(utterance, frames=frames, alignment=alignment if i < manner.alignments else None)
+def _array(x: Tensor) -> np.ndarray:
+    return x.float().cpu().numpy()
 
 
-def encoded(scripts: Sequence[Script], dictionary: Any) -> tuple[Tensor, Tensor]:
-    """Phonemes as tokens (B, S) padded on the right, and their lengths (B,); LeapformerError for an unknown one."""
-    rows = []
-    for script in scripts:
-        words = script.phonemes.split()
-        if not words:
-            raise LeapformerError(
-                f"sentence {script.id}: there is nothing to say; remove the line, or give its phonemes"
+class TrainedVoice:
+    """A checkpoint that speaks (`spoken.Voice`), on a GPU where there is one."""
+
+    def __init__(self, checkpoint: str, overrides: Mapping[str, Any], on_cpu: bool = False) -> None:
+        """`overrides` as in `loading.load_model`, whose errors these are."""
+        self.model, self.task = load_model(checkpoint, ("leapformer_tts",), "speech", dict(overrides))
+        if torch.cuda.is_available() and not on_cpu:
+            self.model = self.model.cuda()
+        self.data: Mapping[str, Any] = self.task.data_cfg.config
+        self.origin: Mapping[str, Any] = describe_checkpoint(checkpoint)
+        self.normalisation = Normalisation.read(self.task.data_cfg.global_cmvn_stats_npz)
+
+    def scripts(self, subset: str) -> list[Script]:
+        root, speakers = Path(self.task.data_cfg.audio_root), self.task.speaker_to_id or {}
+        return scripts_of(Path(self.task.args.data), subset, root, speakers)
+
+    def numbers(self, script: Script) -> list[int]:
+        dictionary = self.task.src_dict
+        return [*script.numbers(dictionary.index, dictionary.unk()), dictionary.eos()]
+
+    def speak(
+        self, scripts: Sequence[Script], manner: Manner, done: Container[str] = ()
+    ) -> Iterator[tuple[Script, Utterance]]:
+        """As `Voice.speak`, a batch at a time.
+
+        The chances of a batch depend on the seed and its place only, so what is said does not depend on what is done.
+        """
+        task, per_step, device = self.task, self.model.decoder.n_frames_per_step, next(self.model.parameters()).device
+        for start in range(0, len(scripts), manner.batch_size):
+            batch = scripts[start : start + manner.batch_size]
+            if all(script.id in done for script in batch):
+                continue
+            rows = [torch.tensor(self.numbers(script)) for script in batch]
+            tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=task.src_dict.pad())
+            speakers = torch.tensor([[script.speaker] for script in batch]) if task.speaker_to_id else None
+            steps = [script.frames // per_step for script in batch if script.frames is not None]
+            targets = torch.tensor(steps) if len(steps) == len(batch) else None
+            torch.manual_seed(manner.seed * 1_000_003 + start)
+            said = synthesise(
+                self.model,
+                tokens.to(device),
+                torch.tensor([len(row) for row in rows], device=device),
+                None if speakers is None else speakers.to(device),
+                None if targets is None else targets.to(device),
+                manner,
+                alignments=start < manner.alignments,
             )
-        unknown = [word for word in words if dictionary.index(word) == dictionary.unk()]
-        if unknown:
-            raise LeapformerError(
-                f"sentence {script.id}: the model does not know the phoneme {unknown[0]!r}; "
-                "take those of the dictionary it was trained with"
-            )
-        rows.append(torch.tensor([*map(dictionary.index, words), dictionary.eos()]))
-    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=dictionary.pad())
-    return tokens, torch.tensor([len(row) for row in rows])
-
-
-@dataclass(frozen=True)
-class Normalisation:
-    """The mean and deviation (M,) by which a data set's frames were normalised; None where they were not."""
-
-    mean: Tensor | None = None
-    deviation: Tensor | None = None
-
-    @classmethod
-    def of(cls, task: Any) -> Normalisation:
-        path = task.data_cfg.global_cmvn_stats_npz
-        if path is None:
-            return cls()
-        try:
-            with np.load(path) as stats:
-                return cls(torch.from_numpy(stats["mean"]).float(), torch.from_numpy(stats["std"]).float())
-        except (OSError, KeyError, ValueError) as error:
-            raise LeapformerError(
-                f"{path}: the statistics of the frames cannot be read ({error}); prepare the data again"
-            ) from None
-
-    def undo(self, frames: Tensor) -> Tensor:
-        """Frames (T, M) as they were before."""
-        if self.mean is None or self.deviation is None:
-            return frames
-        return frames * self.deviation.to(frames) + self.mean.to(frames)
+            for i, (script, one) in enumerate(zip(batch, said, strict=True), start):
+                if script.id not in done:
+                    alignment = one.alignment if i < manner.alignments else None
+                    yield script, replace(one, frames=self.normalisation.undo(one.frames), alignment=alignment)

@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
 HELP = "a trained model as ONNX graphs with explicit states, to run without PyTorch and fairseq"
 SPEECH, LANGUAGE_MODEL, TEXT = ("leapformer_simulst", "leapformer_s2t"), ("leapformer_lm",), ("leapformer_nmt",)
+SYNTHESIS = ("leapformer_tts",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the checkpoint, where its data is, where to write, and whether to check."""
     add = parser.add_argument
     add(
-        "--path", required=True, metavar="CHECKPOINT", help="a trained leapformer_nmt, leapformer_simulst or _s2t model"
+        "--path",
+        required=True,
+        metavar="CHECKPOINT",
+        help="a trained leapformer_nmt, _lm, _simulst, _s2t or _tts model",
     )
     add("--out", required=True, type=Path, metavar="DIR", help="the graphs, vocabularies and model.json")
     add("--data", metavar="DIR", help="its dictionaries; of speech, the folder of its config yaml (default: as in the "
@@ -42,14 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "slightly other outputs, so measure the loss in quality")  # fmt: skip
     add(
         "--check", type=int, default=0, metavar="N",
-        help="compare with the checkpoint on N random sources: all hypotheses of beam 5; of speech, what is written",
+        help="compare with the checkpoint on N random sources: all hypotheses of beam 5; what is written while speech "
+        "arrives; what is spoken",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Export, compare if asked to, and print what was found. Raises LeapformerError for what cannot be exported."""
     arch = _architecture(args.path)
-    folder, compare = _speech(args) if arch.startswith(SPEECH) else _text(args, arch)
+    ways = {SPEECH: _speech, SYNTHESIS: _synthesis}
+    folder, compare = next((way for kinds, way in ways.items() if arch.startswith(kinds)), _text)(args)
     if args.quantize:
         from ..export.write import quantize
 
@@ -59,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.check:
         return 0
     found = compare()
-    print(f"{found.equal} of {found.sources} sources have equal translations; largest error {found.error:.1e}")
+    print(f"{found.equal} of {found.sources} sources have equal output; largest error {found.error:.1e}")
     return 0 if args.quantize or found.equal == found.sources else 1
 
 
@@ -69,7 +75,7 @@ def _architecture(path: str) -> str:
     return str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
 
 
-def _text(args: argparse.Namespace, arch: str) -> tuple[Folder, Callable[[], Compared]]:
+def _text(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
     from ..export.check import compared
     from ..export.write import export_language_model, export_translation
 
@@ -78,11 +84,22 @@ def _text(args: argparse.Namespace, arch: str) -> tuple[Folder, Callable[[], Com
         raise LeapformerError(f"--sentencepiece-model {subwords}: no such file")
     overrides = {} if args.data is None else {"data": args.data}
     model, task = load_model(args.path, (*TEXT, *LANGUAGE_MODEL), "export", overrides)
-    export = export_language_model if arch.startswith(LANGUAGE_MODEL) else export_translation
+    export = export_translation if hasattr(model, "encoder") else export_language_model
     folder = export(model, task, args.out, signature(), describe_checkpoint(args.path))
     if subwords is not None:
         shutil.copyfile(subwords, args.out / SUBWORDS)
     return folder, lambda: compared(model, task, folder, args.check)
+
+
+def _synthesis(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
+    from ..export.check import compared_synthesis
+    from ..export.write import export_synthesis
+    from ..runtime.voice import ExportedVoice
+
+    overrides = {} if args.data is None else {"data": args.data}
+    model, task = load_model(args.path, SYNTHESIS, "export", overrides)
+    folder = export_synthesis(model, task, args.out, signature(), describe_checkpoint(args.path))
+    return folder, lambda: compared_synthesis(model, ExportedVoice(folder), args.check)
 
 
 def _speech(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:

@@ -13,7 +13,7 @@ from ..files import locked_folder, write_text
 if TYPE_CHECKING:
     from ..acoustics.mel import MelConfig
     from ..acoustics.vocoder import Vocoder
-    from ..synthesis import Script, Utterance
+    from ..spoken import Script, Utterance, Voice
 
 HELP = "speak text, phonemes or a manifest with a trained text to speech model"
 RECORD = "run.json"
@@ -22,7 +22,12 @@ COLUMNS = ("id", "text", "audio", "frames", "stopped", "reference", "reference_f
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
-    parser.add_argument("--path", metavar="CHECKPOINT", required=True, help="a checkpoint of leapformer_tts")
+    parser.add_argument(
+        "--path",
+        metavar="CHECKPOINT",
+        required=True,
+        help="of leapformer_tts, or its exported folder",
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--subset", metavar="NAME", help="speak the manifest NAME.tsv of the data")
     what.add_argument("--phonemes", metavar="FILE_OR_TEXT", help="phonemes with spaces between them, a sentence a line")
@@ -30,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", metavar="FILE_OR_TEXT", help="written sentences, a line each; espeak-ng finds the phonemes"
     )
     parser.add_argument("--out", metavar="DIR", required=True, help="folder for wav/, mel/, manifest.tsv and run.json")
-    parser.add_argument("--data", metavar="DIR", help="folder with config.yaml (default: that of the training)")
+    parser.add_argument("--data", metavar="DIR", help="folder with config.yaml (default: the training's, if any)")
     parser.add_argument(
         "--eos-threshold", type=float, default=0.5, metavar="P", help="probability that ends a sentence (default: 0.5)"
     )
@@ -53,25 +58,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Synthesise and write one sentence after the other; the output of an interrupted run is kept."""
-    import torch
     from tqdm import tqdm
 
     from ..acoustics.mel import MelConfig
-    from ..loading import load_model
-    from ..synthesis import Manner, speak
+    from ..spoken import Manner
 
     _check(args)
-    overrides = {**_overrides(args.model_overrides), **({"data": args.data} if args.data else {})}
-    model, task = load_model(args.path, ("leapformer_tts",), "speech", overrides)
-    mels = MelConfig.from_features(task.data_cfg.config["features"])
-    scripts, vocode = _scripts(args, task), _vocoder(args, mels)
-    if torch.cuda.is_available() and not args.cpu:
-        model = model.cuda()
-    folder, rows = _begin(args.out, _description(args, task))
+    voice = _voice(args)
+    mels = MelConfig.from_features(voice.data["features"])
+    scripts, vocode = _scripts(args, voice), _vocoder(args, mels)
+    folder, rows = _begin(args.out, _description(args, voice))
     manner = Manner(args.eos_threshold, args.max_steps, args.batch_size, args.seed, args.plots)
     done = {row["id"] for row in rows}
     with tqdm(total=len(scripts), initial=len(done), unit="sentence", desc="speech") as progress:
-        for script, utterance in speak(model, task, scripts, manner, done):
+        for script, utterance in voice.speak(scripts, manner, done):
             rows.append(_write(folder, script, utterance, vocode, mels.sample_rate))
             progress.update()
     stopped = sum(int(row["stopped"]) for row in rows)
@@ -99,21 +99,37 @@ def _overrides(text: str) -> dict[str, Any]:
     return found
 
 
-def _scripts(args: argparse.Namespace, task: Any) -> list[Script]:
+def _voice(args: argparse.Namespace) -> Voice:
+    """The checkpoint, or exported folder, that speaks."""
+    overrides = _overrides(args.model_overrides)
+    if not Path(args.path).is_dir():
+        from ..synthesis import TrainedVoice
+
+        return TrainedVoice(args.path, {**overrides, **({"data": args.data} if args.data else {})}, args.cpu)
+    from ..runtime.folder import Folder
+    from ..runtime.voice import ExportedVoice
+
+    if overrides:
+        raise LeapformerError(f"--model-overrides {overrides}: an exported model stays as it is; export it so")
+    return ExportedVoice(Folder.read(args.path), args.data)
+
+
+def _scripts(args: argparse.Namespace, voice: Voice) -> list[Script]:
     """What to say; names are those of the manifest, or numbers."""
-    from ..data.tts import phonemes_of, scripts_of
-    from ..synthesis import Script, encoded
+    from ..data.tts import phonemes_of
+    from ..spoken import Script
 
     if args.subset:
-        scripts = scripts_of(task, args.subset)
+        scripts = voice.scripts(args.subset)
     else:
         lines = _lines(args.phonemes if args.text is None else args.text)
-        said = lines if args.text is None else phonemes_of(lines, task.data_cfg.config)
+        said = lines if args.text is None else phonemes_of(lines, voice.data)
         scripts = [
             Script(f"{number:04d}", phonemes, line)
             for number, (phonemes, line) in enumerate(zip(said, lines, strict=True), 1)
         ]
-    encoded(scripts, task.src_dict)  # before anything is written: an unknown phoneme is said at once
+    for script in scripts:  # before anything is written: an unknown phoneme is said at once
+        voice.numbers(script)
     return scripts
 
 
@@ -141,16 +157,14 @@ def _vocoder(args: argparse.Namespace, mels: MelConfig) -> Vocoder:
     return load_hifigan(*args.hifigan)
 
 
-def _description(args: argparse.Namespace, task: Any) -> dict[str, Any]:
+def _description(args: argparse.Namespace, voice: Voice) -> dict[str, Any]:
     """What makes this run the one it is, for run.json."""
-    from ..checkpoints import describe_checkpoint
-
     what = ("path", "subset", "phonemes", "text", "model_overrides")
     how = ("eos_threshold", "max_steps", "batch_size", "seed", "hifigan", "iterations")
     return {
         "options": {name: getattr(args, name) for name in (*what, *how)},
-        "model": describe_checkpoint(args.path),
-        "features": task.data_cfg.config["features"],
+        "model": voice.origin,
+        "features": voice.data["features"],
     }
 
 
@@ -178,8 +192,8 @@ def _write(folder: Path, script: Script, utterance: Utterance, vocode: Vocoder, 
     wav, mel = folder / "wav" / f"{script.id}.wav", folder / "mel" / f"{script.id}.npy"
     for path in (wav, mel):
         path.parent.mkdir(exist_ok=True)
-    np.save(mel, utterance.frames.numpy())
-    soundfile.write(str(wav), vocode(utterance.frames.numpy()).clip(-1, 1), rate, subtype="PCM_16")
+    np.save(mel, utterance.frames)
+    soundfile.write(str(wav), vocode(utterance.frames).clip(-1, 1), rate, subtype="PCM_16")
     if utterance.alignment is not None:
         (folder / "plots").mkdir(exist_ok=True)
         draw_utterance(utterance, script, folder / "plots" / f"{script.id}.png")

@@ -157,6 +157,18 @@ def write_config(path: Path, root: Path, subwords: str, specaugment: Mapping[str
     write_yaml(path, config)
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A data configuration. Raises LeapformerError for a file that is missing or holds none."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise LeapformerError(f"{path} cannot be read ({reason}); give the folder of a prepared data set") from error
+    if not isinstance(found, dict):
+        raise LeapformerError(f"{path} holds no configuration; prepare the data again")
+    return found
+
+
 def write_yaml(path: Path, config: Mapping[str, Any]) -> None:
     """Write a data configuration with its values in the given order."""
     # One line for each value: a path with a blank in it is not folded.

@@ -9,17 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..acoustics.mel import MelConfig
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
+from ..spoken import Script
 from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
 from .lines import write_lines
 from .manifests import CMVN, read_manifest, write_manifest, write_yaml
-
-if TYPE_CHECKING:
-    from ..synthesis import Script
 
 CONFIG, VOCABULARY = "config.yaml", "vocab.txt"
 ESPEAK = "espeak"  # a key of the configuration
@@ -101,14 +99,12 @@ def write_vocabulary(path: Path, rows: Iterable[Row]) -> None:
     write_lines(path, lines)
 
 
-def scripts_of(task: Any, subset: str) -> list[Script]:
-    """The sentences of a manifest in the model's data folder, in order."""
-    from ..synthesis import Script  # imports torch, too
-
-    manifest, root = Path(task.args.data) / f"{subset}.tsv", Path(task.data_cfg.audio_root)
+def scripts_of(data: Path, subset: str, root: Path, speakers: Mapping[str, int] | None = None) -> list[Script]:
+    """The sentences of a manifest in a data folder, in order; recordings are below `root`."""
+    manifest = data / f"{subset}.tsv"
     if not manifest.is_file():
         raise LeapformerError(f"there is no manifest {manifest}; choose another --subset or --data")
-    speakers, scripts = task.speaker_to_id or {}, dict[str, Script]()
+    scripts = dict[str, Script]()
     for number, row in enumerate(read_manifest(manifest), 2):  # line 1 holds the names of the columns
         try:
             name, phonemes, frames = row["id"], row["tgt_text"], int(row["n_frames"])
@@ -125,7 +121,7 @@ def scripts_of(task: Any, subset: str) -> list[Script]:
             id=name,
             phonemes=phonemes,
             text=" ".join((row.get("src_text") or phonemes).split()),
-            speaker=speakers.get(row.get("speaker"), 0),
+            speaker=(speakers or {}).get(row.get("speaker") or "", 0),
             recording=root / row["recording"] if row.get("recording") else None,
             frames=frames,
         )

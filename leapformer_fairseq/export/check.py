@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor
 
 from ..agents.exported import ExportedSystem
 from ..agents.system import TranslationSystem
 from ..agents.times import ComputeTimes
 from ..runtime.beam import Hypothesis, Search, go_on, translate
 from ..runtime.engine import Graphs
-from ..runtime.folder import LANGUAGE, Folder
+from ..runtime.folder import LANGUAGE, Folder, Speaking
+from ..runtime.voice import ExportedVoice, kept
+from ..spoken import Manner
+from ..synthesis import synthesise
+from .synthesis import dropped
 
 LONGEST, MORE = 40, 20  # tokens of a random source; tokens that a target may have beyond it
 FIRST = 4  # number of the first symbol that is a word
@@ -20,7 +28,7 @@ FRAMES = 100, 600  # of random speech
 
 
 class Compared(NamedTuple):
-    """Of random sources, how many have the same translations, and the largest difference of scores."""
+    """Of random sources, how many have the same output, and the largest difference of scores, or of log-mels."""
 
     sources: int
     equal: int
@@ -60,6 +68,37 @@ def _gone_on(generator: SequenceGenerator, model: Any, prompt: list[int]) -> lis
 
 def _differences(expected: list[dict[str, Any]], found: list[Hypothesis]) -> list[float]:
     return [abs(float(one["score"]) - other.score) for one, other in zip(expected, found, strict=True)]
+
+
+def compared_synthesis(model: Any, voice: ExportedVoice, count: int, max_steps: int = 60) -> Compared:
+    """Speech of `count` random sentences, for which the pre-net drops the same units in PyTorch and in the runtime."""
+    equal, error, vocabulary = 0, 0.0, voice.folder.vocabularies["source"]
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        numbers = [*rng.integers(FIRST, len(vocabulary.symbols), rng.integers(1, LONGEST)).tolist(), vocabulary.eos]
+        manner = Manner(max_steps=max_steps)
+        found = voice.say(numbers, manner, np.random.default_rng(number))
+        with _drawn(model.decoder, voice.speaking, np.random.default_rng(number)):
+            (expected,) = synthesise(model, torch.tensor([numbers]), torch.tensor([len(numbers)]), manner=manner)
+        same = found.frames.shape == expected.frames.shape and found.stopped == expected.stopped
+        equal += same
+        error = max(error, float(np.abs(found.frames - expected.frames).max()) if same else np.inf)
+    return Compared(count, equal, error)
+
+
+@contextmanager
+def _drawn(decoder: Any, speaking: Speaking, rng: np.random.Generator) -> Iterator[None]:
+    """Meanwhile the pre-net draws its chances as the runtime does."""
+    drops, projection = decoder.prenet
+
+    def prenet(x: Tensor) -> Tensor:
+        return projection(dropped(drops, x, torch.from_numpy(kept(speaking, rng, len(x))).to(x)))
+
+    decoder.prenet.forward = prenet
+    try:
+        yield
+    finally:
+        del decoder.prenet.forward
 
 
 def compared_speech(system: TranslationSystem, folder: Folder, count: int) -> Compared:

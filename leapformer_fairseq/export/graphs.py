@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,48 +20,68 @@ from ..attention.linear.base import LinearState
 from ..attention.mechanism import Inputs
 from ..attention.ops.recurrent import Written, written
 from ..attention.recurrent.base import RecurrentMechanism
+from ..lengths import Source as LengthSource
 from ..modules import PassOptions, attentions
 from ..modules.attention import MechanismAttention
 from ..modules.decoding import Memory
-from ..runtime.folder import CROSS, SELF
-from .states import first_state, held, tensors_of
+from ..runtime.folder import CROSS, LENGTH, SELF
+from .states import first_state, held, shapes_of, source_shapes, tensors_of
+
+
+class Layers(nn.Module):
+    """The layers of a decoder, for one token of R hypotheses for each of B sentences.
+
+    States of cross-attention have an entry for each sentence, those of self-attention for each hypothesis.
+    `shapes`: of all that is kept, as `states.shapes_of`.
+    """
+
+    def __init__(self, decoder: Any, layers: Any) -> None:
+        super().__init__()
+        self.decoder, self.layers = decoder, layers
+        self.blocks = {side: held(decoder, side) for side in (SELF, CROSS)}
+        self.shapes = {SELF: shapes_of(self.blocks[SELF]), CROSS: source_shapes(decoder)}
+
+    def forward(
+        self, x: Tensor, positions: Tensor, own: list[Tensor], source: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Tokens x (B, R, C) at `positions` (B, R), from 1, through the layers, and the states of self-attention."""
+        decoder, (sentences, count, _) = self.decoder, x.shape
+        told = source[-1] if LENGTH in self.shapes[CROSS] else None
+        lengths = {CROSS: told, SELF: None if told is None else told.repeat_interleave(count)}
+        given, memories = {SELF: iter(own), CROSS: iter(source)}, dict[str, Any]()
+        for side, blocks in self.blocks.items():
+            for block in blocks:
+                state, step = block.taken(given[side]), _Step(block.attention, positions)
+                memories[block.attention.slot] = _Traced(step, lengths[side], state, read=int(side == CROSS))
+        x = x.flatten(0, 1).unsqueeze(0)
+        width = self.layers[0].encoder_attn.k_proj.in_features if self.blocks[CROSS] else None
+        nothing = None if width is None else x.new_zeros(1, x.shape[1], width)
+        with decoder.context.own(PassOptions()):
+            for layer in self.layers:
+                x, _, _ = layer(x, nothing, None, memories)
+        states = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
+        x = x.view(sentences, count, -1)
+        return x if decoder.layer_norm is None else decoder.layer_norm(x), states
 
 
 class DecoderStep(nn.Module):
     """One token of a decoder: log-probabilities (B, R, V) of the next one, and the states of self-attention.
 
     tokens (B, R) at `positions` (B, R), from 1; `order` (B, R) says which of the B R entries of self-attention's states
-    they continue, as beam search wants it. States of cross-attention have an entry for each sentence.
+    they continue, as beam search wants it.
     """
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
-        self.decoder = decoder
-        self.blocks = {side: held(decoder, side) for side in (SELF, CROSS)}
+        self.decoder, self.layers = decoder, Layers(decoder, decoder.layers)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, order: Tensor, own: list[Tensor], source: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        decoder = self.decoder
-        given = {SELF: iter([x.index_select(0, order.flatten()) for x in own]), CROSS: iter(source)}
-        memories: dict[str, Any] = {}
-        for side, blocks in self.blocks.items():
-            for block in blocks:
-                state = block.taken(given[side])
-                step = _Step(block.attention, positions)
-                memories[block.attention.slot] = _Traced(step, state=state, read=int(side == CROSS))
-        x = _embedded(decoder, tokens, positions).flatten(0, 1).unsqueeze(0)
-        width = decoder.layers[0].encoder_attn.k_proj.in_features if self.blocks[CROSS] else None
-        nothing = None if width is None else x.new_zeros(1, x.shape[1], width)
-        with decoder.context.own(PassOptions()):
-            for layer in decoder.layers:
-                x, _, _ = layer(x, nothing, None, memories)
-        x = x.view(*tokens.shape, -1)
-        if decoder.layer_norm is not None:
-            x = decoder.layer_norm(x)
+        decoder, own = self.decoder, [x.index_select(0, order.flatten()) for x in own]
+        x, states = self.layers(_embedded(decoder, tokens, positions), positions, own, source)
         if decoder.project_out_dim is not None:
             x = decoder.project_out_dim(x)
-        states = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
         return decoder.get_normalized_probs((decoder.output_layer(x), None), log_probs=True), states
 
 
@@ -81,10 +102,10 @@ class _Step(Step):
         attention, mechanism = self.attention, self.attention.mechanism
         if not attention.self_attention:  # a sentence's hypotheses are queries of one state
             x = x.view(*self.positions.shape, -1)
-            tokens, x = TokenInfo(self.positions, inputs=x), x.transpose(0, 1)
+            tokens, x = TokenInfo(self.positions, lengths, inputs=x), x.transpose(0, 1)
             out = attention._out(mechanism.read(state, attention._q(x), tokens))
             return out.transpose(0, 1).flatten(0, 1)
-        tokens, x = TokenInfo(self.positions.view(-1, 1), inputs=x.unsqueeze(1)), x.unsqueeze(0)
+        tokens, x = TokenInfo(self.positions.view(-1, 1), lengths, inputs=x.unsqueeze(1)), x.unsqueeze(0)
         q, (k, v) = attention._q(x), attention._kv(x)
         # a scan of one token with a short convolution, else what every scan is defined by
         run = Mechanism.scan if getattr(mechanism, "convolution", None) is None else type(mechanism).scan
@@ -107,27 +128,40 @@ def _embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
 
 
 class Source(nn.Module):
-    """A text encoder and all that cross-attention needs of it: the states of cross-attention, for tokens (B, S)."""
+    """An encoder, and all that a decoder's steps need of tokens (B, S): the states of cross-attention, and the length.
+
+    `shapes`: of all this, as `states.source_shapes`.
+    """
 
     def __init__(self, model: Any) -> None:
+        """Raises LeapformerError for a predictor of the length that has learned nothing."""
         super().__init__()
         self.encoder, self.decoder = model.encoder, model.decoder
-        self.blocks = held(self.decoder, CROSS)
+        self.blocks, self.shapes = held(self.decoder, CROSS), source_shapes(self.decoder)
+        if LENGTH in self.shapes:
+            self.encoder.length_predictor.check()
+
+    def embedded(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Any]:
+        """What the first layer gets, (B, S, C), and the layers."""
+        positions = keep.long().cumsum(1)
+        return _embedded(self.encoder, tokens, positions) * keep.unsqueeze(2), self.encoder.layers
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
         encoder = self.encoder
         keep = tokens.ne(encoder.padding_idx)
-        positions = keep.long().cumsum(1)
-        x = _embedded(encoder, tokens, positions) * keep.unsqueeze(2)
+        x, layers = self.embedded(tokens, keep)
         x = x.transpose(0, 1)
         with encoder.context.own(PassOptions()), _row_by_row_in(encoder):
-            for layer in encoder.layers:
-                x = layer(x, encoder_padding_mask=~keep)
+            for layer in layers:
+                x = layer(x, ~keep)
         if encoder.layer_norm is not None:
             x = encoder.layer_norm(x)
-        info = TokenInfo(positions, keep=keep, inputs=x.transpose(0, 1)).cleared()
+        info = replace(TokenInfo.whole(x.shape[0], keep), inputs=x.transpose(0, 1)).cleared()
         blocks = [block.attention for block in self.blocks]
-        return tensors_of(with_rows(one, first_state(one, x.shape[1]), x, info) for one in blocks)
+        states = tensors_of(with_rows(one, first_state(one, x.shape[1]), x, info) for one in blocks)
+        if LENGTH not in self.shapes:
+            return states
+        return [*states, encoder.length_predictor.steps(LengthSource(tokens, x.transpose(0, 1), keep))]
 
 
 def with_rows(attention: MechanismAttention, state: State, x: Tensor, tokens: TokenInfo) -> State:

@@ -13,7 +13,7 @@ from ..attention import State, TokenInfo
 from ..errors import LeapformerError
 from ..modules import attentions
 from ..modules.attention import MechanismAttention
-from ..runtime.folder import CROSS, HEARD, SELF, Shapes
+from ..runtime.folder import CROSS, HEARD, LENGTH, SELF, Shapes
 
 BLOCK = {SELF: "decoder self-attention", CROSS: "cross-attention", HEARD: "encoder self-attention"}
 
@@ -72,12 +72,8 @@ def first_state(attention: MechanismAttention, batch: int) -> State:
 
 
 def tensors_of(states: Iterable[State]) -> list[Tensor]:
-    """All tensors, in the order of `names_of`."""
+    """All tensors, in the order of `shapes_of`."""
     return [tensor for state in states for tensor in state.tensors().values()]
-
-
-def names_of(blocks: Sequence[Held]) -> list[str]:
-    return [name for block in blocks for name in block.names]
 
 
 def shapes_of(blocks: Sequence[Held]) -> Shapes:
@@ -85,3 +81,9 @@ def shapes_of(blocks: Sequence[Held]) -> Shapes:
     return {
         name: list(shape) for block in blocks for name, shape in zip(block.names, block.shapes.values(), strict=True)
     }
+
+
+def source_shapes(decoder: Any) -> Shapes:
+    """The same of all that a decoder's steps need of a source: cross-attention's, and the predicted length."""
+    length: Shapes = {LENGTH: []} if decoder.context.facts.knows_lengths else {}
+    return {**shapes_of(held(decoder, CROSS)), **length}

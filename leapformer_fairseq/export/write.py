@@ -16,19 +16,23 @@ from torch import nn
 
 from ..agents.system import TranslationSystem
 from ..attention.ops import dispatch
+from ..data.tts import ESPEAK
 from ..errors import LeapformerError
 from ..files import replacing
 from ..runtime.folder import (
     BEFORE,
     COUNT,
     CROSS,
+    ENDED,
     FRAMES,
     GRAPHS,
     HEARD,
+    KEPT,
     LANGUAGE,
     LISTEN,
     LOG_PROBS,
     NEXT,
+    REFINE,
     ROWS,
     SELF,
     SOURCE,
@@ -36,16 +40,20 @@ from ..runtime.folder import (
     START,
     STEP,
     SUBWORDS,
+    SYNTHESIS,
     TRANSLATION,
     WRITE,
     Folder,
     Shapes,
+    Speaking,
     Speech,
     Vocabulary,
 )
+from ..spoken import Normalisation
 from .graphs import DecoderStep, Source
-from .states import first_state, names_of, shapes_of, tensors_of
+from .states import shapes_of
 from .streaming import Listening, Writing
+from .synthesis import Phonemes, Refined, SpeechStep
 from .weights import share
 
 SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # of the examples that are traced
@@ -58,19 +66,10 @@ def export_translation(model: Any, task: Any, out: Path, signature: str, origin:
     Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
     """
     model = _frozen(model, out)
-    source, dictionary = Source(model), task.source_dictionary
-    tokens = torch.full((SENTENCES, LONGEST), dictionary.eos())
-    write(source, (tokens,), ({0: ANY, 1: ANY},), ["tokens"], names_of(source.blocks), out / SOURCE)
-    folder = Folder(
-        out,
-        TRANSLATION,
-        write_step(model.decoder, out),
-        {"source": vocabulary(dictionary), "target": vocabulary(task.target_dictionary)},
-        model.max_decoder_positions(),
-        signature,
-        origin,
-    )
-    return _complete(folder)
+    write_source(Source(model), out)
+    words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
+    states = write_step(model.decoder, out)
+    return _complete(Folder(out, TRANSLATION, states, words, model.max_decoder_positions(), signature, origin))
 
 
 def export_language_model(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
@@ -88,12 +87,57 @@ def export_language_model(model: Any, task: Any, out: Path, signature: str, orig
     return _complete(folder)
 
 
+def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
+    """Write the graphs of a text to speech model, and what goes with them; `origin` as in `Folder`.
+
+    Raises LeapformerError for mechanisms that cannot be exported, several speakers, and without the libraries for it.
+    """
+    if model.encoder.embed_speaker is not None:
+        raise LeapformerError("a model with several speakers cannot be exported yet; train one without speakers")
+    model = _frozen(model, out)
+    decoder, drops = model.decoder, model.decoder.prenet[0]
+    write_source(Phonemes(model), out)
+    step, frames = SpeechStep(decoder), torch.zeros(SENTENCES, 1, decoder.out_dim)
+    speaking = Speaking(
+        decoder.n_frames_per_step,
+        decoder.out_dim,
+        len(drops.layers),
+        decoder.prenet[1].in_features,
+        drops.dropout,
+        {name: value for name, value in task.data_cfg.config.items() if name in ("features", ESPEAK)},
+    )
+    positions, kept = torch.ones(SENTENCES, 1).long(), torch.ones(speaking.layers, SENTENCES, 1, speaking.units)
+    states = step.layers.shapes
+    own, read = (_zeros(states[side], SENTENCES) for side in (SELF, CROSS))
+    write(
+        step,
+        (frames, positions, kept, own, read),
+        ({0: ANY}, {0: ANY}, {1: ANY}, [{0: ANY} for _ in own], [{0: ANY} for _ in read]),
+        [FRAMES, "positions", KEPT, *states[SELF], *states[CROSS]],
+        [f"{FRAMES}{NEXT}", ENDED, *(f"{name}{NEXT}" for name in states[SELF])],
+        out / STEP,
+    )
+    said = torch.zeros(1, LONGEST, decoder.out_dim)
+    write(Refined(decoder), (said,), ({1: ANY},), [FRAMES], [f"{FRAMES}{NEXT}"], out / REFINE)
+    normal = Normalisation.read(task.data_cfg.global_cmvn_stats_npz)
+    if normal.mean is not None and normal.deviation is not None:
+        speaking = replace(speaking, mean=normal.mean.tolist(), std=normal.deviation.tolist())
+    words = {"source": vocabulary(task.src_dict)}
+    longest = model.max_decoder_positions()
+    return _complete(Folder(out, SYNTHESIS, states, words, longest, signature, origin, speaking=speaking))
+
+
 def export_speech(system: TranslationSystem, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
     """Write the graphs of a model for simultaneous translation, and what goes with them; `origin` as in `Folder`.
 
     Raises LeapformerError for mechanisms and encoders that cannot be exported, and without the libraries for it.
     """
     model = _frozen(system.model, out)
+    if model.decoder.context.facts.knows_lengths:
+        raise LeapformerError(
+            "--length-predictor: a model that is told the target's length cannot be exported for speech, which has not "
+            "ended yet; train without"
+        )
     states, about = write_speech(model, system.state_frames, system.step_frames, out)
     cmvn = system.cmvn
     if cmvn is not None:
@@ -112,28 +156,26 @@ def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[
     """
     listening, writing = Listening(model.encoder), Writing(model.decoder)
     encoder, n_bins = model.encoder, model.encoder.input_dim
-    heard = tensors_of(first_state(block.attention, 1) for block in listening.blocks)
-    read = tensors_of(first_state(block.attention, 1) for block in writing.blocks)
-    names = {HEARD: names_of(listening.blocks), CROSS: names_of(writing.blocks)}
+    heard, read = shapes_of(listening.blocks), shapes_of(writing.blocks)
     before, count, start = (torch.tensor([number]) for number in (frames, 1, 2))
     write(
         listening,
-        (torch.zeros(1, frames * (1 + encoder.chunks.tokens), n_bins), before, count, start, heard),
+        (torch.zeros(1, frames * (1 + encoder.chunks.tokens), n_bins), before, count, start, _zeros(heard, 1)),
         None,
-        [FRAMES, BEFORE, COUNT, START, *names[HEARD]],
-        [ROWS, *(f"{name}{NEXT}" for name in names[HEARD])],
+        [FRAMES, BEFORE, COUNT, START, *heard],
+        [ROWS, *(f"{name}{NEXT}" for name in heard)],
         out / LISTEN,
     )
     rows = torch.zeros(step_frames // frames, 1, encoder.out.out_features)
     write(
         writing,
-        (rows, count, start, read),
+        (rows, count, start, _zeros(read, 1)),
         None,
-        [ROWS, COUNT, START, *names[CROSS]],
-        [f"{name}{NEXT}" for name in names[CROSS]],
+        [ROWS, COUNT, START, *read],
+        [f"{name}{NEXT}" for name in read],
         out / WRITE,
     )
-    states = {HEARD: shapes_of(listening.blocks), **write_step(model.decoder, out)}
+    states = {HEARD: heard, **write_step(model.decoder, out)}
     return states, Speech(frames, encoder.chunks.size, encoder.chunks.ahead, step_frames, n_bins)
 
 
@@ -181,20 +223,27 @@ def write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
     step = DecoderStep(decoder)
     tokens = torch.full((SENTENCES, HYPOTHESES), decoder.padding_idx + 1)
     order, open_sizes = torch.arange(tokens.numel()).view_as(tokens), {0: ANY, 1: ANY}
-    own, read = (
-        tensors_of(first_state(block.attention, batch) for block in step.blocks[side])
-        for side, batch in ((SELF, tokens.numel()), (CROSS, SENTENCES))
-    )
-    names = {side: names_of(step.blocks[side]) for side in (SELF, CROSS)}
+    states = step.layers.shapes
+    own, read = _zeros(states[SELF], tokens.numel()), _zeros(states[CROSS], SENTENCES)
     write(
         step,
         (tokens, torch.ones_like(tokens), order, own, read),
         (open_sizes, open_sizes, open_sizes, [{0: ANY} for _ in own], [{0: ANY} for _ in read]),
-        ["tokens", "positions", "order", *names[SELF], *names[CROSS]],
-        [LOG_PROBS, *(f"{name}{NEXT}" for name in names[SELF])],
+        ["tokens", "positions", "order", *states[SELF], *states[CROSS]],
+        [LOG_PROBS, *(f"{name}{NEXT}" for name in states[SELF])],
         out / STEP,
     )
-    return {side: shapes_of(blocks) for side, blocks in step.blocks.items()}
+    return states
+
+
+def write_source(source: Source, out: Path) -> None:
+    """Write the graph of an encoder and what is kept of it, for a folder that exists."""
+    tokens = torch.full((SENTENCES, LONGEST), source.encoder.padding_idx + 1)
+    write(source, (tokens,), ({0: ANY, 1: ANY},), ["tokens"], list(source.shapes), out / SOURCE)
+
+
+def _zeros(shapes: Shapes, rows: int) -> list[torch.Tensor]:
+    return [torch.zeros(rows, *shape) for shape in shapes.values()]
 
 
 def write(
@@ -214,6 +263,8 @@ def write(
             program = torch.onnx.export(
                 traced, given, dynamo=True, verbose=False, input_names=list(inputs), output_names=list(outputs)
             )
+        except LeapformerError:
+            raise
         except Exception as error:  # of many kinds
             reason = str(error).strip().partition("\n")[0][:200]
             raise LeapformerError(

@@ -67,12 +67,12 @@ class Predictor(nn.Module):
         super().__init__()
 
     @property
-    def ready(self) -> bool:
-        """Whether it has learned enough to predict."""
-        return True
+    def missing(self) -> str | None:
+        """What it has to learn before it can predict, and how, for an error message; None: nothing."""
+        return None
 
     def forward(self, source: Source) -> Tensor:
-        """Decoder steps, (B,), float32. Raises LeapformerError if it is not `ready`."""
+        """Decoder steps, (B,), float32, if nothing is `missing`."""
         raise NotImplementedError
 
     def observe(self, source: Source) -> None:
@@ -141,11 +141,21 @@ class LengthPredictor(nn.Module):
     @property
     def ready(self) -> bool:
         """Whether the chosen predictor has learned enough to predict."""
-        return self._predictor.ready
+        return self._predictor.missing is None
+
+    def check(self) -> None:
+        """Raise LeapformerError if it is not `ready`."""
+        if self._predictor.missing is not None:
+            raise LeapformerError(self._predictor.missing)
+
+    def forward(self, source: Source) -> Tensor:
+        """Predicted decoder steps, (B,), at least 1. Raises LeapformerError if it is not `ready`."""
+        self.check()
+        return self.steps(source)
 
     @torch.no_grad()
-    def forward(self, source: Source) -> Tensor:
-        """Predicted decoder steps, (B,), at least 1."""
+    def steps(self, source: Source) -> Tensor:
+        """The same of a predictor that is known to be ready."""
         return self._predictor(source).clamp_min(1)
 
     @torch.no_grad()

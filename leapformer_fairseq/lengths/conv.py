@@ -75,15 +75,15 @@ class Conv(Predictor):
         return F.l1_loss(predicted, expected) + F.mse_loss(predicted, expected)
 
     @property
-    def ready(self) -> bool:
-        return bool(self.updates)
+    def missing(self) -> str | None:
+        if self.updates:
+            return None
+        return (
+            "the length predictor conv was never trained; train with a criterion that adds its loss "
+            "(tacotron2_with_length, label_smoothed_cross_entropy_with_length), or take ratio"
+        )
 
     def forward(self, source: Source) -> Tensor:
-        if not self.ready:
-            raise LeapformerError(
-                "the length predictor conv was never trained; train with a criterion that adds its loss "
-                "(tacotron2_with_length, label_smoothed_cross_entropy_with_length), or take ratio"
-            )
         durations = _durations(self.log_durations(source))
         if self.timed:
             durations = durations.round()

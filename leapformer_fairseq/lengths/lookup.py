@@ -61,12 +61,17 @@ class Lookup(Predictor):
             state_dict.update({f"{name}.{key}": value for key, value in self.state_dict().items()})
 
     @property
-    def ready(self) -> bool:
-        return bool(self.tokens.any())
+    def missing(self) -> str | None:
+        if self.tokens.any():
+            return None
+        return (
+            "there are no durations of source tokens; give --length-table, or train with --criterion "
+            "tacotron2_with_length on data with a column duration"
+        )
 
     def observe(self, source: Source) -> None:
         """Nothing is learned here, but a missing table is reported before training starts."""
-        if self.table is not None and not self.read and not self.ready:
+        if self.table is not None and not self.read and self.missing:
             raise LeapformerError(f"--length-table {self.table}: there is no such file; give a table of durations")
 
     def observe_durations(self, source: Source, durations: Tensor) -> None:
@@ -78,15 +83,10 @@ class Lookup(Predictor):
             self.tokens.index_add_(0, tokens, torch.ones_like(tokens))
 
     def forward(self, source: Source) -> Tensor:
-        if not self.ready:
-            raise LeapformerError(
-                "there are no durations of source tokens; give --length-table, or train with --criterion "
-                "tacotron2_with_length on data with a column duration"
-            )
         durations = self.frames / self.tokens.clamp_min(1)
         unknown = self.tokens == 0
         unknown[self.end] = False
-        durations[unknown] = self.frames.sum() / self.tokens.sum()
+        durations = torch.where(unknown, self.frames.sum() / self.tokens.sum(), durations)
         total = (durations[source.tokens] * source.keep).sum(1)
         return (total / self.frames_per_step).floor() / self.dampening
 

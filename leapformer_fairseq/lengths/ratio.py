@@ -36,13 +36,11 @@ class Ratio(Predictor):
         self.target_length += source.target.sum()
 
     @property
-    def ready(self) -> bool:
-        return bool(self.given or self.source_length)
+    def missing(self) -> str | None:
+        if self.given or self.source_length:
+            return None
+        return "the ratio of target and source lengths is unknown; train with it, or give --length-ratio"
 
     def forward(self, source: Source) -> Tensor:
-        if not self.ready:
-            raise LeapformerError(
-                "the ratio of target and source lengths is unknown; train with it, or give --length-ratio"
-            )
-        ratio = self.given or float(self.target_length / self.source_length)
+        ratio = self.given or self.target_length / self.source_length
         return source.keep.sum(1).float() * ratio

@@ -1,4 +1,4 @@
-"""Run an exported model: translate lines of standard input, go on with them, or translate recordings while heard."""
+"""Run an exported model: translate or go on with lines of standard input, translate recordings while heard, speak."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from ..errors import LeapformerError, one_line
 from .beam import Search, go_on, translate
 from .engine import Graphs
-from .folder import LANGUAGE, SUBWORDS, Folder
+from .folder import LANGUAGE, SPEECH, SUBWORDS, SYNTHESIS, Folder
 
 
 def main(argv: list[str] | None = None) -> int:
     """Translate what is given; 2 for a user's error."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        speech = argv and not argv[0].startswith("-") and Folder.read(argv[0]).speech is not None
-        return (_speech if speech else _text)(argv)
+        task = Folder.read(argv[0]).task if argv and not argv[0].startswith("-") else ""
+        return {SPEECH: _speech, SYNTHESIS: _speaking}.get(task, _text)(argv)
     except LeapformerError as error:
         print(f"runtime: error: {one_line(error)}", file=sys.stderr)
         return 2
@@ -33,11 +33,25 @@ def _speech(argv: list[str]) -> int:
     return stream.run(parser.parse_args(["--checkpoint", *argv]))
 
 
+def _speaking(argv: list[str]) -> int:
+    """As `leapformer tts`, whose options these are."""
+    from ..cli import tts
+
+    parser = argparse.ArgumentParser(prog="python -m leapformer_fairseq.runtime DIR", description=tts.HELP)
+    tts.add_arguments(parser)
+    return tts.run(parser.parse_args(["--path", *argv]))
+
+
 def _text(argv: list[str]) -> int:
     """Standard input, line by line: sources to translate, or prompts."""
     parser = argparse.ArgumentParser(prog="python -m leapformer_fairseq.runtime", description=__doc__)
     add = parser.add_argument
-    add("folder", metavar="DIR", type=Path, help="made by `leapformer export`; of speech: DIR --help tells the options")
+    add(
+        "folder",
+        metavar="DIR",
+        type=Path,
+        help="an exported model; from or to speech: DIR --help tells more",
+    )
     add("--beam", type=int, default=5, metavar="N", help="hypotheses (default: %(default)s)")
     add("--max-len-a", type=float, default=0.0, metavar="A", help="a target has at most A times as many subwords as")
     add("--max-len-b", type=int, default=200, metavar="B", help="its source, and B (default: 0 and 200)")

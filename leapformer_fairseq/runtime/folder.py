@@ -17,11 +17,18 @@ from ..files import write_json
 FORMAT = 2
 MODEL, WEIGHTS, SUBWORDS = "model.json", "weights.safetensors", "subwords.model"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
-TRANSLATION, SPEECH, LANGUAGE = "translation", "speech", "language_modeling"
-GRAPHS = {TRANSLATION: (SOURCE, STEP), SPEECH: (LISTEN, WRITE, STEP), LANGUAGE: (STEP,)}
-FRAMES, ROWS, BEFORE, COUNT, START = "frames", "rows", "before", "count", "start"  # of inputs
-LOG_PROBS, NEXT = "log_probs", ".next"  # of outputs
+REFINE = "refine.onnx"
+TRANSLATION, SPEECH, LANGUAGE, SYNTHESIS = "translation", "speech", "language_modeling", "text_to_speech"
+GRAPHS = {
+    TRANSLATION: (SOURCE, STEP),
+    SPEECH: (LISTEN, WRITE, STEP),
+    LANGUAGE: (STEP,),
+    SYNTHESIS: (SOURCE, STEP, REFINE),
+}
+FRAMES, ROWS, BEFORE, COUNT, START, KEPT = "frames", "rows", "before", "count", "start", "kept"  # of inputs
+LOG_PROBS, ENDED, NEXT = "log_probs", "ended", ".next"  # of outputs
 SELF, CROSS, HEARD = "self", "cross", "heard"  # decoder self-attention, cross-attention, that of an encoder
+LENGTH = "cross.length"  # among the states of cross-attention: the predicted length of the target, in steps
 Shapes = dict[str, list[int]]  # of states by name, without the rows
 
 
@@ -38,9 +45,12 @@ class Vocabulary:
     def _known(self) -> dict[str, int]:
         return {symbol: number for number, symbol in enumerate(self.symbols)}
 
+    def number(self, piece: str) -> int:
+        return self._known.get(piece, self.unk)
+
     def numbers(self, pieces: list[str]) -> list[int]:
         """Of pieces, and the end."""
-        return [*(self._known.get(piece, self.unk) for piece in pieces), self.eos]
+        return [*map(self.number, pieces), self.eos]
 
     def words(self, numbers: list[int]) -> list[str]:
         """The pieces of numbers, without the end."""
@@ -72,6 +82,27 @@ class Speech:
 
 
 @dataclass(frozen=True)
+class Speaking:
+    """What text to speech needs to know of a model.
+
+    per_step:  log-mel frames of a decoder step.
+    values:    numbers of a step, that is of all its frames.
+    layers:    of the pre-net, `units` each, which are dropped at random with probability `dropout`.
+    data:      the configuration of its data: `features`, and perhaps what espeak-ng is told.
+    mean, std: of frames; None: they are not normalised.
+    """
+
+    per_step: int
+    values: int
+    layers: int
+    units: int
+    dropout: float
+    data: dict[str, Any]
+    mean: list[float] | None = None
+    std: list[float] | None = None
+
+
+@dataclass(frozen=True)
 class Folder:
     """What `model.json` says.
 
@@ -87,6 +118,7 @@ class Folder:
     signature: str
     origin: dict[str, Any]
     speech: Speech | None = None
+    speaking: Speaking | None = None
 
     @classmethod
     def read(cls, path: str | Path) -> Folder:
@@ -97,7 +129,7 @@ class Folder:
             if about["format"] != FORMAT:
                 raise LeapformerError(f"{path / MODEL} has format {about['format']!r}, not {FORMAT}; export it again")
             vocabularies = {side: Vocabulary(**one) for side, one in about["vocabularies"].items()}
-            task, speech = about["task"], about.get("speech")
+            task, speech, speaking = about["task"], about.get("speech"), about.get("speaking")
             graphs, states = GRAPHS[task], {side: dict(shapes) for side, shapes in about["states"].items()}
             found = cls(
                 path,
@@ -108,6 +140,7 @@ class Folder:
                 about["signature"],
                 dict(about["checkpoint"]),
                 None if speech is None else Speech(**speech),
+                None if speaking is None else Speaking(**speaking),
             )
         except FileNotFoundError as error:
             raise LeapformerError(f"{path} has no {MODEL}; give a folder made by `leapformer export`") from error
@@ -127,6 +160,10 @@ class Folder:
             "max_target": self.max_target,
             "signature": self.signature,
             "checkpoint": self.origin,
-            **({} if self.speech is None else {"speech": asdict(self.speech)}),
+            **{
+                name: asdict(one)
+                for name, one in (("speech", self.speech), ("speaking", self.speaking))
+                if one is not None
+            },
         }
         write_json(self.path / MODEL, about)

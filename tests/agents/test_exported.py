@@ -88,7 +88,7 @@ def test_parts_with_explicit_states_equal_the_model(plan, encoder):
     expected.feed(frames.float().numpy())
     expected.finish()
     heard, read = (tensors_of(first_state(one.attention, 1) for one in part.blocks) for part in (listening, writing))
-    own = tensors_of(first_state(one.attention, 1) for one in step.blocks[SELF])
+    own = tensors_of(first_state(one.attention, 1) for one in step.layers.blocks[SELF])
     rows, before = [], torch.full((4, 80), torch.pi).double()  # before the first chunk, any numbers
     for start in range(0, len(frames), size):
         chunk, known = frames[start : start + size], frames[start : start + whole]

@@ -61,8 +61,8 @@ def test_steps_with_explicit_states_equal_the_decoder(plan):
                 decoder.reorder_incremental_state_scripting(memory, order)
             logits, _ = decoder(tokens[:, : t + 1], encoded, incremental_state=memory)
         if own is None:
-            own = tensors_of(first_state(one.attention, 4) for one in step.blocks[SELF])
-            states = (memory[one.attention.slot].state for one in step.blocks[CROSS])
+            own = tensors_of(first_state(one.attention, 4) for one in step.layers.blocks[SELF])
+            states = (memory[one.attention.slot].state for one in step.layers.blocks[CROSS])
             read = tensors_of(state.reorder(torch.tensor([0, 2])) for state in states)
         rows = (tokens[:, t], torch.full((4,), t + 1), order)
         with torch.enable_grad():  # as in the graph
@@ -149,10 +149,16 @@ def test_the_comparison_can_fail(exported):
     assert found.equal == 0 and found.error > 0.01
 
 
-@pytest.mark.parametrize(("plan", "encoder"), [("gated-delta", "gated-delta"), ("abc-mlp", "gated-leap")])
-def test_other_mechanisms(plan, encoder, tmp_path):
-    """A delta rule's sources are read row by row, slots have several tensors."""
-    model = model_of(plan, encoder=encoder, encoder_layers=1, decoder_layers=1).float()
+RATIO = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0}
+
+
+@pytest.mark.parametrize(
+    ("plan", "encoder", "options"),
+    [("gated-delta", "gated-delta", {}), ("abc-mlp", "gated-leap", {}), ("cosformer", "cosformer", RATIO)],
+)
+def test_other_mechanisms(plan, encoder, options, tmp_path):
+    """A delta rule's sources are read row by row, slots have several tensors, cosFormer knows lengths."""
+    model = model_of(plan, encoder=encoder, encoder_layers=1, decoder_layers=1, **options).float()
     found = compared(model, TASK, export_translation(model, TASK, tmp_path, "signature", {}), 8)
     assert found.equal == found.sources and found.error < 1e-4
 

@@ -1,0 +1,80 @@
+"""Text to speech by an exported model, a sentence after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import LeapformerError
+from ..spoken import Manner, Normalisation, Script, Utterance
+from .engine import Graphs
+from .folder import ENDED, FRAMES, KEPT, LENGTH, NEXT, REFINE, SELF, STEP, Folder, Speaking
+
+
+class ExportedVoice:
+    """An exported model that speaks (`spoken.Voice`)."""
+
+    def __init__(self, folder: Folder, data: str | Path | None = None, threads: int = 1) -> None:
+        """`data`: the folder of manifests, for `scripts`. Raises LeapformerError for a folder that does not speak."""
+        if folder.speaking is None:
+            raise LeapformerError(f"{folder.path} holds a model for {folder.task}; export one of leapformer_tts")
+        self.folder, self.speaking, self.graphs = folder, folder.speaking, Graphs(folder, threads)
+        self.data: Mapping[str, Any] = self.speaking.data
+        self.origin: Mapping[str, Any] = {**folder.origin, "checkpoint": folder.path.name}
+        self._manifests = None if data is None else Path(data)
+        stats = (self.speaking.mean, self.speaking.std)
+        self._normal = Normalisation(*(None if one is None else np.array(one, np.float32) for one in stats))
+
+    def scripts(self, subset: str) -> list[Script]:
+        from ..data.manifests import read_yaml
+        from ..data.tts import CONFIG, scripts_of
+
+        if self._manifests is None:
+            raise LeapformerError(f"--subset {subset}: an exported model does not know its data; give --data, too")
+        root = read_yaml(self._manifests / CONFIG).get("audio_root", "")
+        return scripts_of(self._manifests, subset, Path(str(root)))
+
+    def numbers(self, script: Script) -> list[int]:
+        words = self.folder.vocabularies["source"]
+        return [*script.numbers(words.number, words.unk), words.eos]
+
+    def speak(
+        self, scripts: Sequence[Script], manner: Manner, done: Container[str] = ()
+    ) -> Iterator[tuple[Script, Utterance]]:
+        """As `Voice.speak`; what is said depends on the seed and the sentence's place only."""
+        for place, script in enumerate(scripts):
+            if script.id not in done:
+                one = self.say(self.numbers(script), manner, np.random.default_rng([manner.seed, place]))
+                yield script, replace(one, frames=self._normal.undo(one.frames))
+
+    def say(self, numbers: Sequence[int], manner: Manner, rng: np.random.Generator) -> Utterance:
+        """Normalised frames, as the model was trained on."""
+        source, own = self.graphs.read(np.array([numbers])), self.graphs.begin(SELF, 1)
+        frames, ended = [np.zeros((1, 1, self.speaking.values), np.float32)], list[float]()
+        for position in range(1, manner.max_steps + 1):
+            given = {FRAMES: frames[-1], "positions": np.array([[position]]), KEPT: kept(self.speaking, rng, 1)}
+            (step, end), own = self.graphs.advance(STEP, {**given, **source}, own, f"{FRAMES}{NEXT}", ENDED)
+            frames.append(step.numpy())
+            ended.append(float(end.numpy()[0, 0]))
+            if ended[-1] > manner.threshold:
+                break
+        (refined,) = self.graphs.run(REFINE, {FRAMES: np.concatenate(frames[1:], 1)}, [f"{FRAMES}{NEXT}"])
+        return Utterance(
+            frames=refined.numpy().reshape(len(ended) * self.speaking.per_step, -1),
+            stopped=ended[-1] > manner.threshold,
+            ended=np.array(ended, np.float32),
+            predicted=float(source[LENGTH].numpy()[0]) if LENGTH in source else None,
+        )
+
+
+def kept(speaking: Speaking, rng: np.random.Generator, rows: int) -> np.ndarray:
+    """What the pre-net's units are multiplied by, (layers, rows, 1, units): it drops at random even here.
+
+    Tacotron 2 (Shen et al. 2018) has it for variety, and fairseq's models are trained and used so.
+    """
+    shape = (speaking.layers, rows, 1, speaking.units)
+    return ((rng.random(shape, np.float32) >= speaking.dropout) / (1 - speaking.dropout)).astype(np.float32)

@@ -1,0 +1,173 @@
+"""Exported text to speech: what PyTorch says, where the pre-net drops the same units."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from leapformer_fairseq.acoustics.mel import MelConfig
+from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.export.check import compared_synthesis
+from leapformer_fairseq.export.synthesis import Phonemes, SpeechStep
+from leapformer_fairseq.export.write import export_synthesis, quantize
+from leapformer_fairseq.runtime.folder import MODEL, SELF, Folder
+from leapformer_fairseq.runtime.voice import ExportedVoice, kept
+from leapformer_fairseq.spoken import Manner, Script
+
+from ..models.tiny import dictionary, make_tts
+
+WORDS = dictionary()
+MELS = MelConfig(sample_rate=8000, n_fft=64, win_length=50, hop_length=20, n_mels=6, f_max=4000.0)
+LENGTHS = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0}
+
+
+def voice_of(model, path, stats=None):
+    config = {"features": MELS.features(), "espeak": {"voice": "en-us", "silence": False}, "audio_root": "/secret"}
+    task = SimpleNamespace(src_dict=WORDS, data_cfg=SimpleNamespace(config=config, global_cmvn_stats_npz=stats))
+    export_synthesis(model.float(), task, path, "signature", {"checkpoint": "best.pt"})
+    return ExportedVoice(Folder.read(path))
+
+
+@pytest.mark.parametrize("plan", ["leap", "relu", "rope", "simple-gla-conv", "delta", "hedgehog"])
+def test_steps_equal_the_decoders(plan):
+    """In float64, for two sentences of which one is padded."""
+    model = make_tts(plan, encoder_self_attention="softmax", decoder_cross_attention="leap").requires_grad_(False)
+    tokens, frames = torch.tensor([[5, 6, 7, 8, 2], [9, 8, 2, 1, 1]]), torch.randn(5, 2, 1, 12, dtype=torch.double)
+    source, step = Phonemes(model), SpeechStep(model.decoder)
+    read = source(tokens)
+    own = [torch.zeros(2, *shape, dtype=torch.double) for shape in step.layers.shapes[SELF].values()]
+    encoded, memory = model.forward_encoder(tokens, torch.tensor([5, 3])), dict[str, object]()
+    units = torch.ones(len(model.decoder.prenet[0].layers), 2, 1, 16, dtype=torch.double)
+    for t, given in enumerate(frames, 1):
+        with torch.no_grad():
+            _, end, extra = model.decoder(given, encoded, memory, torch.full((2,), t))
+        with torch.enable_grad():  # as in the graph
+            found, ended, own = step(given, torch.full((2, 1), t), units, own, read)
+        assert float((found - extra["feature_out"]).abs().max()) < 1e-10
+        assert float((ended - end[:, :, 0].sigmoid()).abs().max()) < 1e-10
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A model with dropout whose frames were normalised, and its folder."""
+    folder = tmp_path_factory.mktemp("voice")
+    np.savez(folder / "stats.npz", mean=np.arange(6.0), std=np.full(6, 2.0))
+    model = make_tts("leap", encoder_self_attention="softmax", prenet_dropout=0.25)
+    return model, voice_of(model, folder / "model", folder / "stats.npz")
+
+
+@pytest.fixture
+def exported(made):
+    return made[1]
+
+
+def same(model, voice):
+    """Whether random sentences are spoken alike."""
+    found = compared_synthesis(model, voice, 5, max_steps=9)
+    return found.equal == 5 and found.error < 2e-4
+
+
+def test_speech_is_pytorchs(made):
+    assert same(*made)
+    assert not same(make_tts("leap", seed=1, encoder_self_attention="softmax").float(), made[1])
+
+
+def test_predicted_lengths_are_in_the_graphs(tmp_path):
+    sizes = {"encoder_transformer_layers": 1, "decoder_transformer_layers": 1}
+    model = make_tts("cosformer", encoder_self_attention="softmax", **LENGTHS, **sizes)
+    voice = voice_of(model, tmp_path)
+    assert same(model, voice)
+    assert voice.say([5, 6, 7, 8, 2], Manner(max_steps=2), np.random.default_rng(0)).predicted == 6.5
+    longer = make_tts("cosformer", encoder_self_attention="softmax", **{**LENGTHS, "length_ratio": 5.0}, **sizes)
+    assert not same(longer.float(), voice)
+
+
+def test_units_are_dropped_and_the_rest_made_up_for(exported):
+    drawn = kept(exported.speaking, np.random.default_rng(0), 500)
+    assert drawn.shape == (2, 500, 1, 16) and set(np.unique(drawn)) == {0.0, np.float32(4 / 3)}
+    assert abs(float(drawn.mean()) - 1) < 0.02
+
+
+def test_what_is_said_depends_on_seed_and_place_only(exported):
+    scripts, manner = [Script(name, "w1 w2 w9") for name in "abc"], Manner(0.99, max_steps=4)
+    said = {script.id: one.frames for script, one in exported.speak(scripts, manner)}
+    assert said["a"].shape == (8, 6) and not np.array_equal(said["a"], said["b"])
+    ((script, one),) = exported.speak(scripts, manner, done={"a", "c"})
+    assert script.id == "b" and np.array_equal(one.frames, said["b"])
+    ((_, other),) = exported.speak(scripts, Manner(0.99, max_steps=4, seed=2), done={"a", "c"})
+    assert not np.array_equal(other.frames, said["b"])
+    raw = exported.say(exported.numbers(scripts[1]), manner, np.random.default_rng([1, 1]))
+    np.testing.assert_allclose(said["b"], raw.frames * 2 + np.arange(6), rtol=1e-5)
+
+
+def test_the_commands_need_neither_torch_nor_fairseq(exported, tmp_path):
+    code = (
+        "import sys\nfor name in ('torch', 'fairseq', 'onnx'): sys.modules[name] = None\n"
+        "from leapformer_fairseq.runtime.__main__ import main\n"
+        f"sys.exit(main([{str(exported.folder.path)!r}, '--phonemes', 'w1 w2', '--out', {str(tmp_path)!r}, "
+        "'--max-steps', '3', '--eos-threshold', '0.99']))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    samples, rate = soundfile.read(tmp_path / "wav" / "0001.wav")
+    assert rate == 8000 and len(samples) == 5 * 20
+    assert main(["tts", "--path", str(exported.folder.path), "--phonemes", "w1 w2", "--out", str(tmp_path / "again"),
+                 "--max-steps", "3", "--eos-threshold", "0.99"]) == 0  # fmt: skip
+    assert np.array_equal(samples, soundfile.read(tmp_path / "again" / "wav" / "0001.wav")[0])
+    about = json.loads((tmp_path / "run.json").read_text())
+    assert about["model"]["checkpoint"] == "model" and about["features"] == MELS.features()
+    assert "secret" not in (exported.folder.path / MODEL).read_text()
+
+
+def test_a_manifest_needs_its_data(exported, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("audio_root: /somewhere\n")
+    header = ("id", "audio", "n_frames", "tgt_text", "speaker", "recording")
+    with (tmp_path / "test.tsv").open("w") as file:
+        csv.writer(file, delimiter="\t").writerows([header, ("one", "x.npy", "4", "w1 w2", "s", "wav/one.wav")])
+    command = ["tts", "--path", str(exported.folder.path), "--out", str(tmp_path / "out"), "--max-steps", "2"]
+    assert main([*command, "--subset", "test", "--data", str(tmp_path)]) == 0
+    assert "/somewhere/wav/one.wav" in (tmp_path / "out" / "manifest.tsv").read_text()
+    capsys.readouterr()
+    for options, message in (
+        (["--subset", "test"], "give --data, too"),
+        (["--subset", "test", "--data", str(tmp_path / "no")], "cannot be read"),
+        (["--phonemes", "w1 x"], "does not know the phoneme 'x'"),
+        (["--phonemes", "w1", "--model-overrides", "{'length_predictor': 'oracle'}"], "stays as it is"),
+    ):
+        assert main([*command, *options]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_8_bits(exported, tmp_path):
+    shutil.copytree(exported.folder.path, tmp_path, dirs_exist_ok=True)
+    folder = Folder.read(tmp_path)
+    quantize(folder)
+    before, after = (
+        voice.say([5, 6, 2], Manner(max_steps=3), np.random.default_rng(0)).frames
+        for voice in (exported, ExportedVoice(folder))
+    )
+    assert 0 < np.abs(after - before).max() < 0.3 * np.abs(before).max()
+
+
+def test_what_cannot_be_exported(tmp_path):
+    with pytest.raises(LeapformerError, match="softmax has a state that grows"):
+        voice_of(make_tts("softmax"), tmp_path)
+    with pytest.raises(LeapformerError, match="--length-predictor oracle needs the targets"):
+        voice_of(make_tts("cosformer", **{**LENGTHS, "length_predictor": "oracle"}), tmp_path)
+    with pytest.raises(LeapformerError, match="the ratio of target and source lengths is unknown"):
+        voice_of(make_tts("cosformer", **{**LENGTHS, "length_ratio": 0.0}), tmp_path)
+    model = make_tts("leap", encoder_self_attention="softmax")
+    model.encoder.embed_speaker = torch.nn.Embedding(2, 4)
+    with pytest.raises(LeapformerError, match="several speakers"):
+        voice_of(model, tmp_path)
