@@ -18,6 +18,8 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
     `overrides` replaces options saved with it, such as the data folder. Raises LeapformerError for a missing or
     unreadable file, another architecture, saying that `purpose` needs one of ours, and missing or other data.
     """
+    if Path(checkpoint).is_dir():
+        raise LeapformerError(f"--path {checkpoint} is a folder; {purpose} needs the checkpoint itself")
     if not Path(checkpoint).is_file():
         raise LeapformerError(f"no file {checkpoint}; check --path")
     import yaml

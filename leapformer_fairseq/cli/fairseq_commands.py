@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from ..errors import LeapformerError
 from . import logs
 
 ARCH_PREFIX = "leapformer_"
+GENERATING = ("generate", "interactive")
 
 
 class FairseqCommand(NamedTuple):
@@ -55,13 +56,33 @@ def run(name: str, arguments: list[str]) -> int:
         return 0
     if name == "generate":
         _check_shards(arguments)
+    exported = _exported_model(arguments)
+    if exported is not None and name not in GENERATING:
+        raise LeapformerError(
+            f"{name}: --path {exported} is a folder, and exported models only generate; give the checkpoint"
+        )
+    if exported is not None and any(argument.startswith("--print-alignment") for argument in arguments):
+        raise LeapformerError("--print-alignment: exported models have no attention weights; give the checkpoint")
     if name == "train" and not any(argument.split("=")[0] in ("--arch", "-a") for argument in arguments):
         raise LeapformerError("train needs --arch; `leapformer list` shows ours, e.g. --arch leapformer_lm")
     module: Any = importlib.import_module(f"fairseq_cli.{command.module}")
     if not isinstance(module.main, _Main):
         module.main = _Main(module.main)
-    module.cli_main()
+    with ExitStack() as meanwhile:
+        if exported is not None:
+            from ..models.exported import exported_models
+
+            meanwhile.enter_context(exported_models())
+        module.cli_main()
     return 0
+
+
+def _exported_model(arguments: list[str]) -> str | None:
+    """The folder in --path, if there is one: `leapformer export` made it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--path", default="")
+    path = parser.parse_known_args(arguments)[0].path
+    return next((one for one in path.split(os.pathsep) if Path(one).is_dir()), None) if path else None
 
 
 def _check_shards(arguments: list[str]) -> None:

@@ -16,10 +16,9 @@ from ..agents.system import TranslationSystem
 from ..agents.times import ComputeTimes
 from ..runtime.beam import Hypothesis, Search, go_on, translate
 from ..runtime.engine import Graphs
-from ..runtime.folder import LANGUAGE, Folder, Speaking
+from ..runtime.folder import LANGUAGE, Folder
 from ..runtime.voice import ExportedVoice, kept
 from ..spoken import Manner
-from ..synthesis import synthesise
 from .synthesis import dropped
 
 LONGEST, MORE = 40, 20  # tokens of a random source; tokens that a target may have beyond it
@@ -70,31 +69,36 @@ def _differences(expected: list[dict[str, Any]], found: list[Hypothesis]) -> lis
     return [abs(float(one["score"]) - other.score) for one, other in zip(expected, found, strict=True)]
 
 
+@torch.no_grad()
 def compared_synthesis(model: Any, voice: ExportedVoice, count: int, max_steps: int = 60) -> Compared:
-    """Speech of `count` random sentences, for which the pre-net drops the same units in PyTorch and in the runtime."""
-    equal, error, vocabulary = 0, 0.0, voice.folder.vocabularies["source"]
+    """Speech of `count` random sentences, whose frames PyTorch is given, too: those before each step, all at once.
+
+    Frames that each side made itself would drift apart, where no sentence is said: every step repeats the difference of
+    the step before. The pre-net drops the same units. Speech is equal if it ends at the same step.
+    """
+    equal, error, vocabulary, manner = 0, 0.0, voice.folder.vocabularies["source"], Manner(max_steps=max_steps)
     for number in range(count):
         rng = np.random.default_rng(number)
         numbers = [*rng.integers(FIRST, len(vocabulary.symbols), rng.integers(1, LONGEST)).tolist(), vocabulary.eos]
-        manner = Manner(max_steps=max_steps)
-        found = voice.say(numbers, manner, np.random.default_rng(number))
-        with _drawn(model.decoder, voice.speaking, np.random.default_rng(number)):
-            (expected,) = synthesise(model, torch.tensor([numbers]), torch.tensor([len(numbers)]), manner=manner)
-        same = found.frames.shape == expected.frames.shape and found.stopped == expected.stopped
-        equal += same
-        error = max(error, float(np.abs(found.frames - expected.frames).max()) if same else np.inf)
+        found, ended = voice.steps(voice.graphs.read(np.array([numbers])), manner, np.random.default_rng(number))
+        drawn, steps = np.random.default_rng(number), len(ended)
+        units = torch.from_numpy(np.concatenate([kept(voice.speaking, drawn) for _ in range(steps)], 2))
+        before = torch.from_numpy(np.pad(found[:, :-1], ((0, 0), (1, 0), (0, 0))))
+        encoded = model.forward_encoder(torch.tensor([numbers]), torch.tensor([len(numbers)]))
+        with _dropping(model.decoder, units):
+            refined, end, extra = model.decoder(before, encoded, target_lengths=torch.tensor([steps]))
+        probabilities = end[0, :, 0].sigmoid().numpy()
+        equal += bool(((probabilities > manner.threshold) == (ended > manner.threshold)).all())
+        pairs = (extra["feature_out"].numpy(), found), (refined.numpy(), voice.refined(found)), (probabilities, ended)
+        error = max([error, *(float(np.abs(one - other).max()) for one, other in pairs)])
     return Compared(count, equal, error)
 
 
 @contextmanager
-def _drawn(decoder: Any, speaking: Speaking, rng: np.random.Generator) -> Iterator[None]:
-    """Meanwhile the pre-net draws its chances as the runtime does."""
+def _dropping(decoder: Any, units: Tensor) -> Iterator[None]:
+    """Meanwhile the pre-net's units are multiplied by these, (layers, 1, T, units)."""
     drops, projection = decoder.prenet
-
-    def prenet(x: Tensor) -> Tensor:
-        return projection(dropped(drops, x, torch.from_numpy(kept(speaking, rng, len(x))).to(x)))
-
-    decoder.prenet.forward = prenet
+    decoder.prenet.forward = lambda x: projection(dropped(drops, x, units))
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import LeapformerError
 from ..spoken import Manner, Normalisation, Script, Utterance
-from .engine import Graphs
+from .engine import Graphs, Values
 from .folder import ENDED, FRAMES, KEPT, LENGTH, NEXT, REFINE, SELF, STEP, Folder, Speaking
 
 
@@ -53,28 +53,37 @@ class ExportedVoice:
 
     def say(self, numbers: Sequence[int], manner: Manner, rng: np.random.Generator) -> Utterance:
         """Normalised frames, as the model was trained on."""
-        source, own = self.graphs.read(np.array([numbers])), self.graphs.begin(SELF, 1)
+        source = self.graphs.read(np.array([numbers]))
+        frames, ended = self.steps(source, manner, rng)
+        return Utterance(
+            frames=self.refined(frames).reshape(len(ended) * self.speaking.per_step, -1),
+            stopped=bool(ended[-1] > manner.threshold),
+            ended=ended,
+            predicted=float(source[LENGTH].numpy()[0]) if LENGTH in source else None,
+        )
+
+    def steps(self, source: Values, manner: Manner, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """What the decoder makes of a source, (1, T, F), and the probability of having ended at each step, (T,)."""
+        own = self.graphs.begin(SELF, 1)
         frames, ended = [np.zeros((1, 1, self.speaking.values), np.float32)], list[float]()
         for position in range(1, manner.max_steps + 1):
-            given = {FRAMES: frames[-1], "positions": np.array([[position]]), KEPT: kept(self.speaking, rng, 1)}
+            given = {FRAMES: frames[-1], "positions": np.array([[position]]), KEPT: kept(self.speaking, rng)}
             (step, end), own = self.graphs.advance(STEP, {**given, **source}, own, f"{FRAMES}{NEXT}", ENDED)
             frames.append(step.numpy())
             ended.append(float(end.numpy()[0, 0]))
             if ended[-1] > manner.threshold:
                 break
-        (refined,) = self.graphs.run(REFINE, {FRAMES: np.concatenate(frames[1:], 1)}, [f"{FRAMES}{NEXT}"])
-        return Utterance(
-            frames=refined.numpy().reshape(len(ended) * self.speaking.per_step, -1),
-            stopped=ended[-1] > manner.threshold,
-            ended=np.array(ended, np.float32),
-            predicted=float(source[LENGTH].numpy()[0]) if LENGTH in source else None,
-        )
+        return np.concatenate(frames[1:], 1), np.array(ended, np.float32)
+
+    def refined(self, frames: np.ndarray) -> np.ndarray:
+        """Frames (1, T, F) of a whole utterance after the post-net."""
+        return self.graphs.run(REFINE, {FRAMES: frames}, [f"{FRAMES}{NEXT}"])[0].numpy()
 
 
-def kept(speaking: Speaking, rng: np.random.Generator, rows: int) -> np.ndarray:
-    """What the pre-net's units are multiplied by, (layers, rows, 1, units): it drops at random even here.
+def kept(speaking: Speaking, rng: np.random.Generator) -> np.ndarray:
+    """What the pre-net's units are multiplied by in a step, (layers, 1, 1, units): it drops at random even here.
 
     Tacotron 2 (Shen et al. 2018) has it for variety, and fairseq's models are trained and used so.
     """
-    shape = (speaking.layers, rows, 1, speaking.units)
-    return ((rng.random(shape, np.float32) >= speaking.dropout) / (1 - speaking.dropout)).astype(np.float32)
+    drawn = rng.random((speaking.layers, 1, 1, speaking.units), np.float32) >= speaking.dropout
+    return (drawn / (1 - speaking.dropout)).astype(np.float32)
