@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from ..errors import LeapformerError
 
@@ -53,14 +53,15 @@ class Policy(Protocol):
     """
 
     @property
-    def lag(self) -> int | None: ...
+    def lag(self) -> int | None:
+        return None
 
     def write(self, draft: Draft) -> None:
         """Write what has become final after one more step of source."""
 
 
 @dataclass(frozen=True)
-class WaitK:
+class WaitK(Policy):
     """Wait-k (Ma et al. 2019, arXiv:1810.08398): stay k source steps ahead of the target.
 
     Token t (from 0) is written when min(all, k + t / rate) steps have been read. For speech, a step is a fixed number
@@ -91,20 +92,17 @@ class WaitK:
 
 
 @dataclass(frozen=True)
-class Offline:
+class Offline(Policy):
     """Write nothing before the end of the source."""
-
-    lag: ClassVar[None] = None
 
     def write(self, draft: Draft) -> None:
         pass
 
 
 @dataclass(frozen=True)
-class HoldN:
+class HoldN(Policy):
     """Hold-n (Liu et al. 2020, arXiv:2005.11185): write the translation of what was read, without its last n tokens."""
 
-    lag: ClassVar[None] = None
     n: int
 
     def __post_init__(self) -> None:
@@ -116,13 +114,11 @@ class HoldN:
         draft.commit(tokens[: max(0, len(tokens) - self.n)])
 
 
-class LocalAgreement:
+class LocalAgreement(Policy):
     """Local agreement (Liu et al. 2020, arXiv:2005.11185): write the common prefix of the last n translations.
 
     There is one translation after every step of source.
     """
-
-    lag: ClassVar[None] = None
 
     def __init__(self, n: int) -> None:
         if n < 2:
@@ -141,13 +137,12 @@ class LocalAgreement:
 
 
 @dataclass(frozen=True)
-class AlignAtt:
+class AlignAtt(Policy):
     """AlignAtt (Papi et al. 2023, arXiv:2305.11408): stop at a token that attends most to the last f encoder states.
 
     Such a token may change when more source arrives.
     """
 
-    lag: ClassVar[None] = None
     frames: int
 
     def __post_init__(self) -> None:
