@@ -14,7 +14,8 @@ of fairseq / time of ours.
 
 "fairseq" is the stock `tts_transformer`, called as its own generator does: at every step it computes attention weights
 for output and runs the post-net, whose result the generator drops. "fairseq (post-net once)" does all this except the
-latter, as ours does: its gain is not due to attention. Our models do not output weights.
+latter, as ours does: its gain is not due to attention. Our models do not output weights. "leap (exported)" is the
+graphs of `leapformer export` in onnxruntime, encoder included.
 
 FLOPs are those of a sentence: encoder, all steps of the decoder, and the post-net on the utterance. "gflop" is a
 formula for the matrix products that a plan of softmax and linear attention needs (`flops`); "counted_gflop" is what
@@ -37,9 +38,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -52,7 +56,7 @@ from ..modules import BLOCKS
 from . import measure
 from .tables import Found, Table
 
-FAIRSEQ, ONCE = "fairseq", "fairseq (post-net once)"
+FAIRSEQ, ONCE, EXPORTED = "fairseq", "fairseq (post-net once)", "leap (exported)"
 SIZES: dict[str, Any] = {
     "n_frames_per_step": 4,
     "max_source_positions": 1024,
@@ -210,8 +214,30 @@ def decoders(case: Case, models: Models, place: measure.Place, seconds: float) -
         name: partial(_seconds, partial(decode, model, model.forward_encoder(*sentence), case.steps), place.device)
         for name, model in models.items()
     }
+    if AIMS_PLAN in models and place == measure.Place(torch.device("cpu"), torch.float32):
+        calls[EXPORTED] = partial(_seconds, partial(_exported(), sentence[0], case.steps), place.device)
     aims = {AIMS_PLAN: AIMS.get(case)} if place.has_aims else {}
     return _rates(measure.medians(calls, seconds), case.steps, case, place, aims)
+
+
+@cache
+def _exported() -> Callable[[Tensor, int], object]:
+    """A model with leap in onnxruntime, with one thread: so many steps for phonemes (1, S)."""
+    from ..export.write import write_synthesis
+    from ..runtime.folder import SYNTHESIS, Folder
+    from ..runtime.voice import ExportedVoice
+    from ..spoken import Manner
+
+    model = make(AIMS_PLAN, measure.Place(torch.device("cpu"), torch.float32)).requires_grad_(False)
+    with TemporaryDirectory() as folder:
+        states, speaking = write_synthesis(model, Path(folder))
+        voice = ExportedVoice(Folder(Path(folder), SYNTHESIS, states, {}, 0, "", {}, speaking=speaking))
+
+    def steps(phonemes: Tensor, count: int) -> object:
+        rng, never = np.random.default_rng(0), Manner(threshold=2.0, max_steps=count)
+        return voice.steps(voice.graphs.read(phonemes.numpy()), never, rng)
+
+    return steps
 
 
 @torch.no_grad()

@@ -95,19 +95,26 @@ def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: d
     if model.encoder.embed_speaker is not None:
         raise LeapformerError("a model with several speakers cannot be exported yet; train one without speakers")
     model = _frozen(model, out)
+    states, speaking = write_synthesis(model, out)
+    normal = Normalisation.read(task.data_cfg.global_cmvn_stats_npz)
+    if normal.mean is not None and normal.deviation is not None:
+        speaking = replace(speaking, mean=normal.mean.tolist(), std=normal.deviation.tolist())
+    data = {name: value for name, value in task.data_cfg.config.items() if name in ("features", ESPEAK)}
+    words, longest = {"source": vocabulary(task.src_dict)}, model.max_decoder_positions()
+    speaking = replace(speaking, data=data)
+    return _complete(Folder(out, SYNTHESIS, states, words, longest, signature, origin, speaking=speaking))
+
+
+def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]:
+    """Write the graphs of a text to speech model, for a folder that exists.
+
+    Returns the shapes of its states, and what the graphs are made for.
+    """
     decoder, drops = model.decoder, model.decoder.prenet[0]
     write_source(Phonemes(model), out)
-    step, frames = SpeechStep(decoder), torch.zeros(SENTENCES, 1, decoder.out_dim)
-    speaking = Speaking(
-        decoder.n_frames_per_step,
-        decoder.out_dim,
-        len(drops.layers),
-        decoder.prenet[1].in_features,
-        drops.dropout,
-        {name: value for name, value in task.data_cfg.config.items() if name in ("features", ESPEAK)},
-    )
-    positions, kept = torch.ones(SENTENCES, 1).long(), torch.ones(speaking.layers, SENTENCES, 1, speaking.units)
-    states = step.layers.shapes
+    step, units = SpeechStep(decoder), decoder.prenet[1].in_features
+    frames, positions = torch.zeros(SENTENCES, 1, decoder.out_dim), torch.ones(SENTENCES, 1).long()
+    kept, states = torch.ones(len(drops.layers), SENTENCES, 1, units), step.layers.shapes
     own, read = (_zeros(states[side], SENTENCES) for side in (SELF, CROSS))
     write(
         step,
@@ -119,12 +126,7 @@ def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: d
     )
     said = torch.zeros(1, LONGEST, decoder.out_dim)
     write(Refined(decoder), (said,), ({1: ANY},), [FRAMES], [f"{FRAMES}{NEXT}"], out / REFINE)
-    normal = Normalisation.read(task.data_cfg.global_cmvn_stats_npz)
-    if normal.mean is not None and normal.deviation is not None:
-        speaking = replace(speaking, mean=normal.mean.tolist(), std=normal.deviation.tolist())
-    words = {"source": vocabulary(task.src_dict)}
-    longest = model.max_decoder_positions()
-    return _complete(Folder(out, SYNTHESIS, states, words, longest, signature, origin, speaking=speaking))
+    return states, Speaking(decoder.n_frames_per_step, decoder.out_dim, len(drops.layers), units, drops.dropout, {})
 
 
 def export_speech(system: TranslationSystem, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
