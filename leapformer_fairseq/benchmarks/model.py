@@ -215,7 +215,7 @@ def decoders(case: Case, models: Models, place: measure.Place, seconds: float) -
         for name, model in models.items()
     }
     if AIMS_PLAN in models and place == measure.Place(torch.device("cpu"), torch.float32):
-        calls[EXPORTED] = partial(_seconds, partial(_exported(), sentence[0], case.steps), place.device)
+        calls[EXPORTED] = partial(_seconds, lambda: _exported()(sentence[0], case.steps), place.device)
     aims = {AIMS_PLAN: AIMS.get(case)} if place.has_aims else {}
     return _rates(measure.medians(calls, seconds), case.steps, case, place, aims)
 
