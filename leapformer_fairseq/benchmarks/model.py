@@ -138,6 +138,8 @@ def _models(names: list[str], place: measure.Place) -> dict[str, Any]:
 
 
 def _times(case: Case, models: Callable[[], dict[str, Any]], place: measure.Place, seconds: float) -> Found:
+    if _is_exported(models(), place):
+        _exported()  # before anything is timed
     return {
         "decoders": decoders(case, models(), place, seconds),
         "encoders": encoders(case, models(), place, seconds / 10),
@@ -214,10 +216,14 @@ def decoders(case: Case, models: Models, place: measure.Place, seconds: float) -
         name: partial(_seconds, partial(decode, model, model.forward_encoder(*sentence), case.steps), place.device)
         for name, model in models.items()
     }
-    if AIMS_PLAN in models and place == measure.Place(torch.device("cpu"), torch.float32):
+    if _is_exported(models, place):
         calls[EXPORTED] = partial(_seconds, lambda: _exported()(sentence[0], case.steps), place.device)
     aims = {AIMS_PLAN: AIMS.get(case)} if place.has_aims else {}
     return _rates(measure.medians(calls, seconds), case.steps, case, place, aims)
+
+
+def _is_exported(models: Models, place: measure.Place) -> bool:
+    return AIMS_PLAN in models and place == measure.Place(torch.device("cpu"))
 
 
 @cache
