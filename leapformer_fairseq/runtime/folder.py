@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import LeapformerError
 from ..files import write_json
 
-FORMAT = 2
+FORMAT = 3
 MODEL, WEIGHTS, SUBWORDS = "model.json", "weights.safetensors", "subwords.model"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
 REFINE = "refine.onnx"
