@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -100,19 +100,25 @@ class Normalisation:
         return frames if self.mean is None or self.deviation is None else frames * self.deviation + self.mean
 
 
+class Manifests(NamedTuple):
+    """Where the sentences of a data set are listed, below which folder their recordings are, and speakers' numbers."""
+
+    folder: Path
+    root: Path
+    speakers: Mapping[str, int] | None = None
+
+
 class Voice(Protocol):
     """A model that speaks.
 
     data:   the configuration of its data: `features`, of which log-mels are made, and perhaps what espeak-ng is told.
     origin: the checkpoint, as `checkpoints.describe_checkpoint` tells of it.
+    manifests: of its data; None where it does not know them.
     """
 
     data: Mapping[str, Any]
     origin: Mapping[str, Any]
-
-    def scripts(self, subset: str) -> list[Script]:
-        """The sentences of a manifest of the data."""
-        ...
+    manifests: Manifests | None
 
     def numbers(self, script: Script) -> list[int]:
         """The phonemes' numbers, and the end. Raises LeapformerError as `Script.numbers`."""

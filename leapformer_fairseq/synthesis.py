@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from .checkpoints import describe_checkpoint
-from .data.tts import scripts_of
 from .loading import load_model
-from .spoken import DEFAULT, Manner, Normalisation, Script, Utterance
+from .spoken import DEFAULT, Manifests, Manner, Normalisation, Script, Utterance
 
 
 @torch.no_grad()
@@ -81,11 +80,9 @@ class TrainedVoice:
             self.model = self.model.cuda()
         self.data: Mapping[str, Any] = self.task.data_cfg.config
         self.origin: Mapping[str, Any] = describe_checkpoint(checkpoint)
+        root = Path(self.task.data_cfg.audio_root)
+        self.manifests: Manifests | None = Manifests(Path(self.task.args.data), root, self.task.speaker_to_id)
         self.normalisation = Normalisation.read(self.task.data_cfg.global_cmvn_stats_npz)
-
-    def scripts(self, subset: str) -> list[Script]:
-        root, speakers = Path(self.task.data_cfg.audio_root), self.task.speaker_to_id or {}
-        return scripts_of(Path(self.task.args.data), subset, root, speakers)
 
     def numbers(self, script: Script) -> list[int]:
         dictionary = self.task.src_dict

@@ -29,6 +29,7 @@ BASE = {
     "runtime",
     "schedule",
     "signature",
+    "spoken",
     "synthesis",
     "trainings",
 }

@@ -106,21 +106,30 @@ def _voice(args: argparse.Namespace) -> Voice:
         from ..synthesis import TrainedVoice
 
         return TrainedVoice(args.path, {**overrides, **({"data": args.data} if args.data else {})}, args.cpu)
+    from ..data.manifests import read_yaml
+    from ..data.tts import CONFIG
     from ..runtime.folder import Folder
     from ..runtime.voice import ExportedVoice
+    from ..spoken import Manifests
 
     if overrides:
         raise LeapformerError(f"--model-overrides {overrides}: an exported model stays as it is; export it so")
-    return ExportedVoice(Folder.read(args.path), args.data)
+    manifests = None
+    if args.data:
+        root = read_yaml(Path(args.data) / CONFIG).get("audio_root", "")
+        manifests = Manifests(Path(args.data), Path(str(root)))
+    return ExportedVoice(Folder.read(args.path), manifests)
 
 
 def _scripts(args: argparse.Namespace, voice: Voice) -> list[Script]:
     """What to say; names are those of the manifest, or numbers."""
-    from ..data.tts import phonemes_of
+    from ..data.tts import phonemes_of, scripts_of
     from ..spoken import Script
 
     if args.subset:
-        scripts = voice.scripts(args.subset)
+        if voice.manifests is None:
+            raise LeapformerError(f"--subset {args.subset}: an exported model does not know its data; give --data, too")
+        scripts = scripts_of(voice.manifests, args.subset)
     else:
         lines = _lines(args.phonemes if args.text is None else args.text)
         said = lines if args.text is None else phonemes_of(lines, voice.data)

@@ -14,7 +14,7 @@ from typing import Any
 from ..acoustics.mel import MelConfig
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
-from ..spoken import Script
+from ..spoken import Manifests, Script
 from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
 from .lines import write_lines
 from .manifests import CMVN, read_manifest, write_manifest, write_yaml
@@ -99,9 +99,9 @@ def write_vocabulary(path: Path, rows: Iterable[Row]) -> None:
     write_lines(path, lines)
 
 
-def scripts_of(data: Path, subset: str, root: Path, speakers: Mapping[str, int] | None = None) -> list[Script]:
-    """The sentences of a manifest in a data folder, in order; recordings are below `root`."""
-    manifest = data / f"{subset}.tsv"
+def scripts_of(manifests: Manifests, subset: str) -> list[Script]:
+    """The sentences of a manifest, in order."""
+    manifest = manifests.folder / f"{subset}.tsv"
     if not manifest.is_file():
         raise LeapformerError(f"there is no manifest {manifest}; choose another --subset or --data")
     scripts = dict[str, Script]()
@@ -121,8 +121,8 @@ def scripts_of(data: Path, subset: str, root: Path, speakers: Mapping[str, int] 
             id=name,
             phonemes=phonemes,
             text=" ".join((row.get("src_text") or phonemes).split()),
-            speaker=(speakers or {}).get(row.get("speaker") or "", 0),
-            recording=root / row["recording"] if row.get("recording") else None,
+            speaker=(manifests.speakers or {}).get(row.get("speaker") or "", 0),
+            recording=manifests.root / row["recording"] if row.get("recording") else None,
             frames=frames,
         )
     return list(scripts.values())

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import LeapformerError
-from ..spoken import Manner, Normalisation, Script, Utterance
+from ..spoken import Manifests, Manner, Normalisation, Script, Utterance
 from .engine import Graphs, Values
 from .folder import ENDED, FRAMES, KEPT, LENGTH, NEXT, REFINE, SELF, STEP, Folder, Speaking
 
@@ -18,25 +17,16 @@ from .folder import ENDED, FRAMES, KEPT, LENGTH, NEXT, REFINE, SELF, STEP, Folde
 class ExportedVoice:
     """An exported model that speaks (`spoken.Voice`)."""
 
-    def __init__(self, folder: Folder, data: str | Path | None = None, threads: int = 1) -> None:
-        """`data`: the folder of manifests, for `scripts`. Raises LeapformerError for a folder that does not speak."""
+    def __init__(self, folder: Folder, manifests: Manifests | None = None, threads: int = 1) -> None:
+        """Raises LeapformerError for a folder that does not speak."""
         if folder.speaking is None:
             raise LeapformerError(f"{folder.path} holds a model for {folder.task}; export one of leapformer_tts")
         self.folder, self.speaking, self.graphs = folder, folder.speaking, Graphs(folder, threads)
         self.data: Mapping[str, Any] = self.speaking.data
         self.origin: Mapping[str, Any] = {**folder.origin, "checkpoint": folder.path.name}
-        self._manifests = None if data is None else Path(data)
+        self.manifests = manifests
         stats = (self.speaking.mean, self.speaking.std)
         self._normal = Normalisation(*(None if one is None else np.array(one, np.float32) for one in stats))
-
-    def scripts(self, subset: str) -> list[Script]:
-        from ..data.manifests import read_yaml
-        from ..data.tts import CONFIG, scripts_of
-
-        if self._manifests is None:
-            raise LeapformerError(f"--subset {subset}: an exported model does not know its data; give --data, too")
-        root = read_yaml(self._manifests / CONFIG).get("audio_root", "")
-        return scripts_of(self._manifests, subset, Path(str(root)))
 
     def numbers(self, script: Script) -> list[int]:
         words = self.folder.vocabularies["source"]
