@@ -54,9 +54,6 @@ class Manner:
     alignments: int = 0
 
 
-DEFAULT = Manner()
-
-
 @dataclass(frozen=True)
 class Utterance:
     """What the model said.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .checkpoints import describe_checkpoint
 from .loading import load_model
-from .spoken import DEFAULT, Manifests, Manner, Normalisation, Script, Utterance
+from .spoken import Manifests, Manner, Normalisation, Script, Utterance
 
 
 @torch.no_grad()
@@ -24,9 +24,9 @@ def synthesise(
     model: Any,
     tokens: Tensor,
     lengths: Tensor,
+    manner: Manner,
     speaker: Tensor | None = None,
     target_lengths: Tensor | None = None,
-    manner: Manner = DEFAULT,
     alignments: bool = False,
 ) -> list[Utterance]:
     """Speak a batch of phonemes (B, S), padded on the right: normalised frames, as the model was trained on.
@@ -110,9 +110,9 @@ class TrainedVoice:
                 self.model,
                 tokens.to(device),
                 torch.tensor([len(row) for row in rows], device=device),
+                manner,
                 None if speakers is None else speakers.to(device),
                 None if targets is None else targets.to(device),
-                manner,
                 alignments=start < manner.alignments,
             )
             for i, (script, one) in enumerate(zip(batch, said, strict=True), start):
