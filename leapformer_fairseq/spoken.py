@@ -98,11 +98,10 @@ class Normalisation:
 
 
 class Manifests(NamedTuple):
-    """Where the sentences of a data set are listed, below which folder their recordings are, and speakers' numbers."""
+    """Where the sentences of a data set are listed, and below which folder their recordings are."""
 
     folder: Path
     root: Path
-    speakers: Mapping[str, int] | None = None
 
 
 class Voice(Protocol):
@@ -111,11 +110,13 @@ class Voice(Protocol):
     data:   the configuration of its data: `features`, of which log-mels are made, and perhaps what espeak-ng is told.
     origin: the checkpoint, as `checkpoints.describe_checkpoint` tells of it.
     manifests: of its data; None where it does not know them.
+    speakers: their numbers by name; None: there is one.
     """
 
     data: Mapping[str, Any]
     origin: Mapping[str, Any]
     manifests: Manifests | None
+    speakers: Mapping[str, int] | None
 
     def numbers(self, script: Script) -> list[int]:
         """The phonemes' numbers, and the end. Raises LeapformerError as `Script.numbers`."""

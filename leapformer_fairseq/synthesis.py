@@ -81,7 +81,8 @@ class TrainedVoice:
         self.data: Mapping[str, Any] = self.task.data_cfg.config
         self.origin: Mapping[str, Any] = describe_checkpoint(checkpoint)
         root = Path(self.task.data_cfg.audio_root)
-        self.manifests: Manifests | None = Manifests(Path(self.task.args.data), root, self.task.speaker_to_id)
+        self.manifests: Manifests | None = Manifests(Path(self.task.args.data), root)
+        self.speakers: Mapping[str, int] | None = self.task.speaker_to_id
         self.normalisation = Normalisation.read(self.task.data_cfg.global_cmvn_stats_npz)
 
     def numbers(self, script: Script) -> list[int]:
@@ -102,7 +103,7 @@ class TrainedVoice:
                 continue
             rows = [torch.tensor(self.numbers(script)) for script in batch]
             tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=task.src_dict.pad())
-            speakers = torch.tensor([[script.speaker] for script in batch]) if task.speaker_to_id else None
+            speakers = torch.tensor([[script.speaker] for script in batch]) if self.speakers else None
             steps = [script.frames // per_step for script in batch if script.frames is not None]
             targets = torch.tensor(steps) if len(steps) == len(batch) else None
             torch.manual_seed(manner.seed * 1_000_003 + start)

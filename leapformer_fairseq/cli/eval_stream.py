@@ -11,7 +11,10 @@ from ..errors import LeapformerError
 from ..files import write_json
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from ..scoring.stream import Reader
 
 HELP = "perplexity of a language model over one long text, read as a stream in constant memory"
 
@@ -19,7 +22,9 @@ HELP = "perplexity of a language model over one long text, read as a stream in c
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument("data", metavar="DATA", help="folder that fairseq-preprocess wrote")
-    parser.add_argument("--path", metavar="CHECKPOINT", required=True, help="a trained leapformer_lm*")
+    parser.add_argument(
+        "--path", metavar="FILE", required=True, help="a trained leapformer_lm*, or its exported folder"
+    )
     parser.add_argument("--gen-subset", metavar="NAME", default="test", help="what to read (default: test)")
     parser.add_argument("--segment", type=int, metavar="N", help="tokens read at once (default: as in training)")
     parser.add_argument("--no-carry", action="store_true", help="begin every segment with an empty state, to compare")
@@ -30,17 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the text and print its perplexity. Raises LeapformerError for unsuitable files and models."""
-    from ..loading import available_device, load_model
+    from ..loading import available_device
     from ..scoring.stream import score_stream
     from ..signature import environment, signature
 
     if args.limit is not None and args.limit < 1:
         raise LeapformerError(f"--limit {args.limit}: give at least 1 token")
     device = available_device(args.device)
-    model, task = load_model(args.path, ("leapformer_lm",), "a stream", {"data": args.data})
-    text = _text(args.data, args.gen_subset, task)[: args.limit].to(device)
-    segment = task.args.tokens_per_sample if args.segment is None else args.segment
-    score = score_stream(model.to(device), text, task.source_dictionary.eos(), segment, carry=not args.no_carry)
+    reader, dictionary, trained = (_exported if Path(args.path).is_dir() else _trained)(args, device)
+    text = _text(args.data, args.gen_subset, dictionary)[: args.limit].to(device)
+    segment = trained if args.segment is None else args.segment
+    score = score_stream(reader, text, dictionary.eos(), segment, carry=not args.no_carry)
     print(f"{score.tokens:,} tokens in segments of {segment}, state {'' if not args.no_carry else 'not '}carried on")
     print(f"loss (base 2) {score.loss:.4f}, perplexity {score.perplexity:.2f}, state {score.state_bytes:,} bytes")
     if args.json:
@@ -50,13 +55,39 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _text(data: str, subset: str, task: Any) -> Tensor:
+def _trained(args: argparse.Namespace, device: torch.device) -> tuple[Reader, Any, int]:
+    """A checkpoint's reader, the dictionary, and the length of its segments in training."""
+    from ..loading import load_model
+    from ..scoring.stream import ModelReader
+
+    model, task = load_model(args.path, ("leapformer_lm",), "a stream", {"data": args.data})
+    return ModelReader(model.to(device)), task.source_dictionary, task.args.tokens_per_sample
+
+
+def _exported(args: argparse.Namespace, device: torch.device) -> tuple[Reader, Any, int]:
+    """The same of an exported folder."""
+    from fairseq.data import Dictionary
+
+    from ..models.exported import ExportedReader
+    from ..runtime.folder import Folder
+
+    if device.type != "cpu":
+        raise LeapformerError(f"--device {args.device}: exported models run on the CPU; leave it out")
+    words = Path(args.data, "dict.txt")
+    if not words.is_file():
+        raise LeapformerError(f"no dictionary {words}; give the folder that fairseq-preprocess wrote")
+    dictionary = Dictionary.load(str(words))
+    reader = ExportedReader(Folder.read(args.path), dictionary)
+    return reader, dictionary, reader.language.segment
+
+
+def _text(data: str, subset: str, dictionary: Any) -> Tensor:
     """All tokens of a subset, concatenated, sentence ends included, as --sample-break-mode none has them."""
     import torch
     from fairseq.data import data_utils
 
     path = Path(data, subset)
-    found = data_utils.load_indexed_dataset(str(path), task.source_dictionary, None)
+    found = data_utils.load_indexed_dataset(str(path), dictionary, None)
     if found is None:
         raise LeapformerError(f"no data set {path}; check DATA and --gen-subset")
     return torch.cat([found[i] for i in range(len(found))]).long()

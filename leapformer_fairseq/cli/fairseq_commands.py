@@ -20,7 +20,7 @@ from ..errors import LeapformerError
 from . import logs
 
 ARCH_PREFIX = "leapformer_"
-GENERATING = ("generate", "interactive")
+EXPORTED = ("generate", "interactive", "eval-lm")  # what exported models can be given to
 
 
 class FairseqCommand(NamedTuple):
@@ -57,9 +57,9 @@ def run(name: str, arguments: list[str]) -> int:
     if name == "generate":
         _check_shards(arguments)
     exported = _exported_model(arguments)
-    if exported is not None and name not in GENERATING:
+    if exported is not None and name not in EXPORTED:
         raise LeapformerError(
-            f"{name}: --path {exported} is a folder, and exported models only generate; give the checkpoint"
+            f"{name}: --path {exported} is a folder; exported models serve {', '.join(EXPORTED)}; give the checkpoint"
         )
     if exported is not None and any(argument.startswith("--print-alignment") for argument in arguments):
         raise LeapformerError("--print-alignment: exported models have no attention weights; give the checkpoint")

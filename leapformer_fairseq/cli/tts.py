@@ -11,6 +11,8 @@ from ..errors import LeapformerError
 from ..files import locked_folder, write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..acoustics.mel import MelConfig
     from ..acoustics.vocoder import Vocoder
     from ..spoken import Script, Utterance, Voice
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--text", metavar="FILE_OR_TEXT", help="written sentences, a line each; espeak-ng finds the phonemes"
     )
+    parser.add_argument("--speaker", metavar="NAME", help="of a model with several: who speaks --text or --phonemes")
     parser.add_argument("--out", metavar="DIR", required=True, help="folder for wav/, mel/, manifest.tsv and run.json")
     parser.add_argument("--data", metavar="DIR", help="folder with config.yaml (default: the training's, if any)")
     parser.add_argument(
@@ -80,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.speaker is not None and args.subset:
+        raise LeapformerError(f"--speaker {args.speaker}: --subset names the speaker of each sentence; leave it out")
     if not 0 < args.eos_threshold < 1:
         raise LeapformerError(f"--eos-threshold {args.eos_threshold}: give a probability between 0 and 1")
     for name, least in (("max_steps", 1), ("batch_size", 1), ("iterations", 1), ("plots", 0)):
@@ -129,17 +134,28 @@ def _scripts(args: argparse.Namespace, voice: Voice) -> list[Script]:
     if args.subset:
         if voice.manifests is None:
             raise LeapformerError(f"--subset {args.subset}: an exported model does not know its data; give --data, too")
-        scripts = scripts_of(voice.manifests, args.subset)
+        scripts = scripts_of(voice.manifests, args.subset, voice.speakers)
     else:
+        speaker = _speaker(args.speaker, voice.speakers)
         lines = _lines(args.phonemes if args.text is None else args.text)
         said = lines if args.text is None else phonemes_of(lines, voice.data)
         scripts = [
-            Script(f"{number:04d}", phonemes, line)
+            Script(f"{number:04d}", phonemes, line, speaker)
             for number, (phonemes, line) in enumerate(zip(said, lines, strict=True), 1)
         ]
     for script in scripts:  # before anything is written: an unknown phoneme is said at once
         voice.numbers(script)
     return scripts
+
+
+def _speaker(name: str | None, speakers: Mapping[str, int] | None) -> int:
+    """The number of who speaks: by default the first of all."""
+    if name is None:
+        return 0
+    if speakers is None or name not in speakers:
+        known = ", ".join(list(speakers)[:20]) if speakers else "one speaker, without a name; leave it out"
+        raise LeapformerError(f"--speaker {name}: the model knows {known}")
+    return speakers[name]
 
 
 def _lines(file_or_text: str) -> list[str]:
@@ -168,7 +184,7 @@ def _vocoder(args: argparse.Namespace, mels: MelConfig) -> Vocoder:
 
 def _description(args: argparse.Namespace, voice: Voice) -> dict[str, Any]:
     """What makes this run the one it is, for run.json."""
-    what = ("path", "subset", "phonemes", "text", "model_overrides")
+    what = ("path", "subset", "phonemes", "text", "speaker", "model_overrides")
     how = ("eos_threshold", "max_steps", "batch_size", "seed", "hifigan", "iterations")
     return {
         "options": {name: getattr(args, name) for name in (*what, *how)},

@@ -99,8 +99,8 @@ def write_vocabulary(path: Path, rows: Iterable[Row]) -> None:
     write_lines(path, lines)
 
 
-def scripts_of(manifests: Manifests, subset: str) -> list[Script]:
-    """The sentences of a manifest, in order."""
+def scripts_of(manifests: Manifests, subset: str, speakers: Mapping[str, int] | None = None) -> list[Script]:
+    """The sentences of a manifest, in order; `speakers` are those that the model knows, by name."""
     manifest = manifests.folder / f"{subset}.tsv"
     if not manifest.is_file():
         raise LeapformerError(f"there is no manifest {manifest}; choose another --subset or --data")
@@ -117,11 +117,16 @@ def scripts_of(manifests: Manifests, subset: str) -> list[Script]:
                 f"{manifest}, line {number}: id {name!r} cannot name its files, which need names of their own without "
                 "a slash; rename it"
             )
+        spoken_by = row.get("speaker") or ""
+        if speakers is not None and spoken_by not in speakers:
+            raise LeapformerError(
+                f"{manifest}, line {number}: the model does not know the speaker {spoken_by!r}; take one of its data"
+            )
         scripts[name] = Script(
             id=name,
             phonemes=phonemes,
             text=" ".join((row.get("src_text") or phonemes).split()),
-            speaker=(manifests.speakers or {}).get(row.get("speaker") or "", 0),
+            speaker=0 if speakers is None else speakers[spoken_by],
             recording=manifests.root / row["recording"] if row.get("recording") else None,
             frames=frames,
         )

@@ -47,7 +47,9 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
         length = int(torch.randint(1, LONGEST, (1,), generator=rng))
         given = torch.randint(FIRST, len(words), (length,), generator=rng).tolist()
         if folder.task == LANGUAGE:
-            expected, found = _gone_on(generator, model, given), go_on(graphs, given, options)
+            assert folder.language is not None
+            expected = _gone_on(generator, model, given, folder.language.first)
+            found = go_on(graphs, given, options)
         else:
             source = [*given, words.eos()]
             sample = {"src_tokens": torch.tensor([source]), "src_lengths": torch.tensor([len(source)])}
@@ -58,11 +60,11 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
     return Compared(count, equal, error)
 
 
-def _gone_on(generator: SequenceGenerator, model: Any, prompt: list[int]) -> list[dict[str, Any]]:
+def _gone_on(generator: SequenceGenerator, model: Any, prompt: list[int], first: int) -> list[dict[str, Any]]:
     """What fairseq's generator makes of a prompt."""
     tokens = torch.tensor([prompt])
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([len(prompt)])}}
-    return generator.generate([model], sample, prefix_tokens=tokens)[0]
+    return generator.generate([model], sample, prefix_tokens=tokens, bos_token=first)[0]
 
 
 def _differences(expected: list[dict[str, Any]], found: list[Hypothesis]) -> list[float]:
@@ -80,11 +82,13 @@ def compared_synthesis(model: Any, voice: ExportedVoice, count: int, max_steps: 
     for number in range(count):
         rng = np.random.default_rng(number)
         numbers = [*rng.integers(FIRST, len(vocabulary.symbols), rng.integers(1, LONGEST)).tolist(), vocabulary.eos]
-        found, ended = voice.steps(voice.graphs.read(np.array([numbers])), manner, np.random.default_rng(number))
+        speaker = int(rng.integers(len(voice.speakers or [""])))
+        found, ended = voice.steps(voice.read(numbers, speaker), manner, np.random.default_rng(number))
         drawn, steps = np.random.default_rng(number), len(ended)
         units = torch.from_numpy(np.concatenate([kept(voice.speaking, drawn) for _ in range(steps)], 2))
         before = torch.from_numpy(np.pad(found[:, :-1], ((0, 0), (1, 0), (0, 0))))
-        encoded = model.forward_encoder(torch.tensor([numbers]), torch.tensor([len(numbers)]))
+        by = torch.tensor([[speaker]])
+        encoded = model.forward_encoder(torch.tensor([numbers]), torch.tensor([len(numbers)]), speaker=by)
         with _dropping(model.decoder, units):
             refined, end, extra = model.decoder(before, encoded, target_lengths=torch.tensor([steps]))
         probabilities = end[0, :, 0].sigmoid().numpy()

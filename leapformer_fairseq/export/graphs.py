@@ -5,26 +5,20 @@ Shapes: B batch, S source tokens, C width, V words; in a decoder, R hypotheses f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
+from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan
 
-from ..attention import Mechanism, State, Step, TokenInfo, sinusoids
-from ..attention.linear.base import LinearState
-from ..attention.mechanism import Inputs
-from ..attention.ops.recurrent import Written, written
-from ..attention.recurrent.base import RecurrentMechanism
+from ..attention import State, Step, TokenInfo, sinusoids
 from ..lengths import Source as LengthSource
-from ..modules import PassOptions, attentions
+from ..modules import PassOptions
 from ..modules.attention import MechanismAttention
 from ..modules.decoding import Memory
 from ..runtime.folder import CROSS, LENGTH, SELF
+from .loops import loops_in, one_token, with_rows
 from .states import first_state, held, shapes_of, source_shapes, tensors_of
 
 
@@ -78,11 +72,9 @@ class DecoderStep(nn.Module):
     def forward(
         self, tokens: Tensor, positions: Tensor, order: Tensor, own: list[Tensor], source: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        decoder, own = self.decoder, [x.index_select(0, order.flatten()) for x in own]
-        x, states = self.layers(_embedded(decoder, tokens, positions), positions, own, source)
-        if decoder.project_out_dim is not None:
-            x = decoder.project_out_dim(x)
-        return decoder.get_normalized_probs((decoder.output_layer(x), None), log_probs=True), states
+        own = [x.index_select(0, order.flatten()) for x in own]
+        x, states = self.layers(embedded(self.decoder, tokens, positions), positions, own, source)
+        return log_probs(self.decoder, x), states
 
 
 class _Traced(Memory):
@@ -107,16 +99,14 @@ class _Step(Step):
             return out.transpose(0, 1).flatten(0, 1)
         tokens, x = TokenInfo(self.positions.view(-1, 1), lengths, inputs=x.unsqueeze(1)), x.unsqueeze(0)
         q, (k, v) = attention._q(x), attention._kv(x)
-        # a scan of one token with a short convolution, else what every scan is defined by
-        run = Mechanism.scan if getattr(mechanism, "convolution", None) is None else type(mechanism).scan
-        out, after = run(mechanism, state, q, k, v, tokens, tokens)
+        out, after = one_token(mechanism)(mechanism, state, q, k, v, tokens, tokens)
         vars(state).update(vars(after))
         return attention._out(out).squeeze(0)
 
 
-def _embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
+def embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
     """Tokens (..) at positions (..), from 1, as the first layer of an encoder or decoder gets them, (.., C)."""
-    x = stack.embed_scale * stack.embed_tokens(tokens)
+    x = stack.embed_scale * _looked_up(stack.embed_tokens, tokens)
     if getattr(stack, "project_in_dim", None) is not None:
         x = stack.project_in_dim(x)
     table = stack.embed_positions
@@ -125,6 +115,25 @@ def _embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
     elif table is not None:
         x = x + sinusoids((positions + stack.padding_idx).flatten(), x.shape[-1]).view_as(x).to(x.dtype)
     return x if stack.layernorm_embedding is None else stack.layernorm_embedding(x)
+
+
+def _looked_up(table: Any, tokens: Tensor) -> Tensor:
+    """The vectors (.., C) of tokens (..); of an adaptive table those of every band, where fairseq's looks for them."""
+    if not isinstance(table, AdaptiveInput):
+        return table(tokens)
+    total, start = torch.zeros(()), 0
+    for stop, band in zip(table.cutoff, table.embeddings, strict=True):
+        inside = (tokens >= start) & (tokens < stop)
+        total = total + band((tokens - start).where(inside, 0)) * inside.unsqueeze(-1)
+        start = stop
+    return total
+
+
+def log_probs(decoder: Any, x: Tensor) -> Tensor:
+    """Log-probabilities (.., V) of the next tokens, given what the last layer makes of these, (.., C)."""
+    if decoder.project_out_dim is not None:
+        x = decoder.project_out_dim(x)
+    return decoder.get_normalized_probs((decoder.output_layer(x), None), log_probs=True)
 
 
 class Source(nn.Module):
@@ -144,74 +153,26 @@ class Source(nn.Module):
     def embedded(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Any]:
         """What the first layer gets, (B, S, C), and the layers."""
         positions = keep.long().cumsum(1)
-        return _embedded(self.encoder, tokens, positions) * keep.unsqueeze(2), self.encoder.layers
+        return embedded(self.encoder, tokens, positions) * keep.unsqueeze(2), self.encoder.layers
 
-    def forward(self, tokens: Tensor) -> list[Tensor]:
+    def spoken(self, x: Tensor, speakers: Tensor | None) -> Tensor:
+        """Encoder states (S, B, C) with who speaks, where a model knows that."""
+        return x
+
+    def forward(self, tokens: Tensor, speakers: Tensor | None = None) -> list[Tensor]:
         encoder = self.encoder
         keep = tokens.ne(encoder.padding_idx)
         x, layers = self.embedded(tokens, keep)
         x = x.transpose(0, 1)
-        with encoder.context.own(PassOptions()), _row_by_row_in(encoder):
+        with encoder.context.own(PassOptions()), loops_in(encoder):
             for layer in layers:
                 x = layer(x, ~keep)
         if encoder.layer_norm is not None:
             x = encoder.layer_norm(x)
+        x = self.spoken(x, speakers)
         info = replace(TokenInfo.whole(x.shape[0], keep), inputs=x.transpose(0, 1)).cleared()
         blocks = [block.attention for block in self.blocks]
         states = tensors_of(with_rows(one, first_state(one, x.shape[1]), x, info) for one in blocks)
         if LENGTH not in self.shapes:
             return states
         return [*states, encoder.length_predictor.steps(LengthSource(tokens, x.transpose(0, 1), keep))]
-
-
-def with_rows(attention: MechanismAttention, state: State, x: Tensor, tokens: TokenInfo) -> State:
-    """The state of an attention block that has read more rows x (S, B, C)."""
-    mechanism, (k, v) = attention.mechanism, attention._kv(x)
-    if not isinstance(mechanism, RecurrentMechanism):
-        return mechanism.write(state, k, v, tokens)
-    kv, _ = _row_by_row(state.of(LinearState).kv, mechanism._writing(k, v, tokens))
-    return LinearState(kv)
-
-
-def _row_by_row(
-    kv: Tensor, keys: Written, queries: Tensor | None = None, reads_first: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The state after all rows, and what queries (B, H, S, F) read after their row was written, or before."""
-    given = [part.movedim(2, 0) for part in (*keys, queries) if part is not None]
-
-    def one(kv: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-        k, v, *more = (part.unsqueeze(2) for part in parts)
-        decay = None if keys.decay is None else more.pop(0)
-        strength = None if keys.strength is None else more.pop(0)
-        after = written(kv, Written(k, v, decay, strength))
-        read = (more[0] @ (kv if reads_first else after)).squeeze(2) if more else after.new_zeros(1)
-        return after.clone(), read
-
-    after, read = scan(one, kv, given, dim=0)
-    return after, read.movedim(0, 2) if queries is not None else read
-
-
-@contextmanager
-def _row_by_row_in(encoder: Any) -> Iterator[None]:
-    """An encoder's recurrent mechanisms go from row to row: how their scans are cut depends on the length."""
-    recurrent = [m for m in (one.mechanism for one in attentions(encoder)) if isinstance(m, RecurrentMechanism)]
-    try:
-        for mechanism in recurrent:
-            vars(mechanism)["_in_segments"] = partial(_both_ways, mechanism)
-        yield
-    finally:
-        for mechanism in recurrent:
-            del vars(mechanism)["_in_segments"]
-
-
-def _both_ways(mechanism: RecurrentMechanism, x: Inputs) -> Tensor:
-    """What an encoder's recurrent mechanism makes of a whole source (`RecurrentMechanism`), row by row."""
-    q, k, v, query, key, _ = x
-    first = mechanism.init_state(q.shape[0], v.shape[3], k, key, None).kv
-    keys, queries = mechanism._writing(k, v, key), mechanism.queries(q, query)
-    _, forward = _row_by_row(first, keys, queries)
-    later = keys.each(lambda part: part.flip(2))
-    if not mechanism.replaces:
-        later = later.before_decay()
-    _, backward = _row_by_row(first, later, queries.flip(2), reads_first=not mechanism.replaces)
-    return mechanism._gated(mechanism._bounded(forward + backward.flip(2)), x)

@@ -83,6 +83,16 @@ def shapes_of(blocks: Sequence[Held]) -> Shapes:
     }
 
 
+def starts_of(decoder: Any) -> dict[str, list[Any]]:
+    """Of a decoder's states, without the batch dimension, those that are not zeros before anything was read."""
+    first = {
+        name: tensor[0].float()
+        for block in (*held(decoder, SELF), *held(decoder, CROSS))
+        for name, tensor in zip(block.names, first_state(block.attention, 1).tensors().values(), strict=True)
+    }
+    return {name: tensor.tolist() for name, tensor in first.items() if tensor.any()}
+
+
 def source_shapes(decoder: Any) -> Shapes:
     """The same of all that a decoder's steps need of a source: cross-attention's, and the predicted length."""
     length: Shapes = {LENGTH: []} if decoder.context.facts.knows_lengths else {}

@@ -16,7 +16,7 @@ from ..errors import LeapformerError
 from ..modules import PassOptions
 from ..modules.attention import MechanismAttention
 from ..runtime.folder import CROSS, HEARD
-from .graphs import with_rows
+from .loops import with_rows
 from .states import held, tensors_of
 
 

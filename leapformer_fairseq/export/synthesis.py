@@ -16,12 +16,18 @@ from .graphs import Layers, Source
 
 
 class Phonemes(Source):
-    """All that a decoder's steps need of phonemes (B, S)."""
+    """All that a decoder's steps need of phonemes (B, S) and, if there are several, of speakers (B,)."""
 
     def embedded(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Any]:
         encoder = self.encoder
         x = encoder.prenet_proj(convolved(encoder.prenet, encoder.embed_tokens(tokens), keep))
         return x + encoder.pos_emb_alpha * _placed(keep.long().cumsum(1), encoder, x), encoder.transformer_layers
+
+    def spoken(self, x: Tensor, speakers: Tensor | None) -> Tensor:
+        if speakers is None:
+            return x
+        voices = self.encoder.embed_speaker(speakers).expand(*x.shape[:2], -1)
+        return self.encoder.spk_emb_proj(torch.cat([x, voices], 2))
 
 
 class SpeechStep(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,10 +33,12 @@ from ..runtime.folder import (
     LISTEN,
     LOG_PROBS,
     NEXT,
+    PROMPT,
     REFINE,
     ROWS,
     SELF,
     SOURCE,
+    SPEAKERS,
     SPEECH,
     START,
     STEP,
@@ -44,6 +47,7 @@ from ..runtime.folder import (
     TRANSLATION,
     WRITE,
     Folder,
+    Language,
     Shapes,
     Speaking,
     Speech,
@@ -51,7 +55,8 @@ from ..runtime.folder import (
 )
 from ..spoken import Normalisation
 from .graphs import DecoderStep, Source
-from .states import shapes_of
+from .language import Prompt
+from .states import shapes_of, starts_of
 from .streaming import Listening, Writing
 from .synthesis import Phonemes, Refined, SpeechStep
 from .weights import share
@@ -69,31 +74,28 @@ def export_translation(model: Any, task: Any, out: Path, signature: str, origin:
     write_source(Source(model), out)
     words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
     states = write_step(model.decoder, out)
-    return _complete(Folder(out, TRANSLATION, states, words, model.max_decoder_positions(), signature, origin))
+    return _complete(Folder(out, TRANSLATION, states, words, model.max_decoder_positions(), signature, origin), model)
 
 
 def export_language_model(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
-    """Write the graph of a language model's step, and what goes with it; `origin` as in `Folder`.
+    """Write the graphs of a language model, and what goes with them; `origin` as in `Folder`.
 
     Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
     """
-    if getattr(getattr(task, "args", None), "add_bos_token", False):
-        raise LeapformerError(
-            "--add-bos-token: a model whose texts begin with <s> cannot be exported yet; train without"
-        )
-    states = write_step(_frozen(model, out).decoder, out)
-    words = {"target": vocabulary(task.target_dictionary)}
-    folder = Folder(out, LANGUAGE, states, words, model.max_decoder_positions(), signature, origin)
-    return _complete(folder)
+    decoder, words = _frozen(model, out).decoder, task.target_dictionary
+    states, limit = write_step(decoder, out), decoder.mechanism_limit()
+    write_prompt(decoder, out)
+    first = words.bos() if getattr(task.args, "add_bos_token", False) else words.eos()
+    language = Language(first, None if limit == sys.maxsize else limit, task.args.tokens_per_sample)
+    longest, target = model.max_decoder_positions(), {"target": vocabulary(words)}
+    return _complete(Folder(out, LANGUAGE, states, target, longest, signature, origin, language=language), model)
 
 
 def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
     """Write the graphs of a text to speech model, and what goes with them; `origin` as in `Folder`.
 
-    Raises LeapformerError for mechanisms that cannot be exported, several speakers, and without the libraries for it.
+    Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
     """
-    if model.encoder.embed_speaker is not None:
-        raise LeapformerError("a model with several speakers cannot be exported yet; train one without speakers")
     model = _frozen(model, out)
     states, speaking = write_synthesis(model, out)
     normal = Normalisation.read(task.data_cfg.global_cmvn_stats_npz)
@@ -101,8 +103,8 @@ def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: d
         speaking = replace(speaking, mean=normal.mean.tolist(), std=normal.deviation.tolist())
     data = {name: value for name, value in task.data_cfg.config.items() if name in ("features", ESPEAK)}
     words, longest = {"source": vocabulary(task.src_dict)}, model.max_decoder_positions()
-    speaking = replace(speaking, data=data)
-    return _complete(Folder(out, SYNTHESIS, states, words, longest, signature, origin, speaking=speaking))
+    speaking = replace(speaking, data=data, speakers=task.speaker_to_id)
+    return _complete(Folder(out, SYNTHESIS, states, words, longest, signature, origin, speaking=speaking), model)
 
 
 def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]:
@@ -148,7 +150,7 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
     words = {"target": vocabulary(model.decoder.dictionary)}
     folder = Folder(out, SPEECH, states, words, model.max_decoder_positions(), signature, origin, about)
     shutil.copyfile(system.detokenizer.model_file, out / SUBWORDS)
-    return _complete(folder)
+    return _complete(folder, model)
 
 
 def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[dict[str, Shapes], Speech]:
@@ -204,9 +206,10 @@ def quantize_graph(path: Path) -> None:
         quantize_dynamic(partial, partial, op_types_to_quantize=["MatMul", "Gemm", "Gather"], per_channel=True)
 
 
-def _complete(folder: Folder) -> Folder:
+def _complete(folder: Folder, model: Any) -> Folder:
     """The folder once all graphs are there."""
     share(folder)
+    folder = replace(folder, starts=starts_of(model.decoder))
     folder.write()
     return folder
 
@@ -238,10 +241,29 @@ def write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
     return states
 
 
+def write_prompt(decoder: Any, out: Path) -> None:
+    """Write the graph of a language model that reads many tokens, for a folder that exists."""
+    prompt = Prompt(decoder)
+    shapes = shapes_of(prompt.blocks)
+    tokens, states = torch.full((SENTENCES, LONGEST), decoder.padding_idx + 1), _zeros(shapes, SENTENCES)
+    positions, open_sizes = torch.arange(1, LONGEST + 1).repeat(SENTENCES, 1), {0: ANY, 1: ANY}
+    write(
+        prompt,
+        (tokens, positions, torch.ones(1).long(), states),
+        (open_sizes, open_sizes, None, [{0: ANY} for _ in states]),
+        ["tokens", "positions", "before", *shapes],
+        [LOG_PROBS, *(f"{name}{NEXT}" for name in shapes)],
+        out / PROMPT,
+    )
+
+
 def write_source(source: Source, out: Path) -> None:
     """Write the graph of an encoder and what is kept of it, for a folder that exists."""
-    tokens = torch.full((SENTENCES, LONGEST), source.encoder.padding_idx + 1)
-    write(source, (tokens,), ({0: ANY, 1: ANY},), ["tokens"], list(source.shapes), out / SOURCE)
+    given = {"tokens": torch.full((SENTENCES, LONGEST), source.encoder.padding_idx + 1)}
+    if getattr(source.encoder, "embed_speaker", None) is not None:
+        given[SPEAKERS] = torch.zeros(SENTENCES).long()
+    sizes = tuple(dict.fromkeys(range(one.dim()), ANY) for one in given.values())
+    write(source, tuple(given.values()), sizes, list(given), list(source.shapes), out / SOURCE)
 
 
 def _zeros(shapes: Shapes, rows: int) -> list[torch.Tensor]:

@@ -1,10 +1,11 @@
-"""An exported translation model as fairseq's generator takes one: encoder and decoder run in onnxruntime.
+"""Exported models as fairseq's generator and scorer take them: encoder and decoder run in onnxruntime.
 
 Shapes: B sentences, R hypotheses of each, V words.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,43 +14,108 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
-from fairseq.models import BaseFairseqModel, FairseqEncoder, FairseqIncrementalDecoder
-from torch import Tensor
+from fairseq.models import BaseFairseqModel, FairseqEncoder, FairseqIncrementalDecoder, FairseqLanguageModel
+from torch import Tensor, nn
 
 from ..errors import LeapformerError
 from ..runtime.engine import Graphs
-from ..runtime.folder import SELF, TRANSLATION, Folder
+from ..runtime.folder import LANGUAGE, SELF, TRANSLATION, Folder
+from .prompts import Prompted
+from .task import adapt
 
-STATES, ROWS, ORDER = "states", "rows", "order"
+STATES, ROWS, ORDER, READ = "states", "rows", "order", "read"
 
 
-class ExportedTranslation(BaseFairseqModel):
-    """The model in a folder that `leapformer export` made, for fairseq's `SequenceGenerator`."""
+class _Exported:
+    """What exported models have in common, as fairseq asks for it."""
 
-    def __init__(self, folder: Folder, task: Any) -> None:
-        """Raises LeapformerError for a model of another kind, or another vocabulary than the task's."""
-        super().__init__()
-        if folder.task != TRANSLATION:
-            raise LeapformerError(f"{folder.path} holds a model for {folder.task}; `generate` needs one of translation")
-        for side, dictionary in (("source", task.source_dictionary), ("target", task.target_dictionary)):
-            if dictionary.symbols != folder.vocabularies[side].symbols:
-                raise LeapformerError(
-                    f"{folder.path} has another {side} vocabulary than the data; give the data it was trained on"
-                )
-        self.folder, graphs = folder, Graphs(folder, torch.get_num_threads())
-        self.encoder = _Encoder(task.source_dictionary, graphs)
-        self.decoder = _Decoder(task.target_dictionary, graphs)
-
-    def max_positions(self) -> tuple[int, int]:
-        return self.folder.max_target, self.folder.max_target
+    folder: Folder
 
     def max_decoder_positions(self) -> int:
         return self.folder.max_target
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
         """Of log-probabilities, which a temperature may have divided."""
-        found = net_output[0].log_softmax(-1)
+        found: Tensor = net_output[0].log_softmax(-1)
         return found if log_probs else found.exp()
+
+
+class ExportedTranslation(_Exported, BaseFairseqModel):
+    """A translation model in a folder that `leapformer export` made."""
+
+    def __init__(self, folder: Folder, task: Any) -> None:
+        """Raises LeapformerError for another vocabulary than the task's."""
+        super().__init__()
+        self.folder = folder
+        for side, dictionary in (("source", task.source_dictionary), ("target", task.target_dictionary)):
+            _check(folder, side, dictionary)
+        graphs = Graphs(folder, torch.get_num_threads())
+        self.encoder = _Encoder(task.source_dictionary, graphs)
+        self.decoder = _Decoder(task.target_dictionary, graphs)
+
+    def max_positions(self) -> tuple[int, int]:
+        return self.folder.max_target, self.folder.max_target
+
+
+class ExportedLanguageModel(_Exported, FairseqLanguageModel):
+    """A language model in such a folder."""
+
+    def __init__(self, folder: Folder, task: Any) -> None:
+        """Raises LeapformerError for another vocabulary than the task's."""
+        _check(folder, "target", task.target_dictionary)
+        super().__init__(_LanguageDecoder(task.target_dictionary, Graphs(folder, torch.get_num_threads())))
+        self.folder = folder
+        self.no_weights = nn.Parameter(torch.empty(0))  # fairseq looks where a model's first parameter is
+
+    def max_positions(self) -> int:
+        return self.folder.max_target
+
+
+class ExportedReader:
+    """A `scoring.stream.Reader` of an exported language model."""
+
+    def __init__(self, folder: Folder, dictionary: Any) -> None:
+        """Raises LeapformerError for a model of another kind or vocabulary."""
+        if folder.language is None:
+            raise LeapformerError(f"{folder.path} holds a model for {folder.task}; give a language model")
+        _check(folder, "target", dictionary)
+        self.folder, self.language, self.graphs = folder, folder.language, Graphs(folder, torch.get_num_threads())
+        self.longest = folder.max_target
+
+    def check(self, tokens: int) -> None:
+        longest = self.language.longest
+        if longest is not None and tokens > longest:
+            raise LeapformerError(
+                f"{self.folder.path} reads {longest} tokens with one state, and the text has {tokens}; give --no-carry"
+            )
+
+    def log_probs(self, tokens: Tensor, state: dict[str, Any]) -> Tensor:
+        before, own = state.get(READ, 0), state.get(STATES) or self.graphs.begin(SELF, 1)
+        found, state[STATES] = self.graphs.text(tokens.unsqueeze(0).numpy(), own, before)
+        state[READ] = before + len(tokens)
+        return torch.from_numpy(found[0])
+
+    def state_bytes(self, state: dict[str, Any]) -> int:
+        return sum(one.numpy().nbytes for one in state.get(STATES, {}).values())
+
+
+MODELS = {TRANSLATION: ExportedTranslation, LANGUAGE: ExportedLanguageModel}
+TASKS = {TRANSLATION: "translation", LANGUAGE: "language_modeling"}  # fairseq's
+
+
+def _model(folder: Folder, task: Any) -> BaseFairseqModel:
+    """The model of a folder. Raises LeapformerError for another task than its own."""
+    if folder.task not in MODELS:
+        raise LeapformerError(f"{folder.path} holds a model for {folder.task}; this needs one of text")
+    adapt(task, Namespace(arch=str(folder.path)), TASKS[folder.task])
+    return MODELS[folder.task](folder, task)
+
+
+def _check(folder: Folder, side: str, dictionary: Any) -> None:
+    if dictionary.symbols != folder.vocabularies[side].symbols:
+        raise LeapformerError(
+            f"{folder.path} has another {side} vocabulary than the data; give the data it was trained on"
+        )
 
 
 class _Encoder(FairseqEncoder):
@@ -95,25 +161,52 @@ class _Decoder(FairseqIncrementalDecoder):
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
         """The graph follows with the next step."""
+        self.reorder_incremental_state(incremental_state, new_order)
         order = new_order.cpu()
         incremental_state[ORDER] = incremental_state[ORDER][order] if ORDER in incremental_state else order
+
+
+class _LanguageDecoder(Prompted, _Decoder):
+    """Whole texts, or one more token of every hypothesis; a prompt is read at once."""
+
+    def __init__(self, dictionary: Any, graphs: Graphs) -> None:
+        super().__init__(dictionary, graphs)
+        self.context = SimpleNamespace(prompt=None)
+
+    def forward(
+        self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """Log-probabilities after all tokens (B, T), or, with `incremental_state`, after the last of them."""
+        if incremental_state is None:
+            return self.read(prev_output_tokens, {}), None
+        found = self.ahead(prev_output_tokens, incremental_state)
+        if found is not None:
+            return found, None
+        alone = {ROWS: torch.arange(len(prev_output_tokens)), STATES: dict[str, Any]()}
+        return super().forward(prev_output_tokens, alone, incremental_state)
+
+    def read(self, tokens: Tensor, incremental_state: dict[str, Any]) -> Tensor:
+        """Log-probabilities (B, T, V) after each of the tokens (B, T), the first of their texts."""
+        own = self.graphs.begin(SELF, len(tokens))
+        found, incremental_state[STATES] = self.graphs.text(tokens.cpu().numpy(), own)
+        return torch.from_numpy(found).to(tokens.device)
 
 
 @contextmanager
 def exported_models() -> Iterator[None]:
     """Meanwhile fairseq's commands load exported folders, too, in place of checkpoints."""
-    load = checkpoint_utils.load_model_ensemble
+    load = checkpoint_utils.load_model_ensemble_and_task
 
-    def load_any(paths: Sequence[str], *args: Any, task: Any = None, **options: Any) -> Any:
+    def load_any(paths: Sequence[str], overrides: Any = None, task: Any = None, *args: Any, **options: Any) -> Any:
         folders = [Path(path) for path in paths if Path(path).is_dir()]
         if not folders:
-            return load(paths, *args, task=task, **options)
+            return load(paths, overrides, task, *args, **options)
         if len(folders) < len(paths):
             raise LeapformerError(f"--path {':'.join(paths)}: give exported models or checkpoints, not both")
-        return [ExportedTranslation(Folder.read(folder), task) for folder in folders], SimpleNamespace(task=None)
+        return [_model(Folder.read(folder), task) for folder in folders], SimpleNamespace(task=None), task
 
-    checkpoint_utils.load_model_ensemble = load_any
+    checkpoint_utils.load_model_ensemble_and_task = load_any
     try:
         yield
     finally:
-        checkpoint_utils.load_model_ensemble = load
+        checkpoint_utils.load_model_ensemble_and_task = load

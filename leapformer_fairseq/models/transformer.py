@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
 from torch import Tensor, nn
 
@@ -15,8 +12,7 @@ from ..errors import LeapformerError
 from ..modules import IncrementalState, attentions, check_vocabulary, remember_vocabulary, swap_attention
 from .carry import CarryingEncoder, carried
 from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, tell_length
-
-_AHEAD = "features of the prompt"  # a key of `incremental_state`: (B, T, C)
+from .prompts import Prompted
 
 
 class Encoder(PredictingEncoder, CarryingEncoder, TransformerEncoderBase):
@@ -33,7 +29,7 @@ class Encoder(PredictingEncoder, CarryingEncoder, TransformerEncoderBase):
         return super().upgrade_state_dict_named(state_dict, name)
 
 
-class Decoder(TransformerDecoderBase):
+class Decoder(Prompted, TransformerDecoderBase):
     """A transformer decoder whose attention follows the plan in `config`, and which can read many tokens at once."""
 
     def __init__(
@@ -62,19 +58,6 @@ class Decoder(TransformerDecoderBase):
         # on a CPU, and in bfloat16 a hundredth.
         return super().output_layer(features.contiguous())
 
-    @contextmanager
-    def prompted(self, prompt: Tensor) -> Iterator[None]:
-        """Within this context, a new generation reads `prompt` (B, T), its first tokens, in one pass.
-
-        The generator still requests one token after the other; up to the end of the prompt, it is answered from that
-        pass. Batch entries of the generator beyond B are hypotheses of the same sentence, next to each other.
-        """
-        self.context.prompt = prompt
-        try:
-            yield
-        finally:
-            self.context.prompt = None
-
     def extract_features_scriptable(
         self,
         prev_output_tokens: Tensor,
@@ -94,30 +77,13 @@ class Decoder(TransformerDecoderBase):
             true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
         tell_length(self.context, encoder_out, true_lengths)
         if incremental_state is not None:
-            prompt = self.context.prompt
-            if prompt is not None and not incremental_state:
-                self._read_prompt(prompt, len(prev_output_tokens), incremental_state)
-            ahead, column = incremental_state.get(_AHEAD), prev_output_tokens.shape[1] - 1
-            if ahead is not None and column < ahead.shape[1]:
-                if column + 1 == ahead.shape[1]:
-                    del incremental_state[_AHEAD]  # nobody asks for it again, and reordering it costs
-                return ahead[:, column : column + 1], {"attn": [None], "inner_states": []}
+            found = self.ahead(prev_output_tokens, incremental_state)
+            if found is not None:
+                return found, {"attn": [None], "inner_states": []}
         with carried(self.context, encoder_out):
             return super().extract_features_scriptable(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
-
-    def _read_prompt(self, prompt: Tensor, batch: int, incremental_state: IncrementalState) -> None:
-        """Read the prompt once a sentence and give each of its hypotheses a copy of the state."""
-        incremental_state[_AHEAD] = self.read(prompt, incremental_state)
-        beam = batch // len(prompt)
-        if beam > 1:
-            order = torch.arange(len(prompt), device=prompt.device).repeat_interleave(beam)
-            self.reorder_incremental_state_scripting(incremental_state, order)
-
-    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        if _AHEAD in incremental_state:
-            incremental_state[_AHEAD] = incremental_state[_AHEAD].index_select(0, new_order)
 
     def read(
         self, tokens: Tensor, incremental_state: IncrementalState, encoder_out: EncoderOut | None = None

@@ -151,15 +151,16 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
             first = self._described(memory.tokens(0, None, query.device), query)
             value_dim = self.v_proj.out_features // self.num_heads
             memory.state = self.mechanism.init_state(query.shape[1], value_dim, query, first, self.mask)
-        step = memory.fused(query.device) if len(query) == 1 and keep is None and memory.padded is None else None
+        count = query.shape[0]  # not `len`, which a graph would take for a constant
+        step = memory.fused(query.device) if count == 1 and keep is None and memory.padded is None else None
         if step is not None:
             out = step(query[0], memory.state, memory.queries + 1, memory.lengths).unsqueeze(0)
         else:
-            tokens = self._described(memory.tokens(len(query), keep, query.device), query)
+            tokens = self._described(memory.tokens(count, keep, query.device), query)
             q, (k, v) = self._q(query), self._kv(query)
             out, memory.state = self.mechanism.scan(memory.state, q, k, v, tokens, tokens)
             out = self._out(out)
-        memory.advance(len(query), keep)
+        memory.advance(count, keep)
         return out
 
     def _cross_step(

@@ -37,23 +37,28 @@ def translate(graphs: Graphs, source: Sequence[int], options: Search) -> list[Hy
 
 def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypothesis]:
     """What a language model goes on with; hypotheses and scores include the prompt, which has no end."""
-    return _search(graphs, {}, len(prompt), options, prompt)
+    assert graphs.folder.language is not None
+    return _search(graphs, {}, len(prompt), options, [graphs.folder.language.first, *prompt])
 
 
-def _search(graphs: Graphs, source: Values, size: int, options: Search, prompt: Sequence[int] = ()) -> list[Hypothesis]:
+def _search(
+    graphs: Graphs, source: Values, size: int, options: Search, given: Sequence[int] | None = None
+) -> list[Hypothesis]:
+    """`given`: what all hypotheses begin with; None: the end, as fairseq has it."""
     target = graphs.folder.vocabularies["target"]
     beam, longest = options.beam, int(options.max_len_a * size + options.max_len_b)
     longest = min(longest, graphs.folder.max_target - 1)
-    own, order = graphs.begin(SELF, beam), np.arange(beam)
-    written = np.full((beam, 1), target.eos)
-    sums, found = np.zeros(beam, np.float32), list[Hypothesis]()
-    for position in range(1, longest + 2):
+    begin = np.array([target.eos] if given is None else given)[: longest + 1]
+    written, sums, found = np.tile(begin, (beam, 1)), np.zeros(beam, np.float32), list[Hypothesis]()
+    own, order = graphs.begin(SELF, 1), np.zeros(beam, int)
+    if len(begin) > 1:
+        log_probs, own = graphs.text(begin[None, :-1], own)
+        sums += log_probs[0, np.arange(len(begin) - 1), begin[1:]].sum()
+        sums[1:] = -np.inf  # else all hypotheses would be the same
+    for position in range(len(begin), longest + 2):
         (scores,), own = graphs.step(written[None, :, -1], position, order[None], own, source)
         scores = np.where(np.isnan(scores), -np.inf, scores).astype(np.float32)
         scores[:, target.pad] = -np.inf
-        if position <= min(len(prompt), longest):
-            given = prompt[position - 1]
-            scores[:, :given] = scores[:, given + 1 :] = -np.inf
         if position > longest:
             scores[:, : target.eos] = scores[:, target.eos + 1 :] = -np.inf
         if position - 1 < options.min_len:

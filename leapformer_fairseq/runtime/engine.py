@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import LeapformerError
-from .folder import CROSS, GRAPHS, LOG_PROBS, NEXT, SOURCE, STEP, Folder
+from .folder import CROSS, GRAPHS, LOG_PROBS, NEXT, PROMPT, SOURCE, SPEAKERS, STEP, Folder
 
 Values = dict[str, Any]  # onnxruntime's, by name
+AT_ONCE = 256  # tokens of a text; linear mechanisms compare all pairs of them
 
 
 class Graphs:
@@ -58,7 +59,8 @@ class Graphs:
     def begin(self, side: str, rows: int) -> Values:
         """The states of a kind of attention before anything was read."""
         shapes = self.folder.states[side]
-        return {name: self.value(np.zeros((rows, *shape), np.float32)) for name, shape in shapes.items()}
+        starts = {name: np.array(self.folder.starts.get(name, 0), np.float32) for name in shapes}
+        return {name: self.value(np.broadcast_to(starts[name], (rows, *shape))) for name, shape in shapes.items()}
 
     def step(
         self, tokens: np.ndarray, position: int, order: np.ndarray, own: Values, source: Values
@@ -72,8 +74,24 @@ class Graphs:
         (log_probs,), own = self.advance(STEP, {**given, **source}, own, LOG_PROBS)
         return log_probs.numpy(), own
 
-    def read(self, tokens: np.ndarray) -> Values:
-        """What cross-attention needs of sources (B, S)."""
-        names = list(self.folder.states[CROSS])
-        found = self.run(SOURCE, {"tokens": tokens.astype(np.int64)}, names)
+    def text(self, tokens: np.ndarray, own: Values, before: int = 0) -> tuple[np.ndarray, Values]:
+        """Log-probabilities (B, T, V) of what follows each of the tokens (B, T), and the states after them.
+
+        Embeddings count them from 1, attention from `before` more: the number of tokens that the states have read.
+        """
+        found = []
+        for start in range(0, tokens.shape[1], AT_ONCE):
+            piece = tokens[:, start : start + AT_ONCE].astype(np.int64)
+            positions = np.broadcast_to(np.arange(start + 1, start + 1 + piece.shape[1]), piece.shape)
+            given = {"tokens": piece, "positions": positions, "before": np.array([before])}
+            (log_probs,), own = self.advance(PROMPT, given, own, LOG_PROBS)
+            found.append(log_probs.numpy())
+        return np.concatenate(found, 1), own
+
+    def read(self, tokens: np.ndarray, speakers: np.ndarray | None = None) -> Values:
+        """What cross-attention needs of sources (B, S), and of the numbers (B,) of who speaks them, if it matters."""
+        names, given = list(self.folder.states[CROSS]), {"tokens": tokens.astype(np.int64)}
+        if speakers is not None:
+            given[SPEAKERS] = speakers.astype(np.int64)
+        found = self.run(SOURCE, given, names)
         return dict(zip(names, found, strict=True))

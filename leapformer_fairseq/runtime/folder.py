@@ -14,18 +14,19 @@ from typing import Any
 from ..errors import LeapformerError
 from ..files import write_json
 
-FORMAT = 3
+FORMAT = 4
 MODEL, WEIGHTS, SUBWORDS = "model.json", "weights.safetensors", "subwords.model"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
-REFINE = "refine.onnx"
+PROMPT, REFINE = "prompt.onnx", "refine.onnx"
 TRANSLATION, SPEECH, LANGUAGE, SYNTHESIS = "translation", "speech", "language_modeling", "text_to_speech"
 GRAPHS = {
     TRANSLATION: (SOURCE, STEP),
     SPEECH: (LISTEN, WRITE, STEP),
-    LANGUAGE: (STEP,),
+    LANGUAGE: (PROMPT, STEP),
     SYNTHESIS: (SOURCE, STEP, REFINE),
 }
 FRAMES, ROWS, BEFORE, COUNT, START, KEPT = "frames", "rows", "before", "count", "start", "kept"  # of inputs
+SPEAKERS = "speakers"
 LOG_PROBS, ENDED, NEXT = "log_probs", "ended", ".next"  # of outputs
 SELF, CROSS, HEARD = "self", "cross", "heard"  # decoder self-attention, cross-attention, that of an encoder
 LENGTH = "cross.length"  # among the states of cross-attention: the predicted length of the target, in steps
@@ -90,6 +91,7 @@ class Speaking:
     layers:    of the pre-net, `units` each, which are dropped at random with probability `dropout`.
     data:      the configuration of its data: `features`, and perhaps what espeak-ng is told.
     mean, std: of frames; None: they are not normalised.
+    speakers:  their numbers by name; None: there is one.
     """
 
     per_step: int
@@ -100,6 +102,25 @@ class Speaking:
     data: dict[str, Any]
     mean: list[float] | None = None
     std: list[float] | None = None
+    speakers: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Language:
+    """What continuing a text needs to know of a model.
+
+    first:   number of the symbol before the first token.
+    longest: tokens that attention can count; None: any number.
+    segment: tokens of a block of text in training.
+    """
+
+    first: int
+    longest: int | None
+    segment: int
+
+
+# What only some models have, by its name in `Folder` and in the file.
+PARTS: dict[str, Any] = {"speech": Speech, "speaking": Speaking, "language": Language}
 
 
 @dataclass(frozen=True)
@@ -107,6 +128,7 @@ class Folder:
     """What `model.json` says.
 
     states: shapes by name, of each kind of attention.
+    starts: those states, without the rows, that are not zeros before anything was read.
     origin: the checkpoint, as `checkpoints.describe_checkpoint` tells of it.
     """
 
@@ -119,6 +141,8 @@ class Folder:
     origin: dict[str, Any]
     speech: Speech | None = None
     speaking: Speaking | None = None
+    language: Language | None = None
+    starts: dict[str, list[Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | Path) -> Folder:
@@ -129,8 +153,8 @@ class Folder:
             if about["format"] != FORMAT:
                 raise LeapformerError(f"{path / MODEL} has format {about['format']!r}, not {FORMAT}; export it again")
             vocabularies = {side: Vocabulary(**one) for side, one in about["vocabularies"].items()}
-            task, speech, speaking = about["task"], about.get("speech"), about.get("speaking")
-            graphs, states = GRAPHS[task], {side: dict(shapes) for side, shapes in about["states"].items()}
+            task, states = about["task"], {side: dict(shapes) for side, shapes in about["states"].items()}
+            graphs, parts = GRAPHS[task], {name: kind(**about[name]) for name, kind in PARTS.items() if name in about}
             found = cls(
                 path,
                 task,
@@ -139,8 +163,8 @@ class Folder:
                 int(about["max_target"]),
                 about["signature"],
                 dict(about["checkpoint"]),
-                None if speech is None else Speech(**speech),
-                None if speaking is None else Speaking(**speaking),
+                starts=dict(about["starts"]),
+                **parts,
             )
         except FileNotFoundError as error:
             raise LeapformerError(f"{path} has no {MODEL}; give a folder made by `leapformer export`") from error
@@ -156,14 +180,11 @@ class Folder:
             "format": FORMAT,
             "task": self.task,
             "states": self.states,
+            "starts": self.starts,
             "vocabularies": {side: asdict(one) for side, one in self.vocabularies.items()},
             "max_target": self.max_target,
             "signature": self.signature,
             "checkpoint": self.origin,
-            **{
-                name: asdict(one)
-                for name, one in (("speech", self.speech), ("speaking", self.speaking))
-                if one is not None
-            },
+            **{name: asdict(getattr(self, name)) for name in PARTS if getattr(self, name) is not None},
         }
         write_json(self.path / MODEL, about)

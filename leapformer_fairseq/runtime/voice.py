@@ -25,6 +25,7 @@ class ExportedVoice:
         self.data: Mapping[str, Any] = self.speaking.data
         self.origin: Mapping[str, Any] = {**folder.origin, "checkpoint": folder.path.name}
         self.manifests = manifests
+        self.speakers: Mapping[str, int] | None = self.speaking.speakers
         stats = (self.speaking.mean, self.speaking.std)
         self._normal = Normalisation(*(None if one is None else np.array(one, np.float32) for one in stats))
 
@@ -38,12 +39,14 @@ class ExportedVoice:
         """As `Voice.speak`; what is said depends on the seed and the sentence's place only."""
         for place, script in enumerate(scripts):
             if script.id not in done:
-                one = self.say(self.numbers(script), manner, np.random.default_rng([manner.seed, place]))
+                one = self.say(
+                    self.numbers(script), manner, np.random.default_rng([manner.seed, place]), script.speaker
+                )
                 yield script, replace(one, frames=self._normal.undo(one.frames))
 
-    def say(self, numbers: Sequence[int], manner: Manner, rng: np.random.Generator) -> Utterance:
+    def say(self, numbers: Sequence[int], manner: Manner, rng: np.random.Generator, speaker: int = 0) -> Utterance:
         """Normalised frames, as the model was trained on."""
-        source = self.graphs.read(np.array([numbers]))
+        source = self.read(numbers, speaker)
         frames, ended = self.steps(source, manner, rng)
         return Utterance(
             frames=self.refined(frames).reshape(len(ended) * self.speaking.per_step, -1),
@@ -51,6 +54,10 @@ class ExportedVoice:
             ended=ended,
             predicted=float(source[LENGTH].numpy()[0]) if LENGTH in source else None,
         )
+
+    def read(self, numbers: Sequence[int], speaker: int = 0) -> Values:
+        """What the decoder needs of a sentence."""
+        return self.graphs.read(np.array([numbers]), None if self.speakers is None else np.array([speaker]))
 
     def steps(self, source: Values, manner: Manner, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """What the decoder makes of a source, (1, T, F), and the probability of having ended at each step, (T,)."""

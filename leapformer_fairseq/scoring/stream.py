@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,8 +29,43 @@ class StreamScore:
     state_bytes: int
 
 
-@torch.no_grad()
-def score_stream(model: Any, text: Tensor, first: int, segment: int, carry: bool = True) -> StreamScore:
+class Reader(Protocol):
+    """A language model that reads a text segment by segment; `state` is what it has read, at first an empty dict."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a segment may have."""
+
+    def check(self, tokens: int) -> None:
+        """Raise LeapformerError unless it can read a text of so many tokens with its state carried on."""
+
+    def log_probs(self, tokens: Tensor, state: dict[str, Any]) -> Tensor:
+        """Of what follows each of the next tokens (T,), (T, V)."""
+
+    def state_bytes(self, state: dict[str, Any]) -> int: ...
+
+
+class ModelReader:
+    """A `Reader` of a language model in PyTorch."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.longest = model, model.max_positions()
+
+    def check(self, tokens: int) -> None:
+        check_decoder(self.model.decoder, None, Context(True, target_length=tokens, endless=True))
+
+    @torch.no_grad()
+    def log_probs(self, tokens: Tensor, state: IncrementalState) -> Tensor:
+        features = self.model.decoder.read(tokens.unsqueeze(0), state)
+        output = (self.model.decoder.output_layer(features), None)
+        found: Tensor = self.model.get_normalized_probs(output, log_probs=True, sample=None)[0]
+        return found
+
+    def state_bytes(self, state: IncrementalState) -> int:
+        return state_bytes(state)
+
+
+def score_stream(reader: Reader, text: Tensor, first: int, segment: int, carry: bool = True) -> StreamScore:
     """Score the tokens of `text`, (N,), each given all before it; `first` precedes the first.
 
     The text is read in segments of `segment` tokens. Without `carry`, each begins with an empty state, as in
@@ -42,10 +77,10 @@ def score_stream(model: Any, text: Tensor, first: int, segment: int, carry: bool
     if segment < 1:
         raise LeapformerError(f"a segment of {segment} tokens: give at least 1")
     if carry:
-        check_decoder(model.decoder, None, Context(True, target_length=len(text), endless=True))
-    if segment > model.max_positions():
+        reader.check(len(text))
+    if segment > reader.longest:
         raise LeapformerError(
-            f"a segment of {segment} tokens does not fit the model's {model.max_positions()} positions; give a smaller "
+            f"a segment of {segment} tokens does not fit the model's {reader.longest} positions; give a smaller "
             "--segment"
         )
     inputs = torch.cat([text.new_tensor([first]), text[:-1]])
@@ -53,11 +88,9 @@ def score_stream(model: Any, text: Tensor, first: int, segment: int, carry: bool
     progress = tqdm(total=len(text), unit="tok", unit_scale=True, desc="stream", mininterval=1.0)
     for tokens, target in zip(inputs.split(segment), text.split(segment), strict=True):
         state = state if carry else {}
-        features = model.decoder.read(tokens.unsqueeze(0), state)
-        output = (model.decoder.output_layer(features), None)
-        log_probs = model.get_normalized_probs(output, log_probs=True, sample=None)[0]
+        log_probs = reader.log_probs(tokens, state)
         bits -= float(log_probs.gather(-1, target.unsqueeze(-1)).double().sum()) / math.log(2)
         progress.update(len(tokens))
     progress.close()
     loss = bits / len(text)
-    return StreamScore(loss, 2**loss, len(text), state_bytes(state))
+    return StreamScore(loss, 2**loss, len(text), reader.state_bytes(state))

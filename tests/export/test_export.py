@@ -18,17 +18,22 @@ import torch
 from leapformer_fairseq.attention import MECHANISMS, TokenInfo
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.export import loops
 from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
+from leapformer_fairseq.export.language import Prompt
 from leapformer_fairseq.export.states import first_state, held, tensors_of
 from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.runtime.__main__ import main
+from leapformer_fairseq.runtime.beam import Search, go_on
+from leapformer_fairseq.runtime.engine import Graphs
 from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, MODEL, SELF, STEP, WEIGHTS, Folder
 
 from ..models.tiny import PLANS, dictionary, make_model
 
 WORDS = dictionary()
-TASK = SimpleNamespace(source_dictionary=WORDS, target_dictionary=WORDS)
+OPTIONS = SimpleNamespace(tokens_per_sample=64)
+TASK = SimpleNamespace(source_dictionary=WORDS, target_dictionary=WORDS, args=OPTIONS)
 
 
 def model_of(plan: str, seed: int = 0, encoder: str = "softmax", **options: Any) -> Any:
@@ -177,17 +182,47 @@ def test_language_models_go_on_as_in_fairseq(tmp_path, capsys, monkeypatch):
     assert lines[0].startswith("w3 w9 w4") and lines[1].startswith("w5") and len(lines) == 4
 
 
-def test_an_adaptive_softmax_of_a_language_model(tmp_path):
-    options = {"adaptive_softmax_cutoff": "10,20", "tokens_per_sample": 64, "decoder_layers": 1}
-    model = make_model("leapformer_lm_tiny", "leap", **options).float()
-    found = compared(model, TASK, export_language_model(model, TASK, tmp_path, "signature", {}), 4)
+def looped(one: Any, first: Any, given: Any, dim: int) -> tuple[Any, Any]:
+    """torch's scan, which would be compiled outside of a graph."""
+    found = []
+    for at in range(len(given[0])):
+        first, out = one(first, [part[at] for part in given])
+        found.append(out)
+    return first, torch.stack(found)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PLANS if serves(name) or name in ("abc-window", "abc-dilated")] + ["kda-conv"]
+)
+def test_many_tokens_at_once_leave_what_single_steps_leave(name, monkeypatch):
+    """Two texts, piece by piece: what a piece leaves, the next one reads."""
+    model = make_model("leapformer_lm_tiny", name, tokens_per_sample=40).requires_grad_(False)
+    monkeypatch.setattr(loops, "scan", looped)
+    prompt, decoder, text = Prompt(model.decoder), model.decoder, torch.randint(4, 34, (2, 9))
+    memory, before = dict[str, Any](), 0
+    states = tensors_of(first_state(block.attention, 2) for block in prompt.blocks)
+    for piece in text.split((5, 3, 1), 1):
+        places = torch.arange(1, piece.shape[1] + 1).repeat(2, 1)
+        with torch.enable_grad():  # as in the graph
+            log_probs, states = prompt(piece, places, torch.tensor([before]), states)
+        with torch.no_grad():
+            expected = decoder.output_layer(decoder.read(piece, memory)).log_softmax(-1)
+        assert float((expected - log_probs).abs().max()) < 1e-6
+        before += piece.shape[1]
+    assert not {"scan", "_few_pairs"} & set(vars(model.decoder.layers[0].self_attn.mechanism)), "the model is as it was"
+
+
+def test_texts_that_begin_with_another_symbol_and_adaptive_embeddings(tmp_path):
+    """Words of three bands; a prompt that is as long as a text may become."""
+    cuts = {"adaptive_input": True, "adaptive_input_cutoff": "10,20", "adaptive_softmax_cutoff": "10,20"}
+    model = make_model("leapformer_lm_tiny", "leap", tokens_per_sample=64, decoder_layers=1, **cuts).float()
+    task = SimpleNamespace(**vars(TASK) | {"args": SimpleNamespace(tokens_per_sample=64, add_bos_token=True)})
+    folder = export_language_model(model, task, tmp_path, "signature", {})
+    assert folder.language is not None and folder.language.first == WORDS.bos() != WORDS.eos()
+    found = compared(model, TASK, folder, 6)
     assert found.equal == found.sources and found.error < 1e-4
-
-
-def test_a_language_model_that_begins_otherwise_is_refused(tmp_path):
-    task = SimpleNamespace(target_dictionary=WORDS, args=SimpleNamespace(add_bos_token=True))
-    with pytest.raises(LeapformerError, match="--add-bos-token"):
-        export_language_model(make_model("leapformer_lm_tiny", "leap"), task, tmp_path, "signature", {})
+    (found,) = go_on(Graphs(folder), [7] * 80, Search(beam=1, max_len_b=63))
+    assert found.tokens == [7] * 63 + [WORDS.eos()]
 
 
 def test_an_exported_model_needs_neither_torch_nor_fairseq(exported):
@@ -220,7 +255,7 @@ def test_damaged_folders_are_told_in_one_line(exported, tmp_path, capsys, monkey
         about = json.loads((folder / MODEL).read_text())
         (folder / MODEL).write_text(json.dumps({**about, "format": 9}))
 
-    assert "has format 9, not 3; export it again" in said(formatted)
+    assert "has format 9, not 4; export it again" in said(formatted)
     assert "is damaged" in said(lambda folder: (folder / MODEL).write_text("{}"))
     assert f"has no {MODEL}; give a folder" in said(lambda folder: (folder / MODEL).unlink())
     assert f"has no {STEP}; export" in said(lambda folder: (folder / STEP).unlink())

@@ -11,6 +11,7 @@ import pytest
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.models.exported import exported_models
+from leapformer_fairseq.runtime import engine
 
 from ..reversed_text import TRAINING, reversed_text
 
@@ -85,7 +86,7 @@ def test_what_cannot_be_done_is_one_line(models, tmp_path, capsys):
         (["generate", str(data), "--path", str(exported), "--print-alignment"], "no attention weights"),
         (["generate", str(other), "--path", str(exported)], "another source vocabulary"),
         (["generate", str(data), "--path", str(tmp_path)], "give a folder made by `leapformer export`"),
-        (["validate", str(data), "--path", str(exported)], "exported models only generate"),
+        (["validate", str(data), "--path", str(exported)], "exported models serve generate"),
     ):
         assert main([*command, "--task", "translation", "--cpu"]) == 2
         error = capsys.readouterr().err.strip().split("\n")[-1]
@@ -95,17 +96,85 @@ def test_what_cannot_be_done_is_one_line(models, tmp_path, capsys):
 def test_fairseqs_loader_is_as_before(models):
     from fairseq import checkpoint_utils
 
-    before = checkpoint_utils.load_model_ensemble
+    before = checkpoint_utils.load_model_ensemble_and_task
     with pytest.raises(ZeroDivisionError), exported_models():
-        assert checkpoint_utils.load_model_ensemble is not before
+        assert checkpoint_utils.load_model_ensemble_and_task is not before
         raise ZeroDivisionError
-    assert checkpoint_utils.load_model_ensemble is before
+    assert checkpoint_utils.load_model_ensemble_and_task is before
 
 
-def test_an_exported_folder_of_another_kind(models, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def language_models(tmp_path_factory):
+    """The same of a language model whose attention is a loop in the graph."""
+    folder = tmp_path_factory.mktemp("language")
+    data = reversed_text(folder / "text", train=200, valid=20, test=30) / "lm"
+    options = f"--task language_modeling --arch leapformer_lm_tiny --decoder-layers 1 --tokens-per-sample 32 {TRAINING}"
+    plan = "--decoder-self-attention gated-delta"
+    assert main(["train", str(data), *options.split(), *plan.split(), "--save-dir", str(folder / "model")]) == 0
+    checkpoint, exported = folder / "model" / "checkpoint_last.pt", folder / "exported"
+    assert main(["export", "--path", str(checkpoint), "--out", str(exported), "--check", "5"]) == 0
+    return data, checkpoint, exported
+
+
+def test_an_exported_folder_of_another_kind(models, language_models, tmp_path, capsys):
     data, _, exported = models
+    assert main(["generate", str(data), "--path", str(language_models[2]), "--task", "translation", "--cpu"]) == 2
+    assert "is for --task language_modeling, not for translation" in capsys.readouterr().err
     folder = shutil.copytree(exported, tmp_path / "copy")
-    text = (folder / "model.json").read_text().replace('"task": "translation"', '"task": "language_modeling"')
+    text = (folder / "model.json").read_text().replace('"task": "translation"', '"task": "text_to_speech"')
     (folder / "model.json").write_text(text)
+    (folder / "refine.onnx").touch()
     assert main(["generate", str(data), "--path", str(folder), "--task", "translation", "--cpu"]) == 2
-    assert "holds a model for language_modeling" in capsys.readouterr().err
+    assert "holds a model for text_to_speech" in capsys.readouterr().err
+
+
+def both(models, capsys, monkeypatch, pattern, *command, said=""):
+    """What a command prints that matches a pattern, given the checkpoint and the folder."""
+    found = []
+    for path in models[1:]:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+        name, *options = command
+        assert main([name, str(models[0]), "--path", str(path), *options]) == 0
+        output = capsys.readouterr()
+        found.append(re.findall(pattern, output.out + output.err, re.MULTILINE))
+    assert found[0]
+    return found
+
+
+def test_prompts_of_unequal_lengths(language_models, capsys, monkeypatch):
+    command = "interactive --task language_modeling --cpu --buffer-size 3 --batch-size 3 --max-len-b 12 --beam 3"
+    said = "the small house\nthe\na dog sees the old tree\n"
+    expected, found = both(language_models, capsys, monkeypatch, r"^D-.*", *command.split(), said=said)
+    assert len(expected) == 3 and [line.split("\t")[::2] for line in found] == [
+        line.split("\t")[::2] for line in expected
+    ]
+
+
+def test_sentences_that_are_continued(language_models, capsys, monkeypatch):
+    options = "--task language_modeling --cpu --sample-break-mode eos --prefix-size 2 --beam 2 --max-len-b 12"
+    expected, found = both(language_models, capsys, monkeypatch, r"^H-\d+\t\S+\t(.*)$", "generate", *options.split())
+    assert len(expected) == 30 and found == expected, "also those of a last batch that is not full"
+
+
+def test_perplexity_of_sentences_and_of_a_stream(language_models, tmp_path, capsys, caplog, monkeypatch):
+    """Also without the state carried on, and with segments that are longer than what is read at once."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(engine, "AT_ONCE", 7)
+    data, _, exported = language_models
+    for path in language_models[1:]:
+        options = "--task language_modeling --cpu --max-tokens 400 --tokens-per-sample 32"
+        assert main(["eval-lm", str(data), "--path", str(path), *options.split()]) == 0
+    perplexities = re.findall(r"Perplexity: ([\d.]+)", caplog.text)
+    assert len(perplexities) == 2 and perplexities[0] == perplexities[1]
+    for options in ([], ["--segment", "10"], ["--no-carry"]):
+        pattern = r"(\d+) tokens|perplexity ([\d.]+), state ([\d,]+) bytes"
+        expected, found = both(language_models, capsys, monkeypatch, pattern, "eval-stream", *options)
+        assert found == expected
+    for command, message in (
+        (["eval-stream", str(tmp_path), "--path", str(exported)], "no dictionary"),
+        (["eval-stream", str(data.parent / "mt"), "--path", str(exported)], "no dictionary"),
+        (["eval-stream", str(data), "--path", str(tmp_path)], "give a folder made by `leapformer export`"),
+    ):
+        assert main(command) == 2
+        assert message in capsys.readouterr().err

@@ -31,9 +31,10 @@ MELS = MelConfig(sample_rate=8000, n_fft=64, win_length=50, hop_length=20, n_mel
 LENGTHS = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0}
 
 
-def voice_of(model, path, stats=None):
+def voice_of(model, path, stats=None, speakers=None):
     config = {"features": MELS.features(), "espeak": {"voice": "en-us", "silence": False}, "audio_root": "/secret"}
-    task = SimpleNamespace(src_dict=WORDS, data_cfg=SimpleNamespace(config=config, global_cmvn_stats_npz=stats))
+    data = SimpleNamespace(config=config, global_cmvn_stats_npz=stats)
+    task = SimpleNamespace(src_dict=WORDS, data_cfg=data, speaker_to_id=speakers)
     export_synthesis(model.float(), task, path, "signature", {"checkpoint": "best.pt"})
     return ExportedVoice(Folder.read(path))
 
@@ -92,6 +93,36 @@ def test_predicted_lengths_are_in_the_graphs(tmp_path):
     assert not same(longer.float(), voice)
 
 
+def test_several_speakers(tmp_path, capsys):
+    """By name on the command line and in a manifest."""
+    sizes = {"encoder_transformer_layers": 1, "decoder_transformer_layers": 1}
+    model = make_tts("leap", encoder_self_attention="softmax", **sizes)
+    encoder, width = model.encoder, 16
+    encoder.embed_speaker, encoder.spk_emb_proj = torch.nn.Embedding(3, 4), torch.nn.Linear(width + 4, width)
+    voice = voice_of(model, tmp_path / "voice", speakers={"ann": 0, "bob": 1, "cid": 2})
+    assert same(model, voice)
+    command = ["tts", "--path", str(tmp_path / "voice"), "--max-steps", "2", "--eos-threshold", "0.99"]
+    said = {}
+    for name in ("ann", "bob"):
+        out = tmp_path / name
+        assert main([*command, "--phonemes", "w1 w2", "--speaker", name, "--out", str(out)]) == 0
+        said[name] = np.load(out / "mel" / "0001.npy")
+    assert not np.allclose(said["ann"], said["bob"])
+    (tmp_path / "config.yaml").write_text("audio_root: /somewhere\n")
+    for name in ("bob", "dan"):
+        (tmp_path / "test.tsv").write_text(f"id\taudio\tn_frames\ttgt_text\tspeaker\n0001\tx.npy\t4\tw1 w2\t{name}\n")
+        given = ["--subset", "test", "--data", str(tmp_path), "--out", str(tmp_path / f"list_{name}")]
+        assert main([*command, *given]) == (0 if name == "bob" else 2)
+    assert np.array_equal(np.load(tmp_path / "list_bob" / "mel" / "0001.npy"), said["bob"])
+    assert "does not know the speaker 'dan'" in capsys.readouterr().err
+    for options, message in (
+        (["--phonemes", "w1", "--speaker", "dan"], "--speaker dan: the model knows ann, bob, cid"),
+        (["--subset", "test", "--speaker", "bob"], "leave it out"),
+    ):
+        assert main([*command, *options, "--out", str(tmp_path / "no")]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_units_are_dropped_and_the_rest_made_up_for(exported):
     rng = np.random.default_rng(0)
     drawn = np.concatenate([kept(exported.speaking, rng) for _ in range(500)], 1)
@@ -142,6 +173,7 @@ def test_a_manifest_needs_its_data(exported, tmp_path, capsys):
     for options, message in (
         (["--subset", "test"], "give --data, too"),
         (["--subset", "test", "--data", str(tmp_path / "no")], "cannot be read"),
+        (["--phonemes", "w1", "--speaker", "ann"], "the model knows one speaker"),
         (["--phonemes", "w1 x"], "does not know the phoneme 'x'"),
         (["--phonemes", "w1", "--model-overrides", "{'length_predictor': 'oracle'}"], "stays as it is"),
     ):
@@ -168,7 +200,3 @@ def test_what_cannot_be_exported(tmp_path):
         voice_of(make_tts("cosformer", **{**LENGTHS, "length_predictor": "oracle"}), tmp_path)
     with pytest.raises(LeapformerError, match="the ratio of target and source lengths is unknown"):
         voice_of(make_tts("cosformer", **{**LENGTHS, "length_ratio": 0.0}), tmp_path)
-    model = make_tts("leap", encoder_self_attention="softmax")
-    model.encoder.embed_speaker = torch.nn.Embedding(2, 4)
-    with pytest.raises(LeapformerError, match="several speakers"):
-        voice_of(model, tmp_path)

@@ -16,7 +16,7 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.lm import ANY_LENGTH
 from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.modules import attentions
-from leapformer_fairseq.scoring.stream import score_stream
+from leapformer_fairseq.scoring.stream import ModelReader, score_stream
 
 from .tiny import PLANS, VARIANTS, dictionary, make_model
 
@@ -218,7 +218,7 @@ def test_padding_cannot_be_read_at_once():
 def test_a_prompt_longer_than_the_positions_is_refused():
     model = lm(decoder_learned_pos=True, tokens_per_sample=8).float()
     with pytest.raises(LeapformerError, match="a segment of 9 tokens does not fit the model's 8 positions"):
-        score_stream(model, tokens(1, 30)[0], 2, 9, carry=False)
+        score_stream(ModelReader(model), tokens(1, 30)[0], 2, 9, carry=False)
     with pytest.raises(LeapformerError, match="a prompt of 13 tokens is longer than the model's 8 positions"):
         continued(model, sample((12, 12)))
 

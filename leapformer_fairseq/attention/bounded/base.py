@@ -154,6 +154,8 @@ def limited(mechanism: Mechanism, limit: int, flag: str) -> Capabilities:
 def check_limit(mechanism: Mechanism, tokens: TokenInfo, limit: int, remedy: str) -> None:
     """Raise LeapformerError for positions beyond `limit`. A GPU is waited for only if there are so many columns."""
     positions = tokens.positions
+    if torch.compiler.is_compiling():  # a graph does not know them
+        return
     if positions.is_meta or not positions.numel() or (positions.is_cuda and positions.shape[1] <= limit):
         return
     longest = int(positions.max())

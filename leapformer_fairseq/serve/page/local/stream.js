@@ -35,7 +35,8 @@ export class Model {
   begin(side) {
     const shapes = Object.entries(this.about.states[side]);
     const size = (shape) => shape.reduce((a, b) => a * b, 1);
-    return Object.fromEntries(shapes.map(([name, shape]) => [name, this.floats(new Float32Array(size(shape)), 1, ...shape)]));
+    const values = (name, shape) => this.about.starts[name]?.flat(Infinity) ?? size(shape);
+    return Object.fromEntries(shapes.map(([name, shape]) => [name, this.floats(new Float32Array(values(name, shape)), 1, ...shape)]));
   }
 
   /** What a graph returns, and the states after it. */
