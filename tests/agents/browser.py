@@ -51,8 +51,9 @@ class Browser:
 
     def go(self, url: str) -> None:
         """Open a page, or load it again."""
+        self.evaluate("window.left = true")
         self._call("Page.navigate", url=url)
-        until(lambda: self.evaluate("document.readyState") == "complete", f"{url} is loaded")
+        until(lambda: self.evaluate("!window.left && document.readyState === 'complete'"), f"{url} is loaded")
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression on the page, as a user's gesture."""

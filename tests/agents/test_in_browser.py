@@ -166,7 +166,7 @@ class TestParts:
 
 @in_chromium
 def test_the_page(served, folder, speech, tmp_path):
-    """A microphone, then a file in place of it."""
+    """A microphone, reloaded meanwhile, then a file in place of it."""
     soundfile.write(tmp_path / "speech.wav", speech(20.0), 16_000, "PCM_16")
     recording = pcm_of(speech(5.0, 7))
     soundfile.write(tmp_path / "file.wav", recording, 16_000, "PCM_16")
@@ -177,6 +177,14 @@ def test_the_page(served, folder, speech, tmp_path):
         browser.click("start")
         until(lambda: len(shown(browser)) >= 2, "two segments")
         assert "real-time factor" in browser.text("figures")
+        before = shown(browser)[:2]
+        browser.go(served.url)  # a reload: what was being said is lost, the text is not
+        until(lambda: shown(browser)[:1] == before[:1], "the text is back")
+        until(lambda: browser.text("status") == "Ready", "the model is loaded again")
+        browser.click("start")
+        kept = len(shown(browser))
+        until(lambda: len(shown(browser)) > kept and "s heard" in browser.text("figures"), "the talk goes on")
+        assert shown(browser)[:1] == before[:1]
         browser.click("stop")
         until(lambda: browser.text("status") == "Finished", "the rest is translated")
 
@@ -190,6 +198,8 @@ def test_the_page(served, folder, speech, tmp_path):
         lines = [" ".join(words) for words in expected.values() if words]
         until(lambda: shown(browser) == lines != [], "the file is translated as in Python")
         until(lambda: browser.text("status") == "Finished", "the page knows that it is over")
+        browser.go(served.url)
+        until(lambda: shown(browser) == lines, "the text is back once more")
         assert not browser.complaints
 
 

@@ -4,6 +4,7 @@ import { Talk, srt } from "./talk.js";
 const RATE = 16000;
 const PIECE = 1280; // samples of a file that are sent at once
 const STORED = "talk"; // the name of the talk, for a reload of the page
+const TEXT = "text"; // what was written, where no server keeps it
 const RETRY_MS = [500, 1000, 2000, 5000];
 const get = (id) => document.getElementById(id);
 const token = new URLSearchParams(location.search).get("token");
@@ -20,6 +21,7 @@ let sentSamples = 0;
 let offset = 0; // samples that the server heard before this page's connection
 let unsent = []; // pieces that were recorded without a connection
 let resumed = false; // whether the connection goes on with a talk
+let earlier = 0; // seconds of the talk before a reload, where the browser translates by itself
 
 // ------------------------------------------------------------------------------------------------------- connection
 function address(path) {
@@ -78,7 +80,8 @@ function received(message) {
     }
     get("share").disabled = Boolean(listening);
   }
-  for (const event of message.events ?? []) talk.add(event, delayOf(event));
+  for (const event of message.events ?? []) talk.add({ ...event, audio_s: event.audio_s + earlier }, delayOf(event));
+  if (local) sessionStorage.setItem(TEXT, JSON.stringify({ segments: talk.segments, ended: Boolean(message.end_of_processing) }));
   if (message.heard_s !== undefined) figures(message);
   if (message.end_of_processing) ended();
   draw();
@@ -166,7 +169,7 @@ async function recording(file) {
 }
 
 async function start(make) {
-  if (talk.ended || !sessionStorage.getItem(STORED)) fresh();
+  if (talk.ended || !sessionStorage.getItem(local ? TEXT : STORED)) fresh();
   try {
     source = await make();
   } catch (error) {
@@ -183,7 +186,8 @@ async function start(make) {
 function fresh() {
   talk.restart([]);
   sent = [];
-  sentSamples = offset = 0;
+  sentSamples = offset = earlier = 0;
+  sessionStorage.removeItem(TEXT);
   draw();
 }
 
@@ -281,6 +285,12 @@ document.onkeydown = (event) => {
 if (local) {
   get("share").hidden = true;
   get("privacy").textContent = "Nothing leaves this browser.";
+  const kept = JSON.parse(sessionStorage.getItem(TEXT) ?? "null"); // a reload: the text comes back
+  if (kept) {
+    talk.resume(kept.segments, kept.ended);
+    earlier = kept.segments.at(-1)?.end_s ?? 0;
+    draw();
+  }
   status("Loading the model");
   connect();
 } else if (listening) {

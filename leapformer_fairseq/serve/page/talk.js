@@ -19,6 +19,13 @@ export class Talk {
     for (const event of history) this.add(event, null);
   }
 
+  /** Begin with segments of final words, after which the next word begins another. */
+  resume(segments, ended) {
+    this.restart([]);
+    this.segments = segments;
+    this.ended = ended;
+  }
+
   add(event, delay) {
     if (!event.final) {
       this.draft = event.text;
