@@ -280,23 +280,28 @@ def exported(case: Case, quantized: bool) -> tuple[Callable[[], measure.Seconds]
     from ..runtime.folder import CROSS, SELF
 
     graphs = exported_graphs(quantized)
-    states = {
-        side: {
-            name: graphs.value(np.random.rand(batch, *shape).astype(np.float32))
-            for name, shape in graphs.folder.states[side].items()
-        }
-        for side, batch in ((SELF, case.rows), (CROSS, case.sentences))
-    }
+    states = {side: random_states(graphs, side, rows) for side, rows in ((SELF, case.rows), (CROSS, case.sentences))}
 
     def step() -> measure.Seconds:
-        groups = np.arange(case.rows).reshape(-1, case.beam)
-        tokens = np.random.randint(4, 30, groups.shape)
-        order = np.take_along_axis(groups, np.random.randint(0, case.beam, groups.shape), 1)
+        order = reordered(case)
+        tokens = np.random.randint(4, 30, order.shape)
         start = measure.clock(torch.device("cpu"))
         _, states[SELF] = graphs.step(tokens, case.target + 1, order, states[SELF], states[CROSS])
         return (measure.clock(torch.device("cpu")) - start,)
 
     return step, sum(value.numpy().nbytes for side in states.values() for value in side.values())
+
+
+def random_states(graphs: Any, side: str, rows: int) -> dict[str, Any]:
+    """The states of a kind of attention as if something had been read."""
+    shapes = graphs.folder.states[side].items()
+    return {name: graphs.value(np.random.rand(rows, *shape).astype(np.float32)) for name, shape in shapes}
+
+
+def reordered(case: Case) -> np.ndarray:
+    """Random hypotheses of the same sentence that each one continues, (sentences, beam)."""
+    groups = np.arange(case.rows).reshape(-1, case.beam)
+    return np.take_along_axis(groups, np.random.randint(0, case.beam, groups.shape), 1)
 
 
 def held_bytes(state: dict[str, Any]) -> int:
@@ -348,8 +353,7 @@ def token(decoder: Any, state: dict[str, Any], source: Tensor, case: Case, in_to
     tokens, encoder_out = _tokens(case, source.device), {"encoder_out": [source], "encoder_padding_mask": []}
     order = None
     if case.beam > 1:
-        groups = torch.arange(case.rows).view(-1, case.beam)
-        order = groups.gather(1, torch.randint(0, case.beam, groups.shape)).flatten().to(source.device)
+        order = torch.from_numpy(reordered(case)).flatten().to(source.device)
     with cpu.turned_off() if in_torch else nullcontext():
         start = measure.clock(source.device)
         if order is not None:

@@ -21,6 +21,7 @@ HELP = "speed, memory and FLOPs of attention, decoding, training and whole model
 BENCHMARKS = {
     "attention": "every form of every attention mechanism against torch's scaled dot-product attention",
     "decode": "a decoding step of whole decoders against fairseq's, and of one block against a preallocated cache",
+    "targets": "whole targets with fairseq's decoders, ours, exported ones and CTranslate2's",
     "bounded": "training with bounded memories against softmax and against cumulative sums",
     "sparse": "entmax over chosen blocks against entmax and softmax over all pairs",
     "streaming": "computation of a translation while speech arrives, encoded once or again at every arrival",

@@ -1,0 +1,54 @@
+"""CTranslate2, where that is installed: C++ for stock transformers, here with the weights of one of fairseq's."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
+from torch import nn
+
+
+def is_installed() -> bool:
+    return find_spec("ctranslate2") is not None
+
+
+def translator(decoder: Any, heads: int, layers: int = 1) -> tuple[Any, Any]:
+    """A stock decoder behind a stock encoder of so many layers, with one thread, and this encoder in PyTorch."""
+    import ctranslate2
+    from ctranslate2.converters import fairseq as convert
+    from ctranslate2.specs.transformer_spec import TransformerSpec
+
+    config, words = TransformerConfig.from_namespace(decoder.cfg), decoder.dictionary
+    config.encoder.layers, config.encoder.normalize_before = layers, True
+    embedding = nn.Embedding(len(words), config.encoder.embed_dim, words.pad())
+    encoder = TransformerEncoderBase(config, words, embedding).eval()
+    for part in encoder, decoder:
+        part.requires_grad_(False)
+    spec = TransformerSpec.from_config((layers, len(decoder.layers)), heads, pre_norm=True)
+    convert.set_transformer_encoder(spec.encoder, encoder)
+    convert.set_transformer_decoder(spec.decoder, decoder)
+    spec.register_source_vocabulary(list(words.symbols))
+    spec.register_target_vocabulary(list(words.symbols))
+    spec.config.decoder_start_token = words.eos_word
+    spec.validate()
+    with TemporaryDirectory() as folder:
+        spec.save(folder)
+        made = ctranslate2.Translator(folder, inter_threads=1, intra_threads=1, compute_type="float32")
+    return made, encoder
+
+
+def translate(made: Any, sources: list[list[str]], beam: int, length: int) -> list[list[str]]:
+    """The best targets of so many tokens, the end not counted."""
+    found = made.translate_batch(
+        sources, beam_size=beam, min_decoding_length=length, max_decoding_length=length, max_batch_size=0
+    )
+    return [one.hypotheses[0] for one in found]
+
+
+def texts(words: Any, sentences: int, length: int) -> list[list[str]]:
+    """Random sentences of known words."""
+    numbers = torch.randint(words.nspecial, len(words), (sentences, length)).tolist()
+    return [[words.symbols[number] for number in line] for line in numbers]
