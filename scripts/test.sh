@@ -19,7 +19,7 @@ check() {
 check ruff .venv/bin/ruff check .
 check format .venv/bin/ruff format --check --quiet .
 check mypy .venv/bin/mypy
-check pytest .venv/bin/python -m pytest -n 2 --durations 30 --durations-min 5 "$@"
+check pytest .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5 "$@"
 
 if ((${#failed[@]})); then
     echo "FAILED: ${failed[*]}"

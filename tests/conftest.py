@@ -13,6 +13,19 @@ if os.environ.get("LEAPFORMER_TOYS"):  # before the tests that run over the regi
     from .toys import buckets, cubic, decay, delta, slots  # noqa: F401
 
 
+# Minutes each: they begin first, so that no worker is left alone with one at the end.
+LONGEST = ("recipes/", "e2e/", "test_toys", "test_distributed", "export/", "agents/", "attention/test_fuzz")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in the order in which parallel workers are to take them."""
+
+    def place(item: pytest.Item) -> int:
+        return next((at for at, part in enumerate(LONGEST) if f"tests/{part}" in item.nodeid), len(LONGEST))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     torch.manual_seed(0)

@@ -52,10 +52,31 @@ def share(folder: Folder) -> None:
             onnx.external_data_helper.set_external_data(tensor, WEIGHTS, start, one.array.nbytes)
             tensor.ClearField("raw_data")
     for graph, model in models.items():
-        for node in model.graph.node:
-            node.ClearField("metadata_props")  # which lines of code it came from
+        _slim(model.graph)
         with replacing(folder.path / graph) as partial:
             partial.write_bytes(model.SerializeToString())
+
+
+def _slim(graph: Any) -> None:
+    """Drop what no runtime needs: shapes between the operators, where they came from, and long names."""
+    graph.ClearField("value_info")
+    kept = {one.name for one in (*graph.input, *graph.output, *graph.initializer)}
+    made = [name for node in graph.node for name in node.output if name and name not in kept]
+    _rename(graph, {name: f"_{number}" for number, name in enumerate(made)})
+
+
+def _rename(graph: Any, names: dict[str, str]) -> None:
+    """Rename values of a graph, also where the loops in it take them, and forget what its operators are called."""
+    for node in graph.node:
+        for field in "name", "doc_string", "metadata_props":
+            node.ClearField(field)
+        for values in node.input, node.output:
+            values[:] = [names.get(name, name) for name in values]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename(attribute.g, names)
+                for one in attribute.g.output:
+                    one.name = names.get(one.name, one.name)
 
 
 def _write(weights: list[Shared], path: Path) -> list[int]:
