@@ -196,14 +196,17 @@ def quantize(folder: Folder) -> None:
 def quantize_graph(path: Path) -> None:
     """The same for one graph."""
     import onnxruntime
-    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     onnxruntime.set_default_logger_severity(3)  # errors
     with replacing(path) as partial, _quiet():
         # Weights that are transposed in the graph are stored transposed, else they would stay as they are.
         quant_pre_process(path, partial, skip_onnx_shape=True, skip_symbolic_shape=True)
-        quantize_dynamic(partial, partial, op_types_to_quantize=["MatMul", "Gemm", "Gather"], per_channel=True)
+        # Unsigned, as what they are multiplied by: with signed weights, processors without instructions for it (AVX2)
+        # add pairs of products in 16 bits, which is too few.
+        kinds = ["MatMul", "Gemm", "Gather"]
+        quantize_dynamic(partial, partial, kinds, per_channel=True, weight_type=QuantType.QUInt8)
 
 
 def _complete(folder: Folder, model: Any) -> Folder:
