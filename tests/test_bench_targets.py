@@ -17,7 +17,8 @@ CPU = measure.Place(torch.device("cpu"))
 
 def test_what_is_written(monkeypatch, tmp_path):
     make = decode.make
-    monkeypatch.setattr(targets, "make", lambda name, place: make(name, place, layers=1, width=32, ffn=32))
+    small = {"layers": 1, "width": 32, "ffn": 32}
+    monkeypatch.setattr(targets, "make", lambda name, place, **options: make(name, place, **small, **options))
     monkeypatch.setattr(targets, "WIDTH", 32)
     monkeypatch.setattr(targets, "SECONDS", 0.1)
     monkeypatch.setattr(measure, "exports", lambda place: False)  # `bench decode` exports in its test
@@ -27,6 +28,8 @@ def test_what_is_written(monkeypatch, tmp_path):
     times = {row["mechanism"]: row["ms"] for row in rows}
     assert {"fairseq", "softmax", "leap"} <= set(times) and min(times.values()) > 0
     assert (targets.CTRANSLATE2 in times) == ctranslate.is_installed()
+    prompts = json.loads((tmp_path / "targets.json").read_text())["prompts"]
+    assert {row["mechanism"] for row in prompts} == {"fairseq", "softmax", *targets.READERS}
     assert all(row["ratio"] == pytest.approx(times["fairseq"] / row["ms"]) for row in rows)
 
 

@@ -209,7 +209,13 @@ def decoders(case: Case, names: list[str], place: measure.Place, seconds: float)
 
 
 def make(
-    name: str, place: measure.Place, layers: int = LAYERS, width: int = WIDTH, ffn: int = FFN, **options: Any
+    name: str,
+    place: measure.Place,
+    layers: int = LAYERS,
+    width: int = WIDTH,
+    ffn: int = FFN,
+    reads_source: bool = True,
+    **options: Any,
 ) -> Any:
     """A decoder, by default of the benchmark's size; "fairseq" is the stock one."""
     from fairseq.data import Dictionary
@@ -235,7 +241,7 @@ def make(
     for i in range(30):
         words.add_symbol(f"w{i}")
     embedding = nn.Embedding(len(words), width, words.pad())
-    decoder = (TransformerDecoderBase if name == FAIRSEQ else Decoder)(config, words, embedding)
+    decoder = (TransformerDecoderBase if name == FAIRSEQ else Decoder)(config, words, embedding, not reads_source)
     decoder = decoder.to(*place).eval()
     for module in decoder.modules():  # as fairseq-generate does without --print-alignment
         if hasattr(module, "make_generation_fast_"):

@@ -1,4 +1,4 @@
-"""Whole targets, from the first token to the last: fairseq, ours, exported models, and CTranslate2.
+"""Whole targets, from the first token to the last, and whole prompts: fairseq, ours, exported models, CTranslate2.
 
 Method: the decoders of `bench decode` (6 layers, 256 wide, feed-forward 1,024, 8 heads, pre-norm, random weights, a
 vocabulary of 34), one thread, float32, on a CPU. A measurement is all tokens of targets of a fixed length, one after
@@ -11,6 +11,10 @@ process; the median is reported. Ratio = time of fairseq / time of the other.
 "fairseq" is the stock decoder, which copies its cache for every token, "CTranslate2" the same weights in C++, with a
 cache that it does not copy. "softmax" and "leap" are ours, "leap (exported)" is a graph of `leapformer export` in
 onnxruntime, and "leap (8 bits)" one of `leapformer export --quantize`.
+
+Prompts: the same decoders without cross-attention read a text in one pass, to the log-probabilities of what follows
+each token and the state after the last. "fairseq" is its forward pass, which leaves no state. "(exported)" is the graph
+for prompts, up to 256 tokens at a time, "(exported, token by token)" that for a step.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -31,6 +37,7 @@ from .decode import (
     FAIRSEQ,
     HEADS,
     INT8,
+    LONGEST,
     WIDTH,
     Case,
     disagreement,
@@ -48,10 +55,14 @@ TITLE = "Whole targets: speed"
 TABLES = (
     Table("A token, on average: times as fast as fairseq", "targets", "ratio", "ms", FAIRSEQ),
     Table("A token, on average: milliseconds", "targets", "ms", "ms", FAIRSEQ),
+    Table("A prompt: times as fast as fairseq", "prompts", "ratio", "ms", FAIRSEQ),
+    Table("A prompt: milliseconds", "prompts", "ms", "ms", FAIRSEQ),
 )
 LENGTHS = ((50, 50), (150, 150), (500, 500))
 CASES = [Case(sentences, beam, *lengths) for sentences, beam in ((1, 1), (1, 5), (8, 5)) for lengths in LENGTHS]
 QUICK_CASES = [Case(1, 2, 20, 20)]
+PROMPTS, QUICK_PROMPTS = (16, 64, 256, 1024), (20,)
+READERS = ("leap", "gated-delta")  # compare all pairs, and go from token to token, in a graph
 __all__ = ["disagreement"]  # what `leapformer bench` asks of a benchmark
 
 
@@ -62,6 +73,8 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
     if place in places:
         for case in QUICK_CASES if quick else CASES:
             yield measure.case(str(case), "targets", targets, case, names, place, seconds)
+        for tokens in QUICK_PROMPTS if quick else PROMPTS:
+            yield measure.case(f"a prompt of {tokens:,}", "prompts", prompts, tokens, place, seconds)
 
 
 @torch.no_grad()
@@ -93,6 +106,69 @@ def targets(case: Case, names: list[str], place: measure.Place, seconds: float) 
         }
         for name, (found,) in times.items()
     ]
+
+
+@torch.no_grad()
+def prompts(tokens: int, place: measure.Place, seconds: float) -> list[dict[str, Any]]:
+    """Milliseconds of a prompt of so many tokens in every system, fairseq first."""
+    text = torch.randint(4, 30, (1, tokens))
+    calls: dict[str, Callable[[], object]] = {}
+    for name in FAIRSEQ, "softmax", *READERS:
+        decoder = make(name, place, reads_source=False)
+        calls[name] = partial(decoder, text) if name == FAIRSEQ else partial(_read, decoder, text)
+        if name in READERS and measure.exports(place):
+            graphs = _reading(name)
+            calls[f"{name} (exported)"] = partial(_text, graphs, text.numpy())
+            calls[f"{name} (exported, token by token)"] = partial(_token_by_token, graphs, text.numpy())
+    times = measure.medians({name: partial(_timed, call) for name, call in calls.items()}, seconds)
+    (base,) = times[FAIRSEQ]
+    return [
+        {
+            "device": str(place),
+            "case": f"{tokens:,} tokens",
+            "tokens": tokens,
+            "mechanism": name,
+            "ms": found * 1e3,
+            "ratio": base / found,
+        }
+        for name, (found,) in times.items()
+    ]
+
+
+def _timed(call: Callable[[], object]) -> measure.Seconds:
+    start = measure.clock(torch.device("cpu"))
+    call()
+    return (measure.clock(torch.device("cpu")) - start,)
+
+
+def _read(decoder: Any, text: Tensor) -> Tensor:
+    found: Tensor = decoder.output_layer(decoder.read(text, {})).log_softmax(-1)
+    return found
+
+
+@cache
+def _reading(name: str) -> Any:
+    """The graphs of a language model's decoder, with one thread."""
+    from ..export.write import write_prompt, write_step
+    from ..runtime.engine import Graphs
+    from ..runtime.folder import LANGUAGE, Folder
+
+    place = measure.Place(torch.device("cpu"))
+    decoder = make(name, place, reads_source=False).requires_grad_(False)
+    with TemporaryDirectory() as folder:
+        states = write_step(decoder, Path(folder))
+        write_prompt(decoder, Path(folder))
+        return Graphs(Folder(Path(folder), LANGUAGE, states, {}, LONGEST, "", {}))
+
+
+def _text(graphs: Any, text: np.ndarray) -> object:
+    return graphs.text(text, graphs.begin(SELF, 1))
+
+
+def _token_by_token(graphs: Any, text: np.ndarray) -> None:
+    own, order = graphs.begin(SELF, 1), np.zeros((1, 1))
+    for t in range(text.shape[1]):
+        _, own = graphs.step(text[:, t : t + 1], t + 1, order, own, {})
 
 
 def _in_torch(decoder: Any, source: Tensor, case: Case) -> measure.Seconds:
