@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -117,14 +117,13 @@ def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]
     step, units = SpeechStep(decoder), decoder.prenet[1].in_features
     frames, positions = torch.zeros(SENTENCES, 1, decoder.out_dim), torch.ones(SENTENCES, 1).long()
     kept, states = torch.ones(len(drops.layers), SENTENCES, 1, units), step.layers.shapes
-    own, read = (_zeros(states[side], SENTENCES) for side in (SELF, CROSS))
-    write(
+    write_with_states(
         step,
-        (frames, positions, kept, own, read),
-        ({0: ANY}, {0: ANY}, {1: ANY}, [{0: ANY} for _ in own], [{0: ANY} for _ in read]),
-        [FRAMES, "positions", KEPT, *states[SELF], *states[CROSS]],
-        [f"{FRAMES}{NEXT}", ENDED, *(f"{name}{NEXT}" for name in states[SELF])],
+        {FRAMES: frames, "positions": positions, KEPT: kept},
+        [(states[SELF], SENTENCES), (states[CROSS], SENTENCES)],
+        [f"{FRAMES}{NEXT}", ENDED],
         out / STEP,
+        {FRAMES: {0: ANY}, "positions": {0: ANY}, KEPT: {1: ANY}},
     )
     said = torch.zeros(1, LONGEST, decoder.out_dim)
     write(Refined(decoder), (said,), ({1: ANY},), [FRAMES], [f"{FRAMES}{NEXT}"], out / REFINE)
@@ -162,23 +161,11 @@ def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[
     encoder, n_bins = model.encoder, model.encoder.input_dim
     heard, read = shapes_of(listening.blocks), shapes_of(writing.blocks)
     before, count, start = (torch.tensor([number]) for number in (frames, 1, 2))
-    write(
-        listening,
-        (torch.zeros(1, frames * (1 + encoder.chunks.tokens), n_bins), before, count, start, _zeros(heard, 1)),
-        None,
-        [FRAMES, BEFORE, COUNT, START, *heard],
-        [ROWS, *(f"{name}{NEXT}" for name in heard)],
-        out / LISTEN,
-    )
+    chunk = torch.zeros(1, frames * (1 + encoder.chunks.tokens), n_bins)
+    given = {FRAMES: chunk, BEFORE: before, COUNT: count, START: start}
+    write_with_states(listening, given, [(heard, 1)], [ROWS], out / LISTEN)
     rows = torch.zeros(step_frames // frames, 1, encoder.out.out_features)
-    write(
-        writing,
-        (rows, count, start, _zeros(read, 1)),
-        None,
-        [ROWS, COUNT, START, *read],
-        [f"{name}{NEXT}" for name in read],
-        out / WRITE,
-    )
+    write_with_states(writing, {ROWS: rows, COUNT: count, START: start}, [(read, 1)], [], out / WRITE)
     states = {HEARD: heard, **write_step(model.decoder, out)}
     return states, Speech(frames, encoder.chunks.size, encoder.chunks.ahead, step_frames, n_bins)
 
@@ -230,34 +217,21 @@ def write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
     """Write the graph of a decoder's step, for a folder that exists; returns the shapes of its states."""
     step = DecoderStep(decoder)
     tokens = torch.full((SENTENCES, HYPOTHESES), decoder.padding_idx + 1)
-    order, open_sizes = torch.arange(tokens.numel()).view_as(tokens), {0: ANY, 1: ANY}
-    states = step.layers.shapes
-    own, read = _zeros(states[SELF], tokens.numel()), _zeros(states[CROSS], SENTENCES)
-    write(
-        step,
-        (tokens, torch.ones_like(tokens), order, own, read),
-        (open_sizes, open_sizes, open_sizes, [{0: ANY} for _ in own], [{0: ANY} for _ in read]),
-        ["tokens", "positions", "order", *states[SELF], *states[CROSS]],
-        [LOG_PROBS, *(f"{name}{NEXT}" for name in states[SELF])],
-        out / STEP,
-    )
+    order, states = torch.arange(tokens.numel()).view_as(tokens), step.layers.shapes
+    given = {"tokens": tokens, "positions": torch.ones_like(tokens), "order": order}
+    held = [(states[SELF], tokens.numel()), (states[CROSS], SENTENCES)]
+    write_with_states(step, given, held, [LOG_PROBS], out / STEP, dict.fromkeys(given, {0: ANY, 1: ANY}))
     return states
 
 
 def write_prompt(decoder: Any, out: Path) -> None:
     """Write the graph of a language model that reads many tokens, for a folder that exists."""
     prompt = Prompt(decoder)
-    shapes = shapes_of(prompt.blocks)
-    tokens, states = torch.full((SENTENCES, LONGEST), decoder.padding_idx + 1), _zeros(shapes, SENTENCES)
-    positions, open_sizes = torch.arange(1, LONGEST + 1).repeat(SENTENCES, 1), {0: ANY, 1: ANY}
-    write(
-        prompt,
-        (tokens, positions, torch.ones(1).long(), states),
-        (open_sizes, open_sizes, None, [{0: ANY} for _ in states]),
-        ["tokens", "positions", "before", *shapes],
-        [LOG_PROBS, *(f"{name}{NEXT}" for name in shapes)],
-        out / PROMPT,
-    )
+    tokens = torch.full((SENTENCES, LONGEST), decoder.padding_idx + 1)
+    given = {"tokens": tokens, "positions": torch.arange(1, LONGEST + 1).repeat(SENTENCES, 1)}
+    sizes = {**dict.fromkeys(given, {0: ANY, 1: ANY}), BEFORE: {}}
+    given[BEFORE] = torch.ones(1).long()
+    write_with_states(prompt, given, [(shapes_of(prompt.blocks), SENTENCES)], [LOG_PROBS], out / PROMPT, sizes)
 
 
 def write_source(source: Source, out: Path) -> None:
@@ -269,8 +243,22 @@ def write_source(source: Source, out: Path) -> None:
     write(source, tuple(given.values()), sizes, list(given), list(source.shapes), out / SOURCE)
 
 
-def _zeros(shapes: Shapes, rows: int) -> list[torch.Tensor]:
-    return [torch.zeros(rows, *shape) for shape in shapes.values()]
+def write_with_states(
+    part: nn.Module,
+    given: Mapping[str, torch.Tensor],
+    states: Sequence[tuple[Shapes, int]],
+    outputs: Sequence[str],
+    path: Path,
+    sizes: Mapping[str, dict[int, Any]] | None = None,
+) -> None:
+    """Write the graph of a part that is also given states, of so many rows, and returns the first of them as the last.
+
+    `sizes`: of the inputs `given` those that are open, as the rows of states are then; None: all are fixed.
+    """
+    held = [[torch.zeros(rows, *shape) for shape in shapes.values()] for shapes, rows in states]
+    dynamic = None if sizes is None else (*(sizes[name] for name in given), *([{0: ANY} for _ in one] for one in held))
+    names, after = [name for shapes, _ in states for name in shapes], [f"{name}{NEXT}" for name in states[0][0]]
+    write(part, (*given.values(), *held), dynamic, [*given, *names], [*outputs, *after], path)
 
 
 def write(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LeapformerError
-from .folder import CROSS, GRAPHS, LOG_PROBS, NEXT, PROMPT, SOURCE, SPEAKERS, STEP, Folder
+from .folder import BEFORE, CROSS, GRAPHS, LOG_PROBS, NEXT, PROMPT, SOURCE, SPEAKERS, STEP, Folder
 
 Values = dict[str, Any]  # onnxruntime's, by name
 AT_ONCE = 256  # tokens of a text; linear mechanisms compare all pairs of them
@@ -83,7 +83,7 @@ class Graphs:
         for start in range(0, tokens.shape[1], AT_ONCE):
             piece = tokens[:, start : start + AT_ONCE].astype(np.int64)
             positions = np.broadcast_to(np.arange(start + 1, start + 1 + piece.shape[1]), piece.shape)
-            given = {"tokens": piece, "positions": positions, "before": np.array([before])}
+            given = {"tokens": piece, "positions": positions, BEFORE: np.array([before])}
             (log_probs,), own = self.advance(PROMPT, given, own, LOG_PROBS)
             found.append(log_probs.numpy())
         return np.concatenate(found, 1), own
