@@ -52,6 +52,7 @@ def share(folder: Folder) -> None:
             onnx.external_data_helper.set_external_data(tensor, WEIGHTS, start, one.array.nbytes)
             tensor.ClearField("raw_data")
     for graph, model in models.items():
+        model.ClearField("metadata_props")
         _slim(model.graph)
         with replacing(folder.path / graph) as partial:
             partial.write_bytes(model.SerializeToString())
@@ -60,7 +61,10 @@ def share(folder: Folder) -> None:
 def _slim(graph: Any) -> None:
     """Drop what no runtime needs: shapes between the operators, where they came from, and long names."""
     graph.ClearField("value_info")
-    kept = {one.name for one in (*graph.input, *graph.output, *graph.initializer)}
+    named = [*graph.input, *graph.output, *graph.initializer]
+    for one in named:
+        one.ClearField("metadata_props")
+    kept = {one.name for one in named}
     made = [name for node in graph.node for name in node.output if name and name not in kept]
     _rename(graph, {name: f"_{number}" for number, name in enumerate(made)})
 
@@ -74,9 +78,12 @@ def _rename(graph: Any, names: dict[str, str]) -> None:
             values[:] = [names.get(name, name) for name in values]
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                _rename(attribute.g, names)
-                for one in attribute.g.output:
-                    one.name = names.get(one.name, one.name)
+                loop = attribute.g
+                own = {one.name for one in (*loop.input, *loop.initializer)} | {y for x in loop.node for y in x.output}
+                outer = {name: new for name, new in names.items() if name not in own}
+                _rename(loop, outer)
+                for one in loop.output:
+                    one.name = outer.get(one.name, one.name)
 
 
 def _write(weights: list[Shared], path: Path) -> list[int]:

@@ -90,7 +90,7 @@ class Window(BoundedMechanism):
         """A window with more tokens; padding stands nowhere."""
         keys, values, positions = self._tensors(state)
         new = tokens.positions if tokens.keep is None else tokens.positions.where(tokens.keep, NOWHERE)
-        positions = torch.cat([positions, new.expand(len(k), -1)], 1)
+        positions = torch.cat([positions, new.expand(k.shape[0], -1)], 1)
         return WindowState(torch.cat([keys, k], 2), torch.cat([values, v], 2), positions)
 
     def _latest(self, joined: WindowState, last: TokenInfo) -> WindowState:
