@@ -15,6 +15,7 @@ from ..attention.linear.base import LinearMechanism, LinearState
 from ..attention.mechanism import Inputs
 from ..attention.ops.recurrent import Written, written
 from ..attention.recurrent.base import RecurrentMechanism
+from ..attention.recurrent.convolution import ConvolvedMechanism
 from ..modules import attentions
 from ..modules.attention import MechanismAttention
 
@@ -109,6 +110,8 @@ def _all_pairs(mechanism: Mechanism, x: Inputs) -> bool:
 
 def both_ways(mechanism: RecurrentMechanism, x: Inputs) -> Tensor:
     """What an encoder's recurrent mechanism makes of a whole source (`RecurrentMechanism`), row by row."""
+    if isinstance(mechanism, ConvolvedMechanism):
+        x = mechanism._prepared(x)
     q, k, v, query, key, _ = x
     first = mechanism.init_state(q.shape[0], v.shape[3], k, key, None).kv
     keys, queries = mechanism._writing(k, v, key), mechanism.queries(q, query)

@@ -161,8 +161,8 @@ RATIO = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0
 @pytest.mark.parametrize(
     ("plan", "encoder", "options"),
     [
-        ("gated-delta", "gated-delta", {}),
-        ("abc-mlp", "gated-leap", {"decoder_self_attention": "abc-window"}),
+        ("gated-delta", "gated-leap", {"short_conv": 4}),
+        ("abc-mlp", "gated-delta", {"decoder_self_attention": "abc-window"}),
         ("cosformer", "cosformer", RATIO),
     ],
 )

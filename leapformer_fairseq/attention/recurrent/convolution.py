@@ -73,10 +73,10 @@ class ShortConvolution(nn.Module):
         if chunks == 1:
             earlier, stop = tail.unsqueeze(1), owned
         else:
-            history = torch.cat([tail, own.reshape(len(x), -1, x.shape[3])], 1)
+            history = torch.cat([tail, own.reshape(x.shape[0], -1, x.shape[3])], 1)
             stop = owned.sum(1, keepdim=True)
             earlier = _at(history, (owned.cumsum(1) - owned).unsqueeze(2) + places)
-        after = [x.new_zeros(len(x), chunks, self.ahead, x.shape[3])] if self.ahead else []
+        after = [x.new_zeros(x.shape[0], chunks, self.ahead, x.shape[3])] if self.ahead else []
         rows = torch.cat([earlier, x, *after], 2)
         tail = _at(rows[:, 0] if chunks == 1 else history, (stop + places).unsqueeze(1)).squeeze(1)
         y = self._weighted(rows, tokens, 0 if mask == CAUSAL else self.ahead)
@@ -215,7 +215,7 @@ class ConvolvedMechanism(NormedMechanism):
             if key.keep is not None:
                 channels = channels.where(key.keep.unsqueeze(2), 0)
             if tail is None:
-                tail = channels.new_zeros(len(q), self.convolution.before, channels.shape[2])
+                tail = channels.new_zeros(q.shape[0], self.convolution.before, channels.shape[2])
             channels, tail = self.convolution(channels, tail, key.keep, mask)
         sizes = [y.shape[3] for y in (q, k, v)]
         sides = channels.split([self.num_heads * size for size in sizes], 2)
@@ -236,5 +236,5 @@ def _taken(x: Tensor, places: Tensor) -> Tensor:
 
 def _at(x: Tensor, places: Tensor) -> Tensor:
     """Tokens (B, T, C) at `places` (B or 1, N, U): (B, N, U, C)."""
-    places = places.expand(len(x), -1, -1)
+    places = places.expand(x.shape[0], -1, -1)
     return _taken(x, places.flatten(1)).unflatten(1, places.shape[1:])
