@@ -81,7 +81,8 @@ function received(message) {
     get("share").disabled = Boolean(listening);
   }
   for (const event of message.events ?? []) talk.add({ ...event, audio_s: event.audio_s + earlier }, delayOf(event));
-  if (local) sessionStorage.setItem(TEXT, JSON.stringify({ segments: talk.segments, ended: Boolean(message.end_of_processing) }));
+  const changed = message.end_of_processing || message.events?.some((event) => event.final);
+  if (local && changed) sessionStorage.setItem(TEXT, JSON.stringify({ segments: talk.segments, ended: Boolean(message.end_of_processing) }));
   if (message.heard_s !== undefined) figures(message);
   if (message.end_of_processing) ended();
   draw();
