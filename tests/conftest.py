@@ -1,6 +1,7 @@
 """Few threads, so that parallel test workers do not compete, and a fixed seed for every test."""
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -30,3 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fixed_seed() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves where pytest was started changes the tests after it."""
+    start = request.config.invocation_params.dir
+    before = set(start.glob("[!.]*"))  # .hypothesis is to stay
+    yield
+    left = set(start.glob("[!.]*")) - before
+    assert not left, f"left behind: {', '.join(map(str, sorted(left)))}"

@@ -96,8 +96,6 @@ class Recipe(ABC):
         steps = list(steps)
         if "prepare" in steps and not self.shell.dry:
             self.check_data()
-        if not self.shell.dry:
-            self.out.mkdir(parents=True, exist_ok=True)
         for step in steps:
             self.step(step)()
 

@@ -160,6 +160,7 @@ class Shell:
         else:
             noted = self.out / COMMANDS
             if not noted.is_file():
+                self.out.mkdir(parents=True, exist_ok=True)
                 write_text(noted, _HEADING)
             if line not in noted.read_text(encoding="utf-8").splitlines():
                 with noted.open("a", encoding="utf-8") as file:
