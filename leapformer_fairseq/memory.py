@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+MIB = 2**20  # bytes
+
 
 def resident_bytes(field: Literal["VmRSS", "VmHWM"] = "VmRSS") -> int | None:
     """Resident memory of this process (VmRSS) or its peak so far (VmHWM); None on systems other than Linux."""

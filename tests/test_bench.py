@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from leapformer_fairseq.attention.ops import linear as forms
 from leapformer_fairseq.benchmarks import attention, measure, peers, tables
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.memory import MIB
 
 from .attention.cases import LINEAR
 
@@ -24,8 +25,8 @@ TINY = [attention.Case("causal", 24, 24), attention.Case("bidirectional", 24, 24
 def tiny(monkeypatch):
     monkeypatch.setattr(attention, "QUICK_CASES", TINY)
     monkeypatch.setattr(attention, "SECONDS", 0.1)
-    peaks = {"sdpa": 2 * measure.MIB}
-    monkeypatch.setattr(measure, "in_fresh_process", lambda _, name, *arguments: peaks.get(name, 3 * measure.MIB))
+    peaks = {"sdpa": 2 * MIB}
+    monkeypatch.setattr(measure, "in_fresh_process", lambda _, name, *arguments: peaks.get(name, 3 * MIB))
 
 
 @pytest.fixture
@@ -235,7 +236,7 @@ def test_one_thread_is_undone():
 def grow(mebibytes):
     with measure.peak_growth(CPU.device) as growth:
         for _ in range(2):
-            torch.ones(mebibytes * measure.MIB, dtype=torch.uint8)
+            torch.ones(mebibytes * MIB, dtype=torch.uint8)
     return growth()
 
 
@@ -251,8 +252,8 @@ def test_memory_of_attention_is_at_least_its_results():
 
 def test_peak_growth_of_a_fresh_process():
     """Peaks, not sums; and nothing of what the process that asks has ever held."""
-    held = torch.ones(300 * measure.MIB, dtype=torch.uint8)
+    held = torch.ones(300 * MIB, dtype=torch.uint8)
     grown = measure.in_fresh_process(grow, 64)
     if grown is None:
         pytest.skip("this system does not tell the peak of a process")
-    assert len(held) and 60 < grown / measure.MIB < 75
+    assert len(held) and 60 < grown / MIB < 75

@@ -20,7 +20,7 @@ from typing import Any
 from ..audio import SAMPLE_RATE, read_blocks
 from ..errors import LeapformerError
 from ..files import replacing
-from ..memory import resident_bytes
+from ..memory import MIB, resident_bytes
 from ..pictures.latency import PARTS
 from ..scoring.jsonl import read_objects
 from ..scoring.streamlog import read_stream_log
@@ -33,7 +33,6 @@ from .simulate import spread
 LOGS = "logs"
 STREAM_LOG, TALK_LOG = "metrics.jsonl", "talks.jsonl"  # of all talks, for simulstream and for OmniSTEval
 USAGE_S, WARM_UP_S = 10.0, 60.0
-MEBIBYTE = 2**20
 
 Heard = Callable[[float], object]  # is called with seconds of audio
 
@@ -147,7 +146,7 @@ def _usage(session: Session, began: float) -> dict[str, Any]:
         "audio_s": session.audio_s,
         "cpu_s": round(time.process_time() - began, 4),
         **{f"{part}_s": round(times[f"{part}_s"], 4) for part in PARTS},
-        "resident_mib": None if held is None else round(held / MEBIBYTE, 2),
+        "resident_mib": None if held is None else round(held / MIB, 2),
     }
 
 

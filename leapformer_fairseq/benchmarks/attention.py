@@ -29,6 +29,7 @@ from torch import Tensor
 from ..attention import CAUSAL, MECHANISMS, Mechanism, PrefixMask, TokenInfo, build
 from ..attention.ops import dispatch
 from ..attention.sparse.pattern import Pattern
+from ..memory import MIB
 from . import measure, peers
 from .tables import Table
 
@@ -224,7 +225,7 @@ def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str,
     return [
         {
             **_labels(case, place, name, SDPA if name == SDPA else "auto"),
-            "peak_mib": peak / measure.MIB,
+            "peak_mib": peak / MIB,
             "ratio": peak / base,
             "aim": MEMORY_AIM if case == MEMORY_CASE and name == MEMORY_AIM_OF and place.has_aims else None,
         }

@@ -26,6 +26,7 @@ from torch import Tensor
 from ..attention import CAUSAL, MECHANISMS, Mechanism, TokenInfo, build, find
 from ..attention.bounded.base import BoundedMechanism
 from ..attention.bounded.mlp import MLP
+from ..memory import MIB
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
 from .tables import Found, Table
@@ -110,7 +111,7 @@ def memory(length: int, names: list[str], place: measure.Place) -> list[dict[str
     }
     base = found[SDPA]
     return [
-        {**_labels(length, name, place), "peak_mib": peak / measure.MIB, "ratio": peak / base}
+        {**_labels(length, name, place), "peak_mib": peak / MIB, "ratio": peak / base}
         for name, peak in found.items()
         if base and peak is not None
     ]

@@ -267,25 +267,28 @@ def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
 
 
 @cache
-def exported_graphs(quantized: bool) -> Any:
-    """The step of a leap decoder in onnxruntime, with one thread; with weights of 8 bits, or not."""
-    from ..export.write import quantize_graph, write_step
+def exported_graphs(name: str, reads_source: bool = True, quantized: bool = False) -> Any:
+    """A decoder's step in onnxruntime, with one thread; if it does not read a source, its graph for prompts, too."""
+    from ..export.write import quantize_graph, write_prompt, write_step
     from ..runtime.engine import Graphs
-    from ..runtime.folder import STEP, TRANSLATION, Folder
+    from ..runtime.folder import LANGUAGE, PROMPT, STEP, TRANSLATION, Folder
 
-    decoder = make("leap", measure.Place(torch.device("cpu"), torch.float32)).requires_grad_(False)
-    with TemporaryDirectory() as folder:
-        states = write_step(decoder, Path(folder))
+    decoder = make(name, measure.Place(torch.device("cpu")), reads_source=reads_source).requires_grad_(False)
+    with TemporaryDirectory() as path:
+        states = write_step(decoder, Path(path))
+        if not reads_source:
+            write_prompt(decoder, Path(path))
         if quantized:
-            quantize_graph(Path(folder) / STEP)
-        return Graphs(Folder(Path(folder), TRANSLATION, states, {}, LONGEST, "", {}), names=(STEP,))
+            quantize_graph(Path(path) / STEP)
+        folder = Folder(Path(path), TRANSLATION if reads_source else LANGUAGE, states, {}, LONGEST, "", {})
+        return Graphs(folder, names=(STEP,) if reads_source else (STEP, PROMPT))
 
 
 def exported(case: Case, quantized: bool) -> tuple[Callable[[], measure.Seconds], int]:
     """One more token of the exported decoder, and the bytes of its states."""
     from ..runtime.folder import CROSS, SELF
 
-    graphs = exported_graphs(quantized)
+    graphs = exported_graphs("leap", quantized=quantized)
     states = {side: random_states(graphs, side, rows) for side, rows in ((SELF, case.rows), (CROSS, case.sentences))}
 
     def step() -> measure.Seconds:

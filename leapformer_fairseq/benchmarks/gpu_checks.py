@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..attention import CAUSAL, Mechanism, Step
+from ..memory import MIB
 from . import gpu_cases as cases
 from . import measure
 from .gpu_cases import AGAIN, KEPT, KINDS, SOFTMAX, Block, Row, Sizes, Task, one_line
@@ -230,7 +231,7 @@ def memory(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
 def memory_row(name: str, tokens: tuple[int, int], peaks: list[int], judged: bool) -> Row:
     """Two peaks, and whether memory per token is constant."""
     growth = peaks[1] / tokens[1] / (peaks[0] / tokens[0]) if peaks[0] else None
-    sizes = {f"MiB at {n:,}": peak / measure.MIB for n, peak in zip(tokens, peaks, strict=True)}
+    sizes = {f"MiB at {n:,}": peak / MIB for n, peak in zip(tokens, peaks, strict=True)}
     row: Row = {"mechanism": name, **sizes, "growth per token": growth, "allowed": LINEAR_GROWTH}
     if not judged or growth is None:
         return {**row, "ok": None, "note": "only on a GPU"}

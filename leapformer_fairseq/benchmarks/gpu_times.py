@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..attention import LinearMechanism
 from ..attention.ops import dispatch
+from ..memory import MIB
 from . import gpu_cases as cases
 from . import measure, peers
 from .gpu_cases import AGAIN, KEPT, KINDS, NO_PAIRS, SOFTMAX, Block, Row, Sizes, Task, one_line
@@ -135,7 +136,7 @@ def _peak(call: Callable[[], object], device: torch.device) -> float | None:
         return None
     with measure.peak_growth(device) as growth:
         call()
-    return (growth() or 0) / measure.MIB
+    return (growth() or 0) / MIB
 
 
 # ------------------------------------------------------------------------------------------------------------ attention

@@ -30,6 +30,7 @@ from ..data.lra import prepare
 from ..errors import LeapformerError
 from ..lra import protocols
 from ..lra.protocols import BASELINE, Row
+from ..memory import MIB
 from ..modules import MechanismAttention
 from . import measure
 from .tables import Found, Table
@@ -140,7 +141,7 @@ def _times(
 ) -> dict[str, float]:
     tokens, target = inputs(task, batch, length, place)
     calls: dict[str, Callable[[], measure.Seconds]] = {
-        name: partial(_timed, system(name, task, place), tokens, target) for name in names
+        name: partial(measure.timed, place.device, train, system(name, task, place), tokens, target) for name in names
     }
     return {name: found for name, (found,) in measure.medians(calls, seconds).items()}
 
@@ -178,7 +179,7 @@ def _memory(names: list[str], length: int, place: measure.Place) -> list[dict[st
             "case": f"{length:,} tokens",
             "length": length,
             "mechanism": name,
-            "peak_mib": peak / measure.MIB,
+            "peak_mib": peak / MIB,
             "ratio": peak / base,
             "aim": MEMORY_AIM if name == LEAP and length == LENGTHS[-1] and place.has_aims else None,
         }
@@ -235,12 +236,6 @@ def train(measured: System, tokens: Tensor, target: Tensor) -> None:
     measured.optimizer.zero_grad()
     F.cross_entropy(measured.model([tokens]).float(), target).backward()
     measured.optimizer.step()
-
-
-def _timed(measured: System, tokens: Tensor, target: Tensor) -> measure.Seconds:
-    start = measure.clock(tokens.device)
-    train(measured, tokens, target)
-    return (measure.clock(tokens.device) - start,)
 
 
 def _row(name: str) -> Row:

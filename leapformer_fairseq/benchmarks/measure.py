@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import torch
 
-from ..memory import resident_bytes
+from ..memory import MIB, resident_bytes
 
 if TYPE_CHECKING:
     from .tables import Found, Row
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 31
-MIB = 2**20
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -89,6 +88,13 @@ def clock(device: torch.device) -> float:
         torch.cuda.synchronize(device)
         return time.perf_counter()
     return time.thread_time()
+
+
+def timed(device: torch.device, call: Callable[..., object], *arguments: object) -> Seconds:
+    """What one call takes by the `clock` of the device."""
+    start = clock(device)
+    call(*arguments)
+    return (clock(device) - start,)
 
 
 def medians(calls: Mapping[K, Callable[[], Seconds]], seconds: float) -> dict[K, Seconds]:

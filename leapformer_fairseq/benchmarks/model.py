@@ -213,11 +213,11 @@ def decoders(case: Case, models: Models, place: measure.Place, seconds: float) -
     """Steps per second of every decoder, fairseq's own first."""
     sentence = phonemes(case, place.device)
     calls = {
-        name: partial(_seconds, partial(decode, model, model.forward_encoder(*sentence), case.steps), place.device)
+        name: partial(measure.timed, place.device, decode, model, model.forward_encoder(*sentence), case.steps)
         for name, model in models.items()
     }
     if _is_exported(models, place):
-        calls[EXPORTED] = partial(_seconds, lambda: _exported()(sentence[0], case.steps), place.device)
+        calls[EXPORTED] = partial(measure.timed, place.device, _exported(), sentence[0], case.steps)
     aims = {AIMS_PLAN: AIMS.get(case)} if place.has_aims else {}
     return _rates(measure.medians(calls, seconds), case.steps, case, place, aims)
 
@@ -251,7 +251,7 @@ def encoders(case: Case, models: Models, place: measure.Place, seconds: float) -
     """Sentences per second of every encoder, fairseq's own first."""
     sentence = phonemes(case, place.device)
     calls = {
-        name: partial(_seconds, partial(model.forward_encoder, *sentence), place.device)
+        name: partial(measure.timed, place.device, model.forward_encoder, *sentence)
         for name, model in models.items()
         if name != ONCE  # the same encoder
     }
@@ -368,9 +368,3 @@ def _rates(
 
 def _labels(case: Case, place: measure.Place, name: str) -> dict[str, Any]:
     return {"device": str(place), "case": str(case), **case._asdict(), "mechanism": name}
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> measure.Seconds:
-    start = measure.clock(device)
-    call()
-    return (measure.clock(device) - start,)

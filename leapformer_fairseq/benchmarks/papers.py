@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from ..attention import build
+from ..memory import MIB
 from ..modules import MechanismAttention
 from . import decode, measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
@@ -91,7 +92,7 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 def encoding(names: list[str], place: measure.Place, quick: bool, seconds: float) -> Found:
     """Milliseconds of a forward pass of every encoder."""
     calls = {
-        name: partial(_timed, partial(_encode, encoder(name, place, quick), sentences(place, quick)), place)
+        name: partial(measure.timed, place.device, _encode, encoder(name, place, quick), sentences(place, quick))
         for name in _chosen(ENCODERS, names)
     }
     return _compared(measure.medians(calls, seconds), _encoding_case(place, quick), place)
@@ -104,7 +105,7 @@ def memory(names: list[str], place: measure.Place, quick: bool) -> Found:
     base = peaks[BASE]
     labels = {"device": str(place), "case": _encoding_case(place, quick)}
     return [
-        {**labels, "mechanism": name, "peak_mib": peak / measure.MIB, "ratio": peak / base}
+        {**labels, "mechanism": name, "peak_mib": peak / MIB, "ratio": peak / base}
         for name, peak in peaks.items()
         if base and peak is not None
     ]
@@ -189,7 +190,7 @@ def blocks(names: list[str], batch: int, width: int, length: int, place: measure
         mechanism = build(name, width // HEADS, HEADS, block="encoder-self", **options)
         block = MechanismAttention(MultiheadAttention(width, HEADS, self_attention=True), mechanism, None)
         whole = partial(block.to(*place).eval(), x, x, x, need_weights=False)  # which take all pairs
-        calls[name] = partial(_timed, whole, place)
+        calls[name] = partial(measure.timed, place.device, whole)
     return _compared(measure.medians(calls, seconds), f"{batch} x {length:,}, width {width:,}", place)
 
 
@@ -226,9 +227,3 @@ def _compared(times: dict[str, measure.Seconds], case: str, place: measure.Place
 
 def _encode(model: Any, tokens: Tensor) -> None:
     model(tokens, features_only=True)
-
-
-def _timed(call: Callable[[], Any], place: measure.Place) -> measure.Seconds:
-    start = measure.clock(place.device)
-    call()
-    return (measure.clock(place.device) - start,)

@@ -151,7 +151,7 @@ def utterances(length: float, begins: dict[str, Begin], place: measure.Place, se
     """Seconds of every system for an utterance of this length; encoders that run anew only up to half a minute."""
     frames = noise(length)
     calls: dict[str, Callable[[], measure.Seconds]] = {
-        name: partial(_timed, partial(translate, begin, frames), place.device)
+        name: partial(measure.timed, place.device, translate, begin, frames)
         for name, begin in begins.items()
         if length <= LONGEST_ANEW or not name.endswith("anew")
     }
@@ -225,7 +225,7 @@ def tokens(length: float, begins: dict[str, Begin], place: measure.Place, second
                 engine = begin()
                 engine.feed(noise(heard))
                 _write(engine)
-                calls[name, heard] = partial(_timed, partial(_write, engine), place.device)
+                calls[name, heard] = partial(measure.timed, place.device, _write, engine)
     times = {key: found for key, (found,) in measure.medians(calls, seconds).items()}
     return [
         {
@@ -248,9 +248,3 @@ def _write(engine: Engine) -> None:
 
 def _labels(name: str, place: measure.Place) -> dict[str, Any]:
     return {"device": str(place), "mechanism": name}
-
-
-def _timed(call: Callable[[], object], device: torch.device) -> measure.Seconds:
-    start = measure.clock(device)
-    call()
-    return (measure.clock(device) - start,)

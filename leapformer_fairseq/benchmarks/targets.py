@@ -22,8 +22,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -37,7 +35,6 @@ from .decode import (
     FAIRSEQ,
     HEADS,
     INT8,
-    LONGEST,
     WIDTH,
     Case,
     disagreement,
@@ -90,7 +87,7 @@ def targets(case: Case, names: list[str], place: measure.Place, seconds: float) 
         calls[name] = partial(_in_torch, decoder, source, case)
     if "leap" in names and measure.exports(place):
         for name in EXPORTED, INT8:
-            calls[name] = partial(_exported, exported_graphs(name == INT8), case)
+            calls[name] = partial(_exported, exported_graphs("leap", quantized=name == INT8), case)
     if ctranslate.is_installed():
         calls[CTRANSLATE2] = partial(_in_ctranslate2, case)
     times = measure.medians(calls, seconds)
@@ -118,10 +115,10 @@ def prompts(tokens: int, place: measure.Place, seconds: float) -> list[dict[str,
         decoder = make(name, place, reads_source=False)
         calls[name] = partial(decoder, text) if name == FAIRSEQ else partial(_read, decoder, text)
         if name in READERS and measure.exports(place):
-            graphs = _reading(name)
+            graphs = exported_graphs(name, reads_source=False)
             calls[f"{name} (exported)"] = partial(_text, graphs, text.numpy())
             calls[f"{name} (exported, token by token)"] = partial(_token_by_token, graphs, text.numpy())
-    times = measure.medians({name: partial(_timed, call) for name, call in calls.items()}, seconds)
+    times = measure.medians({name: partial(measure.timed, place.device, call) for name, call in calls.items()}, seconds)
     (base,) = times[FAIRSEQ]
     return [
         {
@@ -136,30 +133,9 @@ def prompts(tokens: int, place: measure.Place, seconds: float) -> list[dict[str,
     ]
 
 
-def _timed(call: Callable[[], object]) -> measure.Seconds:
-    start = measure.clock(torch.device("cpu"))
-    call()
-    return (measure.clock(torch.device("cpu")) - start,)
-
-
 def _read(decoder: Any, text: Tensor) -> Tensor:
     found: Tensor = decoder.output_layer(decoder.read(text, {})).log_softmax(-1)
     return found
-
-
-@cache
-def _reading(name: str) -> Any:
-    """The graphs of a language model's decoder, with one thread."""
-    from ..export.write import write_prompt, write_step
-    from ..runtime.engine import Graphs
-    from ..runtime.folder import LANGUAGE, Folder
-
-    place = measure.Place(torch.device("cpu"))
-    decoder = make(name, place, reads_source=False).requires_grad_(False)
-    with TemporaryDirectory() as folder:
-        states = write_step(decoder, Path(folder))
-        write_prompt(decoder, Path(folder))
-        return Graphs(Folder(Path(folder), LANGUAGE, states, {}, LONGEST, "", {}))
 
 
 def _text(graphs: Any, text: np.ndarray) -> object:

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import register
+from ..memory import MIB
 from . import measure
 from .attention import disagreement
 from .tables import Table
@@ -114,7 +115,7 @@ def memory(case: Case, names: list[str], place: measure.Place, quick: bool) -> l
     return [
         {
             **_labels(case, place, name),
-            "peak_mib": peak / measure.MIB,
+            "peak_mib": peak / MIB,
             "ratio": peak / base,
             "aim": MEMORY_AIMS.get(case) if name == "leap" and place.has_aims and not quick else None,
         }

@@ -33,6 +33,8 @@ from ..runtime.folder import (
     LISTEN,
     LOG_PROBS,
     NEXT,
+    ORDER,
+    POSITIONS,
     PROMPT,
     REFINE,
     ROWS,
@@ -44,6 +46,7 @@ from ..runtime.folder import (
     STEP,
     SUBWORDS,
     SYNTHESIS,
+    TOKENS,
     TRANSLATION,
     WRITE,
     Folder,
@@ -119,11 +122,11 @@ def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]
     kept, states = torch.ones(len(drops.layers), SENTENCES, 1, units), step.layers.shapes
     write_with_states(
         step,
-        {FRAMES: frames, "positions": positions, KEPT: kept},
+        {FRAMES: frames, POSITIONS: positions, KEPT: kept},
         [(states[SELF], SENTENCES), (states[CROSS], SENTENCES)],
         [f"{FRAMES}{NEXT}", ENDED],
         out / STEP,
-        {FRAMES: {0: ANY}, "positions": {0: ANY}, KEPT: {1: ANY}},
+        {FRAMES: {0: ANY}, POSITIONS: {0: ANY}, KEPT: {1: ANY}},
     )
     said = torch.zeros(1, LONGEST, decoder.out_dim)
     write(Refined(decoder), (said,), ({1: ANY},), [FRAMES], [f"{FRAMES}{NEXT}"], out / REFINE)
@@ -218,7 +221,7 @@ def write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
     step = DecoderStep(decoder)
     tokens = torch.full((SENTENCES, HYPOTHESES), decoder.padding_idx + 1)
     order, states = torch.arange(tokens.numel()).view_as(tokens), step.layers.shapes
-    given = {"tokens": tokens, "positions": torch.ones_like(tokens), "order": order}
+    given = {TOKENS: tokens, POSITIONS: torch.ones_like(tokens), ORDER: order}
     held = [(states[SELF], tokens.numel()), (states[CROSS], SENTENCES)]
     write_with_states(step, given, held, [LOG_PROBS], out / STEP, dict.fromkeys(given, {0: ANY, 1: ANY}))
     return states
@@ -228,7 +231,7 @@ def write_prompt(decoder: Any, out: Path) -> None:
     """Write the graph of a language model that reads many tokens, for a folder that exists."""
     prompt = Prompt(decoder)
     tokens = torch.full((SENTENCES, LONGEST), decoder.padding_idx + 1)
-    given = {"tokens": tokens, "positions": torch.arange(1, LONGEST + 1).repeat(SENTENCES, 1)}
+    given = {TOKENS: tokens, POSITIONS: torch.arange(1, LONGEST + 1).repeat(SENTENCES, 1)}
     sizes = {**dict.fromkeys(given, {0: ANY, 1: ANY}), BEFORE: {}}
     given[BEFORE] = torch.ones(1).long()
     write_with_states(prompt, given, [(shapes_of(prompt.blocks), SENTENCES)], [LOG_PROBS], out / PROMPT, sizes)
@@ -236,7 +239,7 @@ def write_prompt(decoder: Any, out: Path) -> None:
 
 def write_source(source: Source, out: Path) -> None:
     """Write the graph of an encoder and what is kept of it, for a folder that exists."""
-    given = {"tokens": torch.full((SENTENCES, LONGEST), source.encoder.padding_idx + 1)}
+    given = {TOKENS: torch.full((SENTENCES, LONGEST), source.encoder.padding_idx + 1)}
     if getattr(source.encoder, "embed_speaker", None) is not None:
         given[SPEAKERS] = torch.zeros(SENTENCES).long()
     sizes = tuple(dict.fromkeys(range(one.dim()), ANY) for one in given.values())

@@ -8,7 +8,21 @@ from typing import Any
 import numpy as np
 
 from ..errors import LeapformerError
-from .folder import BEFORE, CROSS, GRAPHS, LOG_PROBS, NEXT, PROMPT, SOURCE, SPEAKERS, STEP, Folder
+from .folder import (
+    BEFORE,
+    CROSS,
+    GRAPHS,
+    LOG_PROBS,
+    NEXT,
+    ORDER,
+    POSITIONS,
+    PROMPT,
+    SOURCE,
+    SPEAKERS,
+    STEP,
+    TOKENS,
+    Folder,
+)
 
 Values = dict[str, Any]  # onnxruntime's, by name
 AT_ONCE = 256  # tokens of a text; linear mechanisms compare all pairs of them
@@ -69,7 +83,7 @@ class Graphs:
 
         R hypotheses of B sentences; `order` (B, R): which entries of self-attention's states they continue.
         """
-        rows = {"tokens": tokens, "positions": np.full(tokens.shape, position), "order": order}
+        rows = {TOKENS: tokens, POSITIONS: np.full(tokens.shape, position), ORDER: order}
         given = {name: value.astype(np.int64) for name, value in rows.items()}
         (log_probs,), own = self.advance(STEP, {**given, **source}, own, LOG_PROBS)
         return log_probs.numpy(), own
@@ -83,14 +97,14 @@ class Graphs:
         for start in range(0, tokens.shape[1], AT_ONCE):
             piece = tokens[:, start : start + AT_ONCE].astype(np.int64)
             positions = np.broadcast_to(np.arange(start + 1, start + 1 + piece.shape[1]), piece.shape)
-            given = {"tokens": piece, "positions": positions, BEFORE: np.array([before])}
+            given = {TOKENS: piece, POSITIONS: positions, BEFORE: np.array([before])}
             (log_probs,), own = self.advance(PROMPT, given, own, LOG_PROBS)
             found.append(log_probs.numpy())
         return np.concatenate(found, 1), own
 
     def read(self, tokens: np.ndarray, speakers: np.ndarray | None = None) -> Values:
         """What cross-attention needs of sources (B, S), and of the numbers (B,) of who speaks them, if it matters."""
-        names, given = list(self.folder.states[CROSS]), {"tokens": tokens.astype(np.int64)}
+        names, given = list(self.folder.states[CROSS]), {TOKENS: tokens.astype(np.int64)}
         if speakers is not None:
             given[SPEAKERS] = speakers.astype(np.int64)
         found = self.run(SOURCE, given, names)

@@ -25,8 +25,9 @@ GRAPHS = {
     LANGUAGE: (PROMPT, STEP),
     SYNTHESIS: (SOURCE, STEP, REFINE),
 }
-FRAMES, ROWS, BEFORE, COUNT, START, KEPT = "frames", "rows", "before", "count", "start", "kept"  # of inputs
-SPEAKERS = "speakers"
+# Of inputs:
+TOKENS, POSITIONS, ORDER, SPEAKERS = "tokens", "positions", "order", "speakers"
+FRAMES, ROWS, BEFORE, COUNT, START, KEPT = "frames", "rows", "before", "count", "start", "kept"
 LOG_PROBS, ENDED, NEXT = "log_probs", "ended", ".next"  # of outputs
 SELF, CROSS, HEARD = "self", "cross", "heard"  # decoder self-attention, cross-attention, that of an encoder
 LENGTH = "cross.length"  # among the states of cross-attention: the predicted length of the target, in steps

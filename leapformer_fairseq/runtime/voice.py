@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import LeapformerError
 from ..spoken import Manifests, Manner, Normalisation, Script, Utterance
 from .engine import Graphs, Values
-from .folder import ENDED, FRAMES, KEPT, LENGTH, NEXT, REFINE, SELF, STEP, Folder, Speaking
+from .folder import ENDED, FRAMES, KEPT, LENGTH, NEXT, POSITIONS, REFINE, SELF, STEP, Folder, Speaking
 
 
 class ExportedVoice:
@@ -64,7 +64,7 @@ class ExportedVoice:
         own = self.graphs.begin(SELF, 1)
         frames, ended = [np.zeros((1, 1, self.speaking.values), np.float32)], list[float]()
         for position in range(1, manner.max_steps + 1):
-            given = {FRAMES: frames[-1], "positions": np.array([[position]]), KEPT: kept(self.speaking, rng)}
+            given = {FRAMES: frames[-1], POSITIONS: np.array([[position]]), KEPT: kept(self.speaking, rng)}
             (step, end), own = self.graphs.advance(STEP, {**given, **source}, own, f"{FRAMES}{NEXT}", ENDED)
             frames.append(step.numpy())
             ended.append(float(end.numpy()[0, 0]))
