@@ -6,7 +6,7 @@ import argparse
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoints import describe_checkpoint, load_checkpoint
 from ..errors import LeapformerError
@@ -75,6 +75,11 @@ def _architecture(path: str) -> str:
     return str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
 
 
+def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]:
+    """The model and its task."""
+    return load_model(args.path, kinds, "export", {} if args.data is None else {"data": args.data})
+
+
 def _text(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
     from ..export.check import compared
     from ..export.write import export_language_model, export_translation
@@ -82,8 +87,7 @@ def _text(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
     subwords: Path | None = args.sentencepiece_model
     if subwords is not None and not subwords.is_file():
         raise LeapformerError(f"--sentencepiece-model {subwords}: no such file")
-    overrides = {} if args.data is None else {"data": args.data}
-    model, task = load_model(args.path, (*TEXT, *LANGUAGE_MODEL), "export", overrides)
+    model, task = _loaded(args, (*TEXT, *LANGUAGE_MODEL))
     export = export_translation if hasattr(model, "encoder") else export_language_model
     folder = export(model, task, args.out, signature(), describe_checkpoint(args.path))
     if subwords is not None:
@@ -96,8 +100,7 @@ def _synthesis(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]
     from ..export.write import export_synthesis
     from ..runtime.voice import ExportedVoice
 
-    overrides = {} if args.data is None else {"data": args.data}
-    model, task = load_model(args.path, SYNTHESIS, "export", overrides)
+    model, task = _loaded(args, SYNTHESIS)
     folder = export_synthesis(model, task, args.out, signature(), describe_checkpoint(args.path))
     return folder, lambda: compared_synthesis(model, ExportedVoice(folder), args.check)
 

@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-distance", type=float, metavar="X",
         help="as few stay softmax as bring the distance to the teacher, before distillation, to this: KL in nats",
     )  # fmt: skip
-    for stage, what in (
-        ("align", "every replaced block by itself (default: a twentieth of the teacher's)"),
-        ("distill", "on the teacher's predictions (default: a sixth of the teacher's)"),
-        ("task", "on the data alone, at the end (default: 0)"),
+    for stage, count, what in (
+        ("align", None, "every replaced block by itself (default: a twentieth of the teacher's)"),
+        ("distill", None, "on the teacher's predictions (default: a sixth of the teacher's)"),
+        ("task", 0, "on the data alone, at the end (default: 0)"),
     ):
-        add(f"--{stage}-updates", type=int, metavar="N", help=f"updates {what}")
+        add(f"--{stage}-updates", type=int, default=count, metavar="N", help=f"updates {what}")
     for stage, rate in (("align", 1e-3), ("distill", 1.5e-3), ("task", 3e-5)):
         add(
             f"--{stage}-rate",
@@ -76,7 +76,6 @@ def _linearize(args: argparse.Namespace) -> None:
 
     options: dict[str, Any] = {name: value for name, value in vars(args).items() if name in Settings.__annotations__}
     options["attention"] = Attention(args.attention)
-    options["task_updates"] = args.task_updates or 0
     shell = Shell(args.out, calls.say, calls.call, dry=args.dry_run)
     folder = Linearize(Settings(**options), shell).run()
     if args.dry_run:

@@ -52,19 +52,19 @@ class Settings:
     path: Path
     attention: Attention
     out: Path
-    data: Path | None = None
-    keep: int = 0
-    max_distance: float | None = None
-    align_updates: int | None = None
-    distill_updates: int | None = None
-    task_updates: int = 0
-    align_rate: float = 1e-3
-    distill_rate: float = 1.5e-3
-    task_rate: float = 3e-5
-    distillation_weight: float = 0.7
-    align_weights: float = 0.1
-    sentences: int = 1000
-    train_options: Sequence[str] = ()
+    data: Path | None
+    keep: int
+    max_distance: float | None
+    align_updates: int | None
+    distill_updates: int | None
+    task_updates: int
+    align_rate: float
+    distill_rate: float
+    task_rate: float
+    distillation_weight: float
+    align_weights: float
+    sentences: int
+    train_options: Sequence[str]
 
 
 class Linearize:
