@@ -6,12 +6,14 @@ from argparse import Namespace
 from typing import Any, Protocol
 
 from ..errors import LeapformerError
+from ..runtime.sentences import SentenceModel
 from .policy import POLICIES, PolicyOptions
 from .segments import HISTORIES, SEGMENTS, SegmentOptions
 from .session import CARRY
 from .stream import EARLY_EOS, DecodingOptions
 from .text import EMITTERS
 
+LEAST_SENTENCE = 0.5  # seconds
 ENGINES = ("auto", "incremental", "recompute")  # `engine.engine_for` knows them
 
 
@@ -64,7 +66,9 @@ def add_segment_options(parser: TakesOptions) -> None:
     """Add the options for the end of a segment, for what is kept of it, and for what is carried over to the next."""
     add, default = parser.add_argument, SegmentOptions()
     add("--segment", choices=SEGMENTS, help="what ends a segment, at the latest when --max-seconds are kept in mind "
-        f"(default: {default.kind}; with --history window seconds)")  # fmt: skip
+        f"(default: {default.kind}; with --history window seconds, with --sentence-ends sentence)")  # fmt: skip
+    add("--sentence-ends", metavar="FILE", help="from `leapformer sentence-ends`: finds the ends of sentences, for "
+        "speech without pauses")  # fmt: skip
     add("--history", choices=HISTORIES, default=default.history, help="what is kept in mind: the segment, or a window "
         "that forgets old text with its source, so that a talk needs no pauses and a segment no end (default: "
         f"{default.history})")  # fmt: skip
@@ -77,25 +81,31 @@ def add_segment_options(parser: TakesOptions) -> None:
         "in -50 (default: only silence after a pause is left out)")  # fmt: skip
     add("--segment-tokens", type=int, default=default.tokens, metavar="N", help="--segment tokens: target tokens of a "
         f"segment (default: {default.tokens})")  # fmt: skip
-    for name, value in (("min", default.min_seconds), ("max", default.max_seconds)):
-        add(f"--{name}-seconds", type=float, default=value, metavar="S", help=f"of a segment (default: {value:g})")
+    add("--min-seconds", type=float, metavar="S", help=f"of a segment (default: {default.min_seconds:g}; with "
+        f"--segment sentence {LEAST_SENTENCE:g})")  # fmt: skip
+    add("--max-seconds", type=float, default=default.max_seconds, metavar="S", help="of a segment (default: "
+        f"{default.max_seconds:g})")  # fmt: skip
     add("--carry", choices=tuple(CARRY), default="none", help="what is carried over segments: nothing, or the encoder "
         "with what it has heard (default: none)")  # fmt: skip
 
 
 def segment_options(args: Namespace) -> SegmentOptions:
     """The segment options. Raises LeapformerError for impossible numbers and incompatible options."""
-    unsaid = "seconds" if args.history == "window" else SegmentOptions.kind
+    sentences = None if args.sentence_ends is None else SentenceModel.load(args.sentence_ends)
+    unsaid = "sentence" if sentences else "seconds" if args.history == "window" else SegmentOptions.kind
+    kind = args.segment or unsaid
+    least = LEAST_SENTENCE if kind == "sentence" else SegmentOptions.min_seconds
     return SegmentOptions(
-        kind=args.segment or unsaid,
+        kind=kind,
         pause_ms=args.pause_ms,
         pause_db=args.pause_db,
         tokens=args.segment_tokens,
-        min_seconds=args.min_seconds,
+        min_seconds=least if args.min_seconds is None else args.min_seconds,
         max_seconds=args.max_seconds,
         history=args.history,
         history_words=args.history_words,
         silence_db=args.silence_db,
+        sentences=sentences,
     )
 
 

@@ -1,4 +1,4 @@
-"""Segmentation of continuous speech: at pauses, or after a number of seconds or tokens.
+"""Segmentation of continuous speech: at pauses, at the ends of sentences, or after a number of seconds or tokens.
 
 Audio is judged in pieces of 40 ms, the length of an encoder state, however it arrived.
 """
@@ -8,17 +8,20 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..audio import SAMPLE_RATE, STATE_MS
 from ..errors import LeapformerError
+from ..runtime.sentences import SentenceEnds, SentenceModel
 
 PIECE = SAMPLE_RATE * STATE_MS // 1000  # samples
 RECENT = 10_000 // STATE_MS  # pieces whose loudest one is the recent level
 ONSET_DB = 10.0  # so much above the quietest piece of a pause is no silence, however quiet
-SEGMENTS = ("pause", "tokens", "seconds")
+SEGMENTS = ("pause", "sentence", "tokens", "seconds")
+AT_PAUSES = ("pause", "sentence")  # end at pauses, too
 HISTORIES = ("segment", "window")
 
 
@@ -27,11 +30,11 @@ class SegmentOptions:
     """What ends a segment, and what is kept of one; no segment is shorter than `min_seconds`.
 
     `kind`: with "pause", a segment ends at `pause_ms` of audio that are `pause_db` quieter than the loudest 40 ms of
-    the last 10 s of speech; with "tokens", after `tokens` target tokens; with "seconds", only after `max_seconds`,
-    which is always the most that is kept. `history`: a "segment" is kept completely; a "window" forgets text older than
-    the last `history_words` words (or pieces, if the unit is "char") with its source, so that a segment may last for
-    hours. `silence_db`: audio below this level, in decibels relative to full scale, is never speech; with None, silence
-    is only relative to earlier audio.
+    the last 10 s of speech; with "sentence", there and where `sentences` finds the end of one; with "tokens", after
+    `tokens` target tokens; with "seconds", only after `max_seconds`, which is always the most that is kept. `history`:
+    a "segment" is kept completely; a "window" forgets text older than the last `history_words` words (or pieces, if the
+    unit is "char") with its source, so that a segment may last for hours. `silence_db`: audio below this level, in
+    decibels relative to full scale, is never speech; with None, silence is only relative to earlier audio.
     """
 
     kind: str = "pause"
@@ -43,6 +46,7 @@ class SegmentOptions:
     history: str = "segment"
     history_words: int = 10
     silence_db: float | None = None
+    sentences: SentenceModel | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in SEGMENTS:
@@ -62,8 +66,10 @@ class SegmentOptions:
             raise LeapformerError(f"--history {self.history!r}: choose from {', '.join(HISTORIES)}")
         if self.history_words < 1:
             raise LeapformerError(f"--history-words {self.history_words}: give the words to keep in mind, at least 1")
-        if self.silence_db is not None and self.kind != "pause":
+        if self.silence_db is not None and self.kind not in AT_PAUSES:
             raise LeapformerError(f"--silence-db with --segment {self.kind}, which looks for no silence; take pause")
+        if self.kind == "sentence" and self.sentences is None:
+            raise LeapformerError("--segment sentence needs --sentence-ends FILE; `leapformer sentence-ends` makes one")
         if self.silence_db is not None and not self.silence_db < 0:
             raise LeapformerError(f"--silence-db {self.silence_db}: give decibels of full scale, below 0, as in -50")
 
@@ -98,21 +104,37 @@ class Segmenter:
         self._floor = math.inf  # level of the quietest of them, and of those between segments
         self._silence = -math.inf if options.silence_db is None else options.silence_db
         self._open = options.silence_db is None
+        self._ends_of = SentenceEnds(options.sentences) if options.kind == "sentence" and options.sentences else None
+        self._waiting: deque[np.ndarray] = deque()  # pieces that may turn out to be the last of a sentence
 
-    def push(self, piece: np.ndarray, n_tokens: int, n_forgotten: int = 0) -> Place:
-        """Assign a piece; in its possible segment, `n_tokens` were written and `n_forgotten` pieces were forgotten."""
+    def push(self, piece: np.ndarray, n_tokens: int, n_forgotten: int = 0) -> Iterator[tuple[Place, np.ndarray]]:
+        """Pieces with their places: this one, or with the ends of sentences the one whose place is now known.
+
+        In its possible segment, `n_tokens` were written and `n_forgotten` pieces were forgotten.
+        """
+        ended = self._ends_of is not None and self._ends_of.push(piece)
+        self._waiting.append(piece)
+        if self._ends_of is None or len(self._waiting) > self._ends_of.model.delay:
+            yield self._place(self._waiting[0], n_tokens, n_forgotten, ended), self._waiting.popleft()
+
+    def finish(self, n_tokens: int = 0, n_forgotten: int = 0) -> Iterator[tuple[Place, np.ndarray]]:
+        """The pieces whose place is not known yet, once the audio has ended."""
+        while self._waiting:
+            yield self._place(self._waiting[0], n_tokens, n_forgotten, ended=False), self._waiting.popleft()
+
+    def _place(self, piece: np.ndarray, n_tokens: int, n_forgotten: int, ended: bool) -> Place:
         level = level_of(piece)
         if not self._open and not self._begins(level):
             return Place.BETWEEN
         self._n_pieces += 1
         self._levels.append(level)
-        if self.options.kind == "pause" and level < self._quiet_level():
+        if self.options.kind in AT_PAUSES and level < self._quiet_level():
             self._n_quiet, self._floor = self._n_quiet + 1, min(self._floor, level)
         else:
             self._n_quiet, self._floor = 0, math.inf
-        if not self._ends(n_tokens, n_forgotten):
+        if not self._ends(n_tokens, n_forgotten, ended):
             return Place.SPEECH
-        self._open = not self._n_quiet
+        self._open = not (self._n_quiet or ended)
         self._n_pieces = self._n_quiet = 0
         self.n_ended += 1
         return Place.END
@@ -123,13 +145,15 @@ class Segmenter:
         self._open = level >= max(self._silence, min(self._quiet_level(), self._floor + ONSET_DB))
         return self._open
 
-    def _ends(self, n_tokens: int, n_forgotten: int) -> bool:
+    def _ends(self, n_tokens: int, n_forgotten: int, ended: bool) -> bool:
         options = self.options
         seconds, kept = (count * STATE_MS / 1000 for count in (self._n_pieces, self._n_pieces - n_forgotten))
         if seconds < options.min_seconds:
             return False
+        paused = self._n_quiet * STATE_MS >= options.pause_ms
         reached = {
-            "pause": self._n_quiet * STATE_MS >= options.pause_ms,
+            "pause": paused,
+            "sentence": paused or ended,
             "tokens": n_tokens >= options.tokens,
             "seconds": False,
         }

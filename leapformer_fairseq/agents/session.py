@@ -136,6 +136,7 @@ class Session:
             rest, self._rest = self._rest, self._rest[:0]
             if len(rest):
                 yield from self._hear(rest)
+            yield from self._placed(self._segmenter.finish(*self._held()))
             for place, unit in self._input.push(rest[:0], None):
                 yield from self._translate(place, unit)
             if self._stream is not None:
@@ -152,13 +153,19 @@ class Session:
 
     def _hear(self, piece: np.ndarray) -> Iterator[Event]:
         self.n_samples += len(piece)
-        n_tokens = n_units = 0
+        yield from self._placed(self._segmenter.push(piece, *self._held()))
+
+    def _held(self) -> tuple[int, int]:
+        """The tokens that the segment has, and its units that were forgotten."""
         # A segment whose end is known may still wait for states; the tokens are then of the one before.
-        if self._stream is not None and self._segmenter.n_ended == self.n_segments:
-            n_tokens, n_units = self._forgotten[0] + self._stream.n_tokens, self._forgotten[1]
-        place = self._segmenter.push(piece, n_tokens, n_units)
-        for place_, unit in self._input.push(piece, place):
-            yield from self._translate(place_, unit)
+        if self._stream is None or self._segmenter.n_ended != self.n_segments:
+            return 0, 0
+        return self._forgotten[0] + self._stream.n_tokens, self._forgotten[1]
+
+    def _placed(self, pieces: Iterator[tuple[Place, np.ndarray]]) -> Iterator[Event]:
+        for place, piece in pieces:
+            for place_, unit in self._input.push(piece, place):
+                yield from self._translate(place_, unit)
 
     def _translate(self, place: Place, unit: Any) -> Iterator[Event]:
         """One more unit, in the order of the audio."""

@@ -59,6 +59,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "translate speech live on a page in the browser: microphone or file in, text out, several speakers and "
         "listeners",
     ),
+    "sentence-ends": (
+        "sentence_ends",
+        "train a small network that finds where sentences end in speech without pauses, for --sentence-ends",
+    ),
     "eval-stream": (
         "eval_stream",
         "perplexity of a language model over one long text, read as a stream in constant memory",

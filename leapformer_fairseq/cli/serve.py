@@ -101,9 +101,12 @@ def _check_browser(args: argparse.Namespace, path: Path) -> None:
     """Raises LeapformerError for what the browser's translator does not do."""
     if not path.is_dir():
         raise LeapformerError(f"--in-browser with {path}; give a folder made by `leapformer export` as --checkpoint")
-    for option, value, only in ("history", args.history, "segment"), ("carry", args.carry, "none"):
+    only_ones = {"history": "segment", "carry": "none", "sentence_ends": None}
+    for option, only in only_ones.items():
+        value = getattr(args, option)
         if value != only:
-            raise LeapformerError(f"--{option} {value} with --in-browser, which does not have it; leave one out")
+            name = option.replace("_", "-")
+            raise LeapformerError(f"--{name} {value} with --in-browser, which does not have it; leave one out")
 
 
 def _translator(system: Any, options: Any, args: argparse.Namespace) -> dict[str, Any]:

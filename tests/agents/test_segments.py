@@ -24,8 +24,9 @@ def syllables(seconds: float, decibels: float) -> np.ndarray:
 def places(parts: list[np.ndarray], n_tokens: int = 0, **options) -> list[tuple[str, float]]:
     """What became of the audio: (place, seconds), one after the other."""
     segmenter, samples = Segmenter(SegmentOptions(**options)), np.concatenate(parts)
-    found = [segmenter.push(samples[at : at + PIECE], n_tokens) for at in range(0, len(samples), PIECE)]
-    return [(place.name.lower(), round(0.04 * len(list(group)), 2)) for place, group in groupby(found)]
+    pieces = (samples[at : at + PIECE] for at in range(0, len(samples), PIECE))
+    found = [place.name.lower() for piece in pieces for place, _ in segmenter.push(piece, n_tokens)]
+    return [(place, round(0.04 * len(list(group)), 2)) for place, group in groupby(found)]
 
 
 def test_a_pause_ends_a_segment_after_its_400_ms_and_the_next_sound_begins_one() -> None:
@@ -95,9 +96,10 @@ def test_after_ten_seconds_the_quieter_level_is_the_recent_one() -> None:
 def test_what_was_forgotten_makes_a_segment_no_longer() -> None:
     segmenter = Segmenter(SegmentOptions("seconds", min_seconds=0.5, max_seconds=1, history="window"))
     piece = noise(0.04, -20)
-    found = [segmenter.push(piece, 0, max(0, i - 20)).name for i in range(60)]
+    found = [place.name for i in range(60) for place, _ in segmenter.push(piece, 0, max(0, i - 20))]
     assert found == ["SPEECH"] * 60
-    assert [segmenter.push(piece, 0, 40).name for _ in range(5)] == ["SPEECH"] * 4 + ["END"]
+    found = [place.name for _ in range(5) for place, _ in segmenter.push(piece, 0, 40)]
+    assert found == ["SPEECH"] * 4 + ["END"]
 
 
 def test_tokens_and_seconds() -> None:
@@ -118,9 +120,10 @@ def test_levels() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "words"}, "--segment 'words': choose from pause, tokens, seconds"),
+        ({"kind": "words"}, "--segment 'words': choose from pause, sentence, tokens, seconds"),
         ({"pause_ms": 20}, "--pause-ms 20"),
         ({"pause_db": float("nan")}, "--pause-db nan"),
+        ({"kind": "sentence"}, "--segment sentence needs --sentence-ends FILE"),
         ({"tokens": 0}, "--segment-tokens 0"),
         ({"min_seconds": 5, "max_seconds": 4}, "--min-seconds 5 and --max-seconds 4"),
         ({"max_seconds": float("inf")}, "--max-seconds inf"),

@@ -1,0 +1,262 @@
+"""Training of `runtime.sentences.SentenceModel`: sentences are joined at random, so their ends are known.
+
+Joined recordings follow each other with and without pauses, with and without the silence at their edges, and at
+different levels, so that neither silence nor loudness alone tells where one ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from ..audio import STATE_MS
+from ..data.manifests import read_manifest
+from ..errors import LeapformerError
+from ..models.joined_speech import LONGEST_PAUSE, pause
+from ..progress import Watch, unwatched
+from ..runtime.sentences import FRAMES, SentenceModel
+
+EDGE_DB = 25.0  # silence at an edge is so much quieter than the loudest frame
+MARGIN = 3  # frames of it that stay
+LEVEL_DB = 3.0  # standard deviation of the level of a recording
+TRIMMED, PAUSES = 0.7, 0.4  # shares of recordings without silence at the edges, and of ends with a pause
+SECONDS = 12.0  # least length of a sample
+ROWS, CLIP, WARM_UP = 16, 1.0, 50
+RARE = -3.0  # logit of a step at the beginning of training
+NEAR, POSITIVE = 0.5, 3.0  # target one step beside an end; weight of steps with an end
+FOUND_WITHIN = 5  # steps that an end may be found too early or too late
+APART = 500 // STATE_MS  # steps between two ends
+STATISTICS = 500  # recordings whose mean and deviation count
+THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
+
+Features = Callable[[int], np.ndarray]  # frames (T, F) of a recording by its number
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train: `ahead_ms` of the next sentence are heard before an end is told."""
+
+    updates: int = 500
+    ahead_ms: int = 320
+    units: int = 96
+    rate: float = 2e-3
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.updates < 1 or self.units < 1:
+            raise LeapformerError(f"--updates {self.updates} and --units {self.units}: give at least 1")
+        if self.ahead_ms < 0 or self.ahead_ms % STATE_MS:
+            raise LeapformerError(f"--ahead-ms {self.ahead_ms}: give a multiple of {STATE_MS}, or 0")
+        if not 0 < self.rate < math.inf:
+            raise LeapformerError(f"--lr {self.rate}: give a number above 0")
+
+
+@dataclass(frozen=True)
+class Found:
+    """How many ends were found, were missed, and were found where none is."""
+
+    right: int = 0
+    missed: int = 0
+    wrong: int = 0
+
+    @property
+    def f1(self) -> float:
+        return 2 * self.right / max(1, 2 * self.right + self.missed + self.wrong)
+
+    def __add__(self, other: Found) -> Found:
+        return Found(self.right + other.right, self.missed + other.missed, self.wrong + other.wrong)
+
+
+class Recordings:
+    """The filterbank frames of a manifest's recordings, (T, F) each, read when they are needed."""
+
+    def __init__(self, manifest: str | Path) -> None:
+        """Raises LeapformerError for a manifest that is missing, or has fewer than two recordings."""
+        if not Path(manifest).is_file():
+            raise LeapformerError(f"{manifest}: no such manifest; `leapformer prepare` or `corpus` writes it")
+        self._root = Path(manifest).parent
+        self._addresses = [row["audio"] for row in read_manifest(Path(manifest))]
+        if len(self._addresses) < 2:
+            raise LeapformerError(f"{manifest} has fewer than two recordings, so none follows another")
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        from fairseq.data.audio.audio_utils import get_features_or_waveform
+
+        address = str(self._root / self._addresses[index])
+        try:
+            frames: np.ndarray = get_features_or_waveform(address)
+        except (OSError, ValueError) as error:
+            raise LeapformerError(f"{address} cannot be read ({error}); prepare the data again") from error
+        if frames.ndim != 2:
+            raise LeapformerError(f"{address} holds a waveform; prepare filterbanks, as `leapformer prepare` does")
+        return frames
+
+
+class Network(nn.Module):
+    """Logits (B, T) that a sentence ended `ahead` steps before, from steps (B, T, 4 F) of normalised frames."""
+
+    def __init__(self, bins: int, units: int) -> None:
+        super().__init__()
+        self.enter = nn.Linear(FRAMES * bins, units)
+        self.unit = nn.GRU(units, units, batch_first=True)
+        self.leave = nn.Linear(units, 1)
+        nn.init.constant_(self.leave.bias, RARE)
+
+    def forward(self, steps: Tensor) -> Tensor:
+        found: Tensor = self.leave(self.unit(torch.relu(self.enter(steps)))[0])
+        return found.squeeze(-1)
+
+    def numpy(self, mean: np.ndarray, std: np.ndarray, ahead: int, threshold: float, about: dict[str, Any]) -> Any:
+        """The same without PyTorch."""
+        unit: Any = self.unit
+        arrays = {
+            "enter_weight": self.enter.weight, "enter_bias": self.enter.bias,
+            "input_weight": unit.weight_ih_l0, "input_bias": unit.bias_ih_l0,
+            "state_weight": unit.weight_hh_l0, "state_bias": unit.bias_hh_l0,
+            "leave_weight": self.leave.weight, "leave_bias": self.leave.bias,
+        }  # fmt: skip
+        found = {name: array.detach().numpy().copy() for name, array in arrays.items()}
+        return SentenceModel(mean, std, **found, ahead=ahead, threshold=threshold, about=about)
+
+
+def train(
+    recordings: Sequence[np.ndarray] | Recordings,
+    held_out: Sequence[np.ndarray] | Recordings,
+    settings: Settings,
+    signature: str = "",
+    watch: Watch = unwatched,
+) -> SentenceModel:
+    """Train on recordings of single sentences, and choose the threshold that finds most ends of those `held_out`."""
+    rng, ahead = np.random.default_rng(settings.seed), settings.ahead_ms // STATE_MS
+    torch.manual_seed(settings.seed)
+    mean, std = statistics(recordings, rng)
+    network = Network(len(mean), settings.units)
+    optimizer = torch.optim.Adam(network.parameters(), settings.rate)
+    for update in range(settings.updates):
+        watch(update, settings.updates)
+        share = min(1.0, (update + 1) / WARM_UP) * (1 - update / settings.updates)
+        for group in optimizer.param_groups:
+            group["lr"] = settings.rate * share
+        rows = [labelled(*joined(recordings, rng), ahead) for _ in range(ROWS)]
+        loss = _loss(network, [((frames - mean) / std, target) for frames, target in rows])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), CLIP)
+        optimizer.step()
+    watch(settings.updates, settings.updates)
+    found = evaluate(network, mean, std, held_out, ahead)
+    threshold = max(found, key=lambda one: found[one].f1)
+    about = {"settings": asdict(settings), "found": asdict(found[threshold]), "signature": signature}
+    model: SentenceModel = network.numpy(mean, std, ahead, threshold, about)
+    return model
+
+
+def statistics(
+    recordings: Sequence[np.ndarray] | Recordings, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of frames, (F,) each."""
+    chosen = rng.permutation(len(recordings))[:STATISTICS]
+    frames = np.concatenate([recordings[int(index)] for index in chosen])
+    return frames.mean(0), frames.std(0) + np.float32(1e-5)
+
+
+def joined(
+    recordings: Sequence[np.ndarray] | Recordings, rng: np.random.Generator, pauses: float = PAUSES
+) -> tuple[np.ndarray, list[int]]:
+    """Frames (T, F) of random recordings, one after the other, and where all but the last one end."""
+    parts, ends, length = list[np.ndarray](), list[int](), 0
+    while length < SECONDS * 1000 / STATE_MS * FRAMES or len(ends) < 2:
+        frames = recordings[int(rng.integers(len(recordings)))]
+        if rng.random() < TRIMMED:
+            frames = trimmed(frames)
+        if parts and rng.random() < pauses:
+            parts.append(pause(parts[-1], int(rng.integers(1, LONGEST_PAUSE + 1)), rng))
+            length += len(parts[-1])
+        parts.append(frames + np.float32(rng.normal(0, LEVEL_DB) * NEPERS))
+        length += len(frames)
+        ends.append(length)
+    return np.concatenate(parts), ends[:-1]
+
+
+NEPERS = math.log(10) / 10  # of energy, in a decibel
+
+
+def trimmed(frames: np.ndarray) -> np.ndarray:
+    """Frames without silence at the edges."""
+    levels = frames.mean(1)
+    loud = np.flatnonzero(levels > levels.max() - EDGE_DB * NEPERS)
+    return frames[max(0, loud[0] - MARGIN) : loud[-1] + 1 + MARGIN]
+
+
+def labelled(frames: np.ndarray, ends: Sequence[int], ahead: int) -> tuple[np.ndarray, np.ndarray]:
+    """The frames of whole steps, and the target (S,) of each step."""
+    steps = len(frames) // FRAMES
+    target = np.zeros(steps, np.float32)
+    for end in ends:
+        at = round(end / FRAMES) + ahead
+        for near, value in (at - 1, NEAR), (at + 1, NEAR), (at, 1.0):
+            if 0 <= near < steps:
+                target[near] = max(target[near], value)
+    return frames[: steps * FRAMES], target
+
+
+def _loss(network: Network, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Tensor:
+    """Cross-entropy of the steps of all rows."""
+    sizes = [len(target) for _, target in rows]
+    steps = nn.utils.rnn.pad_sequence([_steps(frames) for frames, _ in rows], batch_first=True)
+    logits = torch.cat([row[:size] for row, size in zip(network(steps), sizes, strict=True)])
+    target = torch.from_numpy(np.concatenate([target for _, target in rows]))
+    return binary_cross_entropy_with_logits(logits, target, pos_weight=torch.tensor(POSITIVE))
+
+
+def _steps(frames: np.ndarray) -> Tensor:
+    """Frames (S * 4, F) as steps (S, 4 F)."""
+    return torch.from_numpy(frames.reshape(len(frames) // FRAMES, -1).astype(np.float32))
+
+
+@torch.no_grad()
+def evaluate(
+    network: Network, mean: np.ndarray, std: np.ndarray, recordings: Sequence[np.ndarray] | Recordings, ahead: int
+) -> dict[float, Found]:
+    """What is found with each threshold, half of the samples without a pause."""
+    rng = np.random.default_rng(0)
+    total = dict.fromkeys(THRESHOLDS, Found())
+    for number in range(40):
+        frames, ends = joined(recordings, rng, pauses=number % 2)
+        frames, _ = labelled(frames, ends, ahead)
+        chances = network(_steps((frames - mean) / std)[None])[0].sigmoid().numpy()
+        for threshold in THRESHOLDS:
+            total[threshold] += compared([one - ahead for one in told(chances, threshold)], ends)
+    return total
+
+
+def told(chances: np.ndarray, threshold: float) -> list[int]:
+    """The steps at which an end is told."""
+    found: list[int] = []
+    for step in np.flatnonzero(chances > threshold):
+        if not found or step - found[-1] > APART:
+            found.append(int(step))
+    return found
+
+
+def compared(found: Sequence[int], ends: Sequence[int]) -> Found:
+    """Ends that were found, in steps, beside those that are there, in frames."""
+    left = [end / FRAMES for end in ends]
+    right = 0
+    for one in found:
+        near = min(left, key=lambda end: abs(end - one), default=math.inf)
+        if abs(near - one) <= FOUND_WITHIN:
+            left.remove(near)
+            right += 1
+    return Found(right, len(left), len(found) - right)

@@ -1,0 +1,49 @@
+"""`leapformer sentence-ends`: train a small network that finds where sentences end in speech without pauses."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..files import made_folder
+from ..progress import progress
+from ..signature import signature
+
+HELP = "train a small network that finds where sentences end in speech without pauses, for --sentence-ends"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the recordings, how to train, and where to write."""
+    add = parser.add_argument
+    add("--train", required=True, metavar="TSV", help="manifest of recordings of a sentence each, such as train_st.tsv")
+    add("--valid", required=True, metavar="TSV", help="others, that choose the threshold, such as dev_st.tsv")
+    add("--out", required=True, type=Path, metavar="FILE", help="the trained network, such as sentence_ends.npz")
+    add("--updates", type=int, default=500, metavar="N", help="of 16 samples of 12 s (default: 500)")
+    add("--ahead-ms", type=int, default=320, metavar="MS", help="of the next sentence that are heard before an end is "
+        "told; less is quicker and finds fewer (default: 320)")  # fmt: skip
+    add("--units", type=int, default=96, metavar="N", help="of the network (default: 96)")
+    add("--lr", type=float, default=2e-3, metavar="LR", help="highest learning rate (default: 0.002)")
+    add("--seed", type=int, default=1, metavar="N", help="(default: 1)")
+    add("--num-threads", type=int, default=1, metavar="N", help="of the CPU (default: 1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, write the file, and print what it finds. Raises LeapformerError for data that does not serve."""
+    from .. import register
+    from ..agents.options import set_threads
+    from ..agents.sentence_training import Found, Recordings, Settings, train
+
+    register()
+    settings = Settings(args.updates, args.ahead_ms, args.units, args.lr, args.seed)
+    set_threads(args.num_threads)
+    training, held_out = Recordings(args.train), Recordings(args.valid)
+    made_folder(args.out.parent)
+    with progress("sentence ends", "update") as watch:
+        model = train(training, held_out, settings, signature(seed=args.seed), watch)
+    model.save(args.out)
+    found = Found(**model.about["found"])
+    print(
+        f"{args.out}: finds {found.right} of {found.right + found.missed} ends within 200 ms, {found.wrong} where none "
+        f"is (F1 {found.f1:.3f}, threshold {model.threshold:g}); use it with --sentence-ends {args.out}"
+    )
+    return 0

@@ -1,0 +1,150 @@
+"""Where sentences end in continuous speech, from a small network that hears each 40 ms once. Without PyTorch.
+
+Speakers do not pause after each sentence. As in SHAS (Tsiamas et al., 2022, arXiv:2202.04774), a network is trained on
+known segments to find the ends; this one is causal, and looks at filterbank frames: a linear layer, a gated recurrent
+unit (Cho et al., 2014, arXiv:1406.1078, as in PyTorch), and the probability that a sentence ended a moment ago.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..audio import FRAME_MS, SAMPLE_RATE, STATE_MS, OnlineFbank
+from ..errors import LeapformerError
+from ..files import replacing
+
+FORMAT = 1
+FRAMES = STATE_MS // FRAME_MS  # of a step
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceModel:
+    """A trained network of D units for frames of F bins, float32.
+
+    mean, std:   of frames, (F,).
+    enter_*:     the linear layer before the unit, (D, 4 F) and (D,).
+    input_*:     of the unit, for what enters, (3 D, D) and (3 D,): reset, update, new; state_*: for its state.
+    leave_*:     from the state to the logit, (1, D) and (1,).
+    ahead:       steps of 40 ms after the end of a sentence that the network hears before it tells.
+    threshold:   the probability from which a sentence has ended.
+    about:       what it was trained on, and what it finds there.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+    enter_weight: np.ndarray
+    enter_bias: np.ndarray
+    input_weight: np.ndarray
+    input_bias: np.ndarray
+    state_weight: np.ndarray
+    state_bias: np.ndarray
+    leave_weight: np.ndarray
+    leave_bias: np.ndarray
+    ahead: int
+    threshold: float
+    about: dict[str, Any]
+
+    @classmethod
+    def load(cls, path: str | Path) -> SentenceModel:
+        """Raises LeapformerError for a file that `leapformer sentence-ends` did not write."""
+        remedy = "train it with `leapformer sentence-ends`"
+        if not Path(path).is_file():
+            raise LeapformerError(f"--sentence-ends {path}: no such file; {remedy}")
+        try:
+            with np.load(path) as file:
+                about: dict[str, Any] = json.loads(str(file["about"]))
+                arrays = {name: file[name] for name in ARRAYS}
+            if about.pop("format") != FORMAT:
+                raise ValueError("of another version")
+            model = cls(**arrays, ahead=int(about["ahead"]), threshold=float(about["threshold"]), about=about)
+        except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise LeapformerError(f"--sentence-ends {path} cannot be read ({error}); {remedy}") from error
+        if wrong := model._wrong():
+            raise LeapformerError(f"--sentence-ends {path}: {wrong}; {remedy}")
+        return model
+
+    def save(self, path: str | Path) -> None:
+        about = {**self.about, "format": FORMAT, "ahead": self.ahead, "threshold": self.threshold}
+        with replacing(Path(path)) as partial, partial.open("wb") as file:
+            np.savez(file, about=np.array(json.dumps(about)), **{name: getattr(self, name) for name in ARRAYS})
+
+    @property
+    def delay(self) -> int:
+        """Pieces of 40 ms that are heard after the last one of a sentence until its end is known.
+
+        A step's frames reach into the piece after it.
+        """
+        return self.ahead + 2
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the arrays, for this number of units and bins."""
+        units, bins = len(self.enter_bias), len(self.mean)
+        return {
+            "mean": (bins,),
+            "std": (bins,),
+            "enter_weight": (units, FRAMES * bins),
+            "enter_bias": (units,),
+            "input_weight": (3 * units, units),
+            "input_bias": (3 * units,),
+            "state_weight": (3 * units, units),
+            "state_bias": (3 * units,),
+            "leave_weight": (1, units),
+            "leave_bias": (1,),
+        }
+
+    def _wrong(self) -> str:
+        """Why it cannot be used; empty if it can."""
+        for name in ARRAYS:
+            array = getattr(self, name)
+            if array.ndim == 0 or not np.issubdtype(array.dtype, np.floating) or not np.isfinite(array).all():
+                return f"{name} is no array of numbers"
+        for name, shape in self.shapes.items():
+            if getattr(self, name).shape != shape:
+                return f"{name} has shape {getattr(self, name).shape}, not {shape}"
+        return "" if self.ahead >= 0 and 0 < self.threshold < 1 else "ahead or threshold is out of range"
+
+
+ARRAYS = tuple(one.name for one in fields(SentenceModel) if one.name not in ("ahead", "threshold", "about"))
+
+
+class SentenceEnds:
+    """What the network has heard of one recording. `push` its audio, 40 ms at a time."""
+
+    def __init__(self, model: SentenceModel) -> None:
+        self.model = model
+        self._fbank = OnlineFbank(SAMPLE_RATE, len(model.mean))
+        self._frames = np.zeros((0, len(model.mean)), np.float32)
+        self._state = np.zeros(len(model.enter_bias), np.float32)
+
+    def push(self, piece: np.ndarray) -> bool:
+        """Whether the piece of 40 ms that came `model.delay` pieces before this one is the last of a sentence."""
+        self._frames = np.concatenate([self._frames, self._fbank.push(piece)])
+        found = False
+        while len(self._frames) >= FRAMES:
+            found |= self.step(self._frames[:FRAMES]) > self.model.threshold
+            self._frames = self._frames[FRAMES:]
+        return found
+
+    def step(self, frames: np.ndarray) -> float:
+        """The probability that a sentence ended `model.ahead` steps before these four frames, (4, F)."""
+        model, units = self.model, len(self._state)
+        given = ((frames - model.mean) / model.std).reshape(-1)
+        entered = np.maximum(model.enter_weight @ given + model.enter_bias, 0)
+        new = model.input_weight @ entered + model.input_bias
+        old = model.state_weight @ self._state + model.state_bias
+        reset, update = _sigmoid(new[: 2 * units] + old[: 2 * units]).reshape(2, units)
+        candidate = np.tanh(new[2 * units :] + reset * old[2 * units :])
+        self._state = candidate + update * (self._state - candidate)
+        return float(_sigmoid(model.leave_weight @ self._state + model.leave_bias)[0])
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(0.5 * x))  # which cannot overflow
