@@ -95,38 +95,58 @@ class Segmenter:
     much quieter speaker is detected.
     """
 
-    def __init__(self, options: SegmentOptions) -> None:
-        self.options = options
+    def __init__(self, options: SegmentOptions, grid: int = SAMPLE_RATE // 1000) -> None:
+        """`grid`: a sentence ends at a multiple of so many samples after the audio whose place was known before."""
+        self.options, self._grid = options, grid
         self.n_ended = 0
         self._levels: deque[float] = deque(maxlen=RECENT)  # of the last pieces of segments
-        self._n_pieces = 0  # of the segment
+        self._n_samples = 0  # of the segment
         self._n_quiet = 0  # that the segment ends with so far
         self._floor = math.inf  # level of the quietest of them, and of those between segments
         self._silence = -math.inf if options.silence_db is None else options.silence_db
         self._open = options.silence_db is None
         self._ends_of = SentenceEnds(options.sentences) if options.kind == "sentence" and options.sentences else None
-        self._waiting: deque[np.ndarray] = deque()  # pieces that may turn out to be the last of a sentence
+        self._waiting = np.zeros(0, np.float32)  # samples whose segment is not known yet
+        self._n_placed = 0  # samples before them
 
     def push(self, piece: np.ndarray, n_tokens: int, n_forgotten: int = 0) -> Iterator[tuple[Place, np.ndarray]]:
-        """Pieces with their places: this one, or with the ends of sentences the one whose place is now known.
+        """Pieces with their places: this one, or with the ends of sentences those whose places are now known.
 
         In its possible segment, `n_tokens` were written and `n_forgotten` pieces were forgotten.
         """
-        ended = self._ends_of is not None and self._ends_of.push(piece)
-        self._waiting.append(piece)
-        if self._ends_of is None or len(self._waiting) > self._ends_of.model.delay:
-            yield self._place(self._waiting[0], n_tokens, n_forgotten, ended), self._waiting.popleft()
+        if self._ends_of is None:
+            yield self._place(piece, n_tokens, n_forgotten), piece
+            return
+        end = self._ends_of.push(piece)
+        self._waiting = np.concatenate([self._waiting, piece])
+        if end is not None and self._n_samples + end - self._n_placed >= self.options.min_seconds * SAMPLE_RATE:
+            yield from self._taken(end - self._n_placed, n_tokens, n_forgotten)
+        while len(self._waiting) > self._ends_of.model.delay * PIECE:
+            yield self._next(PIECE, n_tokens, n_forgotten)
 
     def finish(self, n_tokens: int = 0, n_forgotten: int = 0) -> Iterator[tuple[Place, np.ndarray]]:
-        """The pieces whose place is not known yet, once the audio has ended."""
-        while self._waiting:
-            yield self._place(self._waiting[0], n_tokens, n_forgotten, ended=False), self._waiting.popleft()
+        """The pieces whose places are not known yet, once the audio has ended."""
+        while len(self._waiting):
+            yield self._next(PIECE, n_tokens, n_forgotten)
 
-    def _place(self, piece: np.ndarray, n_tokens: int, n_forgotten: int, ended: bool) -> Place:
+    def _taken(self, samples: int, n_tokens: int, n_forgotten: int) -> Iterator[tuple[Place, np.ndarray]]:
+        """The pieces up to the end of a sentence, so many samples from now; a rest is part of the last one."""
+        samples = min(max(round(samples / self._grid), 1) * self._grid, len(self._waiting))
+        while samples >= 2 * PIECE:
+            yield self._next(PIECE, n_tokens, n_forgotten)
+            samples -= PIECE
+        yield self._next(samples, n_tokens, n_forgotten, ended=True)
+
+    def _next(self, samples: int, n_tokens: int, n_forgotten: int, ended: bool = False) -> tuple[Place, np.ndarray]:
+        piece, self._waiting = self._waiting[:samples], self._waiting[samples:]
+        self._n_placed += len(piece)
+        return self._place(piece, n_tokens, n_forgotten, ended), piece
+
+    def _place(self, piece: np.ndarray, n_tokens: int, n_forgotten: int, ended: bool = False) -> Place:
         level = level_of(piece)
         if not self._open and not self._begins(level):
             return Place.BETWEEN
-        self._n_pieces += 1
+        self._n_samples += len(piece)
         self._levels.append(level)
         if self.options.kind in AT_PAUSES and level < self._quiet_level():
             self._n_quiet, self._floor = self._n_quiet + 1, min(self._floor, level)
@@ -135,7 +155,7 @@ class Segmenter:
         if not self._ends(n_tokens, n_forgotten, ended):
             return Place.SPEECH
         self._open = not (self._n_quiet or ended)
-        self._n_pieces = self._n_quiet = 0
+        self._n_samples = self._n_quiet = 0
         self.n_ended += 1
         return Place.END
 
@@ -147,7 +167,8 @@ class Segmenter:
 
     def _ends(self, n_tokens: int, n_forgotten: int, ended: bool) -> bool:
         options = self.options
-        seconds, kept = (count * STATE_MS / 1000 for count in (self._n_pieces, self._n_pieces - n_forgotten))
+        seconds = self._n_samples / SAMPLE_RATE
+        kept = (self._n_samples - n_forgotten * PIECE) / SAMPLE_RATE
         if seconds < options.min_seconds:
             return False
         paused = self._n_quiet * STATE_MS >= options.pause_ms

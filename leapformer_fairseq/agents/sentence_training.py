@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..audio import STATE_MS
+from ..audio import FRAME_MS, STATE_MS
 from ..data.manifests import read_manifest
 from ..errors import LeapformerError
 from ..models.joined_speech import LONGEST_PAUSE, pause
@@ -32,7 +32,8 @@ SECONDS = 12.0  # least length of a sample
 ROWS, CLIP, WARM_UP = 16, 1.0, 50
 RARE = -3.0  # logit of a step at the beginning of training
 NEAR, POSITIVE = 0.5, 3.0  # target one step beside an end; weight of steps with an end
-FOUND_WITHIN = 5  # steps that an end may be found too early or too late
+EXACT = 0.2  # weight of the error of an end, in steps
+FOUND_WITHIN = 200 // FRAME_MS  # frames that an end may be found too early or too late
 APART = 500 // STATE_MS  # steps between two ends
 STATISTICS = 500  # recordings whose mean and deviation count
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
@@ -61,18 +62,20 @@ class Settings:
 
 @dataclass(frozen=True)
 class Found:
-    """How many ends were found, were missed, and were found where none is."""
+    """How many ends were found, were missed, and were found where none is; `off_ms` of those found, in all."""
 
     right: int = 0
     missed: int = 0
     wrong: int = 0
+    off_ms: float = 0.0
 
     @property
     def f1(self) -> float:
         return 2 * self.right / max(1, 2 * self.right + self.missed + self.wrong)
 
     def __add__(self, other: Found) -> Found:
-        return Found(self.right + other.right, self.missed + other.missed, self.wrong + other.wrong)
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Found(*(mine + others for mine, others in pairs))
 
 
 class Recordings:
@@ -104,18 +107,20 @@ class Recordings:
 
 
 class Network(nn.Module):
-    """Logits (B, T) that a sentence ended `ahead` steps before, from steps (B, T, 4 F) of normalised frames."""
+    """From steps (B, T, 4 F) of normalised frames the logits (B, T) that a sentence ended around `ahead` steps before,
+    and how many frames after that (B, T).
+    """
 
     def __init__(self, bins: int, units: int) -> None:
         super().__init__()
         self.enter = nn.Linear(FRAMES * bins, units)
         self.unit = nn.GRU(units, units, batch_first=True)
-        self.leave = nn.Linear(units, 1)
+        self.leave = nn.Linear(units, 2)
         nn.init.constant_(self.leave.bias, RARE)
 
-    def forward(self, steps: Tensor) -> Tensor:
-        found: Tensor = self.leave(self.unit(torch.relu(self.enter(steps)))[0])
-        return found.squeeze(-1)
+    def forward(self, steps: Tensor) -> tuple[Tensor, Tensor]:
+        logits, after = self.leave(self.unit(torch.relu(self.enter(steps)))[0]).unbind(-1)
+        return logits, after
 
     def numpy(self, mean: np.ndarray, std: np.ndarray, ahead: int, threshold: float, about: dict[str, Any]) -> Any:
         """The same without PyTorch."""
@@ -149,7 +154,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = settings.rate * share
         rows = [labelled(*joined(recordings, rng), ahead) for _ in range(ROWS)]
-        loss = _loss(network, [((frames - mean) / std, target) for frames, target in rows])
+        loss = _loss(network, [row._replace(frames=(row.frames - mean) / std) for row in rows])
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), CLIP)
@@ -199,25 +204,35 @@ def trimmed(frames: np.ndarray) -> np.ndarray:
     return frames[max(0, loud[0] - MARGIN) : loud[-1] + 1 + MARGIN]
 
 
-def labelled(frames: np.ndarray, ends: Sequence[int], ahead: int) -> tuple[np.ndarray, np.ndarray]:
-    """The frames of whole steps, and the target (S,) of each step."""
+class Sample(NamedTuple):
+    """The frames of S whole steps; for each step, whether a sentence ended around `ahead` before, and how many frames
+    after that.
+    """
+
+    frames: np.ndarray  # (4 S, F)
+    ended: np.ndarray  # (S,)
+    after: np.ndarray  # (S,)
+
+
+def labelled(frames: np.ndarray, ends: Sequence[int], ahead: int) -> Sample:
+    """What the network is to learn from frames in which sentences end."""
     steps = len(frames) // FRAMES
-    target = np.zeros(steps, np.float32)
+    ended, after = np.zeros((2, steps), np.float32)
     for end in ends:
         at = round(end / FRAMES) + ahead
         for near, value in (at - 1, NEAR), (at + 1, NEAR), (at, 1.0):
             if 0 <= near < steps:
-                target[near] = max(target[near], value)
-    return frames[: steps * FRAMES], target
+                ended[near], after[near] = value, end - (near - ahead) * FRAMES
+    return Sample(frames[: steps * FRAMES], ended, after)
 
 
-def _loss(network: Network, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Tensor:
-    """Cross-entropy of the steps of all rows."""
-    sizes = [len(target) for _, target in rows]
-    steps = nn.utils.rnn.pad_sequence([_steps(frames) for frames, _ in rows], batch_first=True)
-    logits = torch.cat([row[:size] for row, size in zip(network(steps), sizes, strict=True)])
-    target = torch.from_numpy(np.concatenate([target for _, target in rows]))
-    return binary_cross_entropy_with_logits(logits, target, pos_weight=torch.tensor(POSITIVE))
+def _loss(network: Network, rows: Sequence[Sample]) -> Tensor:
+    """Cross-entropy of the steps of all rows, and the error of the ends in steps."""
+    steps = nn.utils.rnn.pad_sequence([_steps(row.frames) for row in rows], batch_first=True)
+    found = [torch.cat([row[: len(one.ended)] for row, one in zip(part, rows, strict=True)]) for part in network(steps)]
+    ended, after = (torch.from_numpy(np.concatenate(part)) for part in list(zip(*rows, strict=True))[1:])
+    error = ((found[1] - after).abs() * (ended > 0)).sum() / FRAMES / max(1, int((ended > 0).sum()))
+    return binary_cross_entropy_with_logits(found[0], ended, pos_weight=torch.tensor(POSITIVE)) + EXACT * error
 
 
 def _steps(frames: np.ndarray) -> Tensor:
@@ -234,29 +249,29 @@ def evaluate(
     total = dict.fromkeys(THRESHOLDS, Found())
     for number in range(40):
         frames, ends = joined(recordings, rng, pauses=number % 2)
-        frames, _ = labelled(frames, ends, ahead)
-        chances = network(_steps((frames - mean) / std)[None])[0].sigmoid().numpy()
+        frames = labelled(frames, ends, ahead).frames
+        logits, after = (part[0].numpy() for part in network(_steps((frames - mean) / std)[None]))
         for threshold in THRESHOLDS:
-            total[threshold] += compared([one - ahead for one in told(chances, threshold)], ends)
+            steps = told(logits, math.log(threshold / (1 - threshold)))
+            total[threshold] += compared([(step - ahead) * FRAMES + after[step] for step in steps], ends)
     return total
 
 
-def told(chances: np.ndarray, threshold: float) -> list[int]:
+def told(logits: np.ndarray, threshold: float) -> list[int]:
     """The steps at which an end is told."""
     found: list[int] = []
-    for step in np.flatnonzero(chances > threshold):
+    for step in np.flatnonzero(logits > threshold):
         if not found or step - found[-1] > APART:
             found.append(int(step))
     return found
 
 
-def compared(found: Sequence[int], ends: Sequence[int]) -> Found:
-    """Ends that were found, in steps, beside those that are there, in frames."""
-    left = [end / FRAMES for end in ends]
-    right = 0
+def compared(found: Sequence[float], ends: Sequence[int]) -> Found:
+    """Ends that were found beside those that are there, both in frames."""
+    left, errors = list(ends), list[float]()
     for one in found:
         near = min(left, key=lambda end: abs(end - one), default=math.inf)
         if abs(near - one) <= FOUND_WITHIN:
-            left.remove(near)
-            right += 1
-    return Found(right, len(left), len(found) - right)
+            left.remove(int(near))
+            errors.append(float(abs(near - one)) * FRAME_MS)
+    return Found(len(errors), len(left), len(found) - len(errors), sum(errors))

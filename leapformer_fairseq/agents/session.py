@@ -97,7 +97,8 @@ class Session:
                 "another policy"
             )
         self._input = _input(carry)(system, options, self.times, self.segments.forgets)
-        self._segmenter = Segmenter(self.segments)
+        # An encoder that goes on has states of 40 ms; a segment of its own may begin at any time.
+        self._segmenter = Segmenter(self.segments, *([PIECE] if carry == "encoder" else []))
         self._stream: TranslationStream | None = None
         self._window: list[Any] = []  # what the stream was given, where that may be needed again
         self._forgotten = (0, 0)  # tokens and units of the segment that the stream knows nothing of

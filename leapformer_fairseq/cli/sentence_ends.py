@@ -42,8 +42,10 @@ def run(args: argparse.Namespace) -> int:
         model = train(training, held_out, settings, signature(seed=args.seed), watch)
     model.save(args.out)
     found = Found(**model.about["found"])
+    off = found.off_ms / max(1, found.right)
     print(
-        f"{args.out}: finds {found.right} of {found.right + found.missed} ends within 200 ms, {found.wrong} where none "
-        f"is (F1 {found.f1:.3f}, threshold {model.threshold:g}); use it with --sentence-ends {args.out}"
+        f"{args.out}: finds {found.right} of {found.right + found.missed} ends, {off:.0f} ms off on average, and "
+        f"{found.wrong} where none is (F1 {found.f1:.3f}, threshold {model.threshold:g}); use it with "
+        f"--sentence-ends {args.out}"
     )
     return 0

@@ -2,7 +2,8 @@
 
 Speakers do not pause after each sentence. As in SHAS (Tsiamas et al., 2022, arXiv:2202.04774), a network is trained on
 known segments to find the ends; this one is causal, and looks at filterbank frames: a linear layer, a gated recurrent
-unit (Cho et al., 2014, arXiv:1406.1078, as in PyTorch), and the probability that a sentence ended a moment ago.
+unit (Cho et al., 2014, arXiv:1406.1078, as in PyTorch), the probability that a sentence ended a moment ago, and when
+exactly: models of single sentences may be sensitive to 40 ms more or less.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from ..audio import FRAME_MS, SAMPLE_RATE, STATE_MS, OnlineFbank
+from ..audio import FRAME_MS, SAMPLE_RATE, STATE_MS, WINDOW_MS, OnlineFbank
 from ..errors import LeapformerError
 from ..files import replacing
 
 FORMAT = 1
 FRAMES = STATE_MS // FRAME_MS  # of a step
+HOP = SAMPLE_RATE * FRAME_MS // 1000
+NEAR = 2 * FRAMES  # frames that an end is away from what is told, at most
+BETWEEN = (WINDOW_MS - FRAME_MS) * SAMPLE_RATE // 2000  # from a frame's first sample to halfway to the frame before
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +35,7 @@ class SentenceModel:
     mean, std:   of frames, (F,).
     enter_*:     the linear layer before the unit, (D, 4 F) and (D,).
     input_*:     of the unit, for what enters, (3 D, D) and (3 D,): reset, update, new; state_*: for its state.
-    leave_*:     from the state to the logit, (1, D) and (1,).
+    leave_*:     from the state to the logit and to the end, in frames after `ahead` steps before, (2, D) and (2,).
     ahead:       steps of 40 ms after the end of a sentence that the network hears before it tells.
     threshold:   the probability from which a sentence has ended.
     about:       what it was trained on, and what it finds there.
@@ -77,9 +81,9 @@ class SentenceModel:
 
     @property
     def delay(self) -> int:
-        """Pieces of 40 ms that are heard after the last one of a sentence until its end is known.
+        """Pieces of 40 ms that are heard after the end of a sentence until it is known.
 
-        A step's frames reach into the piece after it.
+        A step's frames reach into the piece after it, and an end may be told a step late.
         """
         return self.ahead + 2
 
@@ -96,8 +100,8 @@ class SentenceModel:
             "input_bias": (3 * units,),
             "state_weight": (3 * units, units),
             "state_bias": (3 * units,),
-            "leave_weight": (1, units),
-            "leave_bias": (1,),
+            "leave_weight": (2, units),
+            "leave_bias": (2,),
         }
 
     def _wrong(self) -> str:
@@ -123,18 +127,25 @@ class SentenceEnds:
         self._fbank = OnlineFbank(SAMPLE_RATE, len(model.mean))
         self._frames = np.zeros((0, len(model.mean)), np.float32)
         self._state = np.zeros(len(model.enter_bias), np.float32)
+        self._steps = 0
 
-    def push(self, piece: np.ndarray) -> bool:
-        """Whether the piece of 40 ms that came `model.delay` pieces before this one is the last of a sentence."""
+    def push(self, piece: np.ndarray) -> int | None:
+        """The sample of the recording at which a sentence ended, if that is known now."""
         self._frames = np.concatenate([self._frames, self._fbank.push(piece)])
-        found = False
+        found = None
         while len(self._frames) >= FRAMES:
-            found |= self.step(self._frames[:FRAMES]) > self.model.threshold
-            self._frames = self._frames[FRAMES:]
+            chance, after = self.step(self._frames[:FRAMES])
+            if chance > self.model.threshold:
+                after = min(max(after, -NEAR), NEAR)  # whatever the network says
+                frame = (self._steps - self.model.ahead) * FRAMES + after
+                found = round(frame * HOP) + BETWEEN
+            self._frames, self._steps = self._frames[FRAMES:], self._steps + 1
         return found
 
-    def step(self, frames: np.ndarray) -> float:
-        """The probability that a sentence ended `model.ahead` steps before these four frames, (4, F)."""
+    def step(self, frames: np.ndarray) -> tuple[float, float]:
+        """Of four more frames, (4, F): the probability that a sentence ended around `model.ahead` steps before them,
+        and how many frames after that.
+        """
         model, units = self.model, len(self._state)
         given = ((frames - model.mean) / model.std).reshape(-1)
         entered = np.maximum(model.enter_weight @ given + model.enter_bias, 0)
@@ -143,7 +154,8 @@ class SentenceEnds:
         reset, update = _sigmoid(new[: 2 * units] + old[: 2 * units]).reshape(2, units)
         candidate = np.tanh(new[2 * units :] + reset * old[2 * units :])
         self._state = candidate + update * (self._state - candidate)
-        return float(_sigmoid(model.leave_weight @ self._state + model.leave_bias)[0])
+        logit, after = model.leave_weight @ self._state + model.leave_bias
+        return float(_sigmoid(logit)), float(after)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

@@ -46,8 +46,11 @@ def noise(pieces: int, decibels: float, seed: int = 0) -> np.ndarray:
     return (10 ** (decibels / 20) * samples).astype(np.float32)
 
 
-def clicks(ahead: int = AHEAD) -> SentenceModel:
-    """A network without memory: a sentence ended `ahead` steps before each loud step."""
+def clicks(ahead: int = AHEAD, after: float = -0.75) -> SentenceModel:
+    """A network without memory: a sentence ended `ahead` steps before each loud step, and so many frames after that.
+
+    -0.75 is the time from a frame's middle to its beginning, so that pieces end with steps.
+    """
     level = (fbank(noise(50, QUIET)).mean() + fbank(noise(50, LOUD)).mean()) / 2
     forgets = np.array([0, -30, 0], np.float32)  # reset, update, new
     return SentenceModel(
@@ -55,7 +58,7 @@ def clicks(ahead: int = AHEAD) -> SentenceModel:
         enter_weight=np.full((1, 320), 1 / 320, np.float32), enter_bias=np.array([-level], np.float32),
         input_weight=np.array([[0], [0], [1]], np.float32), input_bias=forgets,
         state_weight=np.zeros((3, 1), np.float32), state_bias=np.zeros(3, np.float32),
-        leave_weight=np.array([[20]], np.float32), leave_bias=np.array([-10], np.float32),
+        leave_weight=np.array([[20], [0]], np.float32), leave_bias=np.array([-10, after], np.float32),
         ahead=ahead, threshold=0.5, about={},
     )  # fmt: skip
 
@@ -69,8 +72,8 @@ def with_clicks(ends: list[int], pieces: int, ahead: int = AHEAD) -> np.ndarray:
     return samples
 
 
-def options(**more: Any) -> SegmentOptions:
-    return SegmentOptions("sentence", pause_db=80, min_seconds=0.2, sentences=clicks(), **more)
+def options(after: float = -0.75) -> SegmentOptions:
+    return SegmentOptions("sentence", pause_db=80, min_seconds=0.2, sentences=clicks(after=after))
 
 
 def places(segmenter: Segmenter, samples: np.ndarray) -> list[Place]:
@@ -91,15 +94,16 @@ def test_the_network_without_pytorch_is_the_trained_one(steps: int, units: int, 
     frames = rng.normal(size=(steps * 4, 80)).astype(np.float32)
     given_ = torch.from_numpy(((frames - mean) / std).astype(np.float32).reshape(1, steps, -1))
     with torch.no_grad():
-        expected = network(given_)[0].sigmoid().numpy()
-    found = [ends.step(part) for part in frames.reshape(steps, 4, 80)]
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+        logits, after = (part[0] for part in network(given_))
+    found = np.array([ends.step(part) for part in frames.reshape(steps, 4, 80)])
+    np.testing.assert_allclose(found[:, 0], logits.sigmoid().numpy(), atol=2e-6)
+    np.testing.assert_allclose(found[:, 1], after.numpy(), atol=2e-5)
 
 
 def test_large_numbers_do_not_overflow() -> None:
     model = Network(80, 4).numpy(np.zeros(80, np.float32), np.full(80, 1e-30, np.float32), 0, 0.5, {})
     with np.errstate(over="raise", invalid="raise"):
-        assert 0 <= SentenceEnds(model).step(np.full((4, 80), 1e3, np.float32)) <= 1
+        assert 0 <= SentenceEnds(model).step(np.full((4, 80), 1e3, np.float32))[0] <= 1
 
 
 # ----------------------------------------------------------------------------------------------------------- segments
@@ -112,6 +116,22 @@ def test_segments_end_with_sentences(lengths: list[int], rest: int) -> None:
     found = places(Segmenter(options()), samples)
     assert [at + 1 for at, place in enumerate(found) if place is Place.END] == ends
     assert Place.BETWEEN not in found
+
+
+@pytest.mark.parametrize("after", [1.25, -0.25, -2.75, 1e30])
+def test_a_sentence_may_end_within_a_piece(after: float) -> None:
+    """Frames of 10 ms after what is told, but never far; an encoder that goes on has states of 40 ms."""
+    samples_ = with_clicks([20], 40)
+    for grid in (16, PIECE):
+        segmenter, found = Segmenter(options(after), grid), list[tuple[Place, np.ndarray]]()
+        for at in range(0, len(samples_), PIECE):
+            found += segmenter.push(samples_[at : at + PIECE], 0)
+        found += segmenter.finish()
+        last = next(n for n, (place, _) in enumerate(found) if place is Place.END)
+        end = sum(len(piece) for _, piece in found[: last + 1])
+        expected = 20 * PIECE + round(160 * min(max(after, -8), 8)) + 120
+        assert abs(end - expected) <= grid / 2 and end % grid == 0
+        assert sum(len(piece) for _, piece in found) == len(samples_)
 
 
 def test_a_place_is_known_after_the_delay() -> None:
@@ -206,9 +226,12 @@ def test_joined_sentences_and_their_ends() -> None:
     rows = [np.full((50, 80), value, np.float32) for value in (1.0, 9.0)]
     frames, ends = joined(rows, np.random.default_rng(0), pauses=0)
     assert ends == list(range(50, len(frames), 50)) and len(frames) >= 1200
-    kept, target = labelled(frames[:205], [50, 100], ahead=2)
-    assert len(kept) == 204 and list(np.flatnonzero(target == 1)) == [14, 27] and target.sum() == 4
-    assert labelled(frames[:20], [8], ahead=9)[1].sum() == 0, "what is known only later is not asked for"
+    sample = labelled(frames[:205], [50, 100], ahead=2)
+    assert len(sample.frames) == 204
+    assert [(at, sample.ended[at], sample.after[at]) for at in np.flatnonzero(sample.ended)] == [
+        (13, 0.5, 6), (14, 1, 2), (15, 0.5, -2), (26, 0.5, 4), (27, 1, 0), (28, 0.5, -4)
+    ]  # fmt: skip
+    assert labelled(frames[:20], [8], ahead=9).ended.sum() == 0, "what is known only later is not asked for"
 
 
 def test_edges() -> None:
@@ -219,15 +242,15 @@ def test_edges() -> None:
 
 def test_what_is_found() -> None:
     assert told(np.array([0, 0.6, 0.7, 0.2, *[0] * 12, 0.9]), 0.5) == [1, 16]
-    assert compared([10, 33, 60], [40, 120, 300]) == Found(right=2, missed=1, wrong=1)
-    assert compared([10, 11], [40]) == Found(right=1, missed=0, wrong=1)
-    assert compared([], []).f1 == 0 and Found(2, 1, 1) + Found(1, 0, 2) == Found(3, 1, 3)
+    assert compared([41, 132, 240], [40, 120, 300]) == Found(right=2, missed=1, wrong=1, off_ms=130)
+    assert compared([40, 44], [40]) == Found(right=1, missed=0, wrong=1)
+    assert compared([], []).f1 == 0 and Found(2, 1, 1, 9.0) + Found(1, 0, 2, 1.0) == Found(3, 1, 3, 10.0)
 
 
 def test_evaluation_hears_every_end() -> None:
     class Never(Network):
-        def forward(self, steps: torch.Tensor) -> torch.Tensor:
-            return torch.full(steps.shape[:2], -9.0)
+        def forward(self, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.full(steps.shape[:2], -9.0), torch.zeros(steps.shape[:2])
 
     found = evaluate(Never(80, 1), np.zeros(80), np.ones(80), [sentence(n) for n in range(9)], 0)
     assert all(one.right == one.wrong == 0 and one.missed > 100 for one in found.values())
@@ -253,7 +276,7 @@ def damage(path: Path, how: str) -> None:
     about = json.loads(str(parts["about"]))
     changes: dict[str, dict[str, Any]] = {
         "without a bias": {"input_bias": None},
-        "other shape": {"leave_weight": np.zeros((1, 2), np.float32)},
+        "other shape": {"leave_weight": np.zeros((1, 1), np.float32)},
         "not a number": {"mean": np.full(80, np.nan, np.float32)},
         "integers": {"mean": np.zeros(80, int)},
         "objects": {"mean": np.array([print] * 80, object)},
@@ -360,6 +383,7 @@ def test_the_command_trains_and_tells_what_is_found(tmp_path: Path, capsys: Any)
     model = SentenceModel.load(out)
     found = Found(**model.about["found"])
     assert f"finds {found.right} of {found.right + found.missed} ends" in printed and f"F1 {found.f1:.3f}" in printed
+    assert f"{found.off_ms / found.right:.0f} ms off" in printed and found.off_ms / found.right < 40
     assert found.f1 > 0.85 and model.ahead == 2 and "commit:" in model.about["signature"]
     write_recordings(tmp_path, "train", [sentence(0)])
     assert cli.main(["sentence-ends", *given_, "--out", str(out)]) == 2
