@@ -79,6 +79,8 @@ def add_segment_options(parser: TakesOptions) -> None:
         f"10 s (default: {default.pause_db:g})")  # fmt: skip
     add("--silence-db", type=float, metavar="DB", help="never translate what is quieter, in decibels of full scale, as "
         "in -50 (default: only silence after a pause is left out)")  # fmt: skip
+    add("--lead-ms", type=int, default=default.lead_ms, metavar="MS", help="of silence after a pause that the next "
+        f"segment begins with; as much as the recordings of the training do (default: {default.lead_ms})")  # fmt: skip
     add("--segment-tokens", type=int, default=default.tokens, metavar="N", help="--segment tokens: target tokens of a "
         f"segment (default: {default.tokens})")  # fmt: skip
     add("--min-seconds", type=float, metavar="S", help=f"of a segment (default: {default.min_seconds:g}; with "
@@ -105,6 +107,7 @@ def segment_options(args: Namespace) -> SegmentOptions:
         history=args.history,
         history_words=args.history_words,
         silence_db=args.silence_db,
+        lead_ms=args.lead_ms,
         sentences=sentences,
     )
 

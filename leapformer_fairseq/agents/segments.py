@@ -34,7 +34,8 @@ class SegmentOptions:
     `tokens` target tokens; with "seconds", only after `max_seconds`, which is always the most that is kept. `history`:
     a "segment" is kept completely; a "window" forgets text older than the last `history_words` words (or pieces, if the
     unit is "char") with its source, so that a segment may last for hours. `silence_db`: audio below this level, in
-    decibels relative to full scale, is never speech; with None, silence is only relative to earlier audio.
+    decibels relative to full scale, is never speech; with None, silence is only relative to earlier audio. `lead_ms`:
+    silence before a sound that its segment begins with.
     """
 
     kind: str = "pause"
@@ -46,6 +47,7 @@ class SegmentOptions:
     history: str = "segment"
     history_words: int = 10
     silence_db: float | None = None
+    lead_ms: int = 0
     sentences: SentenceModel | None = None
 
     def __post_init__(self) -> None:
@@ -68,6 +70,8 @@ class SegmentOptions:
             raise LeapformerError(f"--history-words {self.history_words}: give the words to keep in mind, at least 1")
         if self.silence_db is not None and self.kind not in AT_PAUSES:
             raise LeapformerError(f"--silence-db with --segment {self.kind}, which looks for no silence; take pause")
+        if self.lead_ms < 0 or self.lead_ms % STATE_MS:
+            raise LeapformerError(f"--lead-ms {self.lead_ms}: give a multiple of {STATE_MS}, or 0")
         if self.kind == "sentence" and self.sentences is None:
             raise LeapformerError("--segment sentence needs --sentence-ends FILE; `leapformer sentence-ends` makes one")
         if self.silence_db is not None and not self.silence_db < 0:

@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ..audio import SAMPLE_RATE
+from ..audio import SAMPLE_RATE, STATE_MS
 from ..errors import LeapformerError
 from .segments import PIECE, Place, Segmenter, SegmentOptions
 from .stream import DecodingOptions, System, TranslationStream
 from .times import ComputeTimes
 from .window import forgettable
-
-LEAD = 5  # pieces of silence before a sound that its segment begins with, for consonants are quiet
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Session:
         self._stream: TranslationStream | None = None
         self._window: list[Any] = []  # what the stream was given, where that may be needed again
         self._forgotten = (0, 0)  # tokens and units of the segment that the stream knows nothing of
-        self._lead: deque[Any] = deque(maxlen=LEAD)
+        self._lead: deque[Any] = deque(maxlen=self.segments.lead_ms // STATE_MS)
         self._rest = np.zeros(0, np.float32)
         self._drafted = 0  # steps of source that the last draft is of
         self._hears = False  # a call is being answered, or was left midway

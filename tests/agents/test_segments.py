@@ -124,6 +124,8 @@ def test_levels() -> None:
         ({"pause_ms": 20}, "--pause-ms 20"),
         ({"pause_db": float("nan")}, "--pause-db nan"),
         ({"kind": "sentence"}, "--segment sentence needs --sentence-ends FILE"),
+        ({"lead_ms": 50}, "--lead-ms 50: give a multiple of 40"),
+        ({"lead_ms": -40}, "--lead-ms -40"),
         ({"tokens": 0}, "--segment-tokens 0"),
         ({"min_seconds": 5, "max_seconds": 4}, "--min-seconds 5 and --max-seconds 4"),
         ({"max_seconds": float("inf")}, "--max-seconds inf"),

@@ -196,7 +196,7 @@ def sentence(seed: int, tells: bool = True) -> np.ndarray:
     return frames
 
 
-QUICK = Settings(updates=100, ahead_ms=80, units=16, rate=1e-2)
+QUICK = Settings(updates=100, ahead_ms=80, units=32, rate=1e-2)
 
 
 @pytest.fixture
@@ -376,7 +376,7 @@ def test_the_command_trains_and_tells_what_is_found(tmp_path: Path, capsys: Any)
     parts = {"train": range(30), "valid": range(30, 40)}
     files = {name: write_recordings(tmp_path, name, [sentence(n) for n in part]) for name, part in parts.items()}
     out = tmp_path / "new" / "ends.npz"
-    quick = ["--updates", "100", "--units", "16", "--lr", "1e-2", "--ahead-ms", "80"]
+    quick = ["--updates", "100", "--units", "32", "--lr", "1e-2", "--ahead-ms", "80"]
     given_ = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     assert cli.main(["sentence-ends", *given_, "--out", str(out), *quick]) == 0
     printed = capsys.readouterr().out

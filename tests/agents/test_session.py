@@ -170,7 +170,7 @@ def test_silence_between_segments_is_heard_and_not_translated(monkeypatch, arriv
     system, pause = arriving("ahead"), np.zeros(16_000, np.float32)
     samples = np.concatenate([speech(1.0), pause, speech(1.0), pause, speech(1.0)])
     whole = states_of_the_whole(system, samples)
-    given = given_states(monkeypatch, system, samples, SegmentOptions(min_seconds=0.5))
+    given = given_states(monkeypatch, system, samples, SegmentOptions(min_seconds=0.5, lead_ms=200))
     # until 400 ms of a pause are over, and from 200 ms before the next sound
     for states, (start, stop) in zip(given, [(0, 35), (45, 85), (95, 125)], strict=True):
         torch.testing.assert_close(states, whole[start:stop], rtol=0, atol=1e-5)

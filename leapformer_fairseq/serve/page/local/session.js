@@ -3,7 +3,7 @@ import { BETWEEN, END, PIECE, Segmenter } from "./segments.js";
 import { Stream } from "./stream.js";
 
 const RATE = 16000;
-const LEAD = 5; // pieces of silence before a sound that its segment begins with
+const PIECE_MS = (1000 * PIECE) / RATE;
 
 export class Session {
   /** `options`: { decoding, policy, segments, step_frames, drafts }. */
@@ -53,7 +53,8 @@ export class Session {
     this.samples += piece.length;
     const place = this.segmenter.push(piece, this.stream?.written.length ?? 0);
     if (place === BETWEEN) {
-      this.lead = [...this.lead, piece].slice(-LEAD);
+      this.lead.push(piece);
+      while (this.lead.length * PIECE_MS > this.options.segments.lead_ms) this.lead.shift();
       return [];
     }
     if (!this.stream) {
