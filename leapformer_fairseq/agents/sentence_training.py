@@ -45,7 +45,7 @@ Features = Callable[[int], np.ndarray]  # frames (T, F) of a recording by its nu
 class Settings:
     """How to train: `ahead_ms` of the next sentence are heard before an end is told."""
 
-    updates: int = 500
+    updates: int = 1500
     ahead_ms: int = 320
     units: int = 96
     rate: float = 2e-3

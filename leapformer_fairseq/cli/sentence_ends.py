@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--train", required=True, metavar="TSV", help="manifest of recordings of a sentence each, such as train_st.tsv")
     add("--valid", required=True, metavar="TSV", help="others, that choose the threshold, such as dev_st.tsv")
     add("--out", required=True, type=Path, metavar="FILE", help="the trained network, such as sentence_ends.npz")
-    add("--updates", type=int, default=500, metavar="N", help="of 16 samples of 12 s (default: 500)")
+    add("--updates", type=int, default=1500, metavar="N", help="of 16 samples of 12 s (default: 1500)")
     add("--ahead-ms", type=int, default=320, metavar="MS", help="of the next sentence that are heard before an end is "
         "told; less is quicker and finds fewer (default: 320)")  # fmt: skip
     add("--units", type=int, default=96, metavar="N", help="of the network (default: 96)")
