@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..audio import SAMPLE_RATE, STATE_MS
+from ..audio import FRAME_MS, SAMPLE_RATE, STATE_MS
 from ..errors import LeapformerError
 from ..runtime.sentences import SentenceEnds, SentenceModel
 
 PIECE = SAMPLE_RATE * STATE_MS // 1000  # samples
+FRAME = SAMPLE_RATE * FRAME_MS // 1000
+QUIET_ONSET = 100 // FRAME_MS  # frames
 RECENT = 10_000 // STATE_MS  # pieces whose loudest one is the recent level
 ONSET_DB = 10.0  # so much above the quietest piece of a pause is no silence, however quiet
 SEGMENTS = ("pause", "sentence", "tokens", "seconds")
@@ -70,8 +72,8 @@ class SegmentOptions:
             raise LeapformerError(f"--history-words {self.history_words}: give the words to keep in mind, at least 1")
         if self.silence_db is not None and self.kind not in AT_PAUSES:
             raise LeapformerError(f"--silence-db with --segment {self.kind}, which looks for no silence; take pause")
-        if self.lead_ms < 0 or self.lead_ms % STATE_MS:
-            raise LeapformerError(f"--lead-ms {self.lead_ms}: give a multiple of {STATE_MS}, or 0")
+        if self.lead_ms < 0:
+            raise LeapformerError(f"--lead-ms {self.lead_ms}: give at least 0")
         if self.kind == "sentence" and self.sentences is None:
             raise LeapformerError("--segment sentence needs --sentence-ends FILE; `leapformer sentence-ends` makes one")
         if self.silence_db is not None and not self.silence_db < 0:
@@ -100,7 +102,7 @@ class Segmenter:
     """
 
     def __init__(self, options: SegmentOptions, grid: int = SAMPLE_RATE // 1000) -> None:
-        """`grid`: a sentence ends at a multiple of so many samples after the audio whose place was known before."""
+        """`grid`: segments begin and end at multiples of so many samples after the audio whose place was known."""
         self.options, self._grid = options, grid
         self.n_ended = 0
         self._levels: deque[float] = deque(maxlen=RECENT)  # of the last pieces of segments
@@ -119,37 +121,66 @@ class Segmenter:
         In its possible segment, `n_tokens` were written and `n_forgotten` pieces were forgotten.
         """
         if self._ends_of is None:
-            yield self._place(piece, n_tokens, n_forgotten), piece
+            yield from self._placed(piece, n_tokens, n_forgotten)
             return
         end = self._ends_of.push(piece)
         self._waiting = np.concatenate([self._waiting, piece])
         if end is not None and self._n_samples + end - self._n_placed >= self.options.min_seconds * SAMPLE_RATE:
             yield from self._taken(end - self._n_placed, n_tokens, n_forgotten)
         while len(self._waiting) > self._ends_of.model.delay * PIECE:
-            yield self._next(PIECE, n_tokens, n_forgotten)
+            yield from self._next(PIECE, n_tokens, n_forgotten)
 
     def finish(self, n_tokens: int = 0, n_forgotten: int = 0) -> Iterator[tuple[Place, np.ndarray]]:
         """The pieces whose places are not known yet, once the audio has ended."""
         while len(self._waiting):
-            yield self._next(PIECE, n_tokens, n_forgotten)
+            yield from self._next(PIECE, n_tokens, n_forgotten)
 
     def _taken(self, samples: int, n_tokens: int, n_forgotten: int) -> Iterator[tuple[Place, np.ndarray]]:
         """The pieces up to the end of a sentence, so many samples from now; a rest is part of the last one."""
         samples = min(max(round(samples / self._grid), 1) * self._grid, len(self._waiting))
         while samples >= 2 * PIECE:
-            yield self._next(PIECE, n_tokens, n_forgotten)
+            yield from self._next(PIECE, n_tokens, n_forgotten)
             samples -= PIECE
-        yield self._next(samples, n_tokens, n_forgotten, ended=True)
+        yield from self._next(samples, n_tokens, n_forgotten, ended=True)
+        # The first sound may be quiet, as consonants are; what is quiet for longer is a pause.
+        self._open = self._open or self._quiet_frames(self._waiting, self._quiet_level()) <= QUIET_ONSET
 
-    def _next(self, samples: int, n_tokens: int, n_forgotten: int, ended: bool = False) -> tuple[Place, np.ndarray]:
+    def _next(
+        self, samples: int, n_tokens: int, n_forgotten: int, ended: bool = False
+    ) -> Iterator[tuple[Place, np.ndarray]]:
         piece, self._waiting = self._waiting[:samples], self._waiting[samples:]
         self._n_placed += len(piece)
-        return self._place(piece, n_tokens, n_forgotten, ended), piece
+        yield from self._placed(piece, n_tokens, n_forgotten, ended)
 
-    def _place(self, piece: np.ndarray, n_tokens: int, n_forgotten: int, ended: bool = False) -> Place:
+    def _placed(
+        self, piece: np.ndarray, n_tokens: int, n_forgotten: int, ended: bool = False
+    ) -> Iterator[tuple[Place, np.ndarray]]:
+        """A piece with its place, or its silence and its sound with theirs."""
+        if not self._open:
+            silence = self._silence_before(piece)
+            if silence:
+                yield Place.BETWEEN, piece[:silence]
+            piece = piece[silence:]
+        if len(piece):
+            yield self._place(piece, n_tokens, n_forgotten, ended), piece
+
+    def _silence_before(self, piece: np.ndarray) -> int:
+        """How many samples of a piece between segments come before a sound that begins the next one."""
         level = level_of(piece)
-        if not self._open and not self._begins(level):
-            return Place.BETWEEN
+        self._floor = min(self._floor, level)
+        sound = max(self._silence, min(self._quiet_level(), self._floor + ONSET_DB))
+        self._open = level >= sound
+        if not self._open:
+            return len(piece)
+        return self._quiet_frames(piece, sound) * FRAME // self._grid * self._grid
+
+    def _quiet_frames(self, samples: np.ndarray, sound: float) -> int:
+        """How many times 10 ms are quieter than a sound before the first that is one."""
+        starts = range(0, len(samples), FRAME)
+        return next((n for n, at in enumerate(starts) if level_of(samples[at : at + FRAME]) >= sound), len(starts))
+
+    def _place(self, piece: np.ndarray, n_tokens: int, n_forgotten: int, ended: bool) -> Place:
+        level = level_of(piece)
         self._n_samples += len(piece)
         self._levels.append(level)
         if self.options.kind in AT_PAUSES and level < self._quiet_level():
@@ -162,12 +193,6 @@ class Segmenter:
         self._n_samples = self._n_quiet = 0
         self.n_ended += 1
         return Place.END
-
-    def _begins(self, level: float) -> bool:
-        """Whether a piece between segments is the beginning of one."""
-        self._floor = min(self._floor, level)
-        self._open = level >= max(self._silence, min(self._quiet_level(), self._floor + ONSET_DB))
-        return self._open
 
     def _ends(self, n_tokens: int, n_forgotten: int, ended: bool) -> bool:
         options = self.options

@@ -8,7 +8,7 @@ takes over, which receives only the last part of its audio and text.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +57,12 @@ class Samples:
         """Pass a unit to a stream."""
         stream.push(unit)
 
+    def lead(self, units: Iterable[Any], milliseconds: int) -> list[Any]:
+        """The end of units that came before a segment."""
+        samples = np.concatenate([np.zeros(0, np.float32), *units])
+        samples = samples[max(0, len(samples) - milliseconds * SAMPLE_RATE // 1000) :]
+        return [samples[at : at + PIECE] for at in range(0, len(samples), PIECE)]
+
 
 CARRY = ("none", "encoder")
 
@@ -95,12 +101,15 @@ class Session:
                 "another policy"
             )
         self._input = _input(carry)(system, options, self.times, self.segments.forgets)
-        # An encoder that goes on has states of 40 ms; a segment of its own may begin at any time.
-        self._segmenter = Segmenter(self.segments, *([PIECE] if carry == "encoder" else []))
+        # Where states of 40 ms are counted from before the segment, it begins and ends with one of them.
+        counted = carry == "encoder" or self.segments.forgets
+        if counted and self.segments.lead_ms % STATE_MS:
+            raise LeapformerError(f"--lead-ms {self.segments.lead_ms} with --carry or a window: give a multiple of 40")
+        self._segmenter = Segmenter(self.segments, *([PIECE] if counted else []))
         self._stream: TranslationStream | None = None
         self._window: list[Any] = []  # what the stream was given, where that may be needed again
         self._forgotten = (0, 0)  # tokens and units of the segment that the stream knows nothing of
-        self._lead: deque[Any] = deque(maxlen=self.segments.lead_ms // STATE_MS)
+        self._lead: deque[Any] = deque(maxlen=self.segments.lead_ms // STATE_MS + 2)  # some of it is less than 40 ms
         self._rest = np.zeros(0, np.float32)
         self._drafted = 0  # steps of source that the last draft is of
         self._hears = False  # a call is being answered, or was left midway
@@ -173,8 +182,9 @@ class Session:
             return
         if self._stream is None:
             self._stream, self._drafted = self._input.stream(), 0
-            while self._lead:
-                self._give(self._stream, self._lead.popleft())
+            for before in self._input.lead(self._lead, self.segments.lead_ms):
+                self._give(self._stream, before)
+            self._lead.clear()
         elif self.segments.forgets:
             self._forget(self._stream)
         self._give(self._stream, unit)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..audio import STATE_MS
 from ..errors import LeapformerError
 from ..models.streaming_encoder import ArrivingSource
 from ..modules import PassOptions
@@ -63,6 +65,10 @@ class States(Samples):
     def stream(self) -> TranslationStream:
         engine = EncodedEngine(self.system.model, self.system.eos, self.times)
         return TranslationStream(self.system, self.options, self.times, engine, self.aligns)
+
+    def lead(self, units: Iterable[Tensor], milliseconds: int) -> list[Tensor]:
+        states = list(units)
+        return states[max(0, len(states) - milliseconds // STATE_MS) :]
 
     def give(self, stream: TranslationStream, unit: Tensor) -> None:
         engine: Any = stream.engine  # `EncodedEngine`, which is fed states

@@ -143,7 +143,11 @@ class TestParts:
             (PolicyOptions(k=2), {}, {}),
             (PolicyOptions(k=3, catch_up=2.0), {"no_repeat_ngram_size": 2}, {"kind": "tokens", "tokens": 4}),
             (PolicyOptions("hold-n", hold=2), {"unit": "char"}, {"kind": "seconds", "max_seconds": 1.7}),
-            (PolicyOptions("local-agreement"), {"max_draft": 6, "max_after_read": 3}, {"silence_db": -30.0, "lead_ms": 200}),
+            (
+                PolicyOptions("local-agreement"),
+                {"max_draft": 6, "max_after_read": 3},
+                {"silence_db": -30.0, "lead_ms": 200},
+            ),
             (PolicyOptions("offline"), {"max_len_a": 0.02, "max_len_b": 1}, {"pause_ms": 200}),
             (PolicyOptions(k=1), {"early_eos": "wait"}, {}),
         ],

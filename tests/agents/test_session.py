@@ -176,6 +176,28 @@ def test_silence_between_segments_is_heard_and_not_translated(monkeypatch, arriv
         torch.testing.assert_close(states, whole[start:stop], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("lead_ms", "size"), [(0, 100), (0, 7777), (30, 7777), (200, 100), (200, 200_000)])
+def test_a_segment_has_what_was_asked_for_before_its_sound(make_system, monkeypatch, lead_ms: int, size: int) -> None:
+    sound = 0.1 * np.random.default_rng(0).normal(size=16_000).astype(np.float32)
+    samples = np.concatenate([sound, np.zeros(16_400, np.float32), sound])
+    given: dict[TranslationStream, list[np.ndarray]] = {}
+    push = TranslationStream.push
+    monkeypatch.setattr(
+        TranslationStream, "push", lambda one, unit: given.setdefault(one, []).append(unit) or push(one, unit)
+    )
+    heard(Session(make_system(2, 3), OPTIONS, SegmentOptions(min_seconds=0.5, lead_ms=lead_ms)), samples, size)
+    _, second = given.values()
+    begins = 32_320 - lead_ms * 16  # the third 10 ms of a piece have the first sample of the sound
+    np.testing.assert_array_equal(np.concatenate(second), samples[begins:])
+
+
+def test_where_states_are_counted_the_lead_is_of_whole_ones(arriving) -> None:
+    with pytest.raises(LeapformerError, match="--lead-ms 30 with --carry or a window: give a multiple of 40"):
+        Session(arriving("ahead"), OPTIONS, SegmentOptions(lead_ms=30), "encoder")
+    with pytest.raises(LeapformerError, match="--lead-ms 30 with --carry or a window"):
+        Session(arriving("ahead"), OPTIONS, SegmentOptions("seconds", history="window", lead_ms=30))
+
+
 def test_a_carried_encoder_is_not_one_that_begins_again(arriving, speech) -> None:
     system, samples = arriving("causal"), np.concatenate([speech(1.2, 1), speech(1.2, 2)])
     whole, alone = states_of_the_whole(system, samples), states_of_the_whole(system, samples[19_200:])

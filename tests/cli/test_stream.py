@@ -24,8 +24,8 @@ from leapformer_fairseq.scoring.talks import read_talks
 from tests.agents.conftest import detokenizer, make_system, speech, spm_model, symbols  # noqa: F401  (fixtures)
 
 NEEDED = ["--checkpoint", "x", "--data-root", "x", "--max-len-b", "9", "--lead-ms", "200"]
-# of the recording below: to 400 ms after the last sound, and from 200 ms before the next one, in whole 40 ms
-FIRST, SECOND = slice(0, 73 * 640), slice(82 * 640, None)
+# of the recording below: to 400 ms after the last sound, in whole 40 ms, and from 200 ms before the next sound
+FIRST, SECOND = slice(0, 73 * 640), slice(56_000 - 3_200, None)
 SUMMARY = r"([\d.]+) s of audio, segments: (\d+); [\d.]+ s of computation .*, real-time factor [\d.]+\n$"
 
 

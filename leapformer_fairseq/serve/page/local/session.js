@@ -3,7 +3,6 @@ import { BETWEEN, END, PIECE, Segmenter } from "./segments.js";
 import { Stream } from "./stream.js";
 
 const RATE = 16000;
-const PIECE_MS = (1000 * PIECE) / RATE;
 
 export class Session {
   /** `options`: { decoding, policy, segments, step_frames, drafts }. */
@@ -12,7 +11,7 @@ export class Session {
     this.options = options;
     this.segmenter = new Segmenter(options.segments);
     this.stream = null;
-    this.lead = [];
+    this.lead = new Float32Array(0); // silence before the next segment
     this.rest = new Float32Array(0);
     this.samples = 0;
     this.segments = 0; // that have ended
@@ -51,19 +50,29 @@ export class Session {
 
   async hear(piece) {
     this.samples += piece.length;
-    const place = this.segmenter.push(piece, this.stream?.written.length ?? 0);
+    const events = [];
+    for (const [place, part] of this.segmenter.push(piece, this.stream?.written.length ?? 0)) {
+      events.push(...(await this.translate(place, part)));
+    }
+    return events;
+  }
+
+  async translate(place, part) {
     if (place === BETWEEN) {
-      this.lead.push(piece);
-      while (this.lead.length * PIECE_MS > this.options.segments.lead_ms) this.lead.shift();
+      const lead = Math.floor((this.options.segments.lead_ms * RATE) / 1000);
+      const known = new Float32Array(this.lead.length + part.length);
+      known.set(this.lead);
+      known.set(part, this.lead.length);
+      this.lead = known.slice(Math.max(0, known.length - lead));
       return [];
     }
     if (!this.stream) {
       this.stream = new Stream(this.model, this.options);
       this.drafted = 0;
-      for (const before of this.lead) this.stream.push(before);
-      this.lead = [];
+      if (this.lead.length) this.stream.push(this.lead);
+      this.lead = new Float32Array(0);
     }
-    this.stream.push(piece);
+    this.stream.push(part);
     return this.advance(place === END);
   }
 
