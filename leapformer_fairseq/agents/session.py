@@ -8,7 +8,7 @@ takes over, which receives only the last part of its audio and text.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,11 +57,19 @@ class Samples:
         """Pass a unit to a stream."""
         stream.push(unit)
 
-    def lead(self, units: Iterable[Any], milliseconds: int) -> list[Any]:
-        """The end of units that came before a segment."""
+    def last(self, units: Iterable[Any], milliseconds: int) -> list[Any]:
+        """The end of units."""
         samples = np.concatenate([np.zeros(0, np.float32), *units])
-        samples = samples[max(0, len(samples) - milliseconds * SAMPLE_RATE // 1000) :]
-        return [samples[at : at + PIECE] for at in range(0, len(samples), PIECE)]
+        return _pieces(samples[max(0, len(samples) - milliseconds * SAMPLE_RATE // 1000) :])
+
+    def after(self, units: Sequence[Any], states: int) -> list[Any]:
+        """Units without the audio of their first so many encoder states."""
+        return _pieces(np.concatenate(units)[states * PIECE :])
+
+
+def _pieces(samples: np.ndarray) -> list[np.ndarray]:
+    """Of 40 ms each, which do not keep the whole."""
+    return [samples[at : at + PIECE].copy() for at in range(0, len(samples), PIECE)]
 
 
 CARRY = ("none", "encoder")
@@ -101,11 +109,13 @@ class Session:
                 "another policy"
             )
         self._input = _input(carry)(system, options, self.times, self.segments.forgets)
-        # Where states of 40 ms are counted from before the segment, it begins and ends with one of them.
-        counted = carry == "encoder" or self.segments.forgets
-        if counted and self.segments.lead_ms % STATE_MS:
-            raise LeapformerError(f"--lead-ms {self.segments.lead_ms} with --carry or a window: give a multiple of 40")
-        self._segmenter = Segmenter(self.segments, *([PIECE] if counted else []))
+        # An encoder that goes on has states of 40 ms, which segments begin and end with; others begin at any time.
+        goes_on = carry == "encoder"
+        if goes_on and self.segments.lead_ms % STATE_MS:
+            raise LeapformerError(
+                f"--lead-ms {self.segments.lead_ms} with --carry encoder: give a multiple of {STATE_MS}"
+            )
+        self._segmenter = Segmenter(self.segments, *([PIECE] if goes_on else []))
         self._stream: TranslationStream | None = None
         self._window: list[Any] = []  # what the stream was given, where that may be needed again
         self._forgotten = (0, 0)  # tokens and units of the segment that the stream knows nothing of
@@ -182,7 +192,7 @@ class Session:
             return
         if self._stream is None:
             self._stream, self._drafted = self._input.stream(), 0
-            for before in self._input.lead(self._lead, self.segments.lead_ms):
+            for before in self._input.last(self._lead, self.segments.lead_ms):
                 self._give(self._stream, before)
             self._lead.clear()
         elif self.segments.forgets:
@@ -197,10 +207,10 @@ class Session:
 
     def _forget(self, stream: TranslationStream) -> None:
         """In place of the stream, one that was never given what need not be kept in mind, if that is much."""
-        n_tokens, n_units = forgettable(stream, self.segments.history_words)  # a unit is that of an encoder state
+        n_tokens, n_units = forgettable(stream, self.segments.history_words)
         if not n_units:
             return
-        kept, self._window = self._window[n_units:], []
+        kept, self._window = self._input.after(self._window, n_units), []
         self._stream, self._drafted = self._input.stream(), 0
         for unit in kept:
             self._give(self._stream, unit)

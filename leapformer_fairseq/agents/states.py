@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,9 +66,12 @@ class States(Samples):
         engine = EncodedEngine(self.system.model, self.system.eos, self.times)
         return TranslationStream(self.system, self.options, self.times, engine, self.aligns)
 
-    def lead(self, units: Iterable[Tensor], milliseconds: int) -> list[Tensor]:
+    def last(self, units: Iterable[Tensor], milliseconds: int) -> list[Tensor]:
         states = list(units)
         return states[max(0, len(states) - milliseconds // STATE_MS) :]
+
+    def after(self, units: Sequence[Tensor], states: int) -> list[Tensor]:
+        return list(units[states:])
 
     def give(self, stream: TranslationStream, unit: Tensor) -> None:
         engine: Any = stream.engine  # `EncodedEngine`, which is fed states

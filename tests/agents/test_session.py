@@ -191,11 +191,9 @@ def test_a_segment_has_what_was_asked_for_before_its_sound(make_system, monkeypa
     np.testing.assert_array_equal(np.concatenate(second), samples[begins:])
 
 
-def test_where_states_are_counted_the_lead_is_of_whole_ones(arriving) -> None:
-    with pytest.raises(LeapformerError, match="--lead-ms 30 with --carry or a window: give a multiple of 40"):
+def test_a_lead_of_an_encoder_that_goes_on_is_of_whole_states(arriving) -> None:
+    with pytest.raises(LeapformerError, match="--lead-ms 30 with --carry encoder: give a multiple of 40"):
         Session(arriving("ahead"), OPTIONS, SegmentOptions(lead_ms=30), "encoder")
-    with pytest.raises(LeapformerError, match="--lead-ms 30 with --carry or a window"):
-        Session(arriving("ahead"), OPTIONS, SegmentOptions("seconds", history="window", lead_ms=30))
 
 
 def test_a_carried_encoder_is_not_one_that_begins_again(arriving, speech) -> None:

@@ -334,14 +334,16 @@ def test_a_history_is_one_more_item_where_simulate_has_it(monkeypatch) -> None:
     ways = [("--segment", "pause"), ("--history", "window"), ("--segment", "tokens")]
     assert curve_command._segments(args, parser) == ways
     args.segment = ["segment"]
-    with pytest.raises(talks_module.LeapformerError, match="--segment segment: choose from pause, tokens, seconds"):
+    with pytest.raises(
+        talks_module.LeapformerError, match="--segment segment: choose from pause, sentence, tokens, seconds"
+    ):
         curve_command._segments(args, parser)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--segment", "noise"], "--segment noise: choose from pause, tokens, seconds"),
+        (["--segment", "noise"], "--segment noise: choose from pause, sentence, tokens, seconds"),
         (["--repeats", "2"], "--repeats 2 is for utterances"),
         (["--limit", "2"], "--limit 2 is for utterances"),
         (["--talks", "nowhere"], "nowhere has no recordings.txt"),
