@@ -20,6 +20,7 @@ DEPRECATED = (
     (r"`torch\.cuda\.amp\.autocast", FutureWarning, r"fairseq\."),
     (r"`broadcast_buffers` is deprecated", FutureWarning, r"leapformer_fairseq\.compat\.distributed"),
 )
+FAIRSEQS = {"ignore:semaphore_tracker:UserWarning"}  # which it leaves in the environment of what a process starts later
 # logger -> beginning of what it logs while it is imported
 KNOWN = {
     "fairseq.tasks.text_to_speech": "Please install tensorboardX",  # also where no speech is synthesised
@@ -39,7 +40,7 @@ def set_up() -> None:
     )
     for name in KNOWN:
         logging.getLogger(name).addFilter(_is_news)
-    if not sys.warnoptions:
+    if set(sys.warnoptions) <= FAIRSEQS:
         for message, category, module in DEPRECATED:
             warnings.filterwarnings("ignore", message, category, module)
 
