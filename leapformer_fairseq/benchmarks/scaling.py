@@ -90,7 +90,7 @@ def speed(name: str, system: str, root: Path, turn: str, quick: bool) -> float:
         str(root / "data"), "--task", "language_modeling", *sizes(quick), "--decoder-self-attention", name,
         "--optimizer", "adam", "--lr", "1e-4", "--max-tokens", str(TOKENS),
         "--max-update", str(UPDATES), "--log-interval", "2", "--log-format", "json", "--no-save", "--cpu",
-        "--num-workers", "0", "--disable-validation",
+        "--num-workers", "0", "--disable-validation", "--save-dir", str(root / "model"),  # not a user's, to go on from
     ]  # fmt: skip
     if system == TWO:
         options += ["--distributed-world-size", "2"]
