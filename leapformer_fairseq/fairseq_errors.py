@@ -81,6 +81,26 @@ def _in_another_process(error: BaseException) -> str | None:
     return found[1].strip() if found else None
 
 
+def _no_batch_size(error: BaseException) -> str | None:
+    asked = isinstance(error, AssertionError) and str(error).startswith("Must specify batch size")
+    return "no batch size is given; give --max-tokens or --batch-size" if asked else None
+
+
+def _missing_data(error: BaseException) -> str | None:
+    """A task that does not find a file of its data, or its languages in the names of files."""
+    setting_up = _locals(error, "fairseq.tasks", "setup_task")
+    if "Could not infer language pair" in str(error) and setting_up:
+        return f"{setting_up['cfg'].data}: no data of two languages; give the folder that `leapformer preprocess` wrote"
+    unnamed = re.match(r"Dataset not found: (?P<set>.+) \((?P<file>.+)\)|(?P<config>.+\.yaml) not found", str(error))
+    if not isinstance(error, FileNotFoundError) or not (setting_up or unnamed):
+        return None
+    found = unnamed.groupdict() if unnamed else {}
+    missing = found.get("file") or found.get("config") or error.filename
+    return (
+        f"{missing}: no such file or folder; check the path of the data, or prepare them (`leapformer prepare --help`)"
+    )
+
+
 def _missing_checkpoint(error: BaseException) -> str | None:
     found = re.fullmatch(r"Model file not found: (.+)", str(error))
     return f"model file not found: {found[1]}; check the path" if found else None
@@ -223,6 +243,7 @@ def _missing_package(error: BaseException) -> str | None:
 _RULES: tuple[Callable[[BaseException], str | None], ...] = (
     _in_another_process,
     _missing_package,
+    _no_batch_size,
     _missing_checkpoint,
     _unreadable_checkpoint,
     _parameters_that_do_not_fit,
@@ -230,6 +251,7 @@ _RULES: tuple[Callable[[BaseException], str | None], ...] = (
     _too_long,
     _half_precision_without_gpu,
     _task_of_another_model,
+    _missing_data,
     _no_task,
     _gradients_that_are_not_finite,
     _number_of_classes,

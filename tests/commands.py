@@ -1,4 +1,4 @@
-"""How tests run commands: each in a new interpreter, with one thread."""
+"""How tests run commands: with one thread, ours in forks of an interpreter, others in a new one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from leapformer_fairseq.trainings import Process, run_all
+from leapformer_fairseq.trainings import PROGRAM, Process, run_all
+
+from . import warm
 
 R = TypeVar("R")
 
@@ -18,14 +20,16 @@ LIMIT_S = 900
 
 def leapformer(*arguments: str) -> list[str]:
     """The command line of one of our commands."""
-    return [sys.executable, "-m", "leapformer_fairseq.cli.main", *arguments]
+    return [*PROGRAM, *arguments]
 
 
 def run(
     command: Sequence[str], cwd: Path | None = None, stdin: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """The exit status and output of a command."""
+    """The exit status and output of a command; one of ours in a fork."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    if warm.is_ours(command):
+        return warm.run(command, environment, cwd, stdin, LIMIT_S)
     return subprocess.run(
         command, cwd=cwd, env=environment, input=stdin, capture_output=True, text=True, timeout=LIMIT_S
     )

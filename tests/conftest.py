@@ -15,7 +15,16 @@ if os.environ.get("LEAPFORMER_TOYS"):  # before the tests that run over the regi
 
 
 # Minutes each: they begin first, so that no worker is left alone with one at the end.
-LONGEST = ("recipes/", "e2e/", "test_toys", "test_distributed", "export/", "agents/", "attention/test_fuzz")
+LONGEST = (
+    "e2e/test_quickstart",
+    "recipes/",
+    "e2e/",
+    "test_toys",
+    "test_distributed",
+    "export/",
+    "agents/",
+    "attention/test_fuzz",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,3 +50,12 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     left = set(start.glob("[!.]*")) - before
     assert not left, f"left behind: {', '.join(map(str, sorted(left)))}"
+
+
+@pytest.fixture(scope="module")
+def forked_trainings() -> Iterator[None]:
+    """The trainings that a command starts, which a test calls in this process, are forks; see `warm`."""
+    from . import warm
+
+    with warm.forks():
+        yield

@@ -20,6 +20,8 @@ from leapformer_fairseq.errors import LeapformerError  # noqa: E402
 from leapformer_fairseq.fairseq_errors import explained  # noqa: E402
 from leapformer_fairseq.loading import load_model  # noqa: E402
 
+from .commands import leapformer, run  # noqa: E402
+
 
 def line(call, *args, **kwargs) -> str | None:
     """What is said of the error that a call ends in."""
@@ -141,6 +143,30 @@ def test_a_sample_that_is_too_long():
 def test_classes_that_are_left_out():
     said = line(SentencePredictionTask.setup_task, SimpleNamespace(num_classes=-1))
     assert said.startswith("--num-classes -1: sentence_prediction needs the number of labels; give it")
+
+
+LM, NMT = "--task language_modeling --arch leapformer_lm_tiny", "--arch leapformer_nmt_tiny"
+SPEECH = "--task speech_to_text --config-yaml c.yaml --arch leapformer_s2t_tiny"
+MISSING = "no such file or folder; check the path of the data"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (f"nowhere {LM} --batch-size 3", f"nowhere/dict.txt: {MISSING}"),
+        (f"nowhere {NMT} --batch-size 3", f"nowhere: {MISSING}"),
+        (f"nowhere {SPEECH} --batch-size 3", f"nowhere/c.yaml: {MISSING}"),
+        (f"words {LM} --batch-size 3", f"words/valid: {MISSING}"),
+        (f"words {NMT} --batch-size 3", "words: no data of two languages; give the folder"),
+        (f"words {LM}", "no batch size is given; give --max-tokens or --batch-size"),
+    ],
+)
+def test_data_that_are_missing(words, said, tmp_path):
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words/dict.txt").write_text("a 3\n")
+    ended = run(leapformer("train", *words.split()), cwd=tmp_path)
+    assert ended.returncode == 2 and ended.stderr.splitlines()[-1].startswith(f"leapformer: error: {said}")
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_validation_without_a_task():

@@ -21,6 +21,8 @@ from ..commands import done, leapformer
 from ..reversed_text import TRAINING, reversed_text
 from .test_training import arguments, corpus  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("forked_trainings")
+
 SIZES = "--encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 32 --decoder-embed-dim 32"
 STAGES = ["--align-updates", "60", "--align-rate", "1e-2", "--distill-updates", "20", "--distillation-weight", "1"]
 

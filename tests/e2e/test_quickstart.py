@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ..commands import leapformer, run
+
 ROOT = Path(__file__).parents[2]
 SYSTEM, OPTIONS = "leap_encoder-chunk-ms_280", "--attention leap:encoder-chunk-ms=280 --seed 1 --fast"
 
 
-def quickstart(*options: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "LEAPFORMER_VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
-    command = ["bash", str(ROOT / "scripts/quickstart.sh"), *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+def quickstart(*options: str) -> subprocess.CompletedProcess[str]:
+    return run(leapformer("recipe", "quickstart", *options))
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("quickstart") / "out"
-    run = quickstart("--fast", "--k", "1 3", "--out", str(out))
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    command = ["bash", str(ROOT / "scripts/quickstart.sh"), "--fast", "--k", "1 3", "--out", str(out)]
+    done = run(command, LEAPFORMER_VENV=sys.prefix)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return out
 
 
@@ -43,23 +43,23 @@ def test_the_report_is_complete(finished):
 
 def test_a_second_run_repeats_nothing(finished):
     before = (finished / SYSTEM / "st/train.log").read_text(encoding="utf-8")
-    run = quickstart("--fast", "--k", "1 3", "--out", str(finished))
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.count("is finished, skipped") == 5
+    done = quickstart("--fast", "--k", "1 3", "--out", str(finished))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("is finished, skipped") == 5
     assert (finished / SYSTEM / "st/train.log").read_text(encoding="utf-8") == before
 
 
 def test_another_runs_results_are_refused(finished):
-    run = quickstart("--fast", "--seed", "2", "--out", str(finished))
-    assert run.returncode != 0
-    assert "holds another corpus (seed 1 there, 2 asked for); choose another --out" in run.stderr
-    assert run.stderr.count("\n") == 1
+    done = quickstart("--fast", "--seed", "2", "--out", str(finished))
+    assert done.returncode != 0
+    assert "holds another corpus (seed 1 there, 2 asked for); choose another --out" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_training_for_one_k_joins_the_report_with_the_same_recogniser(finished):
-    run = quickstart("--fast", "--k", "3", "--train-k", "3", "--out", str(finished))
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-2000:]
-    assert f"asr-{SYSTEM} is finished, skipped" in run.stdout
+    done = quickstart("--fast", "--k", "3", "--train-k", "3", "--out", str(finished))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert f"asr-{SYSTEM} is finished, skipped" in done.stdout
     systems = json.loads((finished / "scores.json").read_text(encoding="utf-8"))["systems"]
     assert set(systems) == {SYSTEM, f"{SYSTEM}-k3"}
     assert systems[f"{SYSTEM}-k3"]["options"] == f"{OPTIONS} --train-k 3"
@@ -75,15 +75,15 @@ def test_training_for_one_k_joins_the_report_with_the_same_recogniser(finished):
     ],
 )
 def test_bad_options_end_with_one_line(options, message):
-    run = quickstart(*options)
-    assert run.returncode != 0
-    assert run.stderr.strip().splitlines() == [f"leapformer: error: {message}"]
+    done = quickstart(*options)
+    assert done.returncode != 0
+    assert done.stderr.strip().splitlines() == [f"leapformer: error: {message}"]
 
 
 def test_a_bad_plan_is_refused_before_training(tmp_path):
-    run = quickstart("--fast", "--attention", "leep", "--out", str(tmp_path / "out"))
-    assert run.returncode != 0
-    assert "unknown attention mechanism 'leep'" in run.stdout + run.stderr
+    done = quickstart("--fast", "--attention", "leep", "--out", str(tmp_path / "out"))
+    assert done.returncode != 0
+    assert "unknown attention mechanism 'leep'" in done.stdout + done.stderr
 
 
 def test_help_explains_every_option():
