@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from unittest.mock import patch
 from leapformer_fairseq import trainings
 
 ADDRESS = "TESTS_WARM"  # variable of the environment: where the process that forks listens
+LATE = ("torch._dynamo", "matplotlib.figure", "sacrebleu")  # imported by trainings, pictures and scores
 LARGEST = 1 << 20  # bytes of a command and its environment
 
 
@@ -203,6 +205,8 @@ def import_all() -> None:
 
     logging.basicConfig(level=logging.WARNING)  # or else fairseq sets it up
     register()
+    for name in LATE:
+        importlib.import_module(name)
     logging.getLogger().handlers.clear()
     gc.collect()
     gc.freeze()
