@@ -91,14 +91,11 @@ def _missing_data(error: BaseException) -> str | None:
     setting_up = _locals(error, "fairseq.tasks", "setup_task")
     if "Could not infer language pair" in str(error) and setting_up:
         return f"{setting_up['cfg'].data}: no data of two languages; give the folder that `leapformer preprocess` wrote"
-    unnamed = re.match(r"Dataset not found: (?P<set>.+) \((?P<file>.+)\)|(?P<config>.+\.yaml) not found", str(error))
-    if not isinstance(error, FileNotFoundError) or not (setting_up or unnamed):
+    said = re.match(r"Dataset not found: .+ \((.+)\)|(.+\.yaml) not found", str(error))
+    missing = said[1] or said[2] if said else getattr(error, "filename", None)
+    if not isinstance(error, FileNotFoundError) or not missing or not (setting_up or said):
         return None
-    found = unnamed.groupdict() if unnamed else {}
-    missing = found.get("file") or found.get("config") or error.filename
-    return (
-        f"{missing}: no such file or folder; check the path of the data, or prepare them (`leapformer prepare --help`)"
-    )
+    return f"{missing}: no such file or folder; check the path of the data, or prepare it (`leapformer prepare --help`)"
 
 
 def _missing_checkpoint(error: BaseException) -> str | None:
