@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv, then runs lint, type check and all tests. Arguments go to pytest: bash scripts/test.sh -k compat
+# Sets up .venv, then runs lint, type check and tests. --all runs the full tier: whole products of cases, long runs.
+# Other arguments go to pytest: bash scripts/test.sh -k compat
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,7 +20,8 @@ check() {
 check ruff .venv/bin/ruff check .
 check format .venv/bin/ruff format --check --quiet .
 check mypy .venv/bin/mypy
-check pytest .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5 "$@"
+# Files of tests go to two workers, the longest first (tests/costs.json).
+check pytest .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 3 "$@"
 
 if ((${#failed[@]})); then
     echo "FAILED: ${failed[*]}"

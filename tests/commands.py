@@ -1,4 +1,4 @@
-"""How tests run commands: with one thread, ours in forks of an interpreter, others in a new one."""
+"""How tests run commands: with one thread, ours in forks of this process, others in a new interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from leapformer_fairseq.trainings import PROGRAM, Process, run_all
 
-from . import warm
+from . import forks
 
 R = TypeVar("R")
 
@@ -28,8 +28,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """The exit status and output of a command; one of ours in a fork."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    if warm.is_ours(command):
-        return warm.run(command, environment, cwd, stdin, LIMIT_S)
+    if forks.is_ours(command):
+        return forks.run(command, environment, cwd, stdin, LIMIT_S)
     return subprocess.run(
         command, cwd=cwd, env=environment, input=stdin, capture_output=True, text=True, timeout=LIMIT_S
     )

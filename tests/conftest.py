@@ -1,39 +1,61 @@
-"""Few threads, so that parallel test workers do not compete, and a fixed seed for every test."""
+"""The two tiers of tests, their order, one thread for each worker, and a fixed seed for every test."""
 
+import json
 import os
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from . import covering, made
+
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the trainings that tests start, whose last digits depend on it
+COSTS = Path(__file__).with_name("costs.json")  # seconds of each file of tests, written by --costs
 
 if os.environ.get("LEAPFORMER_TOYS"):  # before the tests that run over the register are collected
     from .toys import buckets, cubic, decay, delta, slots  # noqa: F401
 
 
-# Minutes each: they begin first, so that no worker is left alone with one at the end.
-LONGEST = (
-    "e2e/test_quickstart",
-    "recipes/",
-    "e2e/",
-    "test_toys",
-    "test_distributed",
-    "export/",
-    "agents/",
-    "attention/test_fuzz",
-)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="the full tier: whole products of cases, and long runs")
+    parser.addoption("--costs", action="store_true", help=f"write the seconds of each file to {COSTS.name}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files in the order in which parallel workers are to take them."""
+def pytest_configure(config: pytest.Config) -> None:
+    covering.whole_products = config.getoption("--all")
+    config.add_cleanup(made.begin())
 
-    def place(item: pytest.Item) -> int:
-        return next((at for at, part in enumerate(LONGEST) if f"tests/{part}" in item.nodeid), len(LONGEST))
 
-    items.sort(key=place)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the full tier out unless asked for; order files by cost, so that no worker is left with a long one."""
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("full")]
+    costs = json.loads(COSTS.read_text(encoding="utf-8")) if COSTS.is_file() else {}
+    items.sort(key=lambda item: -costs.get(_file_of(item.nodeid), 10.0))  # a new file may be a long one
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not config.getoption("--costs"):
+        return
+    seconds = Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[_file_of(report.nodeid)] += report.duration
+    # Files of less than a second fill the gaps at the end, in any order.
+    lines = {file: round(cost) for file, cost in sorted(seconds.items(), key=lambda one: -one[1])}
+    COSTS.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +76,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def forked_trainings() -> Iterator[None]:
-    """The trainings that a command starts, which a test calls in this process, are forks; see `warm`."""
-    from . import warm
+    """The trainings that a command starts, which a test calls in this process, are forks; see `forks`."""
+    from . import forks
 
-    with warm.forks():
+    with forks.forks():
         yield

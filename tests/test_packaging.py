@@ -214,7 +214,7 @@ def test_the_wheel_is_small_and_the_source_is_whole(built):
         pytest.param(
             ["bench", "attention", "--quick", "--mechanisms", "leap", "--out", "bench"],
             "leap",
-            marks=pytest.mark.nightly,
+            marks=pytest.mark.full,
         ),
     ],
 )

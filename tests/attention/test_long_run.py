@@ -1,6 +1,6 @@
 """200,000 decoding steps in float32 beside float64, the same numbers in both: do sums stagnate, or errors grow?
 
-One mechanism of each family with a state of constant size. Marked `nightly`; `pytest -m nightly tests/attention`
+One mechanism of each family with a state of constant size. Marked `full`; `pytest --all tests/attention`
 runs it, with `-s` to see the errors. A state in bfloat16 is the control: it stagnates, and the same check notices.
 """
 
@@ -66,7 +66,7 @@ def errors(name, options, factor, steps=STEPS, spoil=None) -> list[float]:
     return found
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "options", "factor", "allowed"), CASES, ids=[case[0] for case in CASES])
 def test_errors_stay_small(name, options, factor, allowed):
     found = errors(name, options, factor)

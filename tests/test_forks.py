@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from . import warm
+from . import forks
 from .commands import leapformer, run
 
 COMMANDS = {
@@ -57,6 +57,6 @@ def test_folder_environment_and_input(tmp_path):
 def test_a_signal_ends_it(tmp_path):
     command = leapformer("bench", "attention")
     with (tmp_path / "log").open("wb") as log:
-        fork = warm.Fork(command, subprocess.DEVNULL, log, subprocess.STDOUT, dict(os.environ), start_new_session=True)
+        fork = forks.Fork(command, subprocess.DEVNULL, log, subprocess.STDOUT, dict(os.environ), start_new_session=True)
         fork.send_signal(signal.SIGKILL)
         assert fork.wait(30) == -signal.SIGKILL == fork.poll()
