@@ -239,7 +239,7 @@ def _models_page() -> Iterator[str]:
 
 def _registered_page(kind: str) -> Iterator[str]:
     yield f"{kind.capitalize()} (values of --{kind.removesuffix('s')}), beside fairseq's:"
-    for name, summary in REGISTERED[kind]().items():
+    for name, summary in (tasks if kind == "tasks" else criterions)().items():
         yield from (f"  {name}", *_wrapped(summary, 6))
 
 

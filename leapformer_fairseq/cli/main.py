@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from .. import __version__
 from ..errors import LeapformerError, one_line, suggestion
@@ -106,11 +106,9 @@ def _dispatch(argv: list[str]) -> int:
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
     """The parser of all sub-commands, of which only `command` has its own arguments."""
-    parser = _Parser(prog="leapformer", usage="leapformer COMMAND ...")
+    parser = _Overview(prog="leapformer", usage="leapformer COMMAND ...")
     parser.add_argument("--version", action="version", version=f"leapformer {__version__}")
-    subparsers = parser.add_subparsers(
-        metavar="COMMAND", required=True, prog="leapformer", parser_class=argparse.ArgumentParser
-    )
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, prog="leapformer", parser_class=_Parser)
     if command in COMMANDS:
         module = importlib.import_module(f".{COMMANDS[command].module}", __package__)
         subparser = subparsers.add_parser(command, description=module.HELP)
@@ -120,6 +118,13 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
+    """Refuses wrong options in one line; its sub-commands do so, too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LeapformerError(f"{message}; `{self.prog} --help` tells more")
+
+
+class _Overview(_Parser):
     """Its help is one screen of all commands in groups."""
 
     def format_help(self) -> str:

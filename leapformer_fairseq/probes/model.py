@@ -78,6 +78,12 @@ class ProbeModel(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.head = nn.Linear(WIDTH, probe.vocabulary)
 
+    @property
+    def asked(self) -> Attention:
+        """The attention that the probe is about, in the first layer."""
+        layer = self.layers[0]
+        return layer.own if layer.cross is None else layer.cross
+
     def forward(self, batch: Batch) -> Tensor:
         x, source, keep = self._embedded(batch.tokens), None, None
         if self.encoder is not None and batch.source is not None:
