@@ -81,8 +81,9 @@ class ProbeModel(nn.Module):
     @property
     def asked(self) -> Attention:
         """The attention that the probe is about, in the first layer."""
-        layer = self.layers[0]
-        return layer.own if layer.cross is None else layer.cross
+        layer: Any = self.layers[0]
+        found: Attention = layer.own if layer.cross is None else layer.cross
+        return found
 
     def forward(self, batch: Batch) -> Tensor:
         x, source, keep = self._embedded(batch.tokens), None, None
