@@ -42,6 +42,8 @@ setup(
             "attention/ops/cpu/*.c",
             "lra/*.json",
             "lra/protocols/*.yaml",
+            "runtime/demo/*.*",
+            "runtime/demo/model/*",
             "serve/page/*.*",
             "serve/page/local/*",
         ],

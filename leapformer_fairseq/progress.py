@@ -20,15 +20,22 @@ def unwatched(done: int, total: int, what: str = "") -> None:
 
 @contextmanager
 def progress(title: str, unit: str) -> Iterator[Watch]:
-    """A bar on standard error, drawn once a second at most."""
+    """A bar on standard error, drawn once a second at most, and not before the first call: work may be refused."""
     from tqdm import tqdm
 
-    with tqdm(desc=title, unit=unit, file=sys.stderr, mininterval=1.0) as bar:
+    bars: list[tqdm] = []
 
-        def watch(done: int, total: int, what: str = "") -> None:
-            bar.total = total
-            if what:
-                bar.set_description(f"{title}: {what}", refresh=False)
-            bar.update(done - bar.n)
+    def watch(done: int, total: int, what: str = "") -> None:
+        if not bars:
+            bars.append(tqdm(desc=title, unit=unit, total=total, file=sys.stderr, mininterval=1.0))
+        (bar,) = bars
+        bar.total = total
+        if what:
+            bar.set_description(f"{title}: {what}", refresh=False)
+        bar.update(done - bar.n)
 
+    try:
         yield watch
+    finally:
+        for bar in bars:
+            bar.close()

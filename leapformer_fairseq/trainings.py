@@ -14,13 +14,15 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
+from . import register
 from .errors import LeapformerError
 from .files import replacing, write_text
 
@@ -272,3 +274,27 @@ def _is_whole(checkpoint: Path) -> bool:
     except LeapformerError:
         return False
     return True
+
+
+def refusing(what: str) -> Callable[[str], NoReturn]:
+    """What a parser of training options does with an error: one line about `what`, instead of pages of usage."""
+
+    def refuse(message: str) -> NoReturn:
+        reason = message.partition(" (choose from")[0]  # there are hundreds of architectures
+        raise LeapformerError(f"{what}: {reason}; see `leapformer train --help`")
+
+    return refuse
+
+
+def parse_options(words: Sequence[str], what: str) -> Namespace:
+    """The options of a training, parsed as `leapformer train` does, to find out before any work what it would refuse.
+
+    Raises LeapformerError in one line, about `what` the words came from, for options that do not exist.
+    """
+    register()
+    from fairseq import options
+
+    parser = options.get_training_parser()
+    parser.error = refusing(what)
+    args: Namespace = options.parse_args_and_arch(parser, list(words))
+    return args

@@ -116,6 +116,9 @@ def plan_study(out: Path, training: Training, settings: Settings) -> Study:
         if reason := refusals[key]:
             run.status, run.reason = REFUSED, reason
         study.runs.append(run)
+    if refusals and all(refusals.values()):
+        ((block, mechanism), reason), *others = refusals.items()
+        raise LeapformerError(f"nothing can be tried; of {len(others) + 1}, {mechanism} in {block}: {reason}")
     for run in study.runs:
         _look_up(study, run)
     return study

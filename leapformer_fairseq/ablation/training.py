@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from .. import register
 from ..errors import LeapformerError
 from ..modules import BLOCKS, MechanismAttention, expand_plan
 from ..modules.swap import layers_of
-from ..trainings import LAST, PROGRAM
+from ..trainings import LAST, PROGRAM, parse_options, refusing
 from .search import Plan, layers_text
 
 PLAN_FLAGS = {block.name: f"--{block.name}-attention" for block in BLOCKS}
+WHAT = "the training command"  # of which errors tell
 SET_BY_RUNS = ("--save-dir", "--log-format", *PLAN_FLAGS.values())
 LOG_INTERVAL = ("--log-interval", "10")  # unless the command has its own: short trainings must tell their speed, too
 _COMPARED = "runs are compared by the validation loss of checkpoint_best.pt, less is better"
@@ -109,6 +109,8 @@ def read_training(words: Sequence[str]) -> Training:
     args = _parse(arguments)
     if not hasattr(args, BLOCKS[0].argument):
         raise LeapformerError(f"--arch {args.arch} has no attention plans; `leapformer list` shows the models that do")
+    if not args.optimizer:
+        raise LeapformerError("the training command needs --optimizer, e.g. --optimizer adam --lr 1e-3")
     if not (args.max_epoch or args.max_update or args.stop_time_hours > 0):
         raise LeapformerError(
             "the training command has no budget; give it --max-epoch, --max-update or --stop-time-hours"
@@ -143,7 +145,7 @@ def _arguments(words: Sequence[str]) -> tuple[str, ...]:
     if words and words[0] == "train":
         words = words[1:]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = _refuse  # type: ignore[method-assign]
+    parser.error = refusing(WHAT)  # type: ignore[method-assign]
     for flag in flags:
         parser.add_argument(flag)
     return tuple(parser.parse_known_args(words)[1])
@@ -154,19 +156,9 @@ def _gives(arguments: Sequence[str], *flags: str) -> bool:
 
 
 def _parse(arguments: tuple[str, ...]) -> Namespace:
-    from fairseq import options
-
-    register()
     if not _gives(arguments, "--arch", "-a"):
         raise LeapformerError("the training command needs --arch; `leapformer list` shows ours")
-    parser = options.get_training_parser()
-    parser.error = _refuse  # a line instead of pages of usage
-    return options.parse_args_and_arch(parser, list(arguments))
-
-
-def _refuse(message: str) -> NoReturn:
-    reason = message.partition(" (choose from")[0]  # there are hundreds of architectures
-    raise LeapformerError(f"the training command: {reason}; see `leapformer train --help`")
+    return parse_options(arguments, WHAT)
 
 
 @contextmanager

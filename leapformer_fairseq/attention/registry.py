@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..errors import LeapformerError
+from ..errors import LeapformerError, suggestion
 from .capabilities import BLOCKS
 
 if TYPE_CHECKING:
@@ -83,9 +83,10 @@ def register(name: str, *options: Option) -> Callable[[M], M]:
 
 
 def find(name: str) -> type[Mechanism]:
-    """The class of a mechanism; an unknown name raises LeapformerError with the choices."""
+    """The class of a mechanism; an unknown name raises LeapformerError with those like it."""
     if name not in MECHANISMS:
-        raise LeapformerError(f"unknown attention mechanism {name!r}; choose from: {', '.join(sorted(MECHANISMS))}")
+        near = suggestion(name, MECHANISMS)
+        raise LeapformerError(f"unknown attention mechanism {name!r}; {near}`leapformer list` shows all")
     return MECHANISMS[name]
 
 

@@ -21,8 +21,8 @@ from .. import trainings
 from ..errors import LeapformerError
 from ..trainings import PROGRAM, Process, Work
 from . import measure
-from .attention import disagreement
 from .tables import Table
+from .train import disagreement
 
 ONE, TWO, COPIES = "one process", "two processes", "two copies"
 MECHANISMS_MEASURED = ("softmax", "leap")

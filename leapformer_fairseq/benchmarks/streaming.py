@@ -32,8 +32,7 @@ from ..agents.engine import engine_for
 from ..agents.exported import ExportedEngine
 from ..agents.stream import Engine
 from ..agents.times import ComputeTimes
-from . import measure
-from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
+from . import attention, measure
 from .tables import Found, Table
 
 STEP_MS, LAGGING, VOCABULARY, BINS, EOS = 280, 3, 1000, 80, 2
@@ -126,6 +125,13 @@ def _spoken(
 
 def _written(length: float, models: Callable[[], dict[str, Begin]], place: measure.Place, seconds: float) -> Found:
     return {"tokens": tokens(length, models(), place, seconds)}
+
+
+def disagreement(name: str) -> str | None:
+    """That of the mechanism alone. Raises LeapformerError for one that these models cannot have."""
+    for system in systems_of([name]).values():
+        make(system, measure.Place(torch.device("cpu")))
+    return attention.disagreement(name)
 
 
 def make(system: System, place: measure.Place) -> Any:

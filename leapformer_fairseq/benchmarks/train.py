@@ -23,8 +23,7 @@ from torch import nn
 
 from .. import register
 from ..memory import MIB
-from . import measure
-from .attention import disagreement
+from . import attention, measure
 from .tables import Table
 
 FAIRSEQ = "fairseq"
@@ -69,6 +68,12 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
         for case in sizes:
             yield measure.case(f"{place}: {case}", "times", times, case, names, place, seconds, quick)
             yield measure.case(f"{place}: memory, {case}", "memory", memory, case, names, place, quick)
+
+
+def disagreement(name: str) -> str | None:
+    """That of the mechanism alone. Raises LeapformerError for one that no language model can have."""
+    make(name, measure.Place(torch.device("cpu")), True, 16)
+    return attention.disagreement(name)
 
 
 def make(name: str, place: measure.Place, quick: bool, length: int) -> nn.Module:

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; the status is 1 if something was wrong and is missing from the results."""
+    """Measure; the status is 1 if something was wrong and is missing from the results, 2 if everything was."""
     from ..benchmarks import measure, tables
 
     benchmark = importlib.import_module(f"..benchmarks.{args.benchmark}", __package__)
@@ -64,16 +64,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"leapformer: error: {name} is not measured: {error}", file=sys.stderr)
     names = [name for name in names if name not in wrong]
     if names:
+        cases = list(benchmark.cases(names, places, args.quick))
         folder = made_folder(args.out)
         options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places))}
         found: Found = {}
-        cases = list(benchmark.cases(names, places, args.quick))
         for measured, found in enumerate(measure.run(cases, args.seed), 1):
             _write(folder, args.benchmark, benchmark, found, options, len(cases) - measured)
         for title, table in tables.summary(found, benchmark.TABLES):
             print(f"{title}\n{table}\n")
         print("\n".join(f"aim missed: {line}" for line in tables.missed(found)) or "No aim measured here is missed.")
-    return 1 if wrong else 0
+    return 0 if not wrong else 1 if names else 2
 
 
 def check_names(names: list[str] | None, benchmark: ModuleType) -> list[str]:

@@ -53,9 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, compare if asked to, and print what was found. Raises LeapformerError for what cannot be exported."""
+    if args.check < 0:
+        raise LeapformerError(f"--check {args.check}: give a number of sources, or 0 for no comparison")
     arch = _architecture(args.path)
-    ways = {SPEECH: _speech, SYNTHESIS: _synthesis}
-    folder, compare = next((way for kinds, way in ways.items() if arch.startswith(kinds)), _text)(args)
+    ways, is_new = {SPEECH: _speech, SYNTHESIS: _synthesis}, not args.out.exists()
+    try:
+        folder, compare = next((way for kinds, way in ways.items() if arch.startswith(kinds)), _text)(args)
+    except BaseException:
+        if is_new:  # some graphs of a model are of no use
+            shutil.rmtree(args.out, ignore_errors=True)
+        raise
     if args.quantize:
         from ..export.write import quantize
 

@@ -1,34 +1,66 @@
-"""`leapformer list`: all available choices, read from the registries."""
+"""`leapformer list`: what there is to choose from, read from the registries."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from .. import register
+from ..errors import LeapformerError, suggestion
 from .fairseq_commands import ARCH_PREFIX
 
-HELP = "attention mechanisms with their options and blocks, and our model architectures, tasks and criterions"
+HELP = "attention mechanisms by family, the options of one, and our model architectures, tasks and criterions"
+WIDTH = 100  # columns of a screen
+# The folder, or file, of `attention` that a mechanism is in: name of the family, and what its members have in common.
+FAMILIES = {
+    "softmax": ("exact", "time T^2 d; the state grows with T"),
+    "linear": ("linear", "time T d^2, state d^2"),
+    "recurrent": ("recurrent", "linear with decay or the delta rule: time T d^2, state d^2"),
+    "bounded": ("bounded", "a memory of n slots: time T n d, state n d"),
+    "sparse": ("sparse", "entmax over all, predicted or fixed pairs: time T^2 d, or that of chosen blocks"),
+    "bidirectional": ("encoders", "encoders only, most of them from Long Range Arena"),
+}
+OTHERS = ("others", "registered outside this package")
+LETTERS = {"encoder-self": "E", "decoder-self": "D", "decoder-cross": "C"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("what", nargs="?", metavar="NAME", help=f"a mechanism, a family, or {', '.join(KINDS)}")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the screen, or what is asked for. Raises LeapformerError for an unknown name."""
+    if args.json and args.what:
+        raise LeapformerError(f"--json prints everything; leave {args.what} out")
     if args.json:
-        found = {"mechanisms": mechanisms(), **{name: find() for name, find in REGISTERED.items()}}
-        print(json.dumps(found, indent=2))
-    else:
-        for line in as_text():  # the mechanisms are on the screen before fairseq, which takes longer, is imported
-            print(line)
+        print(json.dumps({"mechanisms": mechanisms(), **{name: find() for name, find in REGISTERED.items()}}, indent=2))
+        return 0
+    for line in screen() if args.what is None else _lines_of(args.what):
+        print(line)
     return 0
 
 
+def _lines_of(name: str) -> Iterator[str]:
+    if name in KINDS:
+        return KINDS[name]()
+    from ..attention import MECHANISMS
+
+    if name in MECHANISMS:
+        return mechanism_page(name)
+    families = by_family()
+    if name in families:
+        return family_page(families[name])
+    known = [*MECHANISMS, *families, *KINDS]
+    raise LeapformerError(f"list knows no {name!r}; {suggestion(name, known)}`leapformer list` shows all mechanisms")
+
+
+# ---------------------------------------------------------------------------------------------------------- mechanisms
 def mechanisms() -> list[dict[str, Any]]:
     """Name, summary, blocks and options of every registered attention mechanism."""
     from ..attention import MECHANISMS
@@ -36,7 +68,7 @@ def mechanisms() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "summary": (inspect.getdoc(mechanism) or "").partition("\n")[0],
+            "summary": _summary(mechanism),
             "blocks": list(mechanism.capabilities.blocks),
             "needs_length": mechanism.capabilities.needs_length,
             "options": [
@@ -53,6 +85,111 @@ def mechanisms() -> list[dict[str, Any]]:
     ]
 
 
+def by_family() -> dict[str, list[str]]:
+    """The names of mechanisms in each family, in the order of `FAMILIES`."""
+    from ..attention import MECHANISMS
+
+    found: dict[str, list[str]] = {name: [] for name, _ in (*FAMILIES.values(), OTHERS)}
+    for name, mechanism in sorted(MECHANISMS.items()):
+        folder = mechanism.__module__.partition(".attention.")[2].partition(".")[0]
+        found[FAMILIES.get(folder, OTHERS)[0]].append(name)
+    return {family: names for family, names in found.items() if names}
+
+
+def screen() -> Iterator[str]:
+    """Every mechanism by family and blocks: at most 45 lines of at most 100 columns."""
+    from ..attention import MECHANISMS
+
+    notes = dict((*FAMILIES.values(), OTHERS))
+    yield "Attention mechanisms, by the blocks that they can serve. Each block has a flag, which takes a"
+    yield "mechanism for all layers, or one per layer, as in softmax,leap*4,softmax:"
+    yield "  E: --encoder-self-attention   D: --decoder-self-attention   C: --decoder-cross-attention"
+    for family, names in by_family().items():
+        yield from ("", f"{family}: {notes[family]}")
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            groups.setdefault(_letters(MECHANISMS[name].capabilities.blocks), []).append(name)
+        for letters, group in groups.items():
+            yield from textwrap.wrap(
+                ", ".join(group), WIDTH, initial_indent=f"  {letters}  ", subsequent_indent=" " * 9,
+                break_on_hyphens=False,
+            )  # fmt: skip
+    yield from (
+        "",
+        "leapformer list leap      options of one, and where it is refused",
+        "leapformer list linear    what the members of a family compute",
+        "leapformer list models    our architectures; also: tasks, criterions",
+    )
+
+
+def family_page(names: list[str]) -> Iterator[str]:
+    """What each of these mechanisms computes."""
+    from ..attention import MECHANISMS
+
+    for name in names:
+        yield f"{_letters(MECHANISMS[name].capabilities.blocks)}  {name}"
+        yield from _wrapped(_summary(MECHANISMS[name]), 7)
+
+
+def mechanism_page(name: str) -> Iterator[str]:
+    """What a mechanism computes, its blocks and options, and what it is refused for."""
+    from ..attention import find
+
+    mechanism = find(name)
+    yield name
+    yield from _wrapped(_summary(mechanism), 2)
+    yield from ("", f"blocks: {', '.join(mechanism.capabilities.blocks)}", "")
+    yield "options:" if mechanism.options else "options: none"
+    for option in mechanism.options:
+        choices = f": {', '.join(option.choices)}" if option.choices else ""
+        default = "none" if option.default == "" else option.default
+        yield f"  {option.flag} ({type(option.default).__name__}{choices}; default: {default})"
+        yield from _wrapped(option.help, 6)
+    refused = refusals(name)
+    yield from ("", "refused, with these defaults:" if refused else "refused: nowhere")
+    for reason, places in refused.items():
+        yield f"  {', '.join(places)}"
+        yield from _wrapped(reason, 6)
+
+
+def refusals(name: str) -> dict[str, list[str]]:
+    """Reasons why a mechanism with its default options cannot be used, each with the places where it holds."""
+    from ..attention import BLOCKS, CAUSAL, ChunkMask, Context, PrefixMask, build
+
+    encoder, decoder, cross = BLOCKS
+    situations = [
+        (encoder, encoder, None, Context()),
+        (decoder, decoder, CAUSAL, Context()),
+        (cross, cross, None, Context()),
+        ("a streaming encoder", encoder, ChunkMask(1), Context()),
+        ("cross-attention with wait-k", cross, PrefixMask(3), Context(length_known=True)),
+        ("a decoder that writes token by token", decoder, CAUSAL, Context(length_known=True, incremental=True)),
+        ("text without end", decoder, CAUSAL, Context(length_known=True, endless=True)),
+        ("--checkpoint-activations", encoder, None, Context(reruns_layers=True)),
+    ]
+    found: dict[str, list[str]] = {}
+    for where, block, mask, context in situations:
+        capabilities = build(name, 16, 2, block=block, input_dim=32).capabilities
+        reason = capabilities.unsupported_reason(block, mask, context)
+        if reason and (where in BLOCKS or reason not in found):  # what holds everywhere is said of the blocks
+            found.setdefault(reason, []).append(where)
+    return found
+
+
+def _summary(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def _letters(blocks: tuple[str, ...]) -> str:
+    return " ".join(letter if block in blocks else " " for block, letter in LETTERS.items())
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    margin = " " * indent
+    return textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+
+
+# ------------------------------------------------------------------------------------------------ fairseq's registries
 def architectures() -> dict[str, list[str]]:
     """Our models, each with its values of --arch; empty without fairseq."""
     if find_spec("fairseq") is None:
@@ -87,26 +224,27 @@ def _ours(registry: Mapping[str, type]) -> dict[str, str]:
     register()
     package = __name__.partition(".")[0]
     return {
-        name: (inspect.getdoc(registry[name]) or "").partition("\n")[0]
-        for name in sorted(registry)
-        if registry[name].__module__.startswith(package)
+        name: _summary(registry[name]) for name in sorted(registry) if registry[name].__module__.startswith(package)
     }
 
 
 REGISTERED = {"architectures": architectures, "tasks": tasks, "criterions": criterions}
 
 
-def as_text() -> Iterator[str]:
-    """The lines of the human-readable report that `run` prints."""
-    yield "Attention mechanisms (values of --{encoder-self,decoder-self,decoder-cross}-attention):"
-    for mechanism in mechanisms():
-        length = "; needs the target length" if mechanism["needs_length"] else ""
-        yield f"  {mechanism['name']}: {mechanism['summary']}"
-        yield f"      blocks: {', '.join(mechanism['blocks'])}{length}"
-        for option in mechanism["options"]:
-            yield f"      {option['flag']} ({option['type']}, default {option['default']}): {option['help']}"
-    yield from ("", "Architectures (values of --arch):")
-    yield from (f"  {model}: {', '.join(archs)}" for model, archs in architectures().items())
-    for kind, found in (("tasks", tasks()), ("criterions", criterions())):
-        yield from ("", f"{kind.capitalize()} (values of --{kind.removesuffix('s')}), beside fairseq's:")
-        yield from (f"  {name}: {summary}" for name, summary in found.items())
+def _models_page() -> Iterator[str]:
+    yield "Architectures (values of --arch), by model:"
+    for model, archs in architectures().items():
+        yield from (f"  {model}", *_wrapped(", ".join(archs), 6))
+
+
+def _registered_page(kind: str) -> Iterator[str]:
+    yield f"{kind.capitalize()} (values of --{kind.removesuffix('s')}), beside fairseq's:"
+    for name, summary in (tasks if kind == "tasks" else criterions)().items():
+        yield from (f"  {name}", *_wrapped(summary, 6))
+
+
+KINDS = {
+    "models": _models_page,
+    "tasks": lambda: _registered_page("tasks"),
+    "criterions": lambda: _registered_page("criterions"),
+}

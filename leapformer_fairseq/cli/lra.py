@@ -81,16 +81,19 @@ def _prepare(args: argparse.Namespace) -> int:
     from .main import main
 
     protocol, quirks = _protocol(args)
-    data = made_folder(args.data)
-    for task in args.tasks or protocol.tasks:
-        protocols.check_names("tasks", [task], protocol.tasks, protocol)
+    data, tasks = Path(args.data), args.tasks or list(protocol.tasks)
+    protocols.check_names("tasks", tasks, protocol.tasks, protocol)
+    commands: list[list[str]] = []
+    for task in tasks:
         root = None if args.root is None else Path(args.root)
         root = root / task if root is not None and (root / task).is_dir() else root
-        for command in make_data(protocol, task, root, data, quirks, data / "corpora"):
-            print(shlex.join(["leapformer", *command]), flush=True)
-            status = main(command)
-            if status:
-                return status
+        commands += make_data(protocol, task, root, data, quirks, data / "corpora")
+    made_folder(data)
+    for command in commands:
+        print(shlex.join(["leapformer", *command]), flush=True)
+        status = main(command)
+        if status:
+            return status
     return 0
 
 
@@ -128,6 +131,9 @@ def _run(args: argparse.Namespace) -> int:
     for task in tasks:
         grid.check_data(task)
     trainings.check_folder(grid.out, grid.record, STUDY)
+    if to_do and args.train_options:
+        command = grid.command(to_do[0])
+        trainings.parse_options(command[len(trainings.PROGRAM) + 1 :], f"--train-options {args.train_options!r}")
     with trainings.locked(made_folder(grid.out), grid.record, STUDY):
         grid.keep_protocol()
         return _train(grid, to_do, len(cells), args.jobs)

@@ -8,92 +8,65 @@ import logging
 import os
 import signal
 import sys
+from typing import NamedTuple, NoReturn
 
 from .. import __version__
-from ..errors import one_line
+from ..errors import LeapformerError, one_line, suggestion
 from ..fairseq_errors import explained
 from . import fairseq_commands
 
-# name -> (module in this package, help). The text stands here as well so that `leapformer --help` imports none of them.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "doctor": ("doctor", "versions, devices, and what was patched in fairseq"),
-    "user-dir": ("user_dir", "the path to give to fairseq's --user-dir"),
-    "list": (
-        "list",
-        "attention mechanisms with their options and blocks, and our model architectures, tasks and criterions",
-    ),
-    "corpus": ("corpus", "make a small corpus: English-German speech translation, text to speech, ListOps, Pathfinder"),
-    "prepare": (
-        "prepare",
-        "prepare a data set: speech translation, whole talks, translation, language modelling, classification, text to "
-        "speech",
-    ),
-    "recipe": ("recipe", "a data set or a paper's table from data to scores: prepare, train, evaluate"),
-    "average": ("average", "average the parameters of a training's last or best checkpoints"),
-    "score": (
-        "score",
-        "score a SimulEval run or translations of whole talks (BLEU, chrF, latency), generated text (BLEU, chrF) or a "
-        "log of eval-lm (perplexity) or validate (perplexity of masked subwords, accuracy, losses of speech)",
-    ),
-    "compare": ("compare", "whether translations differ by more than the choice of test sentences: paired bootstrap"),
-    "simulate": (
-        "simulate",
-        "translate a test set simultaneously, with delays and scores: utterances as SimulEval does, without it, or "
-        "whole talks",
-    ),
-    "curve": (
-        "curve",
-        "quality against latency over a grid of policies: runs of `leapformer simulate`, a table and a picture",
-    ),
-    "tts": ("tts", "speak text, phonemes or a manifest with a trained text to speech model"),
-    "score-speech": (
-        "score_speech",
-        "score synthesised speech: mel cepstral and spectral distortion, duration, and pictures",
-    ),
-    "stream": (
-        "stream",
-        "translate a recording of any length, or speech that arrives on standard input, live in the terminal",
-    ),
-    "serve": (
-        "serve",
-        "translate speech live on a page in the browser: microphone or file in, text out, several speakers and "
-        "listeners",
-    ),
-    "sentence-ends": (
-        "sentence_ends",
-        "train a small network that finds where sentences end in speech without pauses, for --sentence-ends",
-    ),
-    "eval-stream": (
-        "eval_stream",
-        "perplexity of a language model over one long text, read as a stream in constant memory",
-    ),
-    "export": (
-        "export",
-        "a trained model as ONNX graphs with explicit states, to run without PyTorch and fairseq",
-    ),
-    "bench": ("bench", "speed, memory and FLOPs of attention, decoding, training and whole models"),
-    "plot": ("plot", "draw the results of a benchmark"),
-    "maps": ("maps", "draw attention maps and learned proportions of a trained model"),
-    "ablate": (
-        "ablate",
-        "replace one attention block at a time in a training, rank what that costs, and recommend a plan",
-    ),
-    "linearize": (
-        "linearize",
-        "turn a trained softmax model into one with other attention: align its blocks, choose, distil",
-    ),
-    "lra": (
-        "lra",
-        "Long Range Arena: data, a grid of trainings, tables beside the papers', composite scores, parameters",
-    ),
-    "sparsefinder": (
-        "sparsefinder",
-        "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves",
-    ),
-    "probe": ("probe", "train small models to recall, copy, reverse and calculate: what can a mechanism remember?"),
-    "report": ("report", "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"),
-    "table": ("table", "compare the scored runs of a recipe: table, JSON and picture"),
+
+class Command(NamedTuple):
+    """A module of this package, and a line for `leapformer --help`, which imports none of them."""
+
+    module: str
+    help: str
+
+
+GROUPS: dict[str, dict[str, Command]] = {
+    "First steps": {
+        "demo": Command("demo", "translate a bundled sentence with a bundled model, at once and without PyTorch"),
+        "list": Command("list", "attention mechanisms, the options of one, our models, tasks and criterions"),
+        "doctor": Command("doctor", "versions, devices, and what was patched in fairseq"),
+    },
+    "Data, and all from data to scores": {
+        "corpus": Command("corpus", "make a small corpus: speech translation, text to speech, Long Range Arena"),
+        "prepare": Command("prepare", "prepare a data set, published or of your own"),
+        "recipe": Command("recipe", "a data set or a paper's table: prepare, train, evaluate"),
+    },
+    "Speech, live translation, and models without PyTorch": {
+        "stream": Command("stream", "translate a recording or standard input live in the terminal"),
+        "serve": Command("serve", "translate live on a page in the browser"),
+        "simulate": Command("simulate", "translate a test set simultaneously, with delays and scores"),
+        "curve": Command("curve", "quality against latency over a grid of policies"),
+        "sentence-ends": Command("sentence_ends", "train a network that cuts speech without pauses into sentences"),
+        "tts": Command("tts", "speak text, phonemes or a manifest with a trained model"),
+        "export": Command("export", "a trained model as ONNX graphs, to run without PyTorch and fairseq"),
+    },
+    "Experiments": {
+        "ablate": Command("ablate", "which attention blocks can be linear, one at a time"),
+        "linearize": Command("linearize", "turn a trained softmax model into a linear one"),
+        "probe": Command("probe", "what a mechanism can remember: recall, copy, reverse, calculate"),
+        "lra": Command("lra", "Long Range Arena: data, a grid of trainings, tables, composite scores"),
+        "sparsefinder": Command("sparsefinder", "predict the sparse graph of an entmax model"),
+        "bench": Command("bench", "speed, memory and FLOPs of attention, decoding, training and models"),
+    },
+    "Results": {
+        "score": Command("score", "score simultaneous or generated translations, and fairseq's logs"),
+        "score-speech": Command("score_speech", "score synthesised speech"),
+        "eval-stream": Command("eval_stream", "perplexity of a language model over a text without end"),
+        "compare": Command("compare", "whether translations differ by more than chance"),
+        "table": Command("table", "compare the scored runs of a recipe"),
+        "report": Command("report", "compare the scored runs of a quickstart"),
+        "plot": Command("plot", "draw the results of a benchmark"),
+        "maps": Command("maps", "draw attention maps and learned proportions of a model"),
+    },
+    "fairseq": {
+        "average": Command("average", "average the last or best checkpoints of a training"),
+        "user-dir": Command("user_dir", "the path to give to fairseq's --user-dir"),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -121,26 +94,47 @@ def _dispatch(argv: list[str]) -> int:
         return fairseq_commands.run(command, argv[1:])
     # Importing fairseq lets every library log whatever it does, unless logging was configured before.
     logging.basicConfig(level=logging.WARNING)
+    if command is None:
+        print(build_parser(None).format_help(), end="", file=sys.stderr)
+        return 2
+    if not command.startswith("-") and command not in COMMANDS:
+        near = suggestion(command, [*COMMANDS, *fairseq_commands.COMMANDS])
+        raise LeapformerError(f"there is no command {command!r}; {near}`leapformer --help` shows all")
     args = build_parser(command).parse_args(argv)
     return args.run(args)
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
     """The parser of all sub-commands, of which only `command` has its own arguments."""
-    parser = argparse.ArgumentParser(
-        prog="leapformer", description="Linear attention for sequence generation with fairseq."
-    )
+    parser = _Overview(prog="leapformer", usage="leapformer COMMAND ...")
     parser.add_argument("--version", action="version", version=f"leapformer {__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (module_name, help_text) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=help_text, description=help_text)
-        if name == command:
-            module = importlib.import_module(f".{module_name}", __package__)
-            module.add_arguments(subparser)
-            subparser.set_defaults(run=module.run)
-    for name, fairseq_command in fairseq_commands.COMMANDS.items():
-        subparsers.add_parser(name, help=fairseq_command.help)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, prog="leapformer", parser_class=_Parser)
+    if command in COMMANDS:
+        module = importlib.import_module(f".{COMMANDS[command].module}", __package__)
+        subparser = subparsers.add_parser(command, description=module.HELP)
+        module.add_arguments(subparser)
+        subparser.set_defaults(run=module.run)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses wrong options in one line; its sub-commands do so, too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LeapformerError(f"{message}; `{self.prog} --help` tells more")
+
+
+class _Overview(_Parser):
+    """Its help is one screen of all commands in groups."""
+
+    def format_help(self) -> str:
+        lines = ["Linear attention for sequence generation with fairseq.", "", "usage: leapformer COMMAND ..."]
+        lines += ["       leapformer COMMAND --help tells the options of a command, --version the version"]
+        for title, group in GROUPS.items():
+            lines.append(f"{title}:")
+            lines += [f"  {name:14} {command.help}" for name, command in group.items()]
+        names = ", ".join(fairseq_commands.COMMANDS)
+        return "\n".join([*lines, f"  {names}:", f"  {'':14} as fairseq-train, ... with our models"]) + "\n"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
     model, task = load(args.path, args.data)
     one_layer, one_head = (value if isinstance(value, int) else None for value in (layer, head))
     chosen = choose(model, args.block, one_layer, one_head)
-    sentences = examples(model, task, Request(args.input, args.target, args.subwords, args.lines, args.max_length))
+    request = Request(args.input, args.target, args.subwords, args.lines, args.max_length)
+    sentences = examples(model, task, request)
+    sentences = chain(list(islice(sentences, 1)), sentences)  # what is wrong with the input is said before all else
     folder = made_folder(args.out)
     proportions, drawn = draw_maps(model, sentences, chosen, head, folder, lambda note: print(note, file=sys.stderr))
     rows = proportions.rows()

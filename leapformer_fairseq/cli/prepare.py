@@ -18,6 +18,7 @@ HELP = (
     "prepare a data set: speech translation, whole talks, translation, language modelling, classification, text to "
     "speech"
 )
+LEAST_PIECES = 8  # four of them are marks
 SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2)}
 _ROOTS = {
     "speech": "recordings of your own, described by tables",
@@ -82,7 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_vocabulary(parser: argparse.ArgumentParser, size: int, what: str) -> None:
-    parser.add_argument("--vocab-size", type=int, default=size, metavar="N", help=f"{what} (default: %(default)s)")
+    parser.add_argument("--vocab-size", type=_pieces, default=size, metavar="N", help=f"{what} (default: %(default)s)")
+
+
+def _pieces(text: str) -> int:
+    if not text.isdecimal() or int(text) < LEAST_PIECES:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number of at least {LEAST_PIECES}")
+    return int(text)
 
 
 def _add_workers(parser: argparse.ArgumentParser) -> None:

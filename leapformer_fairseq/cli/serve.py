@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import ipaddress
 import logging
+import os
 import secrets
 import signal
+import webbrowser
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, for this machine alone)")
     add("--port", type=int, default=8000, help="0: any that is free (default: 8000)")
     add("--token", help="what clients must know (default: none on this machine alone, else a random one)")
+    add("--open", action="store_true", help="open the page in a browser on this machine")
     add("--title", help="what the page calls the model (default: the name of its folder)")
     for limit in fields(Limits):
         add(f"--max-{limit.name.replace('_', '-')}", type=type(limit.default), default=limit.default, metavar="N",
@@ -62,7 +65,10 @@ async def _serve(server: LiveServer | FileServer, args: argparse.Namespace) -> N
     port = listening.sockets[0].getsockname()[1]
     query = f"?token={server.token}" if server.token else ""
     host = f"[{args.host}]" if ":" in args.host else args.host
-    print(f"open http://{host}:{port}/{query} in a browser; Ctrl-C ends the server", flush=True)
+    page = f"http://{host}:{port}/{query}"
+    print(f"open {page} in a browser; Ctrl-C ends the server", flush=True)
+    if args.open and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):  # else it may be one of text
+        loop.run_in_executor(None, webbrowser.open, page)
     if not _is_local(args.host):
         print("browsers give their microphone to pages at localhost or over https only: put an https proxy in front")
     await stopped.wait()

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from .. import register
 from ..criterions.recorder import Recorder
 from ..criterions.taught import Predicted
 from ..errors import LeapformerError
 from ..models.teacher import Teacher, load_teacher
 from ..modules.alignment import ReplacedBlock, replaced_blocks
 from ..modules.capture import attentions_by_block
+from ..trainings import parse_options
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,9 @@ def load_pair(words: Sequence[str], teacher: str, checkpoint: Path | None = None
     On a GPU where there is one, unless the words say --cpu. Raises LeapformerError for a student that cannot learn from
     this teacher.
     """
-    register()
-    from fairseq import checkpoint_utils, options, tasks
+    args = parse_options(words, "--attention, or the options after --")
+    from fairseq import checkpoint_utils, tasks
 
-    args = options.parse_args_and_arch(options.get_training_parser(), list(words))
     task = tasks.setup_task(args)
     pair = Pair(args, task, load_teacher(teacher, task), task.build_model(args))
     if checkpoint is not None:

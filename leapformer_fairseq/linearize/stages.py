@@ -6,6 +6,7 @@ student of which N blocks keep the teacher's attention. All trainings are comman
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class Linearize:
         self.settings, self.shell, self.out = settings, shell, settings.out
         checked("--align-weights", settings.align_weights)
         checked("--distillation-weight", settings.distillation_weight, 1)
+        _check_numbers(settings)
         self.teacher = _teacher(settings.path)
         self.args: Namespace = self.teacher["cfg"]["model"]
         self.data = str(settings.data or self.args.data)
@@ -220,6 +222,20 @@ class Linearize:
     def _pair(self, checkpoint: Path | None = None) -> Pair:
         words = [self.data, *self.everywhere, *self.settings.train_options]
         return load_pair(words, str(self.settings.path), checkpoint)
+
+
+def _check_numbers(settings: Settings) -> None:
+    """Raise LeapformerError for a plan of too many blocks, and for numbers with which nothing would be trained."""
+    plans = settings.attention.plan.split("/")
+    if len(plans) > len(BLOCKS):
+        raise LeapformerError(f"--attention {settings.attention.text}: {len(plans)} plans; give ENCODER/DECODER/CROSS")
+    for name, least in (("align_updates", 1), ("distill_updates", 1), ("task_updates", 0), ("sentences", 1)):
+        value = getattr(settings, name)
+        if value is not None and value < least:
+            raise LeapformerError(f"--{name.replace('_', '-')} {value}: give at least {least}")
+    for name in ("align_rate", "distill_rate", "task_rate"):
+        if not 0 < getattr(settings, name) < math.inf:
+            raise LeapformerError(f"--{name.replace('_', '-')} {getattr(settings, name)}: give a number above 0")
 
 
 def _teacher(path: Path) -> dict[str, Any]:

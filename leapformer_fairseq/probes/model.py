@@ -78,6 +78,13 @@ class ProbeModel(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.head = nn.Linear(WIDTH, probe.vocabulary)
 
+    @property
+    def asked(self) -> Attention:
+        """The attention that the probe is about, in the first layer."""
+        layer: Any = self.layers[0]
+        found: Attention = layer.own if layer.cross is None else layer.cross
+        return found
+
     def forward(self, batch: Batch) -> Tensor:
         x, source, keep = self._embedded(batch.tokens), None, None
         if self.encoder is not None and batch.source is not None:

@@ -53,15 +53,22 @@ class Study:
     updates: int | None = None
 
     def check(self) -> None:
-        """Raise LeapformerError for a probe or mechanism that is not known, or cannot serve where it is asked for."""
+        """Raise LeapformerError for what does not exist, cannot serve where it is asked for, or is no training."""
+        for option, values in (("--updates", [self.updates]), ("--rates", self.rates)):
+            for value in values:
+                if value is not None and not 0 < value < math.inf:
+                    raise LeapformerError(f"{option} {value:g}: give a number above 0")
         for name in self.probes:
             if name not in PROBES:
                 raise LeapformerError(f"--probes {name}: choose from {', '.join(PROBES)}")
         for attention in self.attentions:
-            name, _ = parsed(attention)
+            name, options = parsed(attention)
             for probe in self.probes:
                 about = PROBES[probe]
                 reason = find(name).capabilities.unsupported_reason(about.block, about.mask)
+                if reason is None:  # with its options, whose values building it checks
+                    mechanism = ProbeModel(about, name, **options).asked.mechanism
+                    reason = mechanism.capabilities.unsupported_reason(about.block, about.mask)
                 if reason is not None:
                     raise LeapformerError(f"{name} cannot be probed by {probe}: {reason}")
 
@@ -134,6 +141,8 @@ def measure(study: Study, out: str | Path, signature: str, jobs: int = 1, watch:
     probes.
     """
     study.check()
+    if jobs < 1:
+        raise LeapformerError(f"--jobs {jobs}: give at least 1")
     folder = locked_folder(out, RECORD, {"updates": study.updates}, "study of probes", signature)
     made_folder(folder / "runs")
     runs = study.runs()

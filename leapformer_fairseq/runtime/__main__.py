@@ -17,11 +17,22 @@ def main(argv: list[str] | None = None) -> int:
     """Translate what is given; 2 for a user's error."""
     argv = sys.argv[1:] if argv is None else argv
     try:
+        if argv[:1] == ["demo"] and not Path("demo").is_dir():
+            return _demo(argv[1:])
         task = Folder.read(argv[0]).task if argv and not argv[0].startswith("-") else ""
         return {SPEECH: _speech, SYNTHESIS: _speaking}.get(task, _text)(argv)
     except LeapformerError as error:
         print(f"runtime: error: {one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _demo(argv: list[str]) -> int:
+    """As `leapformer demo`."""
+    from ..cli import demo
+
+    parser = argparse.ArgumentParser(prog="python -m leapformer_fairseq.runtime demo", description=demo.HELP)
+    demo.add_arguments(parser)
+    return demo.run(parser.parse_args(argv))
 
 
 def _speech(argv: list[str]) -> int:
@@ -50,7 +61,7 @@ def _text(argv: list[str]) -> int:
         "folder",
         metavar="DIR",
         type=Path,
-        help="an exported model; from or to speech: DIR --help tells more",
+        help="an exported model; from or to speech: DIR --help tells more; or demo: the bundled one",
     )
     add("--beam", type=int, default=5, metavar="N", help="hypotheses (default: %(default)s)")
     add("--max-len-a", type=float, default=0.0, metavar="A", help="a target has at most A times as many subwords as")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention import CAUSAL, Mask
+from ..attention import BLOCKS, CAUSAL, Mask
 from ..attention.sparse.entmax import Entmax
 from ..attention.sparse.fitted import fingerprint
 from ..attention.sparse.pattern import Pattern
@@ -63,7 +63,9 @@ class Request:
     seed: int = 1
 
     def check(self) -> None:
-        """Raise LeapformerError for numbers below 1."""
+        """Raise LeapformerError for a block that no model has, and for numbers below 1."""
+        if self.block not in BLOCKS:
+            raise LeapformerError(f"--block {self.block}: choose from: {', '.join(BLOCKS)}")
         for name in ("sentences", "min_length"):
             if getattr(self, name) < 1:
                 raise LeapformerError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least 1")

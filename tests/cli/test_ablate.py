@@ -91,7 +91,7 @@ def training(data) -> list[str]:
     return [
         "train",
         str(data),
-        *f"-s en -t de --arch leapformer_nmt_tiny --max-tokens 99 --max-epoch 1 {sizes}".split(),
+        *f"-s en -t de --arch leapformer_nmt_tiny --optimizer adam --max-tokens 99 --max-epoch 1 {sizes}".split(),
     ]
 
 
@@ -337,6 +337,7 @@ def test_layer_groups_are_replaced_one_at_a_time(ablate, trainer, tmp_path, caps
 def test_a_language_model_has_one_block(trainer, data, tmp_path):
     trainer.losses = {"softmax": 5.0, "leap": 5.0}
     training = f"train {data} --task language_modeling --arch leapformer_lm_tiny --max-tokens 99 --max-update 5"
+    training += " --optimizer adam"
     assert main(["ablate", "--out", str(tmp_path / "out"), "--mechanisms", "leap", "--", *training.split()]) == 0
     assert trainer.plans == ["softmax", "leap"] and table(tmp_path / "out")["recommended"] == "leap"
 

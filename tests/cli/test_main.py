@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 import types
@@ -11,7 +12,6 @@ import pytest
 from leapformer_fairseq import PLUGIN_DIR, __version__
 from leapformer_fairseq.attention import MECHANISMS
 from leapformer_fairseq.cli import fairseq_commands
-from leapformer_fairseq.cli import list as list_command
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.errors import LeapformerError
 
@@ -20,9 +20,10 @@ from leapformer_fairseq.errors import LeapformerError
 def command(monkeypatch):
     """Registers a sub-command `fake` whose `run` can be set."""
     module = types.ModuleType("leapformer_fairseq.cli.fake")
+    module.HELP = "help of fake"
     module.add_arguments = lambda parser: parser.add_argument("--value", type=int)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(cli.COMMANDS, "fake", ("fake", "help of fake"))
+    monkeypatch.setitem(cli.COMMANDS, "fake", cli.Command("fake", "help of fake"))
     return module
 
 
@@ -64,26 +65,43 @@ class TestDispatch:
         with pytest.raises(ZeroDivisionError):
             cli.main(["fake"])
 
-    @pytest.mark.parametrize("argv", [[], ["unknown"], ["user-dir", "extra"]])
-    def test_wrong_usage(self, argv, capsys):
-        with pytest.raises(SystemExit) as exit_info:
-            cli.main(argv)
-        assert exit_info.value.code == 2
-        assert capsys.readouterr().err
+    def test_wrong_usage(self, capsys):
+        assert cli.main(["user-dir", "extra"]) == 2
+        message = "unrecognized arguments: extra; `leapformer --help` tells more"
+        assert capsys.readouterr() == ("", f"leapformer: error: {message}\n")
+        assert cli.main(["bench", "attention", "--seed", "x"]) == 2
+        message = "argument --seed: invalid int value: 'x'; `leapformer bench attention --help` tells more"
+        assert capsys.readouterr() == ("", f"leapformer: error: {message}\n")
+
+    def test_without_a_command_the_help_is_shown(self, capsys):
+        assert cli.main([]) == 2
+        assert "usage: leapformer COMMAND" in capsys.readouterr().err
+
+    def test_an_unknown_command_is_one_line_with_what_may_be_meant(self, capsys):
+        assert cli.main(["linearise"]) == 2
+        message = "there is no command 'linearise'; did you mean linearize? `leapformer --help` shows all"
+        assert capsys.readouterr() == ("", f"leapformer: error: {message}\n")
 
     def test_help_names_every_command(self, capsys):
         with pytest.raises(SystemExit) as exit_info:
             cli.main(["--help"])
         assert exit_info.value.code == 0
         out = capsys.readouterr().out
-        assert all(name in out for name in (*cli.COMMANDS, *fairseq_commands.COMMANDS))
+        words = re.findall(r"^  ([\w-]+)", out, re.MULTILINE)
+        assert set(words) >= {*cli.COMMANDS, next(iter(fairseq_commands.COMMANDS))}
+        assert all(name in out for name in fairseq_commands.COMMANDS)
+        assert is_a_screen(out)
+
+
+def is_a_screen(out):
+    lines = out.splitlines()
+    return 20 < len(lines) <= 45 and max(map(len, lines)) <= 100
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_table_agrees_with_the_modules(name):
-    module_name, help_text = cli.COMMANDS[name]
-    module = importlib.import_module(f"leapformer_fairseq.cli.{module_name}")
-    assert help_text == module.HELP
+def test_modules_are_commands(name):
+    module = importlib.import_module(f"leapformer_fairseq.cli.{cli.COMMANDS[name].module}")
+    assert module.HELP and "\n" not in module.HELP
     assert callable(module.add_arguments)
     assert callable(module.run)
 
@@ -153,14 +171,9 @@ class TestSlowLibrariesAreImportedWhereTheyAreUsed:
             path.write_text(text)
         assert self.run(words, tmp_path)[2] == ""
 
-    def test_list_needs_fairseq_only_after_the_mechanisms(self, monkeypatch, capsys):
-        def imported():
-            raise LeapformerError("fairseq was needed")
-
-        monkeypatch.setattr(list_command, "architectures", imported)
-        assert cli.main(["list"]) == 2
-        out = capsys.readouterr().out
-        assert all(f"  {name}: " in out for name in MECHANISMS)
+    @pytest.mark.parametrize("words", ["list", "list leap", "list linear"])
+    def test_a_list_of_mechanisms_needs_torch_alone(self, words, tmp_path):
+        assert self.run(words, tmp_path)[2] == "torch"
 
 
 class TestList:
@@ -172,11 +185,71 @@ class TestList:
             assert mechanism["summary"]
             assert len(mechanism["options"]) == len(MECHANISMS[mechanism["name"]].options)
 
-    def test_text_names_everything(self, capsys):
+    def test_all_mechanisms_fit_on_a_screen(self, capsys):
         assert cli.main(["list"]) == 0
         out = capsys.readouterr().out
-        assert all(f"  {name}: " in out for name in MECHANISMS)
-        assert all(option.flag in out for mechanism in MECHANISMS.values() for option in mechanism.options)
+        assert is_a_screen(out)
+        rows = re.findall(r"^ {2}(?:[EDC ] ){2}[EDC ]  (.*(?:\n {9}.*)*)", out, re.MULTILINE)
+        assert sorted(re.findall(r"[\w-]+", " ".join(rows))) == sorted(MECHANISMS)
+
+    def test_blocks_stand_beside_the_names(self, capsys):
+        assert cli.main(["list"]) == 0
+        out = capsys.readouterr().out
+        assert "\n  E   C  abc-cluster\n    D    abc-dilated, abc-window\n" in out and "  E D C  softmax\n" in out
+
+    @pytest.mark.parametrize("name", sorted(MECHANISMS))
+    def test_the_page_of_a_mechanism_tells_all_its_options(self, name, capsys):
+        assert cli.main(["list", name]) == 0
+        out, mechanism = capsys.readouterr().out, MECHANISMS[name]
+        assert max(map(len, out.splitlines())) <= 100
+        told = " ".join(out.split())
+        assert f"blocks: {', '.join(mechanism.capabilities.blocks)}" in told
+        for option in mechanism.options:
+            assert f"{option.flag} ({type(option.default).__name__}" in told and option.help in told
+            assert all(choice in told for choice in option.choices)
+        for reason in mechanism.capabilities.unsupported.values():
+            assert reason in told
+
+    def test_what_is_refused_names_where(self, capsys):
+        assert cli.main(["list", "cosformer"]) == 0
+        told = capsys.readouterr().out
+        assert "  decoder-self, decoder-cross\n      it needs the target's length" in told
+        assert "  cross-attention with wait-k\n      it is not defined over the prefixes" in told
+        assert "  a streaming encoder\n      it depends on the whole sequence" in told
+
+    def test_a_family_tells_what_its_members_compute(self, capsys):
+        assert cli.main(["list", "linear"]) == 0
+        out = capsys.readouterr().out
+        assert "E D C  leap\n       LeaPformer: relu(q)" in out and "luna" not in out
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("leep", "list knows no 'leep'; did you mean leap? `leapformer list` shows all mechanisms"),
+            ("zzzzz", "list knows no 'zzzzz'; `leapformer list` shows all mechanisms"),
+            ("model", "list knows no 'model'; did you mean models? `leapformer list` shows all mechanisms"),
+        ],
+    )
+    def test_an_unknown_name_is_one_line_with_what_may_be_meant(self, name, message, capsys):
+        assert cli.main(["list", name]) == 2
+        assert capsys.readouterr() == ("", f"leapformer: error: {message}\n")
+
+    def test_a_name_and_json(self, capsys):
+        assert cli.main(["list", "leap", "--json"]) == 2
+        assert "--json prints everything; leave leap out" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("kind", "line"),
+        [
+            ("models", "leapformer_simulst_tiny"),
+            ("tasks", "  leapformer_classification\n"),
+            ("criterions", "  leapformer_distillation\n"),
+        ],
+    )
+    def test_models_tasks_and_criterions(self, kind, line, capsys):
+        pytest.importorskip("fairseq")
+        assert cli.main(["list", kind]) == 0
+        assert line in capsys.readouterr().out
 
     def test_our_tasks_and_criterions_and_not_those_of_fairseq(self, capsys):
         pytest.importorskip("fairseq")

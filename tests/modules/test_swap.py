@@ -37,7 +37,7 @@ def test_a_mechanism_that_cannot_serve_a_block_is_refused_with_everything_said()
 
 
 def test_an_unknown_mechanism_is_refused():
-    with pytest.raises(LeapformerError, match="unknown attention mechanism 'lepa'; choose from"):
+    with pytest.raises(LeapformerError, match="unknown attention mechanism 'lepa'; did you mean leap"):
         make_model("leapformer_s2t_tiny", "lepa")
 
 

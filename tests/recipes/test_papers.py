@@ -194,5 +194,5 @@ def test_a_command_that_is_wrong_is_noticed():
     assert len(COMMANDS) > 40
     with pytest.raises(LeapformerError, match="--sedes"):
         dry_run("lra", "--protocol", "luna", "--out", "x", "--sedes", "1")
-    with pytest.raises(SystemExit):
+    with pytest.raises(LeapformerError):
         build_parser("bench").parse_args(["bench", "newspapers"])

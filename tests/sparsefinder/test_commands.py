@@ -118,7 +118,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_finished(root, monkeypatch, c
             "layer 0, is softmax, whose graph has all edges; train with --decoder-self-attention entmax",
         ),
         ({"block": "encoder-self"}, "is softmax, whose graph has all edges"),
-        ({"block": "middle"}, "no such block; choose from: encoder-self, decoder-self, decoder-cross"),
+        ({"block": "middle"}, "choose from: encoder-self, decoder-self, decoder-cross"),
         ({"sentences": 500}, "train has 120 of at least 4 tokens; give --sentences 120"),
         ({"length": 9, "sentences": 100}, "of at least 9 tokens; give --sentences"),
         ({"sentences": 0}, "--sentences 0: give at least 1"),

@@ -78,7 +78,11 @@ def make(out: Path, recipe: Recipe) -> Corpus:
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    contents = recipe.fill(partial, out)
+    try:
+        contents = recipe.fill(partial, out)
+    except LeapformerError:
+        shutil.rmtree(partial)
+        raise
     libraries = {name: library_version(name) for name in recipe.libraries}
     info = {"options": recipe.options, "root": str(out), **contents, "libraries": libraries}
     write_info(partial, info)

@@ -59,6 +59,8 @@ def build(
     sizes.check()
     if images < 2:
         raise LeapformerError(f"--images {images}: give at least 2, one of each label")
+    if workers < 1:
+        raise LeapformerError(f"--workers {workers}: give at least 1")
     options = {"corpus": NAME, "images": images, "seed": seed, **asdict(sizes)}
     out = Path(out)
     if (summary := prepared.begin(out, options)) is not None:
