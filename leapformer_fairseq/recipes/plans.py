@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import LeapformerError
 from ..scoring.names import attention_title
+from .options import Parser
 
 if TYPE_CHECKING:
     from ..attention import Mask
@@ -58,8 +59,22 @@ class Attention:
                 masks,
                 _model_options,
             )
+            self._check_encoder()
         except LeapformerError as error:
             raise LeapformerError(f"--attention {self.text}: {error}") from None
+
+    def _check_encoder(self) -> None:
+        """Raise LeapformerError for chunks of the encoder that no model could have."""
+        words = [f"--{option}" for option in self.text.split(":")[1:] if option.startswith("encoder-")]
+        if not words:
+            return
+        from ..models.streaming_encoder import add_chunk_args, chunks_of, fill_chunk_args
+
+        parser = Parser()
+        add_chunk_args(parser)
+        settings = parser.parse_known_args(words)[0]
+        fill_chunk_args(settings)
+        chunks_of(settings)
 
     def wait_k_masks(self) -> dict[str, Mask]:
         """The blocks of a wait-k model, whose encoder may stream."""
