@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -180,9 +181,15 @@ class Quickstart(Recipe):
 
 
 def next_steps(out: Path, attention: Attention, checkpoint: Path, data: Path) -> tuple[str, str, str]:
-    """What was trained, how to listen to it, and how to train one's own."""
+    """What was trained, how to listen to it, and how to train one's own, to be typed in the current folder."""
+    out, checkpoint, data, program = map(_shown, (out, checkpoint, data, Path(sys.executable).with_name("leapformer")))
     return (
         f"trained: {attention.title}, in {checkpoint}; see {out}/report.md, scores.json, curve.png",
-        f"live:    leapformer serve --checkpoint {checkpoint} --data-root {data} --config-yaml config_st.yaml",
-        "own:     leapformer recipe speech --train train.tsv --dev dev.tsv --test test.tsv --out results/own",
+        f"live:    {program} serve --checkpoint {checkpoint} --data-root {data} --config-yaml config_st.yaml",
+        f"own:     {program} recipe speech --train train.tsv --dev dev.tsv --test test.tsv --out results/own",
     )
+
+
+def _shown(path: Path) -> Path:
+    """Relative to the current folder, where it is in there."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -52,11 +52,10 @@ def test_the_report_ends_with_what_was_trained_and_what_to_do_with_it(finished):
     checkpoint = finished / SYSTEM / "st/checkpoint_last.pt"
     assert checkpoint.is_file()
     assert trained.startswith(f"* trained: {TITLE}, in {checkpoint}")
-    assert live == (
-        f"* live:    leapformer serve --checkpoint {checkpoint} --data-root {finished / 'corpus'} "
-        "--config-yaml config_st.yaml"
+    assert live.startswith("* live:    ") and live.endswith(
+        f"/leapformer serve --checkpoint {checkpoint} --data-root {finished / 'corpus'} --config-yaml config_st.yaml"
     )
-    assert own.startswith("* own:     leapformer recipe speech ")
+    assert own.startswith("* own:     ") and "/leapformer recipe speech --train " in own
 
 
 def test_a_second_run_repeats_nothing(finished):
