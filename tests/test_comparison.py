@@ -7,8 +7,10 @@ import json
 import pytest
 
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.scoring.comparison import collect, draw, table
+from leapformer_fairseq.pictures.comparison import comparison_figure, draw_comparison, spread
+from leapformer_fairseq.scoring.comparison import collect, table
 from leapformer_fairseq.scoring.generation import score_generation
+from leapformer_fairseq.scoring.names import run_title
 
 
 def generated(folder, *lines):
@@ -77,7 +79,7 @@ def folder(tmp_path):
     scored(tmp_path / "leap/k10", 61, 2100)
     scored(tmp_path / "leap/offline", 80)
     scored(tmp_path / "softmax/tst/k1", 30, 500)
-    (tmp_path / "leap/options").write_text("--attention leap\n")
+    (tmp_path / "leap/options").write_text("--attention leap:encoder-causal --seed 1\n")
     return tmp_path
 
 
@@ -85,16 +87,75 @@ def test_systems_are_collected_in_order(folder):
     comparison = collect(folder)
     assert list(comparison["systems"]) == ["leap", "softmax/tst"]
     assert [row["k"] for row in comparison["systems"]["leap"]["rows"]] == [9, 10, "offline"]
-    assert comparison["systems"]["leap"]["options"] == "--attention leap"
+    assert comparison["systems"]["leap"]["options"] == "--attention leap:encoder-causal --seed 1"
+    assert comparison["systems"]["leap"]["title"] == "LeaPformer, causal encoder"
     assert comparison["systems"]["leap"]["rows"][0]["compute"] == 0.25
     lines = table(comparison).splitlines()
     assert len(lines) == 2 + 4
     assert "0.250" in lines[2] and "2000" in lines[2]
 
 
-def test_the_curve_is_a_picture(folder):
-    draw(collect(folder), folder / "curve.png")
+def test_systems_of_one_name_are_told_apart_by_their_folders(folder):
+    scored(folder / "again/k9", 60, 2000)
+    (folder / "again/options").write_text("--attention leap:encoder-causal --seed 2\n")
+    titles = {name: system["title"] for name, system in collect(folder)["systems"].items()}
+    assert titles["again"] == "LeaPformer, causal encoder (again)" and titles["softmax/tst"] == "softmax/tst"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "title"),
+    [
+        ("x", "--attention gated-leap:encoder-chunk-ms=280 --seed 1", "gated LeaPformer, encoder in chunks"),
+        ("x", "--attention leap --seed 1 --train-k 3", "LeaPformer, encoder sees the whole source, trained for k = 3"),
+        (
+            "x", "--attention leap/leap/softmax:luna-length=8",
+            "LeaPformer / LeaPformer / softmax, encoder sees the whole source, luna length 8",
+        ),
+        (
+            "leap/tst-HE",
+            "--encoder-self-attention leap --decoder-self-attention leap --decoder-cross-attention leap "
+            "--encoder-chunk-ms 280 --max-tokens 5",
+            "LeaPformer, encoder in chunks, tst-HE",
+        ),
+        ("old", "", "old"),
+    ],
+)  # fmt: skip
+def test_reports_have_names_that_people_use(name, options, title):
+    assert run_title(name, options) == title
+
+
+def test_a_curve_needs_three_points(folder):
+    """A line through two would say nothing of what lies between."""
+    assert not draw_comparison(collect(folder), folder / "curve.png") and not (folder / "curve.png").exists()
+    scored(folder / "leap/k11", 62, 2200)
+    comparison = collect(folder)
+    assert draw_comparison(comparison, folder / "curve.png")
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    axes = comparison_figure(comparison).axes[0]
+    assert len(axes.lines) == 2  # the curve, and its offline translation: not softmax's one point
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["k = 9", "k = 10", "k = 11", "LeaPformer, causal encoder", "offline, beam 5: 80.0"]
+    assert axes.get_legend() is None and "(ms)" in axes.get_xlabel()
+
+
+def test_no_label_covers_another(folder):
+    for i, name in enumerate(("a", "b", "c", "d", "e")):
+        for k in (1, 3, 5):
+            scored(folder / name / f"k{k}", 60 + k + i / 10, 1000 + 100 * k)
+        scored(folder / name / "offline", 70)
+        (folder / name / "options").write_text(f"--attention {name} --seed 1\n")
+    figure = comparison_figure(collect(folder))
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    boxes.append(figure.axes[0].title.get_window_extent())
+    assert len(boxes) == 3 + 5 + 1
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+
+
+def test_labels_stay_near_what_they_name():
+    assert spread([(5, 2), (9, 2)], 0, 10) == [5, 9]
+    assert spread([(5, 2), (5.5, 2)], 0, 10) == [4.25, 6.25]
+    assert spread([(0, 2), (10, 2), (9.9, 2)], 0, 10) == [1, 9, 7]
 
 
 def test_an_empty_folder_is_refused(tmp_path):

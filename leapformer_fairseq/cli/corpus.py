@@ -29,7 +29,8 @@ ONLY_FOR = {
     "overwrite": (SPEECH_TRANSLATION, tts.NAME),
     **dict.fromkeys(SPLITS, (SPEECH_TRANSLATION, tts.NAME, listops.NAME)),
     **dict.fromkeys(TREES, (listops.NAME,)),
-    **dict.fromkeys((*PICTURES, "images", "workers"), (pathfinder.NAME,)),
+    **dict.fromkeys((*PICTURES, "images"), (pathfinder.NAME,)),
+    "workers": (SPEECH_TRANSLATION, pathfinder.NAME),
 }
 
 
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="published: targets are at 3/4 of the brightness of distractors; equal: they are not told apart by it "
         f"(pathfinder: {pictures.contrast})",
     )  # fmt: skip
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (pathfinder: 1)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (st, for features, and pathfinder: 1)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json, write_text
-from ..scoring.comparison import collect, draw, table
+from ..pictures.comparison import draw_comparison
+from ..scoring.comparison import collect, table
 from ..signature import signature
 
 HELP = "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"
@@ -16,10 +17,11 @@ HELP = "compare the scored runs of a quickstart or recipe folder: table, JSON an
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument("folder", metavar="DIR", help="the --out folder of scripts/quickstart.sh or of a recipe")
+    parser.add_argument("--next", nargs="+", default=[], metavar="LINE", help="last lines of the report")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; write report.md, scores.json and curve.png to the folder.
+    """Print the table; write report.md, scores.json and, of three points or more, curve.png to the folder.
 
     Raises LeapformerError if nothing was scored, scores are damaged, or the folder is not writable.
     """
@@ -27,31 +29,46 @@ def run(args: argparse.Namespace) -> int:
     comparison = collect(folder)
     comparison["signatures"]["leapformer_fairseq"] = signature()
     write_json(folder / "scores.json", comparison)
-    draw(comparison, folder / "curve.png")
-    write_text(folder / "report.md", _markdown(comparison))
+    drawn = draw_comparison(comparison, folder / "curve.png")
+    if not drawn:
+        (folder / "curve.png").unlink(missing_ok=True)  # of an earlier report
+    write_text(folder / "report.md", _markdown(comparison, drawn, args.next))
     print(table(comparison))
     return 0
 
 
-def _markdown(comparison: dict[str, Any]) -> str:
-    runs = [f"* `{name}`: `{system['options']}`" for name, system in comparison["systems"].items()]
+def _markdown(comparison: dict[str, Any], drawn: bool, last: list[str]) -> str:
+    systems = comparison["systems"]
+    timed = any("AL_CA" in row for system in systems.values() for row in system["rows"])
+    runs = [f"* {system['title']}: `{system['options']}`, in `{name}`" for name, system in systems.items()]
     signatures = [f"* {name}: `{text}`" for name, text in comparison["signatures"].items()]
+    picture = ["![BLEU against average lagging](curve.png)", ""] if drawn else []
+    explained = "k: how many steps of speech the translation stays behind. AL, LAAL, DAL and ATD in milliseconds of "
+    explained += "speech, AP a ratio. "
+    if timed:
+        explained += "`_CA` adds the time of computation; compute is seconds of computation per second of audio, one "
+        explained += "thread. "
+    explained += "Offline: the whole source, beam 5."
     return "\n".join(
         [
-            "# Simultaneous speech translation: quality and latency",
+            f"# {_heading(systems)}",
             "",
+            *picture,
             table(comparison, "github"),
             "",
-            "![BLEU against average lagging](curve.png)",
+            explained,
             "",
-            "AL, LAAL, DAL, ATD in milliseconds, AP a ratio; `_CA` adds the time of computation; compute is seconds of "
-            "computation per second of audio, one thread. Offline: the whole source, beam 5.",
-            "",
-            "Options of the runs:",
+            "Runs:",
             *runs,
             "",
             "Signatures:",
             *signatures,
+            *(["", *(f"* {line}" for line in last)] if last else []),
             "",
         ]
     )
+
+
+def _heading(systems: dict[str, Any]) -> str:
+    titles = [system["title"] for system in systems.values()]
+    return f"Simultaneous speech translation: {titles[0] if len(titles) == 1 else f'{len(titles)} systems'}"

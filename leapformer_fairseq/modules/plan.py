@@ -5,8 +5,15 @@
 
 from __future__ import annotations
 
-from ..attention import find
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from ..attention import OPTIONS, Mask, Option, build, find
 from ..errors import LeapformerError
+
+# An instance to ask what it can do; no mechanism's answer depends on these sizes.
+_HEAD_DIM, _HEADS, _WIDTH = 64, 2, 128
 
 
 def expand_plan(plan: str, layers: int) -> list[str]:
@@ -37,3 +44,58 @@ def names_in(plan: str) -> list[str]:
         find(name)
         names += [name] * (int(times) if star else 1)
     return names
+
+
+def check_plans(
+    plans: Mapping[str, str],
+    options: Iterable[tuple[str, str | None]],
+    masks: Mapping[str, Mask],
+    others: Callable[[], Collection[str]] = tuple,
+) -> None:
+    """Raise LeapformerError for what no model could be built with, before there is a model.
+
+    plans:   a plan by block.
+    options: names without dashes, and values, None for a flag.
+    masks:   of the blocks; None where all tokens are seen.
+    others:  the options of models that may be given besides those of mechanisms; called only if there is one.
+    """
+    given = {name.replace("-", "_"): _value(name, text, others) for name, text in options}
+    for block, plan in plans.items():
+        for name in dict.fromkeys(names_in(plan)):
+            own = {option.name: given[option.name] for option in find(name).options if option.name in given}
+            try:
+                mechanism = build(name, _HEAD_DIM, _HEADS, block=block, input_dim=_WIDTH, **own)
+            except LeapformerError as error:
+                if "head dimension" in str(error):  # which only the model knows
+                    continue
+                raise
+            reason = mechanism.capabilities.unsupported_reason(block, masks.get(block))
+            if reason is not None:
+                raise LeapformerError(f"{block} attention: {name} cannot be used: {reason}")
+
+
+def _value(name: str, text: str | None, others: Callable[[], Collection[str]]) -> Any:
+    """The value of a mechanism's option; of another one of the model's as it is."""
+    option = OPTIONS.get(name.replace("-", "_"))
+    if option is None and name not in (models := others()):
+        known = sorted({one.flag[2:] for one in OPTIONS.values()} | {*models})
+        close = difflib.get_close_matches(name, known, 3) or ["encoder-chunk-ms", "leap-factor", "luna-length"]
+        raise LeapformerError(f"there is no option {name} of a mechanism; did you mean {' or '.join(close)}?")
+    return text if option is None else _parsed(option, text)
+
+
+def _parsed(option: Option, text: str | None) -> Any:
+    """A value as its flag would be parsed. Raises LeapformerError if it cannot be."""
+    kind = type(option.default)
+    if kind is bool:
+        if text is not None:
+            raise LeapformerError(f"{option.flag} {text}: it takes no value; leave it out")
+        return True
+    try:
+        value = kind(text if text is not None else "")
+    except ValueError:
+        value = ""
+    if value == "":
+        raise LeapformerError(f"{option.flag} {text or ''}: give a value, as in {option.flag} {option.default}")
+    option.check(value)
+    return value

@@ -138,9 +138,12 @@ def start(name: str, words: Sequence[str], titles: Titles | None = None, **of_sh
     if settings.out is None:
         raise LeapformerError("no --out given; see --help")
     settings.out, settings.configured = settings.out.absolute(), configured
-    shell = Shell(settings.out, dry=settings.dry_run, launcher=launcher_of(settings), **of_shell)
+    shell = Shell(settings.out, dry=settings.dry_run, launcher=launcher_of(settings, about.recipe), **of_shell)
     titles = titles or Titles(expect=[configured["expect"]] if "expect" in configured else [])
-    return Job(about.recipe(name, about, settings, shell, titles), steps)
+    recipe = about.recipe(name, about, settings, shell, titles)
+    for attention in recipe.attentions():
+        attention.check(recipe.masks(attention))
+    return Job(recipe, steps)
 
 
 def apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -160,10 +163,12 @@ def fill(name: str, words: Sequence[str], rows: Sequence[str], failed: Any, **of
     wrong = []
     steps, options = apart(words)
     words = [*(steps or table.steps), *table.options, *options]
-    for row in chosen or [None]:
-        own = ["--attention", row] if row else []
+    own = {row: ["--attention", row] if row else [] for row in chosen or [None]}
+    # All rows are checked before the first one costs hours.
+    jobs = {row: start(table.recipe, [*words, *more], titles=titles, **of_shell) for row, more in own.items()}
+    for row, job in jobs.items():
         try:
-            start(table.recipe, [*words, *own], titles=titles, **of_shell).run_all()
+            job.run_all()
         except LeapformerError as error:
             if row is None:
                 raise

@@ -6,13 +6,18 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import LeapformerError
 from ..trainings import Work
 from . import configuration
 from .options import Parser, list_of, one_of, whole
+from .plans import Attention
 from .recipe import DataSet, add_root
 from .runs import Run, Runs
+
+if TYPE_CHECKING:
+    from ..attention import Mask
 
 GLUE = ("MNLI", "QNLI", "QQP", "SST-2")
 ACCURACY = ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
@@ -40,6 +45,9 @@ class FineTuning(Runs):
             "--vocabulary", "DIR", "the vocabulary of the models (only to prepare; by default PATH/data/text)", Path
         )
         cls.add_run_options(parser)
+
+    def masks(self, attention: Attention) -> dict[str, Mask]:
+        return {"encoder-self": None}
 
     def check_data(self) -> None:
         self.need_root()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import LeapformerError
 from ..trainings import Work
 from .options import Parser, list_of, whole
+from .plans import Attention
 from .recipe import DataSet, add_root
 from .runs import Run, Runs
+
+if TYPE_CHECKING:
+    from ..attention import Mask
 
 PARTS = ("train", "valid", "test")
 TEXTS = "{train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain or with .gz"
@@ -39,6 +44,9 @@ class LanguageModel(Runs):
             "--context-window of the evaluation)", list_of(whole(0)), default=[],
         )  # fmt: skip
         cls.add_run_options(parser)
+
+    def masks(self, attention: Attention) -> dict[str, Mask]:
+        return {"decoder-self": None}
 
     def check_data(self) -> None:
         if not (self.settings.valid and self.settings.test):
@@ -152,6 +160,9 @@ class MaskedLanguageModel(Runs):
             "OUT/ATTENTION-seedN/model/checkpoint_best.pt; requires the vocabulary that it was trained with", Path,
         )  # fmt: skip
         cls.add_run_options(parser)
+
+    def masks(self, attention: Attention) -> dict[str, Mask]:
+        return {"encoder-self": None}
 
     def check_data(self) -> None:
         self.need_root()

@@ -41,6 +41,11 @@ class LongRangeArena(Recipe):
     def check(self) -> None:
         if not (self.settings.reduced or self.settings.protocol):
             raise LeapformerError("no --protocol and no --reduced given; see --help")
+        if self.settings.attention:
+            from ..lra import protocols  # torch takes seconds, and not every command needs it
+
+            protocol = protocols.load(self.settings.protocol or "reduced")
+            protocols.check_names("attention", self.settings.attention, protocol.rows, protocol)
         if self.settings.root and not self.shell.dry:
             self.need_root()
 

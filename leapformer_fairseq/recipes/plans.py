@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import LeapformerError
+from ..scoring.names import attention_title
+from .options import Parser
+
+if TYPE_CHECKING:
+    from ..attention import Mask
 
 BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
 
@@ -33,6 +43,46 @@ class Attention:
         pairs = (option.partition("=") for option in self.text.split(":")[1:])
         return [word for name, _, value in pairs for word in (f"--{name}", *([value] if value else []))]
 
+    def check(self, masks: Mapping[str, Mask]) -> None:
+        """Raise LeapformerError for a plan that no model could be built with; `masks` has the blocks of the model."""
+        from ..modules.plan import check_plans  # torch takes seconds, and not every command needs it
+
+        parts = self.plan.count("/") + 1
+        if parts > len(masks):
+            raise LeapformerError(f"{self.text}: {parts} plans for {', '.join(masks)}; give at most {len(masks)}")
+        options = [option.partition("=") for option in self.text.split(":")[1:]]
+        plans = dict(zip(BLOCKS, self.blocks, strict=True)) if len(masks) == len(BLOCKS) else {}
+        try:
+            check_plans(
+                plans or dict.fromkeys(masks, self.plan),
+                [(name, value if equals else None) for name, equals, value in options],
+                masks,
+                _model_options,
+            )
+            self._check_encoder()
+        except LeapformerError as error:
+            raise LeapformerError(f"--attention {self.text}: {error}") from None
+
+    def _check_encoder(self) -> None:
+        """Raise LeapformerError for chunks of the encoder that no model could have."""
+        words = [f"--{option}" for option in self.text.split(":")[1:] if option.startswith("encoder-")]
+        if not words:
+            return
+        from ..models.streaming_encoder import add_chunk_args, chunks_of, fill_chunk_args
+
+        parser = Parser()
+        add_chunk_args(parser)
+        settings = parser.parse_known_args(words)[0]
+        fill_chunk_args(settings)
+        chunks_of(settings)
+
+    def wait_k_masks(self) -> dict[str, Mask]:
+        """The blocks of a wait-k model, whose encoder may stream."""
+        from ..attention import ChunkMask, PrefixMask
+
+        streams = any(word in ("--encoder-causal", "--encoder-chunk-ms") for word in self.options)
+        return dict(zip(BLOCKS, (ChunkMask() if streams else None, PrefixMask(), PrefixMask(2)), strict=True))
+
     @property
     def encoder(self) -> Attention:
         """The encoder's plan, used in all blocks."""
@@ -54,6 +104,11 @@ class Attention:
         return [word for block, plan in plans for word in (f"--{block}-attention", plan)] + self.options
 
     @property
+    def title(self) -> str:
+        """What a report calls it."""
+        return attention_title(self.text)
+
+    @property
     def needs_length(self) -> bool:
         """Whether a decoder block has a mechanism that needs the target's length."""
         return any("cosformer" in plan for plan in self.blocks[1:])
@@ -66,3 +121,17 @@ class Attention:
     def run_folder(self, seed: int) -> str:
         """The folder name of a training run with this seed."""
         return f"{self.folder}-seed{seed}"
+
+
+def _model_options() -> set[str]:
+    """The options of all our models, without dashes."""
+    from fairseq.models import MODEL_REGISTRY
+
+    from .. import register
+
+    register()
+    parser = argparse.ArgumentParser(conflict_handler="resolve", add_help=False)
+    for name, model in MODEL_REGISTRY.items():
+        if name.startswith("leapformer_"):
+            model.add_args(parser)
+    return {flag.lstrip("-") for action in parser._actions for flag in action.option_strings}

@@ -1,18 +1,27 @@
-"""Simultaneous speech translation from scratch: a corpus, training, SimulEval for several k and offline, a report."""
+"""Simultaneous speech translation from scratch: a corpus, training, translation for several k and offline, a report."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..trainings import Work
 from .options import Parser, list_of, whole
 from .plans import Attention
 from .recipe import ATTENTION, DataSet, Recipe
-from .speech import simulate, train_speech, translate_offline
+from .speech import train_speech, translate_offline
 
-SENTENCES = {"full": 100, "fast": 3}  # that are translated
+if TYPE_CHECKING:
+    from ..attention import Mask
+
+BATCH = 4000  # frames of an update, whatever the number of processes
+MOST_PROCESSES = 4  # that share a batch; more would have too few sentences each
+UPDATES = {"full": (1200, 2300), "fast": (80, 80)}  # of recognition and of translation
 # At most 10 tokens per second of audio, plus 10, to stop a model that loops.
 LENGTH = ("--max-len-a", "0.1", "--max-len-b", "10")
 LAGGING = r"[1-9]\d*(-[1-9]\d*)?(,offline)?"
@@ -24,19 +33,26 @@ def _lagging(text: str) -> str:
     return text
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 class Quickstart(Recipe):
     """A small synthetic English-German speech corpus; run it with another attention and the same --out to compare."""
 
     steps = ("corpus", "train", "evaluate")
+    launched = "(default: torchrun with a process for each core up to four, or local on one core or with a GPU)"
 
     @classmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
         parser.option(
-            "--attention", "PLAN", f"{ATTENTION}. By default the encoder reads speech in chunks, each frame once. leap "
-            "alone: the encoder sees the whole source and is rerun at every step. leap:encoder-causal: it sees no "
-            "later frame", Attention, default="leap:encoder-chunk-ms=280",
+            "--attention", "PLAN", f"{ATTENTION}. By default LeaPformer with forget gates, whose encoder reads speech "
+            "in chunks, each frame once. gated-leap alone: the encoder sees the whole source and is rerun at every "
+            "step. leap:encoder-causal: no gates, and it sees no later frame", Attention,
+            default="gated-leap:encoder-chunk-ms=280",
         )  # fmt: skip
-        parser.flag("--softmax", "also train softmax, whose encoder sees the whole source, in parallel on another core")
+        parser.flag("--softmax", "also train softmax, whose encoder sees the whole source, on the other cores")
         parser.option("--k", "LIST", "k of wait-k to evaluate, in quotes", list_of(whole()), default="1 3 5 9")
         parser.option(
             "--train-k", "RANGE", "k of training: a number, or a range to draw from for every batch, also 1-9,offline",
@@ -44,7 +60,17 @@ class Quickstart(Recipe):
         )  # fmt: skip
         parser.option("--seed", "N", "of the corpus and of training", whole(0), default=1)
         parser.set_defaults(out=Path("results/quickstart"))
-        parser.flag("--fast", "about two minutes: a tiny corpus and few updates; the scores mean nothing")
+        parser.flag("--fast", "a minute: a tiny corpus and few updates; the scores mean nothing")
+
+    @classmethod
+    def own_processes(cls, settings: argparse.Namespace) -> int:
+        from torch.cuda import is_available
+
+        models = 2 if settings.softmax and settings.attention.text != "softmax" else 1
+        return 1 if is_available() else max(1, min(MOST_PROCESSES, cores() // models))
+
+    def masks(self, attention: Attention) -> Mapping[str, Mask]:
+        return attention.wait_k_masks()
 
     def check(self) -> None:
         s = self.settings
@@ -73,64 +99,78 @@ class Quickstart(Recipe):
     def step_corpus(self) -> None:
         sizes = ["--train", 60, "--dev", 8, "--test", 8, "--vocab-size", 120] if self.settings.fast else []
         self.shell.say(f"speech corpus in {self.data}")
-        options = ["--out", self.data, "--seed", self.settings.seed, *sizes]
+        options = ["--out", self.data, "--seed", self.settings.seed, "--workers", cores(), *sizes]
         self.shell.run(self.shell.leapformer("corpus", *options))
 
     def step_train(self) -> None:
-        # One thread for each: these models are too small to benefit from two.
-        self.shell.run(*map(self.train_recogniser, self.encoders), at_once=len(self.encoders), threads=1)
-        self.shell.run(*map(self.train_system, self.systems), at_once=len(self.systems), threads=1)
+        # One thread for each process: these models are too small to benefit from two.
+        at_once = max(1, cores() // self.shell.launcher.processes)
+        self.shell.run(*map(self.train_recogniser, self.encoders), at_once=at_once, threads=1)
+        self.shell.run(*map(self.train_system, self.systems), at_once=at_once, threads=1)
 
     def train(self, task: str, folder: Path, save: Path, updates: int, *words: str) -> Work:
-        """Small batches and a learning rate that decays to zero give the best result in a few minutes."""
+        """Small batches and a learning rate that decays to zero give the best result in a few minutes.
+
+        Epochs are saved, to resume from, but only the last one is validated.
+        """
+        share = BATCH // (self.shell.launcher.processes * self.shell.launcher.machines)
         training = train_speech(
             self.shell, folder.name, self.data, task, save, "--cosformer-length", "40", "--seed",
-            str(self.settings.seed), "--max-tokens", "4000", "--dropout", "0.05", "--label-smoothing", "0.1",
-            "--optimizer", "adam", "--adam-betas", "(0.9,0.98)", "--clip-norm", "10", "--lr-scheduler",
-            "polynomial_decay", "--warmup-updates", "100", "--total-num-update", str(updates), "--max-update",
-            str(updates), "--no-epoch-checkpoints", "--log-interval", "50", *words,
+            str(self.settings.seed), "--max-tokens", str(max(1000, share)), "--label-smoothing", "0.1", "--dropout",
+            "0", "--optimizer", "adam", "--adam-betas", "(0.9,0.98)", "--clip-norm", "10", "--lr", "3e-3",
+            "--lr-scheduler", "polynomial_decay", "--warmup-updates", "100", "--total-num-update", str(updates),
+            "--max-update", str(updates), "--no-epoch-checkpoints", "--validate-interval", str(updates),
+            "--log-interval", "50", *words,
         )  # fmt: skip
         yield from self.shell.once(save, training)
 
     def train_recogniser(self, attention: Attention) -> Work:
-        folder, updates = self.recogniser(attention), 80 if self.settings.fast else 1500
-        self.shell.say(f"pre-training the encoder on speech recognition ({updates} updates)")
+        folder, updates = self.recogniser(attention), UPDATES[self.size][0]
+        self.shell.say(f"pre-training the encoder on speech recognition ({updates:,} updates)")
         with self.shell.folder(folder, self.trained("--encoder", attention.encoder)):
             yield from self.train(
                 "asr", folder, folder, updates, *attention.recogniser.flags, "--arch", "leapformer_s2t_tiny",
-                "--decoder-layers", "1", "--lr", "3e-3", "--criterion", "label_smoothed_cross_entropy_with_ctc",
-                "--ctc-weight", "1",
+                "--decoder-layers", "1", "--criterion", "label_smoothed_cross_entropy_with_ctc", "--ctc-weight", "1",
             )  # fmt: skip
 
     def train_system(self, attention: Attention) -> Work:
         """Train the translation model, initialised with the recogniser's encoder."""
-        folder, updates = self.folder(attention), 80 if self.settings.fast else 3200
+        folder, updates = self.folder(attention), UPDATES[self.size][1]
         begin = self.recogniser(attention) / "checkpoint_last.pt"
-        self.shell.say(f"training wait-k translation ({updates} updates)")
+        self.shell.say(f"training wait-k translation ({updates:,} updates)")
         with self.shell.folder(folder, self.trained("--attention", attention)):
             yield from self.train(
-                "st", folder, folder / "st", updates, *attention.flags, "--arch", "leapformer_simulst_tiny", "--lr",
-                "2e-3", "--waitk-lagging", self.settings.train_k, "--fixed-pre-decision-ratio", "7",
+                "st", folder, folder / "st", updates, *attention.flags, "--arch", "leapformer_simulst_tiny",
+                "--waitk-lagging", self.settings.train_k, "--fixed-pre-decision-ratio", "7",
                 "--load-pretrained-encoder-from", str(begin), "--criterion", "label_smoothed_cross_entropy",
             )  # fmt: skip
 
     def step_evaluate(self) -> None:
-        """Run simultaneous translation one by one, because time is measured; offline translation in parallel."""
+        """Translate all test sentences, simultaneously and offline: nothing is timed, so all runs share the cores."""
+        works = []
         for system in self.systems:
-            run = self.folder(system)
-            end = ["--end-index", str(SENTENCES[self.size])]
-            for k in self.settings.k:
-                out = run / f"k{k}"
-                self.shell.say(f"{system.text}: simultaneous translation with k = {k}")
-                work = simulate(self.shell, self.data, "test", self.checkpoint(system), k, out, *end, *LENGTH)
-                self.shell.run(self.shell.once(out, work))
-        self.shell.run(*map(self.translate, self.systems), at_once=len(self.systems))
+            self.shell.say(f"{system.text}: simultaneous translation with k = {', '.join(map(str, self.settings.k))}")
+            works += [self.simulate(system, k) for k in self.settings.k]
+            works.append(self.translate(system))
+        self.shell.run(*works, at_once=cores(), threads=1)
         self.shell.say("report")
-        self.shell.run(self.shell.leapformer("report", self.out))
-        self.shell.say(f"done: {self.out}/report.md, {self.out}/scores.json, {self.out}/curve.png")
+        s = self.settings
+        last = next_steps(self.out, s.attention, self.checkpoint(s.attention), self.data)
+        self.shell.run(self.shell.leapformer("report", self.out, "--next", *last))
+        self.shell.say("done\n" + "\n".join(last))
 
     def checkpoint(self, attention: Attention) -> Path:
         return self.folder(attention) / "st/checkpoint_last.pt"
+
+    def simulate(self, attention: Attention, k: int) -> Work:
+        """Translate simultaneously, many sentences at a time, as SimulEval would one by one."""
+        run, out = self.folder(attention), self.folder(attention) / f"k{k}"
+        work = self.shell.logged(
+            run / f"k{k}.log", "simulate", "--source", self.data / "test.source", "--target",
+            self.data / "test.target", "--out", out, "--checkpoint", self.checkpoint(attention), "--data-root",
+            self.data, "--config-yaml", "config_st.yaml", "--waitk-lagging", k, *LENGTH,
+        )  # fmt: skip
+        yield from self.shell.once(out, work)
 
     def translate(self, attention: Attention) -> Work:
         """Translate offline."""
@@ -138,3 +178,18 @@ class Quickstart(Recipe):
         out, checkpoint = self.folder(attention) / "offline", self.checkpoint(attention)
         work = translate_offline(self.shell, self.data, "test", checkpoint, out, "--beam", 5, *LENGTH)
         yield from self.shell.once(out, work)
+
+
+def next_steps(out: Path, attention: Attention, checkpoint: Path, data: Path) -> tuple[str, str, str]:
+    """What was trained, how to listen to it, and how to train one's own, to be typed in the current folder."""
+    out, checkpoint, data, program = map(_shown, (out, checkpoint, data, Path(sys.executable).with_name("leapformer")))
+    return (
+        f"trained: {attention.title}, in {checkpoint}; see {out}/report.md, scores.json, curve.png",
+        f"live:    {program} serve --checkpoint {checkpoint} --data-root {data} --config-yaml config_st.yaml",
+        f"own:     {program} recipe speech --train train.tsv --dev dev.tsv --test test.tsv --out results/own",
+    )
+
+
+def _shown(path: Path) -> Path:
+    """Relative to the current folder, where it is in there."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -7,13 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import LeapformerError
 from ..trainings import Work
 from . import configuration
 from .options import Parser, one_of, whole, words
+from .plans import BLOCKS, Attention
 from .shell import LAUNCHERS, Launcher, Shell
+
+if TYPE_CHECKING:
+    from ..attention import Mask
 
 LIMITS = ("--num-workers", "1", "--required-batch-size-multiple", "1")  # of every evaluation
 REPEATED = (
@@ -46,11 +50,13 @@ class Recipe(ABC):
     """The way from a data set to models and scores: one method per step, whose name begins with `step_`.
 
     option_lists: options of fairseq in the configuration, which --NAME-options extend
+    launched:     the default launcher, for --help
     """
 
     steps: ClassVar[tuple[str, ...]] = ("prepare", "train", "evaluate")
     more_steps: ClassVar[tuple[str, ...]] = ()
     option_lists: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    launched: ClassVar[str] = "(default: local)"
 
     def __init__(self, name: str, about: DataSet, settings: argparse.Namespace, shell: Shell, titles: Titles) -> None:
         self.name, self.about, self.settings, self.shell, self.titles = name, about, settings, shell, titles
@@ -64,8 +70,22 @@ class Recipe(ABC):
     def add_options(cls, parser: Parser, about: DataSet) -> None:
         """Add the options of this recipe, except those that all recipes share."""
 
+    @classmethod
+    def own_processes(cls, settings: argparse.Namespace) -> int:
+        """How many processes train one model where the user leaves that to the recipe; more than one: by torchrun."""
+        return 1
+
     def check(self) -> None:  # noqa: B027  # most have nothing to check
         """Raise LeapformerError for incompatible settings."""
+
+    def attentions(self) -> Sequence[Attention]:
+        """What --attention asks for."""
+        given = getattr(self.settings, "attention", None) or []
+        return [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, Attention)]
+
+    def masks(self, attention: Attention) -> Mapping[str, Mask]:
+        """The attention blocks of the models, with what queries see where that limits the choice."""
+        return dict.fromkeys(BLOCKS)
 
     def check_data(self) -> None:  # noqa: B027
         """Raise LeapformerError before data preparation if the data is missing."""
@@ -170,8 +190,8 @@ def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parse
     kind.add_options(parser, about)
     for option, (of, example) in kind.option_lists.items():
         parser.more(f"--{option}-options", of, example)
-    parser.option("--launcher", "NAME", f"of trainings: {', '.join(LAUNCHERS)}", one_of(*LAUNCHERS), default="local")
-    parser.option("--processes", "N", "with torchrun or slurm: processes on each machine", whole(), default=1)
+    parser.option("--launcher", "NAME", f"of trainings: {', '.join(LAUNCHERS)} {kind.launched}", one_of(*LAUNCHERS))
+    parser.option("--processes", "N", "with torchrun or slurm: processes on each machine", whole())
     parser.option("--machines", "N", "with slurm: machines", whole(), default=1)
     parser.option("--slurm-options", "TEXT", 'more options for srun, e.g. "--gpus-per-node 8"', words, default=[])
     parser.option(
@@ -191,13 +211,17 @@ def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parse
     return parser
 
 
-def launcher_of(settings: argparse.Namespace) -> Launcher:
+def launcher_of(settings: argparse.Namespace, recipe: type[Recipe]) -> Launcher:
     """The launcher that the settings select. Raises LeapformerError for options of another launcher."""
-    name = settings.launcher
-    if name == "local" and settings.processes > 1:
+    name, processes = settings.launcher, settings.processes
+    if name is None and processes is None:
+        processes = recipe.own_processes(settings)
+        name = "torchrun" if processes > 1 else "local"
+    name, processes = name or "local", processes or 1
+    if name == "local" and processes > 1:
         raise LeapformerError(
-            f"--processes {settings.processes} needs --launcher torchrun or slurm; fairseq alone takes all GPUs"
+            f"--processes {processes} needs --launcher torchrun or slurm; fairseq alone takes all GPUs"
         )
     if name != "slurm" and (settings.machines > 1 or settings.slurm_options):
         raise LeapformerError(f"--machines and --slurm-options need --launcher slurm, not {name}")
-    return Launcher(name, settings.processes, settings.machines, settings.slurm_options, settings.restarts)
+    return Launcher(name, processes, settings.machines, settings.slurm_options, settings.restarts)

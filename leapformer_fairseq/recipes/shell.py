@@ -77,8 +77,8 @@ class Shell:
         dry: bool = False,
         launcher: Launcher | None = None,
     ) -> None:
-        self.out, self.dry = out, dry
-        self._say, self._call, self._launcher = say, call, launcher or Launcher()
+        self.out, self.dry, self.launcher = out, dry, launcher or Launcher()
+        self._say, self._call = say, call
         self._start = time.monotonic()
         self._threads: int | None = None
 
@@ -120,12 +120,12 @@ class Shell:
         command = ["train", str(data), "--save-dir", str(save), *options, *words]
         if not self._noted(["leapformer", *command]):
             return
-        for left in range(self._launcher.restarts, -1, -1):
+        for left in range(self.launcher.restarts, -1, -1):
             trainings.mend_last(save)
             before = _age(save / trainings.LAST)
             watch = Losses(command, lambda line: self._say(f"  {name}: {line}"))
             try:
-                yield from self._complete([*self._launcher.prefix(), *command], save / "train.log", watch)
+                yield from self._complete([*self.launcher.prefix(), *command], save / "train.log", watch)
                 if more:
                     watch.end(more)
                 return

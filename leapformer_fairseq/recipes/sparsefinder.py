@@ -58,6 +58,9 @@ class Sparsefinder(Recipe):
         if self.settings.train_on_valid and self.settings.recipe != "mlm":
             raise LeapformerError("--train-on-valid is for --paper mlm; leave it out")
 
+    def attentions(self) -> list[Attention]:
+        return [Attention(self.settings.softmax), Attention(self.settings.entmax)]
+
     @property
     def root(self) -> Path:
         return self.out / "text" if self.settings.train_on_valid else self.settings.root

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import LeapformerError
 from ..trainings import Work
@@ -12,6 +14,9 @@ from .options import Parser, list_of, one_of, whole
 from .plans import Attention
 from .recipe import ATTENTION, LIMITS, DataSet, Recipe, add_root
 from .shell import Shell
+
+if TYPE_CHECKING:
+    from ..attention import Mask
 
 LONG = "dev-long"
 TABLES = ("train", "dev", "test")
@@ -51,6 +56,9 @@ class SpeechTranslation(Recipe):
             "--offline", "translate whole recordings instead of simultaneous translation; cosformer in a decoder block "
             'then predicts the target length (--st-options "--length-predictor ..." for another predictor)',
         )  # fmt: skip
+
+    def masks(self, attention: Attention) -> Mapping[str, Mask]:
+        return super().masks(attention) if self.settings.offline else attention.wait_k_masks()
 
     def check_data(self) -> None:
         self.need_root(f"--root (the folder that holds {self.about.holds})")

@@ -1,4 +1,4 @@
-"""Comparison of several systems: collects the scores below a folder, as a table, as data and as a plot.
+"""Comparison of several systems: collects the scores below a folder, as a table and as data.
 
 `leapformer score --json` writes them to FOLDER/SYSTEM/k<K>/scores.json and FOLDER/SYSTEM/offline/scores.json; SYSTEM
 may be several folders deep, e.g. leap/tst-COMMON. The options of a run are in the nearest file `options` above.
@@ -7,6 +7,7 @@ may be several folders deep, e.g. leap/tst-COMMON. The options of a run are in t
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tabulate import tabulate
 
 from ..errors import LeapformerError
 from ..files import read_json
+from .names import run_title
 
 # column of the table -> where the value is in a row
 COLUMNS = {
@@ -35,7 +37,9 @@ _FORMATS = {"BLEU": ".1f", "chrF": ".1f", "AP": ".2f", "compute": ".3f", "withou
 
 
 def collect(folder: str | Path) -> dict[str, Any]:
-    """{"systems": {name: {"options", "rows"}}, "signatures"}; a row is one k, or offline, with its scores.
+    """{"systems": {name: {"title", "options", "rows"}}, "signatures"}; a row is one k, or offline, with its scores.
+
+    `name` is the folder of a system, `title` is what people call it; no two are the same.
 
     Raises LeapformerError if nothing below the folder was scored, or scores are damaged.
     """
@@ -45,11 +49,16 @@ def collect(folder: str | Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*/**/scores.json"), key=_order):
         run = path.parent.parent
         scores = read_json(path, ("scores", "signatures", "compute", "n_instances"), "score this run again")
-        system = systems.setdefault(str(run.relative_to(folder)), {"options": _options(run, folder), "rows": []})
+        name, options = str(run.relative_to(folder)), _options(run, folder)
+        system = systems.setdefault(name, {"title": run_title(name, options), "options": options, "rows": []})
         system["rows"].append(_row(path.parent.name, scores))
         signatures.update(scores["signatures"])
     if not systems:
         raise LeapformerError(f"{folder} holds no scores; give the --out folder of a finished quickstart or recipe")
+    titles = Counter(system["title"] for system in systems.values())
+    for name, system in systems.items():
+        if titles[system["title"]] > 1:
+            system["title"] += f" ({name})"
     return {"systems": systems, "signatures": signatures}
 
 
@@ -73,38 +82,11 @@ def _row(name: str, scores: dict[str, Any]) -> dict[str, Any]:
 
 def table(comparison: dict[str, Any], style: str = "simple") -> str:
     """One line per system and k; "github" is Markdown."""
-    rows = [(name, row) for name, system in comparison["systems"].items() for row in system["rows"]]
-    optional = ("YAAL", "without_prenet", "perplexity")  # most runs have none
+    rows = [(system["title"], row) for system in comparison["systems"].values() for row in system["rows"]]
+    optional = ("YAAL", "AL_CA", "compute", "without_prenet", "perplexity")  # not every run has them
     columns = {
         title: key for title, key in COLUMNS.items() if key not in optional or any(row.get(key) for _, row in rows)
     }
     lines = [[name, row["k"], row["sentences"], *(row.get(key) for key in columns.values())] for name, row in rows]
     formats = ("", "", "", *(_FORMATS.get(key, ".0f") for key in columns.values()))
     return tabulate(lines, headers=["attention", "k", "sentences", *columns], tablefmt=style, floatfmt=formats)
-
-
-def draw(comparison: dict[str, Any], path: str | Path) -> None:
-    """Plot BLEU against AL, plain and computation-aware, one colour per system; offline BLEU as a dotted line."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, system) in enumerate(comparison["systems"].items()):
-        colour = f"C{number}"
-        rows = [row for row in system["rows"] if "AL" in row]
-        for latency, style, label in (("AL", "o-", name), ("AL_CA", "s--", f"{name}, computation-aware")):
-            points = [(row[latency], row["BLEU"]) for row in rows if latency in row]
-            if points:
-                axes.plot(*zip(*points, strict=True), style, color=colour, label=label)
-        for row in rows:
-            axes.annotate(
-                f"k={row['k']}", (row["AL"], row["BLEU"]), textcoords="offset points", xytext=(-4, 6), fontsize=8
-            )
-        for row in system["rows"]:
-            if row["k"] == "offline":
-                axes.axhline(row["BLEU"], linestyle=":", color=colour, label=f"{name}, offline beam 5")
-    axes.set(xlabel="average lagging AL (ms)", ylabel="BLEU", title="Quality against latency")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    FigureCanvasAgg(figure).print_png(str(path))

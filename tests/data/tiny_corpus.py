@@ -8,6 +8,6 @@ from leapformer_fairseq.data.corpus.folder import Corpus
 TINY_SIZES = {"train": 12, "dev": 4, "test": 4}
 
 
-def build_tiny(path: Path) -> Corpus:
+def build_tiny(path: Path, workers: int = 1) -> Corpus:
     """The same corpus in every test run; needs the espeakng-loader wheel, no network."""
-    return build(path, TINY_SIZES, seed=1, vocab_size=100)
+    return build(path, TINY_SIZES, seed=1, vocab_size=100, workers=workers)

@@ -216,7 +216,9 @@ class RecurrentMechanism(Mechanism):
 
     def _is_one_block(self, x: Inputs) -> bool:
         """Whether all pairs are compared, and there are no states."""
-        if isinstance(x.mask, ChunkMask) or not dispatch.few_pairs(x.q, x.k, x.mask, self.features):
+        if isinstance(x.mask, ChunkMask) and x.mask.ahead:
+            return False  # a query does not see a prefix of the keys
+        if not dispatch.few_pairs(x.q, x.k, x.mask, self.features):
             return False
         return max(x.q.shape[2], x.k.shape[2]) <= LONGEST_BLOCK
 

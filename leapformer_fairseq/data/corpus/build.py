@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...audio import FRAME_MS
+from ..speech import need_workers
 from . import files, folder
 from .folder import SPEECH_TRANSLATION, Corpus, Recipe
 from .plan import SEED, SPLITS, Utterance, fingerprint, plan
@@ -26,14 +27,18 @@ def build(
     vocab_size: int = VOCAB_SIZE,
     snr_db: tuple[float, float] = SNR_DB,
     overwrite: bool = False,
+    workers: int = 1,
 ) -> Corpus:
     """Make the corpus in the folder `out`, or return the existing one if it was made with the same options.
+
+    `workers` processes compute features; their number changes no byte.
 
     Layout: `wav/{split}/NNNNN.wav`, `fbank80.zip`, `{split}_{asr,st}.tsv`, `spm_{asr,st}.{model,txt}`,
     `config_{asr,st}.yaml`, `gcmvn.npz`, `{split}.{source,target}` for SimulEval, and `corpus.json`; see also
     `folder.provide`. Raises LeapformerError for impossible options, if espeak-ng is missing, or if `out` contains
     something else.
     """
+    need_workers(workers)
     utterances = plan(sizes, seed, snr_db)
     options = {
         **{split: sizes[split] for split in SPLITS},
@@ -44,18 +49,18 @@ def build(
     }
     recipe = Recipe(
         options,
-        fill=partial(fill, utterances=utterances, vocab_size=vocab_size),
+        fill=partial(fill, utterances=utterances, vocab_size=vocab_size, workers=workers),
         locate=partial(files.write_locations, utterances=utterances),
         libraries=LIBRARIES,
     )
     return folder.provide(out, recipe, overwrite)
 
 
-def fill(out: Path, root: Path, utterances: list[Utterance], vocab_size: int) -> dict[str, Any]:
+def fill(out: Path, root: Path, utterances: list[Utterance], vocab_size: int, workers: int = 1) -> dict[str, Any]:
     """Write everything except `corpus.json` to `out`, with the paths that files will have below `root`."""
     files.write_subwords(out, utterances, vocab_size)  # first: the step that options can make fail
     synthesize(out, utterances, SPEECH_TRANSLATION)
-    features = files.write_features(out, utterances)
+    features = files.write_features(out, utterances, workers)
     files.write_manifests(out, utterances, features)
     files.write_locations(out, root, utterances)
     seconds = {utterance.id: features[utterance.id].frames * FRAME_MS / 1000 for utterance in utterances}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from ...audio import fbank, read_speech
@@ -19,6 +20,7 @@ from ..manifests import (
     write_config,
     write_manifest,
 )
+from ..speech import mapper
 from .plan import SPLITS, Utterance, of_split
 
 ARCHIVE = "fbank80.zip"
@@ -30,17 +32,26 @@ def target_text(utterance: Utterance, task: str) -> str:
     return utterance.english if task == "asr" else utterance.german
 
 
-def write_features(folder: Path, utterances: Sequence[Utterance]) -> dict[str, Features]:
-    """Write all filterbanks to one archive, and the training set's statistics; return the locations by id."""
+def write_features(folder: Path, utterances: Sequence[Utterance], workers: int = 1) -> dict[str, Features]:
+    """Write all filterbanks to one archive, and the training set's statistics; return the locations by id.
+
+    The bytes do not depend on the number of processes, `workers`: results are used in the order of the utterances.
+    """
     places, statistics = {}, BinStatistics()
-    with FeatureArchive(folder / ARCHIVE, ARCHIVE) as archive:
-        for utterance in tqdm(utterances, desc="features", unit="utt", mininterval=1.0):
-            features = fbank(read_speech(folder / utterance.wav))
+    with FeatureArchive(folder / ARCHIVE, ARCHIVE) as archive, mapper(workers) as run:
+        computed = run(features_of, [folder / utterance.wav for utterance in utterances])
+        waiting = tqdm(utterances, desc="features", unit="utt", mininterval=1.0)
+        for utterance, features in zip(waiting, computed, strict=True):
             places[utterance.id] = archive.add(utterance.id, features)
             if utterance.split == "train":
                 statistics.add(features)
     statistics.save(folder / CMVN)
     return places
+
+
+def features_of(wav: Path) -> np.ndarray:
+    """The filterbanks (frames, bins) of a recording."""
+    return fbank(read_speech(wav))
 
 
 def write_manifests(folder: Path, utterances: Sequence[Utterance], features: dict[str, Features]) -> None:

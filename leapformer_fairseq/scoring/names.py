@@ -1,0 +1,50 @@
+"""What reports call a system: `gated LeaPformer, encoder in chunks` instead of `gated-leap:encoder-chunk-ms=280`."""
+
+from __future__ import annotations
+
+import re
+
+MECHANISMS = {
+    "leap": "LeaPformer",
+    "gated-leap": "gated LeaPformer",
+    "cosformer": "cosFormer",
+    "relu": "ReLU attention",
+    "gated-relu": "gated ReLU attention",
+    "elu": "ELU attention",
+    "abc-mlp": "ABC (MLP)",
+    "luna": "Luna",
+}
+_BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
+_WHOLE, _CHUNKS, _CAUSAL = "encoder sees the whole source", "encoder in chunks", "causal encoder"
+
+
+def attention_title(text: str, chunk_length: bool = False) -> str:
+    """A name for a plan with its options, as in `--attention`; with `chunk_length`, also how long chunks are."""
+    plan, *options = text.split(":")
+    given = [MECHANISMS.get(name, name) for name in plan.split("/")]
+    given = given[:1] if len(set(given)) == 1 else given
+    encoder, others = _WHOLE, []
+    for option in options:
+        name, _, value = option.partition("=")
+        if name == "encoder-chunk-ms":
+            encoder = _CHUNKS + (f" of {value} ms" if chunk_length else "")
+        elif name == "encoder-causal":
+            encoder = _CAUSAL
+        else:
+            others.append(" ".join(filter(None, (name.replace("-", " "), value))))
+    return ", ".join([" / ".join(given), encoder, *others])
+
+
+def run_title(name: str, options: str) -> str:
+    """A name for the run in the folder `name` with these options: the plan, how k was trained, the test set."""
+    words = dict(re.findall(r"--([\w-]+)[ =]([^\s-]\S*)", options))
+    plan = words.get("attention")
+    if plan is None:
+        plans = [words.get(f"{block}-attention", "") for block in _BLOCKS]
+        if not all(plans):
+            return name
+        chunk = f":encoder-chunk-ms={words['encoder-chunk-ms']}" if "encoder-chunk-ms" in words else ""
+        plan = "/".join(plans) + chunk + (":encoder-causal" if "--encoder-causal" in options.split() else "")
+    trained = f"trained for k = {words['train-k']}" if "train-k" in words else ""
+    _, _, test_set = name.partition("/")
+    return ", ".join(filter(None, (attention_title(plan), trained, test_set)))

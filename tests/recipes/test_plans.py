@@ -1,0 +1,91 @@
+"""What --attention asks for is checked by every recipe before it does anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from leapformer_fairseq.cli import recipe as command
+from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.recipes import catalog
+from leapformer_fairseq.recipes.plans import Attention
+
+WITH_PLANS = [name for name in catalog.DATASETS if name not in ("talks", "sparsefinder")]
+
+
+def start(name, *words):
+    return catalog.start(name, words, say=print, call=lambda words: pytest.fail("something was run"))
+
+
+@pytest.mark.parametrize("name", WITH_PLANS)
+def test_an_unknown_mechanism_is_refused_by_every_recipe(name, tmp_path):
+    protocol = ["--reduced"] if name == "lra" else []
+    with pytest.raises(LeapformerError, match="--attention leep: "):
+        start(name, *protocol, "--attention", "leep", "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", [name for name, table in catalog.tables().items() if table.rows])
+def test_an_unknown_row_is_refused_before_another_row_is_run(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(catalog.Job, "run_all", lambda self: pytest.fail("something was run"))
+    rows = f"{catalog.tables()[name].rows[0]} leep"
+    with pytest.raises(LeapformerError, match="--attention leep: "):
+        command.run_recipe([name, "--out", str(tmp_path / "out"), "--rows", rows], print)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_mechanisms_of_a_sparsefinder_study_are_checked(tmp_path):
+    with pytest.raises(LeapformerError, match="--attention leep: unknown attention mechanism"):
+        start("sparsefinder", "--entmax", "leep", "--out", str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "message"),
+    [
+        ("quickstart", "leap:leap-facto=3", "there is no option leap-facto of a mechanism; did you mean leap-factor"),
+        ("quickstart", "leap:leap-factor=x", "--leap-factor x: give a value, as in --leap-factor 4"),
+        ("quickstart", "leap:leap-factor", "--leap-factor : give a value"),
+        ("quickstart", "gated-leap:gate-order=size", "--gate-order 'size': choose from: importance, recency"),
+        ("quickstart", "leap:encoder-causal=1", "ignored explicit argument '1'"),
+        ("quickstart", "leap:encoder-chunk-ms=250", "--encoder-chunk-ms 250: give a multiple of 40"),
+        ("quickstart", "leap:encoder-chunk-ms=x", "invalid int value: 'x'"),
+        ("quickstart", "leap/leap/leap/leap", "4 plans for encoder-self, decoder-self, decoder-cross; give at most 3"),
+        ("quickstart", "leap*0", "needs a positive number after"),
+        ("quickstart", "softmax/reformer/softmax", "decoder-self attention: reformer cannot be used: .*allowed: enc"),
+        ("quickstart", "softmax/softmax/abc-window", "decoder-cross attention: abc-window cannot be used"),
+        ("quickstart", "softmax/softmax/abc-linformer", "it is not defined over the prefixes of wait-k"),
+        ("quickstart", "bigbird/softmax:encoder-chunk-ms=280", "it depends on the whole sequence"),
+        ("multi30k", "softmax/softmax/abc-window", "decoder-cross attention: abc-window cannot be used"),
+        ("wikitext2", "softmax reformer", "--attention reformer: decoder-self attention: reformer cannot be used"),
+        ("wikitext2", "abc-mlp:abc-slots=x", "give a whole number of at least"),
+    ],
+)
+def test_what_no_model_can_be_built_with_is_refused(name, plan, message, tmp_path):
+    with pytest.raises(LeapformerError, match=message):
+        start(name, "--attention", plan, "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("quickstart", "leap:encoder-right-context-ms=80:encoder-chunk-ms=280"),
+        ("quickstart", "leap,softmax*3/leap/hedgehog"),
+        ("quickstart", "leap:encoder-causal:join-sentences=4"),
+        ("quickstart", "leap:leap-factor=64"),  # of which only the model knows whether it divides a head
+        ("multi30k", "softmax/abc-linformer/abc-linformer:abc-slots=32/8/32"),
+        ("multi30k", "softmax/cosformer:cosformer-length=0"),
+        ("mlm", "reformer bigbird:dropout=0.2"),
+    ],
+)
+def test_what_a_model_can_be_built_with_is_not_refused(name, plan, tmp_path):
+    start(name, "--attention", plan, "--out", str(tmp_path / "out"))
+
+
+def test_every_row_of_every_table_is_accepted(tmp_path):
+    for table in catalog.tables().values():
+        for row in table.rows:
+            start(table.recipe, *table.options, "--attention", row, "--out", str(tmp_path / "out"))
+
+
+def test_the_softmax_recogniser_beside_a_plan_keeps_its_options():
+    assert Attention("leap:encoder-causal").recogniser.flags[-1] == "--encoder-causal"
