@@ -24,8 +24,8 @@ from .cases import (
     inputs,
     make,
     padding,
-    reason,
     run,
+    serves,
     serving,
     steps,
 )
@@ -131,7 +131,7 @@ def cases():
     return [
         pytest.param(*one, id=f"{one[0]}{''.join(one[1].values())}-{'all' if one[2] is None else 'causal'}")
         for one in found
-        if reason(make(one[0]), one[2]) is None
+        if serves(one[0], one[2])
     ]
 
 
