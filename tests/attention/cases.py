@@ -199,7 +199,9 @@ def in_turn(names: Sequence[str], patterns: Iterable[Any], ways: Iterable[str] =
     for name in names:
         served = pairs([name], patterns)
         for i, one in enumerate(served):
-            dealt = tuple(ways) if covering.whole_products else tuple(ways)[(i + len(found)) % len(served) :: len(served)]
+            dealt = (
+                tuple(ways) if covering.whole_products else tuple(ways)[(i + len(found)) % len(served) :: len(served)]
+            )
             found.append(pytest.param(*one.values, dealt, id=one.id))
     return found
 

@@ -109,9 +109,7 @@ def test_training_equals_the_mask_with_gradients(name, blocks, side, way):
         q, k, v = (x.requires_grad_() for x in inputs(COUNT, COUNT))
         laid = tuple(x[:, :, places] for x in (q, k, v))
         with taking(way):
-            out = mechanism(
-                *laid, query=rows, key=rows, mask=blocks, execution="reference" if expected else "auto"
-            )
+            out = mechanism(*laid, query=rows, key=rows, mask=blocks, execution="reference" if expected else "auto")
             out.backward(grad)
         results.append([out * rows.keep[:, None, :, None], q.grad, k.grad, v.grad])
     assert difference(*results) < 1e-12

@@ -31,7 +31,6 @@ from .cases import (
     inputs,
     make,
     padding,
-    pairs,
     run,
     scanned,
     serves,

@@ -1,9 +1,10 @@
-"""Hundreds of drawn cases, thousands with --all: every way of every mechanism is the same function as its definition in float64.
+"""Hundreds of drawn cases, with --all thousands: every way of a mechanism is the same function as its definition.
 
 A case is a mechanism with its options, a mask, lengths, padding (which may hold NaN), a layout in memory, a precision,
-and what wants a gradient. Outputs and gradients of all `WAYS` are compared, as are scans that go on from a state, and
-fused steps. In float64 the bound is rounding; in lower precision it is FlashAttention's rule: the error against float64
-is at most twice that of the plain reference in the same precision, and a small floor.
+and what wants a gradient. Outputs and gradients of all `WAYS` are compared with the definition in float64, as are
+scans that go on from a state, and fused steps. In float64 the bound is rounding; in lower precision it is
+FlashAttention's rule: the error against float64 is at most twice that of the plain reference in the same precision,
+and a small floor.
 
 `TestTheFuzzerItself` injects bugs, each of which must be found. Draws are the same in every run of the same tests
 (`derandomize`; Hypothesis also draws constants out of the modules that are loaded).
