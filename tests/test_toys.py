@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from . import covering
+
 TESTS = Path(__file__).parent
 TOYS = sorted(path for path in (TESTS / "toys").glob("*.py") if path.stem != "__init__")
 # parity with gradients, padding, masks, prompts and steps; fairseq's contract and checkpoints; beam search; streaming
@@ -32,6 +34,7 @@ def run_with_toys(*arguments: str, folder: Path = TESTS.parent) -> subprocess.Co
         "0",
         "-k",
         "toy",
+        *(["--all"] if covering.whole_products else []),
         *arguments,
     ]
     given = {**os.environ, "LEAPFORMER_TOYS": "1", "PYTHONPATH": str(TESTS.parent)}
