@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from . import covering
+
 TESTS = Path(__file__).parent
 TOYS = sorted(path for path in (TESTS / "toys").glob("*.py") if path.stem != "__init__")
 # parity with gradients, padding, masks, prompts and steps; fairseq's contract and checkpoints; beam search; streaming
-SUITES = ("attention", "modules", "models/test_nmt.py", "models/test_lm.py", "models/test_streaming_encoder.py")
+PARITY = [f"attention/test_{about}.py" for about in ("forms", "causality", "chunks")]
+SUITES = ["modules", "models/test_nmt.py", "models/test_lm.py", "models/test_streaming_encoder.py"]
+SUITES += ["attention"] if covering.whole_products else PARITY
 
 
 def run_with_toys(*arguments: str, folder: Path = TESTS.parent) -> subprocess.CompletedProcess[str]:
@@ -32,6 +36,7 @@ def run_with_toys(*arguments: str, folder: Path = TESTS.parent) -> subprocess.Co
         "0",
         "-k",
         "toy",
+        *(["--all"] if covering.whole_products else []),
         *arguments,
     ]
     given = {**os.environ, "LEAPFORMER_TOYS": "1", "PYTHONPATH": str(TESTS.parent)}
@@ -49,7 +54,7 @@ def test_toys_pass_the_tests_of_all_mechanisms():
     found = run_with_toys(*(str(TESTS / suite) for suite in SUITES))
     assert found.returncode == 0, found.stdout[-4000:]
     passed = int(re.search(r"(\d+) passed", found.stdout).group(1))
-    assert passed > 60 * len(TOYS), found.stdout[-500:]
+    assert passed > 50 * len(TOYS), found.stdout[-500:]
 
 
 def test_a_wrong_toy_is_found(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from leapformer_fairseq.attention import (
     CAUSAL,
+    Capabilities,
     LinearMechanism,
     Mask,
     Mechanism,
@@ -25,6 +27,8 @@ from leapformer_fairseq.attention import build as build_registered
 from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 from leapformer_fairseq.attention.recurrent.convolution import ShortConvolution
+
+from .. import covering
 
 # options that make another mechanism of one: under names of their own they take all tests, too
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -162,20 +166,44 @@ def reason(mechanism: Mechanism, mask: Mask) -> str | None:
     return mechanism.capabilities.unsupported_reason(None, mask)
 
 
+@cache
+def capabilities(name: str) -> Capabilities:
+    """Of a mechanism as `make` builds it."""
+    return make(name).capabilities
+
+
+def serves(name: str, mask: Mask) -> bool:
+    """Whether a mechanism is defined for queries that see this much."""
+    return capabilities(name).unsupported_reason(None, mask) is None
+
+
 def serving(mask: Mask, names: Sequence[str] = NAMES, state: bool = False) -> list[str]:
     """The mechanisms that are defined for queries that see this much, or of them those with a state."""
-    found = [name for name in names if reason(make(name), mask) is None]
+    found = [name for name in names if serves(name, mask)]
     return [name for name in found if MECHANISMS[name].capabilities.incremental] if state else found
 
 
 def pairs(names: Sequence[str], patterns: Iterable[Any]) -> list[Any]:
     """Every mechanism with every case or pattern that it serves, as parameters of a test."""
-    found = [(name, one) for name in names for one in patterns]
     return [
         pytest.param(name, one, id=f"{name}-{one}")
-        for name, one in found
-        if reason(make(name), one.mask if isinstance(one, Case) else one) is None
+        for name in names
+        for one in patterns
+        if serves(name, one.mask if isinstance(one, Case) else one)
     ]
+
+
+def in_turn(names: Sequence[str], patterns: Iterable[Any], ways: Iterable[str] = tuple(WAYS)) -> list[Any]:
+    """As `pairs`, and with each the ways to try: those of a mechanism are dealt out to its cases; all with --all."""
+    found = []
+    for name in names:
+        served = pairs([name], patterns)
+        for i, one in enumerate(served):
+            dealt = (
+                tuple(ways) if covering.whole_products else tuple(ways)[(i + len(found)) % len(served) :: len(served)]
+            )
+            found.append(pytest.param(*one.values, dealt, id=one.id))
+    return found
 
 
 def inputs(queries: int, keys: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:

@@ -13,10 +13,12 @@ from leapformer_fairseq.attention import CAUSAL, TokenInfo, build
 from leapformer_fairseq.attention.bounded import cluster as abc_cluster
 from leapformer_fairseq.attention.bounded.mlp import MLP
 
+from ..covering import covering
 from .cases import (
     BOUNDED,
     DIM,
     HEADS,
+    SIDES,
     VALUE_DIM,
     WAYS,
     attend,
@@ -24,8 +26,8 @@ from .cases import (
     inputs,
     make,
     padding,
-    reason,
     run,
+    serves,
     serving,
     steps,
 )
@@ -126,20 +128,17 @@ def reference(mechanism, q, k, v, key, causal, literal):
     return out
 
 
-def cases():
-    found = [(name, options, visible) for name, options in VARIANTS for visible in (CAUSAL, None)]
-    return [
-        pytest.param(*one, id=f"{one[0]}{''.join(one[1].values())}-{'all' if one[2] is None else 'causal'}")
-        for one in found
-        if reason(make(one[0]), one[2]) is None
-    ]
-
-
-@pytest.mark.parametrize("empty", ["mask", "literal"])
-@pytest.mark.parametrize("side", [None, "left", "right"])
-@pytest.mark.parametrize(("name", "options", "visible"), cases())
+@covering(
+    lambda variant, visible, **_: serves(variant[0], visible),
+    lambda x: "".join([x[0], *x[1].values()]) if x in VARIANTS else str(x),
+    variant=VARIANTS,
+    visible=[CAUSAL, None],
+    side=SIDES,
+    empty=["mask", "literal"],
+)
 @torch.no_grad()
-def test_every_form_is_the_papers_recursion(name, options, visible, side, empty):
+def test_every_form_is_the_papers_recursion(variant, visible, side, empty):
+    name, options = variant
     # Linformer's slots are never empty, so it has no such option, and both formulas are the same.
     chosen = {} if name == "abc-linformer" else {"abc_empty_slots": empty}
     mechanism, qkv = abc(name, options, **chosen), inputs(COUNT, COUNT)

@@ -9,21 +9,41 @@ from leapformer_fairseq.attention import ChunkMask, TokenInfo
 from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.errors import LeapformerError
 
-from .cases import DIM, ENCODERS, HEADS, LINEAR, NAMES, VALUE_DIM, difference, inputs, make, padding, reason, scanned
+from ..covering import covering
+from .cases import (
+    DIM,
+    ENCODERS,
+    HEADS,
+    LINEAR,
+    NAMES,
+    VALUE_DIM,
+    difference,
+    inputs,
+    make,
+    padding,
+    reason,
+    scanned,
+    serves,
+)
 
 BLOCKS = (ChunkMask(), ChunkMask(4), ChunkMask(5, 2), ChunkMask(3, 4), ChunkMask(1, 1), ChunkMask(40))
-STREAMING = [name for name in (*NAMES, *ENCODERS) if reason(make(name), ChunkMask(4)) is None]
+STREAMING = [name for name in (*NAMES, *ENCODERS) if serves(name, ChunkMask(4))]
+EXACTLY = [name for name in ("softmax", *LINEAR, *ENCODERS) if name in STREAMING]
+PAST = {
+    ChunkMask(4, 2, past=6): ("softmax", "relu"),
+    ChunkMask(1, 0, past=3): ("softmax",),
+    ChunkMask(4, past=6): ("rope",),
+}
 COUNT = 23
+WAYS = ("pairs", "chunks", "again", "long chunks")
 
 
-@pytest.fixture(params=["pairs", "chunks", "again", "long chunks"])
-def way(request):
+def taking(way):
     """Linear mechanisms choose by size how they go through chunks; here they must go every way."""
-    pairs = 10**9 if request.param == "pairs" else 0
-    again = {"kept_numbers": 0, "segment_tokens": 40, "least_segment": 1} if request.param == "again" else {}
-    tokens = 2 if request.param == "long chunks" else 20
-    with dispatch.override(pairs=pairs, pairs_per_token=pairs, chunk_tokens=tokens, **again):
-        yield
+    pairs = 10**9 if way == "pairs" else 0
+    again = {"kept_numbers": 0, "segment_tokens": 40, "least_segment": 1} if way == "again" else {}
+    tokens = 2 if way == "long chunks" else 20
+    return dispatch.override(pairs=pairs, pairs_per_token=pairs, chunk_tokens=tokens, **again)
 
 
 def laid_out(blocks, count=COUNT, keep=None):
@@ -54,39 +74,32 @@ def arriving(mechanism, qkv, rows, blocks, at_once=1):
     return torch.cat(outputs, 2), state
 
 
-def block_ids(blocks):
-    return f"{blocks.size}+{blocks.ahead}"
+def label(x):
+    return f"{x.size}+{x.ahead}" if isinstance(x, ChunkMask) else str(x)
 
 
-@pytest.mark.parametrize("side", [None, "right"])
-@pytest.mark.parametrize("blocks", BLOCKS, ids=block_ids)
-@pytest.mark.parametrize("name", STREAMING)
-@pytest.mark.usefixtures("way")
-def test_training_equals_arriving_rows(name, blocks, side):
+@covering(None, label, name=STREAMING, blocks=BLOCKS, side=[None, "right"], way=WAYS, at_once=[1, 3])
+def test_training_equals_arriving_rows(name, blocks, side, way, at_once):
     mechanism, qkv = make(name), inputs(COUNT, COUNT)
     places, rows = laid_out(blocks, keep=padding(COUNT, side))
     laid = tuple(x[:, :, places] for x in qkv)
-    out = mechanism(*laid, query=rows, key=rows, mask=blocks)
     real = rows.keep[:, None, :, None]
-    for at_once in (1, 3):
+    with taking(way):
+        out = mechanism(*laid, query=rows, key=rows, mask=blocks)
         with torch.no_grad():
             got, _ = arriving(mechanism, laid, rows, blocks, at_once)
-        assert difference([got * real], [out * real]) < 1e-12
+    assert difference([got * real], [out * real]) < 1e-12
 
 
-@pytest.mark.parametrize("side", [None, "right"])
-@pytest.mark.parametrize(
-    ("name", "blocks"),
-    [
-        *((name, blocks) for name in ("softmax", *LINEAR, *ENCODERS) if name in STREAMING for blocks in BLOCKS),
-        ("softmax", ChunkMask(4, 2, past=6)),
-        ("softmax", ChunkMask(1, 0, past=3)),
-        ("relu", ChunkMask(4, 2, past=6)),
-        ("rope", ChunkMask(4, past=6)),
-    ],
+@covering(
+    lambda name, blocks, **_: name in PAST.get(blocks, EXACTLY),
+    label,
+    name=EXACTLY,
+    blocks=(*BLOCKS, *PAST),
+    side=[None, "right"],
+    way=WAYS,
 )
-@pytest.mark.usefixtures("way")
-def test_training_equals_the_mask_with_gradients(name, blocks, side):
+def test_training_equals_the_mask_with_gradients(name, blocks, side, way):
     mechanism = make(name)
     places, rows = laid_out(blocks, keep=padding(COUNT, side))
     grad = torch.randn(2, HEADS, len(places), VALUE_DIM).double() * rows.keep[:, None, :, None]
@@ -95,29 +108,30 @@ def test_training_equals_the_mask_with_gradients(name, blocks, side):
         torch.manual_seed(0)
         q, k, v = (x.requires_grad_() for x in inputs(COUNT, COUNT))
         laid = tuple(x[:, :, places] for x in (q, k, v))
-        if not expected:
-            out = mechanism(*laid, query=rows, key=rows, mask=blocks)
-        else:
-            out = mechanism(*laid, query=rows, key=rows, mask=blocks, execution="reference")
-        out.backward(grad)
+        with taking(way):
+            out = mechanism(*laid, query=rows, key=rows, mask=blocks, execution="reference" if expected else "auto")
+            out.backward(grad)
         results.append([out * rows.keep[:, None, :, None], q.grad, k.grad, v.grad])
     assert difference(*results) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "blocks", [ChunkMask(4), ChunkMask(5, 2), ChunkMask(3, 4), ChunkMask(4, 2, past=6)], ids=block_ids
+@covering(
+    None,
+    label,
+    name=STREAMING,
+    blocks=[ChunkMask(4), ChunkMask(5, 2), ChunkMask(3, 4), ChunkMask(4, 2, past=6)],
+    way=WAYS,
 )
-@pytest.mark.parametrize("name", STREAMING)
-@pytest.mark.usefixtures("way")
 @torch.no_grad()
-def test_a_row_sees_what_its_block_sees_and_nothing_else(name, blocks):
+def test_a_row_sees_what_its_block_sees_and_nothing_else(name, blocks, way):
     """The rows that change when one input row does are those of blocks that may see it."""
     mechanism, qkv = make(name), inputs(COUNT, COUNT)
     places, rows = laid_out(blocks)
     columns = own(blocks)
 
     def output(q, k, v):
-        return mechanism(*(x[:, :, places] for x in (q, k, v)), query=rows, key=rows, mask=blocks)[:, :, columns]
+        with taking(way):
+            return mechanism(*(x[:, :, places] for x in (q, k, v)), query=rows, key=rows, mask=blocks)[:, :, columns]
 
     before = output(*qkv)
     for row in range(0, COUNT, 4):

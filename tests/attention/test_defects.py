@@ -32,6 +32,7 @@ from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.attention.ops import dispatch, segments
 from leapformer_fairseq.errors import LeapformerError
 
+from ..covering import covering
 from .cases import (
     BOUNDED,
     DIM,
@@ -48,6 +49,7 @@ from .cases import (
     make,
     padding,
     run,
+    serves,
     serving,
     steps,
     written,
@@ -61,11 +63,17 @@ SLOTS = [name for name in serving(CAUSAL, [*BOUNDED, "luna"])]
 
 def served(names=NAMES, masks=tuple(MASKS)):
     return [
-        pytest.param(name, mask, id=f"{name}-{mask}")
-        for name in names
-        for mask in masks
-        if make(name).capabilities.unsupported_reason(None, MASKS[mask]) is None
+        pytest.param(name, mask, id=f"{name}-{mask}") for name in names for mask in masks if serves(name, MASKS[mask])
     ]
+
+
+def covering_served(where=lambda **_: True, **factors):
+    """Mechanisms, masks that they serve, and other factors."""
+
+    def possible(name, mask, **others):
+        return serves(name, MASKS[mask]) and where(name=name, mask=mask, **others)
+
+    return covering(possible, str, name=NAMES, mask=tuple(MASKS), **factors)
 
 
 def sizes(mask: str) -> tuple[int, int]:
@@ -240,12 +248,12 @@ def test_second_derivatives_of_slots_are_refused_or_right(name, mask, way):
     assert difference(*found) < 1e-9
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(0, 0), (0, 5), (5, 0)])
-@pytest.mark.parametrize(("name", "mask"), served())
-def test_nothing_to_read_or_nobody_to_read_it(name, mask, queries, keys):
-    if mask == "causal" and queries != keys and name not in ("softmax", *LINEAR):
-        return
-    mechanism = make(name)
+@covering_served(
+    lambda name, mask, counts: mask != "causal" or counts == (0, 0) or name in ("softmax", *LINEAR),
+    counts=[(0, 0), (0, 5), (5, 0)],
+)
+def test_nothing_to_read_or_nobody_to_read_it(name, mask, counts):
+    mechanism, (queries, keys) = make(name), counts
     for way in WAYS:
         q, k, v = (x.requires_grad_() for x in inputs(queries, keys))
         out = attend(mechanism, q, k, v, mask=MASKS[mask], way=way)
@@ -269,12 +277,13 @@ def test_the_output_of_no_keys_is_zero_whatever_the_queries_are():
 
 
 # -------------------------------------------------------------------------------------------------- padding and numbers
-@pytest.mark.parametrize("garbage", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize(("name", "mask"), served())
-def test_what_padding_holds_reaches_nothing(name, mask, side, garbage):
-    if mask == "wait-k" and side == "left":
-        return
+@covering_served(
+    lambda mask, side, **_: (mask, side) != ("wait-k", "left"),
+    side=["left", "right"],
+    garbage=[torch.nan, torch.inf, -torch.inf],
+    way=tuple(WAYS),
+)
+def test_what_padding_holds_reaches_nothing(name, mask, side, garbage, way):
     mechanism, (queries, keys) = make(name), sizes(mask)
     keep, (q, k, v) = padding(keys, side), inputs(queries, keys)
     hidden = ~keep[:, None, :, None]
@@ -282,18 +291,16 @@ def test_what_padding_holds_reaches_nothing(name, mask, side, garbage):
     real = keep[:, None, :, None].double() if mask == "causal" else torch.ones(BATCH, 1, queries, 1).double()
     grad, found = gradient(queries) * real, []
     needs = mechanism.capabilities.needs_inputs
-    for fill in (0.0, garbage):
+    for fill, taken in ((0.0, "reference"), (garbage, way)):
         with_inputs = x.masked_fill(~keep.unsqueeze(-1), fill).requires_grad_()
         key = replace(TokenInfo.whole(keys, keep), inputs=with_inputs if needs else None)
         call = {"key": key, "query": key if mask == "causal" else TokenInfo.whole(queries), "mask": MASKS[mask]}
-        for way in WAYS:
-            with_inputs.grad = None
-            got = run(mechanism, (q, k.masked_fill(hidden, fill), v.masked_fill(hidden, fill)), grad, way=way, **call)
-            got[0] = got[0] * real
-            got.append(torch.zeros_like(x) if with_inputs.grad is None else with_inputs.grad.clone())
-            assert all(torch.isfinite(one).all() for one in got), way
-            found.append(got)
-    assert all(difference(got, found[0]) < 1e-12 for got in found)
+        got = run(mechanism, (q, k.masked_fill(hidden, fill), v.masked_fill(hidden, fill)), grad, way=taken, **call)
+        got[0] = got[0] * real
+        got.append(torch.zeros_like(x) if with_inputs.grad is None else with_inputs.grad.clone())
+        assert all(torch.isfinite(one).all() for one in got), taken
+        found.append(got)
+    assert difference(*found) < 1e-12
 
 
 DEEP = torch.linspace(-80, -18, 63)
@@ -328,11 +335,8 @@ def test_the_elu_map_far_below_zero_in_a_step(name, language):
 
 
 # ------------------------------------------------------------------------------------------ transformations, compilers
-@pytest.mark.parametrize("execution", ["auto", "reference"])
-@pytest.mark.parametrize(("name", "mask"), served())
+@covering_served(lambda name, **_: name != "abc-cluster", execution=["auto", "reference"])  # which reads clusters back
 def test_vmap_and_func_grad(name, mask, execution):
-    if name in ("abc-cluster",):
-        pytest.skip("k-means reads its clusters back")
     mechanism, (q, k, v) = make(name), inputs(*sizes(mask))
 
     def one(q, k, v):
@@ -361,8 +365,13 @@ def test_a_scan_under_vmap_is_refused_in_one_line(name, mask):
         torch.func.vmap(one)(*inputs(*sizes(mask)))
 
 
+COMPILED = served(["softmax", "leap", "rope", "abc-mlp", "luna"], ("all", "causal")) + served(["relu"])
+CHEAP = {"softmax-causal", "leap-causal", "abc-mlp-all", "relu-wait-k"}  # one of each kind that takes few seconds
+
+
 @pytest.mark.parametrize(
-    ("name", "mask"), served(["softmax", "leap", "rope", "abc-mlp", "luna"], ("all", "causal")) + served(["relu"])
+    ("name", "mask"),
+    [pytest.param(*x.values, id=x.id, marks=[] if x.id in CHEAP else pytest.mark.full) for x in COMPILED],
 )
 def test_torch_compile(name, mask):
     """Graph breaks are allowed, other numbers are not. (This backend begins with all that `eager` does.)"""
@@ -409,8 +418,7 @@ class NaNInNewMemory(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("name", "mask"), served())
+@covering_served(way=tuple(WAYS))
 def test_no_output_comes_out_of_new_memory(name, mask, way):
     """Also not the gradient of keys that no query sees."""
     mechanism, (queries, keys) = make(name), sizes(mask)
@@ -481,7 +489,7 @@ class TestTheChecksThemselves:
     def test_padding_that_is_not_cleared_is_noticed(self, monkeypatch):
         monkeypatch.setattr(contract, "_cleared", lambda x, tokens: x)
         with pytest.raises(AssertionError):
-            test_what_padding_holds_reaches_nothing("leap", "causal", "left", torch.nan)
+            test_what_padding_holds_reaches_nothing("leap", "causal", "left", torch.nan, "kept")
 
 
 def unwritten(real):

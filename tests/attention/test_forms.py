@@ -1,5 +1,7 @@
 """Every way of every mechanism is the same function: parallel, chunkwise, recompute, and recurrent."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from leapformer_fairseq.attention.linear.reweighting import CosReweighted
 from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.errors import LeapformerError
 
+from ..covering import covering
 from .cases import (
     CASES,
     CONSTANT,
@@ -24,12 +27,13 @@ from .cases import (
     Case,
     attend,
     difference,
+    in_turn,
     inputs,
     make,
     padding,
-    pairs,
     run,
     scanned,
+    serves,
     serving,
     steps,
     written,
@@ -44,17 +48,22 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(("name", "case"), pairs(NAMES, CASES))
-def test_training_forms_agree(name, case, side):
+@covering(
+    lambda name, case, **_: serves(name, case.mask),
+    lambda x: "-".join(map(str, x)) if x in FORMS else str(x),
+    name=NAMES,
+    case=CASES,
+    side=SIDES,
+    form=FORMS,
+)
+def test_training_forms_agree(name, case, side, form):
     mechanism, qkv = make(name), inputs(case.queries, case.keys)
     call = {"key": TokenInfo.whole(case.keys, padding(case.keys, side)), "mask": case.mask}
     grad = torch.randn(2, HEADS, case.queries, VALUE_DIM, dtype=torch.float64)
     expected = run(mechanism, qkv, grad, way="reference", **call)
     assert all(torch.isfinite(x).all() for x in expected)
-    for way, chunk in FORMS:
-        got = run(mechanism, qkv, grad, way=way, chunk=chunk, **call)
-        assert difference(got, expected) < 1e-12, (way, chunk)
+    way, chunk = form
+    assert difference(run(mechanism, qkv, grad, way=way, chunk=chunk, **call), expected) < 1e-12
 
 
 @settings(deadline=None, max_examples=25)
@@ -94,21 +103,26 @@ def test_layout_of_the_rows_does_not_matter():
         assert difference(got, run(mechanism, qkv, grad, way=way, mask=CAUSAL)) < 1e-12
 
 
-@pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
-def test_float32_is_close_to_float64(name, visible):
-    mechanism, qkv = make(name), inputs(400, 400)
-    grad = torch.randn(2, HEADS, 400, VALUE_DIM, dtype=torch.float64)
+@pytest.mark.parametrize(("name", "visible", "ways"), in_turn(CONSTANT, (CAUSAL, None)))
+def test_float32_is_close_to_float64(name, visible, ways):
+    mechanism, qkv = make(name), inputs(150, 150)
+    grad = torch.randn(2, HEADS, 150, VALUE_DIM, dtype=torch.float64)
     expected = run(mechanism, qkv, grad, way="reference", mask=visible)
     single = mechanism.float()
-    for way in WAYS:
+    for way in ways:
         got = run(single, tuple(x.float() for x in qkv), grad.float(), way=way, mask=visible)
         assert difference([x.double() for x in got], expected) < 1e-5, way
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
+@covering(
+    lambda name, visible, **_: serves(name, visible),
+    str,
+    name=CONSTANT,
+    visible=(CAUSAL, None),
+    dtype=[torch.bfloat16, torch.float16],
+)
 def test_half_precision_rounds_inputs_and_output_only(name, visible, dtype):
-    mechanism, qkv = make(name).to(dtype), inputs(300, 300, dtype=dtype)
+    mechanism, qkv = make(name).to(dtype), inputs(150, 150, dtype=dtype)
     rounding = torch.finfo(dtype).eps
     outputs = {way: run(mechanism, qkv, way=way, mask=visible)[0] for way in WAYS}
     exact = run(mechanism.double(), tuple(x.double() for x in qkv), way="reference", mask=visible)
@@ -135,21 +149,21 @@ def test_softmax_trains_in_float32_on_a_cpu(dtype, mask, monkeypatch):
     assert seen == [torch.float32, dtype]
 
 
-@pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
-def test_autocast_does_not_reach_the_sums(name, visible):
+@pytest.mark.parametrize(("name", "visible", "ways"), in_turn(CONSTANT, (CAUSAL, None)))
+def test_autocast_does_not_reach_the_sums(name, visible, ways):
     mechanism, qkv = make(name).float(), inputs(70, 70, dtype=torch.float32)
-    for way in WAYS:
+    for way in ways:
         plain = run(mechanism, qkv, way=way, mask=visible)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert difference(run(mechanism, qkv, way=way, mask=visible), plain) == 0
 
 
-@pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
-def test_a_backward_pass_inside_of_autocast(name, visible):
+@pytest.mark.parametrize(("name", "visible", "ways"), in_turn(CONSTANT, (CAUSAL, None)))
+def test_a_backward_pass_inside_of_autocast(name, visible, ways):
     """PyTorch advises against it, and rounds the matrix products of its own; ours must go on."""
     mechanism, qkv = make(name).float(), inputs(70, 70, dtype=torch.float32)
     grad = torch.randn(2, HEADS, 70, VALUE_DIM)
-    for way in WAYS:
+    for way in ways:
         plain = run(mechanism, qkv, grad, way=way, mask=visible)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             got = run(mechanism, qkv, grad, way=way, mask=visible)
@@ -157,12 +171,12 @@ def test_a_backward_pass_inside_of_autocast(name, visible):
 
 
 @pytest.mark.parametrize("fill", [0.0, -1.0], ids=["zeros", "below-relu"])
-@pytest.mark.parametrize(("name", "visible"), pairs(CONSTANT, (CAUSAL, None)))
-def test_dead_rows_give_numbers(name, visible, fill):
+@pytest.mark.parametrize(("name", "visible", "ways"), in_turn(CONSTANT, (CAUSAL, None)))
+def test_dead_rows_give_numbers(name, visible, ways, fill):
     """TokenInfo that match no key give 0 or an average, but never NaN; neither does their gradient."""
     mechanism, qkv = make(name), tuple(torch.full_like(x, fill) for x in inputs(40, 40))
     nothing_to_see = TokenInfo.whole(40, torch.zeros(2, 40, dtype=torch.bool))
-    for way in WAYS:
+    for way in ways:
         for key in (None, nothing_to_see):
             got = run(mechanism, qkv, torch.ones(2, HEADS, 40, VALUE_DIM), way=way, mask=visible, key=key)
             assert all(torch.isfinite(x).all() for x in got)
@@ -209,25 +223,24 @@ def second_derivative(mechanism, visible, way, power):
 READING_KEYS = [name for name in NAMES if "k_proj" not in make(name).capabilities.unused_projections]
 
 
-@pytest.mark.parametrize("way", ["kept", "again"])
-@pytest.mark.parametrize(("name", "visible"), pairs([n for n in READING_KEYS if n != "softmax"], (CAUSAL, None)))
-def test_second_derivatives_of_a_scan_are_right_or_refused_in_one_line(name, visible, way):
+@pytest.mark.parametrize(
+    ("name", "visible", "ways"),
+    in_turn([n for n in READING_KEYS if n != "softmax"], (CAUSAL, None), ("kept", "again")),
+)
+def test_second_derivatives_of_a_scan_are_right_or_refused_in_one_line(name, visible, ways):
     """By `autograd.grad`, too, where the gradient of a sum of outputs does not seem to depend on anything."""
     mechanism, refused = make(name), []
-    for power in (1, 2):
+    for way, power in product(ways, (1, 2)):
         expected = second_derivative(mechanism, visible, "reference", power)
         try:
             assert difference([second_derivative(mechanism, visible, way, power)], [expected]) < 1e-9
         except LeapformerError as error:
             assert str(error).startswith("second derivatives need execution='reference'")
             refused.append(power)
-    assert name not in LINEAR or refused == [1, 2]
+    assert name not in LINEAR or refused == [1, 2] * len(ways)
 
 
-@pytest.mark.parametrize("side", [None, "left"])
-@pytest.mark.parametrize("prompt", [0, 1, 9, 23])
-@pytest.mark.parametrize("name", serving(CAUSAL, state=True))
-@pytest.mark.parametrize("few", [True, False], ids=["pairs", "chunks"])
+@covering(name=serving(CAUSAL, state=True), prompt=[0, 1, 9, 23], side=[None, "left"], few=[True, False])
 @torch.no_grad()
 def test_generation_equals_training(name, prompt, side, few):
     """Step by step, and a prompt, read in either way, followed by steps; padded queries may be anything."""
