@@ -279,7 +279,7 @@ def test_what_a_folder_says_of_a_model(tmp_path):
         args = SimpleNamespace(tokens_per_sample=30, add_bos_token=bos)
         task = SimpleNamespace(**vars(TASK) | {"args": args})
         folder = export_language_model(model, task, tmp_path / "lm", "signature", {})
-        assert folder.language == Language(first, 60, 30) and folder.max_target == 50
+        assert folder.language == Language(first, 60, 30) and folder.max_target == model.max_decoder_positions()
         assert Folder.read(tmp_path / "lm") == folder
     model = model_of("leap", decoder_self_attention="abc-window")
     folder = export_translation(model, TASK, tmp_path / "mt", "signature", {"updates": 3})
