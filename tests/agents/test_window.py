@@ -111,7 +111,7 @@ def test_what_forgets_nothing_writes_what_a_segment_writes(
 ) -> None:
     """Tokens, delays and logits, with drafts and without, each encoder in one segment and between pauses."""
     (kind, carry), system = way, system_of(encoder, policy, ends=True)
-    said, samples = Said(system), np.concatenate([speech(1.0), np.zeros(8000, np.float32), speech(0.8, 1)])
+    said, samples = Said(system), np.concatenate([speech(0.7), np.zeros(6400, np.float32), speech(0.5, 1)])
     plain = SegmentOptions(kind, pause_ms=200, min_seconds=0.5)
     found = []
     for segments in (plain, replace(plain, history="window", history_words=1000)):
@@ -320,7 +320,7 @@ def test_states_are_those_of_the_kept_audio_and_text(
     except LeapformerError:
         assert encoder == "causal"  # it reads whole utterances only
         system = system_of("whole", plan=plan)
-    assert follower(system, speech(3.2), "none").n_checked >= 2
+    assert follower(system, speech(4.0), "none").n_checked >= 2
 
 
 @covering(plan=["leap", "softmax"], carry=["none", "encoder"], encoder=["causal", "ahead"], policy=POLICIES)
@@ -380,7 +380,7 @@ def test_what_is_written_depends_on_the_audio_alone(
     system_of: Make, forgetting, speech, carry: str, policy: PolicyOptions
 ) -> None:
     """Not on how it is cut, nor on drafts."""
-    system, samples = system_of("ahead", policy), speech(3.6)
+    system, samples = system_of("ahead", policy), speech(2.4)
     expected = heard(Session(system, OPTIONS, WINDOW, carry), samples, 640)
     assert len(expected) > 3
     for size, drafts in (999, False), (64_000, True):
