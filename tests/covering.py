@@ -31,6 +31,17 @@ def covering(
     return pytest.mark.parametrize(",".join(factors), values, ids=ids)
 
 
+def in_turn(where: Callable[..., bool] | None = None, /, **factors: Sequence[Any]) -> pytest.MarkDecorator:
+    """As `covering`, but each value of the first factor comes once, with the others' values in turn."""
+    (first, values), *others = factors.items()
+    rows = list(product(values, *(rest for _, rest in others)))
+    if where is not None:
+        rows = [row for row in rows if where(**dict(zip(factors, row, strict=True)))]
+    alike = [[row for row in rows if row[0] is value] for value in values]
+    chosen = rows if whole_products else [own[place % len(own)] for place, own in enumerate(alike) if own]
+    return pytest.mark.parametrize(",".join([first, *(name for name, _ in others)]), chosen)
+
+
 def pairwise(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """A small subset of `rows`, in their order, that has every pair of values which occurs in two of their columns.
 

@@ -22,6 +22,7 @@ from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
 from leapformer_fairseq.modules import PassContext
 from leapformer_fairseq.modules.context import StackFacts
+from tests.made import made
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
 EOS = 2
@@ -112,16 +113,22 @@ def switching() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.fixture(scope="session")
-def spm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def subwords() -> Path:
     """A sentencepiece model with byte fallback."""
-    folder = tmp_path_factory.mktemp("spm")
-    (folder / "text").write_text("\n".join(SENTENCES * 30), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "spm"), vocab_size=330, byte_fallback=True,
-        character_coverage=0.99, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
-    return folder / "spm.model"
+
+    def train(folder: Path) -> None:
+        (folder / "text").write_text("\n".join(SENTENCES * 30), encoding="utf-8")
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(folder / "text"), model_prefix=str(folder / "spm"), vocab_size=330, byte_fallback=True,
+            character_coverage=0.99, hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip
+
+    return made("subwords", train) / "spm.model"
+
+
+@pytest.fixture(scope="session")
+def spm_model() -> Path:
+    return subwords()
 
 
 @pytest.fixture(scope="session")

@@ -20,21 +20,18 @@ pytest.importorskip("websockets", reason="the extra live")
 pytest.importorskip("onnxscript", reason="the extra onnx")
 
 from leapformer_fairseq.agents.exported import ExportedSystem  # noqa: E402
-from leapformer_fairseq.agents.features import Cmvn  # noqa: E402
 from leapformer_fairseq.agents.policy import PolicyOptions  # noqa: E402
 from leapformer_fairseq.agents.segments import SegmentOptions  # noqa: E402
 from leapformer_fairseq.agents.session import Session  # noqa: E402
 from leapformer_fairseq.agents.stream import DecodingOptions  # noqa: E402
-from leapformer_fairseq.agents.system import TranslationSystem  # noqa: E402
 from leapformer_fairseq.agents.text import Detokenizer  # noqa: E402
 from leapformer_fairseq.audio import fbank  # noqa: E402
 from leapformer_fairseq.cli.main import main  # noqa: E402
 from leapformer_fairseq.errors import LeapformerError  # noqa: E402
-from leapformer_fairseq.export.write import export_speech  # noqa: E402
 from leapformer_fairseq.serve.files import FileServer, model_files, page_files  # noqa: E402
 from tests.agents.browser import CHROMIUM, Browser, until  # noqa: E402
-from tests.agents.test_exported import AHEAD, model_of  # noqa: E402
 from tests.agents.test_page import Served, shown  # noqa: E402
+from tests.exported import speech as exported_speech  # noqa: E402
 
 NPM = shutil.which("npm")
 VERSION = "1.30.0"  # of onnxruntime-web
@@ -85,15 +82,9 @@ def runtime() -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(spm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder() -> Path:
     """An exported model with a look-ahead."""
-    model = model_of("gated-leap", **AHEAD).float().eval()
-    words, symbols = Detokenizer(model.decoder.dictionary, spm_model), model.decoder.dictionary.symbols
-    # Byte pieces would make replacement characters of a random model's output.
-    never = (0, 1, 3, *(index for index, symbol in enumerate(symbols) if symbol.startswith("<0x")))
-    cmvn, path = Cmvn(np.full(80, 8.0, np.float32), np.full(80, 3.0, np.float32)), tmp_path_factory.mktemp("exported")
-    export_speech(TranslationSystem(model, 2, never, words, cmvn, PolicyOptions(k=2), 12), path, "signature", {})
-    return path
+    return exported_speech()[1].path
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +97,21 @@ def served(folder: Path, runtime: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def browser(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as made:
-        made.go(served.url)
-        until(lambda: made.text("status") == "Ready", "the model is loaded")
-        made.evaluate(PARTS)
+def browser(speech, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One for all, since starting it takes longer than most of what it does."""
+    folder = tmp_path_factory.mktemp("browser")
+    soundfile.write(folder / "speech.wav", speech(20.0), 16_000, "PCM_16")
+    with Browser(folder / "profile", folder / "speech.wav") as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def parts(browser: Browser, served: Served) -> Browser:
+    """What the page is made of, to be called."""
+    browser.go(served.url)
+    until(lambda: browser.text("status") == "Ready", "the model is loaded")
+    browser.evaluate(PARTS)
+    return browser
 
 
 def pcm_of(samples: np.ndarray) -> np.ndarray:
@@ -120,22 +120,22 @@ def pcm_of(samples: np.ndarray) -> np.ndarray:
 
 @in_chromium
 class TestParts:
-    def test_frames(self, browser, speech):
+    def test_frames(self, parts, speech):
         pcm = pcm_of(speech(0.7))
-        found = np.array(browser.evaluate(f"frames({pcm.tolist()})"))
+        found = np.array(parts.evaluate(f"frames({pcm.tolist()})"))
         expected = fbank(pcm.astype(np.float32) / 32768)
         assert found.shape == expected.shape and np.abs(found - expected).max() < 2e-3
-        silence = browser.evaluate(f"frames({[0] * 800})")
+        silence = parts.evaluate(f"frames({[0] * 800})")
         assert np.abs(np.array(silence) - fbank(np.zeros(800, np.float32))).max() < 1e-4
 
-    def test_text(self, browser, spm_model, symbols):
+    def test_text(self, parts, spm_model, symbols):
         words, rng = Detokenizer(symbols, spm_model), np.random.default_rng(1)
         plain = [index for index, symbol in enumerate(symbols) if index > 3 and not symbol.startswith("<")]
         umlaut = [symbols.index(f"<0x{byte:02X}>") for byte in "\u0160".encode()]
         for _ in range(30):
             tokens = [*rng.choice(plain, 7).tolist(), 3, *umlaut, *rng.choice(plain, 3).tolist()]
             pieces = [symbols[token] for token in tokens]
-            assert browser.evaluate(f"decode({json.dumps(pieces)}, '<unk>')") == words.decode(tokens)
+            assert parts.evaluate(f"decode({json.dumps(pieces)}, '<unk>')") == words.decode(tokens)
 
     @pytest.mark.parametrize(
         ("policy", "decoding", "segments"),
@@ -153,7 +153,7 @@ class TestParts:
         ],
         ids=lambda one: one.name if isinstance(one, PolicyOptions) else "",
     )
-    def test_events_are_those_of_python(self, browser, folder, speech, policy, decoding, segments):
+    def test_events_are_those_of_python(self, parts, folder, speech, policy, decoding, segments):
         system = ExportedSystem.load(folder, policy)
         decoding, segments = replace(DECODING, **decoding), replace(SEGMENTS, **segments)
         quiet = 0.001 * speech(0.7, 5)
@@ -163,48 +163,44 @@ class TestParts:
         assert len({event.segment for event in expected}) > 1 and any(event.text for event in expected)
         for size in (3001, 40_000):
             options = json.dumps({**told(system, decoding, segments), "drafts": True})
-            assert browser.evaluate(f"events({pcm.tolist()}, {size}, {options})") == [
-                asdict(event) for event in expected
-            ]
+            assert parts.evaluate(f"events({pcm.tolist()}, {size}, {options})") == [asdict(event) for event in expected]
 
 
 @in_chromium
-def test_the_page(served, folder, speech, tmp_path):
+def test_the_page(browser, served, folder, speech, tmp_path):
     """A microphone, reloaded meanwhile, then a file in place of it."""
-    soundfile.write(tmp_path / "speech.wav", speech(20.0), 16_000, "PCM_16")
     recording = pcm_of(speech(5.0, 7))
     soundfile.write(tmp_path / "file.wav", recording, 16_000, "PCM_16")
-    with Browser(tmp_path / "profile", tmp_path / "speech.wav") as browser:
-        browser.go(served.url)
-        until(lambda: browser.text("privacy") == "Nothing leaves this browser.", "the page knows who translates")
-        until(lambda: browser.text("status") == "Ready", "the model is loaded")
-        browser.click("start")
-        until(lambda: len(shown(browser)) >= 2, "two segments")
-        assert "real-time factor" in browser.text("figures")
-        before = shown(browser)[:2]
-        browser.go(served.url)  # a reload: what was being said is lost, the text is not
-        until(lambda: shown(browser)[:1] == before[:1], "the text is back")
-        until(lambda: browser.text("status") == "Ready", "the model is loaded again")
-        browser.click("start")
-        kept = len(shown(browser))
-        until(lambda: len(shown(browser)) > kept and "s heard" in browser.text("figures"), "the talk goes on")
-        assert shown(browser)[:1] == before[:1]
-        browser.click("stop")
-        until(lambda: browser.text("status") == "Finished", "the rest is translated")
+    browser.go(served.url)
+    until(lambda: browser.text("privacy") == "Nothing leaves this browser.", "the page knows who translates")
+    until(lambda: browser.text("status") == "Ready", "the model is loaded")
+    browser.click("start")
+    until(lambda: len(shown(browser)) >= 2, "two segments")
+    assert "real-time factor" in browser.text("figures")
+    before = shown(browser)[:2]
+    browser.go(served.url)  # a reload: what was being said is lost, the text is not
+    until(lambda: shown(browser)[:1] == before[:1], "the text is back")
+    until(lambda: browser.text("status") == "Ready", "the model is loaded again")
+    browser.click("start")
+    kept = len(shown(browser))
+    until(lambda: len(shown(browser)) > kept and "s heard" in browser.text("figures"), "the talk goes on")
+    assert shown(browser)[:1] == before[:1]
+    browser.click("stop")
+    until(lambda: browser.text("status") == "Finished", "the rest is translated")
 
-        root = browser.call("DOM.getDocument")["root"]["nodeId"]
-        node = browser.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
-        browser.call("DOM.setFileInputFiles", files=[str(tmp_path / "file.wav")], nodeId=node)
-        session = Session(ExportedSystem.load(folder), DECODING, SEGMENTS)
-        expected: dict[int, list[str]] = {}
-        for event in (*session.push(recording.astype(np.float32) / 32768), *session.finish()):
-            expected.setdefault(event.segment, []).extend([event.text] if event.text else [])
-        lines = [" ".join(words) for words in expected.values() if words]
-        until(lambda: shown(browser) == lines != [], "the file is translated as in Python")
-        until(lambda: browser.text("status") == "Finished", "the page knows that it is over")
-        browser.go(served.url)
-        until(lambda: shown(browser) == lines, "the text is back once more")
-        assert not browser.complaints
+    root = browser.call("DOM.getDocument")["root"]["nodeId"]
+    node = browser.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
+    browser.call("DOM.setFileInputFiles", files=[str(tmp_path / "file.wav")], nodeId=node)
+    session = Session(ExportedSystem.load(folder), DECODING, SEGMENTS)
+    expected: dict[int, list[str]] = {}
+    for event in (*session.push(recording.astype(np.float32) / 32768), *session.finish()):
+        expected.setdefault(event.segment, []).extend([event.text] if event.text else [])
+    lines = [" ".join(words) for words in expected.values() if words]
+    until(lambda: shown(browser) == lines != [], "the file is translated as in Python")
+    until(lambda: browser.text("status") == "Finished", "the page knows that it is over")
+    browser.go(served.url)
+    until(lambda: shown(browser) == lines, "the text is back once more")
+    assert not browser.complaints
 
 
 class TestRefusals:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import runpy
 import shutil
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,19 +16,16 @@ import pytest
 import soundfile
 import torch
 import yaml
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from omegaconf import OmegaConf
 
-from leapformer_fairseq import PLUGIN_DIR, register
+from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.agents.loading import load_system, resolve_policy, with_policy
 from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.errors import LeapformerError
-
-register()
+from tests.covering import in_turn
+from tests.untrained import save_checkpoint
 
 PLAN = ["--encoder-self-attention", "leap", "--decoder-self-attention", "leap", "--decoder-cross-attention", "leap"]
 
@@ -50,21 +49,6 @@ def write_config(root: Path, name: str = "config.yaml", **changes: Any) -> str:
     }
     (root / name).write_text(yaml.safe_dump({**config, **changes}))
     return name
-
-
-def save_checkpoint(path: Path, root: Path, arch: str, *flags: str) -> Path:
-    """What fairseq's trainer writes, for an untrained model."""
-    parser = options.get_training_parser(default_task="speech_to_text")
-    args = options.parse_args_and_arch(parser, [str(root), "--arch", arch, *flags])
-    torch.manual_seed(3)
-    config = convert_namespace_to_omegaconf(args)
-    model = tasks.setup_task(config.task).build_model(config.model)
-    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
-    content = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    extra = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}}
-    state = {"args": None, "cfg": content, "model": model.state_dict(), "optimizer_history": history}
-    torch.save({**state, "extra_state": extra, "last_optimizer_state": None}, path)
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -194,11 +178,22 @@ ARRIVING = {
 }
 
 
-@pytest.fixture(scope="session", params=ARRIVING)
-def arriving(request, tmp_path_factory: pytest.TempPathFactory, data_root: Path) -> Path:
-    path = tmp_path_factory.mktemp(request.param) / "checkpoint.pt"
-    flags = ["--waitk-lagging", "2", "--fixed-pre-decision-ratio", "5", *ARRIVING[request.param]]
-    return save_checkpoint(path, data_root, "leapformer_simulst_tiny", *PLAN, *flags)
+@pytest.fixture(scope="session")
+def arriving_as(tmp_path_factory: pytest.TempPathFactory, data_root: Path) -> Callable[[str], Path]:
+    """Checkpoints by the encoders they have."""
+
+    @cache
+    def make(encoder: str) -> Path:
+        path = tmp_path_factory.mktemp(encoder) / "checkpoint.pt"
+        flags = ["--waitk-lagging", "2", "--fixed-pre-decision-ratio", "5", *ARRIVING[encoder]]
+        return save_checkpoint(path, data_root, "leapformer_simulst_tiny", *PLAN, *flags)
+
+    return make
+
+
+@pytest.fixture(params=ARRIVING)
+def arriving(request, arriving_as) -> Path:
+    return arriving_as(request.param)
 
 
 def test_the_checkpoint_says_which_engine_it_needs(arriving: Path, simulst: Path, data_root: Path) -> None:
@@ -207,9 +202,11 @@ def test_the_checkpoint_says_which_engine_it_needs(arriving: Path, simulst: Path
         assert type(stream.engine) is expected
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_writes_the_same_at_any_segment_size(arriving, data_root, speech, policy: str) -> None:
-    system = load_system(arriving, data_root, policy=PolicyOptions(policy, align_frames=2))
+@in_turn(policy=[*POLICIES], encoder=[*ARRIVING])
+def test_every_policy_writes_the_same_at_any_segment_size(
+    arriving_as, data_root, speech, policy: str, encoder: str
+) -> None:
+    system = load_system(arriving_as(encoder), data_root, policy=PolicyOptions(policy, align_frames=2))
     results = [translate(system, speech(1.7), size * 16) for size in (20, 280, 100_000)]
     assert results[0] == results[1] == results[2] != []
 

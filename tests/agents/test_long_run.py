@@ -13,8 +13,9 @@ pytest.importorskip("simuleval")
 
 from leapformer_fairseq.agents import LeapformerAgent  # noqa: E402
 from tests.agents.test_agent import drive  # noqa: E402
-from tests.agents.test_loading import PLAN, data_root, save_checkpoint  # noqa: E402, F401  (a fixture)
+from tests.agents.test_loading import PLAN, data_root  # noqa: E402, F401  (a fixture)
 from tests.agents.test_session import held_bytes  # noqa: E402
+from tests.untrained import save_checkpoint  # noqa: E402
 
 ENCODERS = {"whole": [], "chunks": ["--encoder-chunk-ms", "200"]}
 SIZES = {"encoder-layers": 1, "decoder-layers": 1, "encoder-embed-dim": 16, "encoder-ffn-embed-dim": 16}

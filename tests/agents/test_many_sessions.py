@@ -29,7 +29,7 @@ from leapformer_fairseq.modules.capture import capture, choose
 from tests.agents.test_threads import ENCODERS, at_once
 from tests.models.tiny import make_model
 
-SESSIONS, THREADS = 32, 8
+SESSIONS, THREADS = 12, 4  # two sessions of every policy, and two more
 SEGMENTS = SegmentOptions("seconds", min_seconds=0.2, max_seconds=0.3)
 Speech = Callable[[float, int], np.ndarray]
 Found = list[Any]

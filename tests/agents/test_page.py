@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,10 +62,13 @@ def served(make_system: Callable[..., Any]) -> Iterator[Served]:
     made.close()
 
 
-@pytest.fixture
-def microphone(speech: Callable[..., np.ndarray], tmp_path: Path) -> Path:
-    soundfile.write(tmp_path / "speech.wav", speech(20.0), 16_000, "PCM_16")
-    return tmp_path / "speech.wav"
+@pytest.fixture(scope="module")
+def browser(speech: Callable[..., np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One for all, since starting it takes longer than all else."""
+    folder = tmp_path_factory.mktemp("browser")
+    soundfile.write(folder / "speech.wav", speech(20.0), 16_000, "PCM_16")
+    with Browser(folder / "profile", folder / "speech.wav") as made:
+        yield made
 
 
 def final(talk: Talk) -> list[str]:
@@ -86,57 +88,53 @@ def shown(browser: Browser) -> list[str]:
     return list(json.loads(browser.evaluate(script)))
 
 
-def test_speaking_losing_the_connection_reloading_and_listening(served, microphone, tmp_path):
-    """One browser, since starting it takes longer than all else."""
-    with Browser(tmp_path / "profile", microphone) as browser:
-        browser.go(served.url)
-        until(lambda: browser.text("model") == "a tiny model", "the page knows its model")
-        browser.click("start")
-        until(lambda: len(shown(browser)) >= 2, "two segments")
-        assert browser.evaluate("document.querySelectorAll('#text .draft').length") <= 1
-        assert browser.evaluate("document.getElementById('level').value") > -50
-        assert "real-time factor" in browser.text("figures")
-        assert browser.evaluate("document.querySelectorAll('#text small').length") > 0, "words have their delay"
-        talk = served.talk()
+def test_speaking_losing_the_connection_reloading_and_listening(browser, served):
+    browser.go(served.url)
+    until(lambda: browser.text("model") == "a tiny model", "the page knows its model")
+    browser.click("start")
+    until(lambda: len(shown(browser)) >= 2, "two segments")
+    assert browser.evaluate("document.querySelectorAll('#text .draft').length") <= 1
+    assert browser.evaluate("document.getElementById('level').value") > -50
+    assert "real-time factor" in browser.text("figures")
+    assert browser.evaluate("document.querySelectorAll('#text small').length") > 0, "words have their delay"
+    talk = served.talk()
 
-        served.drop_connections()
-        before = len(shown(browser))
-        until(lambda: len(shown(browser)) > before + 1, "the talk goes on by itself")
-        assert served.talk() is talk
+    served.drop_connections()
+    before = len(shown(browser))
+    until(lambda: len(shown(browser)) > before + 1, "the talk goes on by itself")
+    assert served.talk() is talk
 
-        browser.click("pause")
-        until(lambda: talk.behind_s == 0, "all is translated")
-        assert browser.text("status") == "Paused"
-        until(lambda: shown(browser) == final(talk), "the page has what the server wrote")
-        written = shown(browser)
+    browser.click("pause")
+    until(lambda: talk.behind_s == 0, "all is translated")
+    assert browser.text("status") == "Paused"
+    until(lambda: shown(browser) == final(talk), "the page has what the server wrote")
+    written = shown(browser)
 
-        browser.go(served.url)  # a reload: the speaker is gone, the text is not
-        until(lambda: shown(browser) == written, "the text is back")
+    browser.go(served.url)  # a reload: the speaker is gone, the text is not
+    until(lambda: shown(browser) == written, "the text is back")
 
-        browser.go(f"{served.url}?talk={talk.name}")
-        until(lambda: shown(browser) == written, "a listener has the whole text")
-        assert browser.evaluate("document.getElementById('start').disabled")
-        served.loop.call_soon_threadsafe(talk.end)
-        until(lambda: browser.text("status") == "Finished", "a listener knows that it is over")
-        assert not [text for text in browser.complaints if "favicon" not in text and "ERR_" not in text]
+    browser.go(f"{served.url}?talk={talk.name}")
+    until(lambda: shown(browser) == written, "a listener has the whole text")
+    assert browser.evaluate("document.getElementById('start').disabled")
+    served.loop.call_soon_threadsafe(talk.end)
+    until(lambda: browser.text("status") == "Finished", "a listener knows that it is over")
+    assert not [text for text in browser.complaints if "favicon" not in text and "ERR_" not in text]
 
 
-def test_a_file_is_translated_and_saved(served, speech, tmp_path):
+def test_a_file_is_translated_and_saved(browser, served, speech, tmp_path):
+    browser.complaints.clear()
     stereo = np.stack([speech(3.0)] * 2, 1)
     soundfile.write(tmp_path / "stereo.wav", stereo, 44_100, "PCM_16")
-    with Browser(tmp_path / "profile") as browser:
-        browser.go(served.url)
-        until(lambda: browser.text("model") == "a tiny model", "the page knows its model")
-        root = browser.call("DOM.getDocument")["root"]["nodeId"]
-        node = browser.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
-        browser.call("DOM.setFileInputFiles", files=[str(tmp_path / "stereo.wav")], nodeId=node)
-        until(lambda: browser.text("status") == "Finished", "the file is translated")
-        talk = served.talk()
-        assert shown(browser) == final(talk) != []
-        assert abs(talk.session.audio_s - len(stereo) / 44_100) < 0.1
-        lines = browser.evaluate(
-            "import('./talk.js').then(({ srt }) => srt([{text: 'a b', start_s: 0, end_s: 3661.5}]))"
-        )
-        assert lines == "1\n00:00:00,000 --> 01:01:01,500\na b\n"
-        assert not browser.evaluate("document.getElementById('srt').disabled")
-        assert not browser.complaints
+    browser.go(served.url)
+    until(lambda: browser.text("model") == "a tiny model", "the page knows its model")
+    root = browser.call("DOM.getDocument")["root"]["nodeId"]
+    node = browser.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
+    browser.call("DOM.setFileInputFiles", files=[str(tmp_path / "stereo.wav")], nodeId=node)
+    until(lambda: browser.text("status") == "Finished", "the file is translated")
+    talk = served.talk()
+    assert shown(browser) == final(talk) != []
+    assert abs(talk.session.audio_s - len(stereo) / 44_100) < 0.1
+    lines = browser.evaluate("import('./talk.js').then(({ srt }) => srt([{text: 'a b', start_s: 0, end_s: 3661.5}]))")
+    assert lines == "1\n00:00:00,000 --> 01:01:01,500\na b\n"
+    assert not browser.evaluate("document.getElementById('srt').disabled")
+    assert not browser.complaints

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-import torch
 
 from leapformer_fairseq.agents import batch
 from leapformer_fairseq.agents import simulate as simulation_module
@@ -22,7 +21,8 @@ from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.stream import DecodingOptions
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
-from tests.agents.test_loading import PLAN, data_root, save_checkpoint  # noqa: F401  (a fixture)
+from tests.agents.test_loading import PLAN, data_root  # noqa: F401  (a fixture)
+from tests.untrained import save_checkpoint
 
 ENCODERS = {
     "whole": [],
@@ -41,11 +41,9 @@ def checkpoints(tmp_path_factory, data_root: Path, symbols: list[str]) -> dict[s
     flags = [*PLAN, "--waitk-lagging", "1-3", "--fixed-pre-decision-ratio", "5", "--encoder-layers", "2"]
     paths = {}
     for name, encoder in ENCODERS.items():
-        path = save_checkpoint(folder / f"{name}.pt", data_root, "leapformer_simulst_tiny", *flags, *encoder)
-        state = torch.load(path)
-        state["model"]["decoder.output_projection.weight"][liked] *= 4
-        torch.save(state, path)
-        paths[name] = path
+        path = folder / f"{name}.pt"
+        scaled = dict.fromkeys(liked, 4.0)
+        paths[name] = save_checkpoint(path, data_root, "leapformer_simulst_tiny", *flags, *encoder, scaled=scaled)
     return paths
 
 

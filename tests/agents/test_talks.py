@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from leapformer_fairseq.agents import simulate as simulation_module
 from leapformer_fairseq.agents import talks as talks_module
 from leapformer_fairseq.agents.session import Session
 from leapformer_fairseq.agents.talks import TalkSimulation, course, growth
@@ -23,6 +25,7 @@ from leapformer_fairseq.scoring.streamlog import read_stream_log
 from leapformer_fairseq.scoring.talks import read_talks
 from tests.agents.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.agents.test_simulate import checkpoints, test_set  # noqa: F401  (fixtures)
+from tests.covering import in_turn
 from tests.pictures.images import pixels
 
 SHORT = ["--max-len-b", "9", "--source-segment-size", "100"]
@@ -75,8 +78,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("drafts", [False, True])
+@in_turn(way=WAYS, drafts=[True, False])
 def test_a_talk_is_what_stream_writes_of_it(simulate, system, talk_set, tmp_path, capsys, way, drafts) -> None:
     """Final words and, with --drafts, what was taken back; both formats say the same."""
     out = tmp_path / "out"
@@ -150,7 +152,9 @@ def test_the_same_command_goes_on_after_the_last_talk(simulate, tmp_path, monkey
     assert "holds a simulation with another segment in options" in capsys.readouterr().err
 
 
-def test_several_processes_write_the_same(simulate, tmp_path) -> None:
+def test_several_processes_write_the_same(simulate, tmp_path, monkeypatch) -> None:
+    # Processes that start from scratch import everything again, which takes seconds.
+    monkeypatch.setattr(simulation_module, "get_context", lambda method: get_context("fork"))
     assert simulate(tmp_path / "one") == 0 and simulate(tmp_path / "two", "--jobs", "2") == 0
     one, two = (without_times(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
     assert one == two and len(one) > 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -18,17 +19,19 @@ import torch
 from leapformer_fairseq.attention import MECHANISMS, TokenInfo
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.export import loops
+from leapformer_fairseq.export import loops, write
 from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
 from leapformer_fairseq.export.language import Prompt
 from leapformer_fairseq.export.states import first_state, held, tensors_of
 from leapformer_fairseq.export.write import export_language_model, export_translation
+from leapformer_fairseq.loading import load_model
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search, go_on
 from leapformer_fairseq.runtime.engine import Graphs
-from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, MODEL, SELF, STEP, WEIGHTS, Folder
+from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, MODEL, SELF, STEP, WEIGHTS, Folder, Language
 
+from ..exported import ONE_LAYER, language_model, translation
 from ..models.tiny import PLANS, dictionary, make_model
 
 WORDS = dictionary()
@@ -83,12 +86,22 @@ def test_states_that_graphs_cannot_hold_are_refused(plan, reason):
         held(model.decoder, SELF)
 
 
+def looped(one: Any, first: Any, given: Any, dim: int) -> tuple[Any, Any]:
+    """torch's scan, which would be compiled outside of a graph."""
+    found = []
+    for at in range(len(given[0])):
+        first, out = one(first, [part[at] for part in given])
+        found.append(out)
+    return first, torch.stack(found)
+
+
 RECURRENT = [name for name, kind in MECHANISMS.items() if issubclass(kind, RecurrentMechanism)]
 
 
 @pytest.mark.parametrize("encoder", [name for name in RECURRENT if name in PLANS])
-def test_encoders_with_decay_or_delta_rule_go_from_row_to_row(encoder):
+def test_encoders_with_decay_or_delta_rule_go_from_row_to_row(encoder, monkeypatch):
     """A padded source, too; afterwards the model is as it was."""
+    monkeypatch.setattr(loops, "scan", looped)
     model = model_of("leap", encoder=encoder).requires_grad_(False)
     source = Source(model)
     tokens = torch.tensor([[5, 6, 7, 8, 9, 2], [1, 1, 4, 11, 6, 2]])  # padded on the left, as in fairseq
@@ -107,7 +120,13 @@ def test_encoders_with_decay_or_delta_rule_go_from_row_to_row(encoder):
     assert all("_in_segments" not in vars(layer.self_attn.mechanism) for layer in model.encoder.layers)
 
 
-def test_encoders_that_cannot_be_traced_are_refused(tmp_path):
+@pytest.mark.parametrize("traced", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_encoders_that_cannot_be_traced_are_refused(tmp_path, monkeypatch, traced):
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such thing\nin a graph")
+
+    if not traced:
+        monkeypatch.setattr(torch.export, "export", fail)
     model = model_of("leap", encoder="reformer").float()
     with pytest.raises(LeapformerError, match="source.onnx: PyTorch cannot") as found:
         export_translation(model, TASK, tmp_path, "signature", {})
@@ -115,21 +134,22 @@ def test_encoders_that_cannot_be_traced_are_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A leap model, and its folder."""
-    model = model_of("leap", encoder="leap").float()
-    return model, export_translation(model, TASK, tmp_path_factory.mktemp("leap"), "signature", {})
+def exported() -> tuple[Any, Any, Folder]:
+    """A model, its task and its folder."""
+    text = translation()
+    model, task = load_model(str(text.checkpoint), ("leapformer_nmt",), "a test", {"data": str(text.data)})
+    return model, task, Folder.read(text.exported)
 
 
 def test_translations_equal_fairseqs(exported):
-    found = compared(exported[0], TASK, exported[1], 20)
+    found = compared(*exported, 20)
     assert found.equal == found.sources == 20 and found.error < 1e-4
-    assert compared(exported[0], TASK, exported[1], 5, beam=1).equal == 5
+    assert compared(*exported, 5, beam=1).equal == 5
 
 
 def test_weights_are_there_once_under_their_names(exported):
     """Other programs read them as safetensors."""
-    model, folder = exported
+    model, _, folder = exported
     numbers = (folder.path / WEIGHTS).read_bytes()
     start = 8 + int.from_bytes(numbers[:8], "little")
     header, numbers = json.loads(numbers[8:start]), numbers[start:]
@@ -142,7 +162,7 @@ def test_weights_are_there_once_under_their_names(exported):
     table = header["encoder.embed_tokens.weight"]
     assert (
         table["dtype"] == "F32"
-        and numbers[slice(*table["data_offsets"])] == model.encoder.embed_tokens.weight.numpy().tobytes()
+        and numbers[slice(*table["data_offsets"])] == model.encoder.embed_tokens.weight.detach().numpy().tobytes()
     )
     for name in GRAPHS[folder.task]:
         graph = (folder.path / name).read_bytes()
@@ -150,17 +170,23 @@ def test_weights_are_there_once_under_their_names(exported):
         assert b"node_" not in graph, "nor names of operators"
 
 
-def test_the_comparison_can_fail(exported):
-    found = compared(model_of("leap", seed=1, encoder="leap").float(), TASK, exported[1], 5)
-    assert found.equal == 0 and found.error > 0.01
+@pytest.mark.parametrize("block", ["encoder_attn", "self_attn"])
+def test_the_comparison_can_fail(exported, block):
+    model, task, folder = exported
+    other = copy.deepcopy(model)
+    getattr(other.decoder.layers[0], block).v_proj.weight.data.mul_(3)
+    found = compared(other, task, folder, 5)
+    assert found.equal < 5 and found.error > 0.01
 
 
 RATIO = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("plan", "encoder", "options"),
     [
+        ("leap", "leap", {"encoder_layers": 2, "decoder_layers": 2}),
         ("gated-delta", "gated-leap", {"short_conv": 4}),
         ("abc-mlp", "gated-delta", {"decoder_self_attention": "abc-window"}),
         ("cosformer", "cosformer", RATIO),
@@ -168,40 +194,48 @@ RATIO = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0
 )
 def test_other_mechanisms(plan, encoder, options, tmp_path):
     """Sources are read row by row, a state has several tensors or is not zero at first, cosFormer knows lengths."""
-    model = model_of(plan, encoder=encoder, encoder_layers=1, decoder_layers=1, **options).float()
+    model = model_of(plan, encoder=encoder, **{**ONE_LAYER, **options}).float()
     found = compared(model, TASK, export_translation(model, TASK, tmp_path, "signature", {}), 8)
     assert found.equal == found.sources and found.error < 1e-4
 
 
-def test_language_models_go_on_as_in_fairseq(tmp_path, capsys, monkeypatch):
-    model = make_model("leapformer_lm_tiny", "gated-delta", tokens_per_sample=64).float()
-    model.decoder.output_projection.weight.data[2] *= -2
-    folder = export_language_model(model, TASK, tmp_path, "signature", {})
-    found = compared(model, TASK, folder, 8)
+@pytest.fixture(scope="module")
+def language() -> tuple[Any, Any, Folder]:
+    text = language_model()
+    model, task = load_model(str(text.checkpoint), ("leapformer_lm",), "a test", {"data": str(text.data)})
+    return model, task, Folder.read(text.exported)
+
+
+def test_language_models_go_on_as_in_fairseq(language, capsys, monkeypatch):
+    model, task, folder = language
+    found = compared(*language, 8)
     assert found.equal == found.sources == 8 and found.error < 1e-4
-    other = make_model("leapformer_lm_tiny", "gated-delta", seed=1, tokens_per_sample=64).float()
-    assert compared(other, TASK, folder, 3).equal == 0
-    monkeypatch.setattr(sys, "stdin", io.StringIO("w3 w9 w4\nw5\n\n"))
-    assert main([str(tmp_path), "--max-len-b", "12"]) == 0
+    other = copy.deepcopy(model)
+    other.decoder.output_projection.weight.data.mul_(-1)
+    assert compared(other, task, folder, 3).equal == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the dog sees\nred\n\n"))
+    assert main([str(folder.path), "--max-len-b", "12"]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0].startswith("w3 w9 w4") and lines[1].startswith("w5") and len(lines) == 4
+    assert lines[0].startswith("the dog sees") and lines[1].startswith("red") and len(lines) == 4
 
 
-def looped(one: Any, first: Any, given: Any, dim: int) -> tuple[Any, Any]:
-    """torch's scan, which would be compiled outside of a graph."""
-    found = []
-    for at in range(len(given[0])):
-        first, out = one(first, [part[at] for part in given])
-        found.append(out)
-    return first, torch.stack(found)
+def test_a_prompt_that_is_longer_than_a_text_may_become(language):
+    folder = language[2]
+    (found,) = go_on(Graphs(folder), [7] * 80, Search(beam=1, max_len_b=63))
+    assert found.tokens == [7] * 63 + [language[1].target_dictionary.eos()]
+
+
+BANDS = {"adaptive_input": True, "adaptive_input_cutoff": "10,20", "adaptive_softmax_cutoff": "10,20"}
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PLANS if serves(name) or name in ("abc-window", "abc-dilated")] + ["kda-conv"]
+    "name",
+    [name for name in PLANS if serves(name) or name in ("abc-window", "abc-dilated")] + ["kda-conv", "words in bands"],
 )
 def test_many_tokens_at_once_leave_what_single_steps_leave(name, monkeypatch):
     """Two texts, piece by piece: what a piece leaves, the next one reads."""
-    model = make_model("leapformer_lm_tiny", name, tokens_per_sample=40).requires_grad_(False)
+    plan, options = ("leap", BANDS) if name == "words in bands" else (name, {})
+    model = make_model("leapformer_lm_tiny", plan, tokens_per_sample=40, **options).requires_grad_(False)
     monkeypatch.setattr(loops, "scan", looped)
     prompt, decoder, text = Prompt(model.decoder), model.decoder, torch.randint(4, 34, (2, 9))
     memory, before = dict[str, Any](), 0
@@ -211,16 +245,16 @@ def test_many_tokens_at_once_leave_what_single_steps_leave(name, monkeypatch):
         with torch.enable_grad():  # as in the graph
             log_probs, states = prompt(piece, places, torch.tensor([before]), states)
         with torch.no_grad():
-            expected = decoder.output_layer(decoder.read(piece, memory)).log_softmax(-1)
+            expected = decoder.get_normalized_probs((decoder.output_layer(decoder.read(piece, memory)), None), True)
         assert float((expected - log_probs).abs().max()) < 1e-6
         before += piece.shape[1]
     assert not {"scan", "_few_pairs"} & set(vars(model.decoder.layers[0].self_attn.mechanism)), "the model is as it was"
 
 
+@pytest.mark.full
 def test_texts_that_begin_with_another_symbol_and_adaptive_embeddings(tmp_path):
     """Words of three bands; a prompt that is as long as a text may become."""
-    cuts = {"adaptive_input": True, "adaptive_input_cutoff": "10,20", "adaptive_softmax_cutoff": "10,20"}
-    model = make_model("leapformer_lm_tiny", "leap", tokens_per_sample=64, decoder_layers=1, **cuts).float()
+    model = make_model("leapformer_lm_tiny", "leap", tokens_per_sample=64, decoder_layers=1, **BANDS).float()
     task = SimpleNamespace(**vars(TASK) | {"args": SimpleNamespace(tokens_per_sample=64, add_bos_token=True)})
     folder = export_language_model(model, task, tmp_path, "signature", {})
     assert folder.language is not None and folder.language.first == WORDS.bos() != WORDS.eos()
@@ -230,8 +264,36 @@ def test_texts_that_begin_with_another_symbol_and_adaptive_embeddings(tmp_path):
     assert found.tokens == [7] * 63 + [WORDS.eos()]
 
 
+@pytest.fixture
+def untraced(monkeypatch):
+    """Exports write all but the graphs, which takes no time."""
+    monkeypatch.setattr(write, "write", lambda *_: None)
+    monkeypatch.setattr(write, "share", lambda folder: None)
+
+
+@pytest.mark.usefixtures("untraced")
+def test_what_a_folder_says_of_a_model(tmp_path):
+    """What texts begin with, how long they may be, and states that are not zeros at first."""
+    for first, bos in ((WORDS.bos(), True), (WORDS.eos(), False)):
+        model = make_model("leapformer_lm_tiny", "cosformer", cosformer_length=60, tokens_per_sample=50)
+        args = SimpleNamespace(tokens_per_sample=30, add_bos_token=bos)
+        task = SimpleNamespace(**vars(TASK) | {"args": args})
+        folder = export_language_model(model, task, tmp_path / "lm", "signature", {})
+        assert folder.language == Language(first, 60, 30) and folder.max_target == model.max_decoder_positions()
+        assert Folder.read(tmp_path / "lm") == folder
+    model = model_of("leap", decoder_self_attention="abc-window")
+    folder = export_translation(model, TASK, tmp_path / "mt", "signature", {"updates": 3})
+    starts = {
+        f"self.{layer}.{name}": tensor[0].float().tolist()
+        for layer, one in enumerate(model.decoder.layers)
+        for name, tensor in first_state(one.self_attn, 1).tensors().items()
+        if tensor.any()
+    }
+    assert folder.starts == starts != {} and Folder.read(tmp_path / "mt") == folder
+
+
 def test_an_exported_model_needs_neither_torch_nor_fairseq(exported):
-    folder, lines = exported[1], "w3 w9 w4\nw5 unknown w5\n\n"
+    folder, lines = exported[2], "the dog sees\nred unknown red\n\n"
     code = (
         "import sys\nfor name in ('torch', 'fairseq', 'onnx'): sys.modules[name] = None\n"
         "from leapformer_fairseq.runtime.__main__ import main\n"
@@ -242,17 +304,17 @@ def test_an_exported_model_needs_neither_torch_nor_fairseq(exported):
     )
     assert run.returncode == 0, run.stderr
     words = run.stdout.split("\n")
-    assert len(words) == 4 and words[0] and set(run.stdout.split()) <= set(WORDS.symbols)
+    assert len(words) == 4 and words[0] and set(run.stdout.split()) <= set(exported[1].target_dictionary.symbols)
 
 
 def test_damaged_folders_are_told_in_one_line(exported, tmp_path, capsys, monkeypatch):
     def said(change: Any = None, *options: str) -> str:
         folder = tmp_path / "folder"
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(exported[1].path, folder)
+        shutil.copytree(exported[2].path, folder)
         if change is not None:
             change(folder)
-        monkeypatch.setattr(sys, "stdin", io.StringIO("w3\n"))
+        monkeypatch.setattr(sys, "stdin", io.StringIO("red\n"))
         assert main([str(folder), *options]) == 2
         return capsys.readouterr().err
 
@@ -266,7 +328,6 @@ def test_damaged_folders_are_told_in_one_line(exported, tmp_path, capsys, monkey
     assert f"has no {STEP}; export" in said(lambda folder: (folder / STEP).unlink())
     assert "cannot be read" in said(lambda folder: (folder / STEP).write_bytes(b"no graph"))
     assert f"has no {WEIGHTS}; export" in said(lambda folder: (folder / WEIGHTS).unlink())
-    half = (exported[1].path / WEIGHTS).read_bytes()[:20_000]
+    half = (exported[2].path / WEIGHTS).read_bytes()[:5_000]
     assert "cannot be read" in said(lambda folder: (folder / WEIGHTS).write_bytes(half))
     assert "--beam 0: give at least 1" in said(None, "--beam", "0")
-    assert Folder.read(exported[1].path) == exported[1]

@@ -13,23 +13,13 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.models.exported import exported_models
 from leapformer_fairseq.runtime import engine
 
-from ..reversed_text import TRAINING, reversed_text
-
-SIZES = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --decoder-embed-dim 32"
+from ..exported import Text, language_model, translation
+from ..reversed_text import reversed_text
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Data, a checkpoint and its exported folder."""
-    folder = tmp_path_factory.mktemp("generate")
-    root = reversed_text(folder / "text", train=200, valid=20, test=30)
-    plan = "--encoder-self-attention leap --decoder-self-attention gated-delta --decoder-cross-attention leap"
-    command = f"train {root / 'mt'} --task translation --arch leapformer_nmt {SIZES} {plan} {TRAINING}"
-    assert main([*command.split(), "--save-dir", str(folder / "model")]) == 0
-    # not the best one: after other trainings in this process fairseq may keep none
-    checkpoint, exported = folder / "model" / "checkpoint_last.pt", folder / "exported"
-    assert main(["export", "--path", str(checkpoint), "--out", str(exported), "--check", "5"]) == 0
-    return root / "mt", checkpoint, exported
+def models() -> Text:
+    return translation()
 
 
 def generated(capsys, data, path, *options):
@@ -104,16 +94,8 @@ def test_fairseqs_loader_is_as_before(models):
 
 
 @pytest.fixture(scope="module")
-def language_models(tmp_path_factory):
-    """The same of a language model whose attention is a loop in the graph."""
-    folder = tmp_path_factory.mktemp("language")
-    data = reversed_text(folder / "text", train=200, valid=20, test=30) / "lm"
-    options = f"--task language_modeling --arch leapformer_lm_tiny --decoder-layers 1 --tokens-per-sample 32 {TRAINING}"
-    plan = "--decoder-self-attention gated-delta"
-    assert main(["train", str(data), *options.split(), *plan.split(), "--save-dir", str(folder / "model")]) == 0
-    checkpoint, exported = folder / "model" / "checkpoint_last.pt", folder / "exported"
-    assert main(["export", "--path", str(checkpoint), "--out", str(exported), "--check", "5"]) == 0
-    return data, checkpoint, exported
+def language_models() -> Text:
+    return language_model()
 
 
 def test_an_exported_folder_of_another_kind(models, language_models, tmp_path, capsys):

@@ -7,42 +7,35 @@ import json
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 import torch
 
-from leapformer_fairseq.acoustics.mel import MelConfig
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.export.check import compared_synthesis
 from leapformer_fairseq.export.synthesis import Phonemes, SpeechStep
-from leapformer_fairseq.export.write import export_synthesis, quantize
+from leapformer_fairseq.export.write import quantize
 from leapformer_fairseq.runtime.folder import MODEL, SELF, Folder
 from leapformer_fairseq.runtime.voice import ExportedVoice, kept
 from leapformer_fairseq.spoken import Manner, Script
 
-from ..models.tiny import dictionary, make_tts
-
-WORDS = dictionary()
-MELS = MelConfig(sample_rate=8000, n_fft=64, win_length=50, hop_length=20, n_mels=6, f_max=4000.0)
-LENGTHS = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0}
+from ..exported import LENGTHS, MELS, synthesizer, voice, write_voice
+from ..models.tiny import make_tts
 
 
-def voice_of(model, path, stats=None, speakers=None):
-    config = {"features": MELS.features(), "espeak": {"voice": "en-us", "silence": False}, "audio_root": "/secret"}
-    data = SimpleNamespace(config=config, global_cmvn_stats_npz=stats)
-    task = SimpleNamespace(src_dict=WORDS, data_cfg=data, speaker_to_id=speakers)
-    export_synthesis(model.float(), task, path, "signature", {"checkpoint": "best.pt"})
-    return ExportedVoice(Folder.read(path))
-
-
-@pytest.mark.parametrize("plan", ["leap", "relu", "rope", "simple-gla-conv", "delta", "hedgehog"])
+@pytest.mark.parametrize("plan", ["leap", "relu", "rope", "simple-gla-conv", "delta", "hedgehog", "with lengths"])
 def test_steps_equal_the_decoders(plan):
     """In float64, for two sentences of which one is padded."""
-    model = make_tts(plan, encoder_self_attention="softmax", decoder_cross_attention="leap").requires_grad_(False)
+    options = {"encoder_self_attention": "softmax", "decoder_cross_attention": "leap"}
+    if plan == "with lengths":
+        plan, options = "cosformer", {"encoder_self_attention": "softmax", **LENGTHS}
+    model = make_tts(plan, **options).requires_grad_(False)
     tokens, frames = torch.tensor([[5, 6, 7, 8, 2], [9, 8, 2, 1, 1]]), torch.randn(5, 2, 1, 12, dtype=torch.double)
     source, step = Phonemes(model), SpeechStep(model.decoder)
     read = source(tokens)
@@ -59,17 +52,22 @@ def test_steps_equal_the_decoders(plan):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A model with dropout whose frames were normalised, and its folder."""
-    folder = tmp_path_factory.mktemp("voice")
-    np.savez(folder / "stats.npz", mean=np.arange(6.0), std=np.full(6, 2.0))
-    model = make_tts("leap", encoder_self_attention="softmax", prenet_dropout=0.25)
-    return model, voice_of(model, folder / "model", folder / "stats.npz")
+def made() -> tuple[Any, ExportedVoice]:
+    """A model of three speakers with dropout, whose frames were normalised, and its voice."""
+    return voice()
 
 
 @pytest.fixture
-def exported(made):
+def exported(made) -> ExportedVoice:
     return made[1]
+
+
+@pytest.fixture
+def alone(exported, tmp_path) -> Path:
+    """The folder of the same voice as if it had one speaker, whose name nobody knows."""
+    path = shutil.copytree(exported.folder.path, tmp_path / "alone")
+    replace(exported.folder, path=path, speaking=replace(exported.speaking, speakers=None)).write()
+    return path
 
 
 def same(model, voice):
@@ -79,29 +77,30 @@ def same(model, voice):
 
 
 def test_speech_is_pytorchs(made):
-    assert same(*made)
-    assert not same(make_tts("leap", seed=1, encoder_self_attention="softmax").float(), made[1])
-
-
-def test_predicted_lengths_are_in_the_graphs(tmp_path):
-    sizes = {"encoder_transformer_layers": 1, "decoder_transformer_layers": 1}
-    model = make_tts("cosformer", encoder_self_attention="softmax", **LENGTHS, **sizes)
-    voice = voice_of(model, tmp_path)
+    """Of all speakers, with predicted lengths."""
+    model, voice = made
     assert same(model, voice)
+    assert not same(synthesizer(seed=1).float(), voice)
     assert voice.say([5, 6, 7, 8, 2], Manner(max_steps=2), np.random.default_rng(0)).predicted == 6.5
-    longer = make_tts("cosformer", encoder_self_attention="softmax", **{**LENGTHS, "length_ratio": 5.0}, **sizes)
-    assert not same(longer.float(), voice)
+    assert not same(synthesizer(length_ratio=5.0).float(), voice)
+    model.encoder.embed_speaker.weight.data.mul_(2)
+    assert not same(model, voice)
+    model.encoder.embed_speaker.weight.data.div_(2)
 
 
-def test_several_speakers(tmp_path, capsys):
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "options", [{}, {"encoder_transformer_layers": 2, "decoder_transformer_layers": 2}], ids=["1", "2"]
+)
+def test_voices_of_one_speaker(options, tmp_path):
+    model = synthesizer(speakers=0, decoder_cross_attention="leap", length_predictor="none", **options)
+    write_voice(model, tmp_path)
+    assert same(model, ExportedVoice(Folder.read(tmp_path)))
+
+
+def test_several_speakers(exported, tmp_path, capsys):
     """By name on the command line and in a manifest."""
-    sizes = {"encoder_transformer_layers": 1, "decoder_transformer_layers": 1}
-    model = make_tts("leap", encoder_self_attention="softmax", **sizes)
-    encoder, width = model.encoder, 16
-    encoder.embed_speaker, encoder.spk_emb_proj = torch.nn.Embedding(3, 4), torch.nn.Linear(width + 4, width)
-    voice = voice_of(model, tmp_path / "voice", speakers={"ann": 0, "bob": 1, "cid": 2})
-    assert same(model, voice)
-    command = ["tts", "--path", str(tmp_path / "voice"), "--max-steps", "2", "--eos-threshold", "0.99"]
+    command = ["tts", "--path", str(exported.folder.path), "--max-steps", "2", "--eos-threshold", "0.99"]
     said = {}
     for name in ("ann", "bob"):
         out = tmp_path / name
@@ -161,13 +160,16 @@ def test_the_commands_need_neither_torch_nor_fairseq(exported, tmp_path):
     assert "secret" not in (exported.folder.path / MODEL).read_text()
 
 
-def test_a_manifest_needs_its_data(exported, tmp_path, capsys):
+def test_a_manifest_needs_its_data(exported, alone, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("audio_root: /somewhere\n")
     header = ("id", "audio", "n_frames", "tgt_text", "speaker", "recording")
     with (tmp_path / "test.tsv").open("w") as file:
-        csv.writer(file, delimiter="\t").writerows([header, ("one", "x.npy", "4", "w1 w2", "s", "wav/one.wav")])
-    command = ["tts", "--path", str(exported.folder.path), "--out", str(tmp_path / "out"), "--max-steps", "2"]
-    assert main([*command, "--subset", "test", "--data", str(tmp_path)]) == 0
+        csv.writer(file, delimiter="\t").writerows([header, ("one", "x.npy", "4", "w1 w2", "ann", "wav/one.wav")])
+    options = ["--out", str(tmp_path / "out"), "--max-steps", "2"]
+    command = ["tts", "--path", str(alone), *options]
+    assert (
+        main(["tts", "--path", str(exported.folder.path), *options, "--subset", "test", "--data", str(tmp_path)]) == 0
+    )
     assert "/somewhere/wav/one.wav" in (tmp_path / "out" / "manifest.tsv").read_text()
     capsys.readouterr()
     for options, message in (
@@ -194,9 +196,10 @@ def test_8_bits(exported, tmp_path):
 
 
 def test_what_cannot_be_exported(tmp_path):
-    with pytest.raises(LeapformerError, match="softmax has a state that grows"):
-        voice_of(make_tts("softmax"), tmp_path)
-    with pytest.raises(LeapformerError, match="--length-predictor oracle needs the targets"):
-        voice_of(make_tts("cosformer", **{**LENGTHS, "length_predictor": "oracle"}), tmp_path)
-    with pytest.raises(LeapformerError, match="the ratio of target and source lengths is unknown"):
-        voice_of(make_tts("cosformer", **{**LENGTHS, "length_ratio": 0.0}), tmp_path)
+    for plan, options, message in (
+        ("softmax", {}, "softmax has a state that grows"),
+        ("cosformer", {"length_predictor": "oracle"}, "--length-predictor oracle needs the targets"),
+        ("cosformer", {"length_ratio": 0.0}, "the ratio of target and source lengths is unknown"),
+    ):
+        with pytest.raises(LeapformerError, match=message):
+            write_voice(make_tts(plan, **({**LENGTHS, **options} if options else {})), tmp_path)

@@ -12,9 +12,6 @@ import pytest
 import soundfile
 import torch
 import yaml
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from omegaconf import OmegaConf
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
@@ -22,23 +19,10 @@ from leapformer_fairseq.modules.capture import capture, choose
 from leapformer_fairseq.pictures.inputs import Request, examples, load
 
 from ..models.tiny import dictionary
+from ..untrained import save_checkpoint
 from .images import pixels
 
 HEADS = 2
-
-
-def save_checkpoint(path: Path, data: Path, task: str, arch: str, *flags: str) -> Path:
-    """What fairseq's trainer writes, for an untrained model."""
-    parser = options.get_training_parser(default_task=task)
-    args = options.parse_args_and_arch(parser, [str(data), "--task", task, "--arch", arch, *flags])
-    config = convert_namespace_to_omegaconf(args)
-    torch.manual_seed(3)
-    model = tasks.setup_task(config.task).build_model(config.model)
-    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
-    content = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    state = {"args": None, "cfg": content, "model": model.state_dict(), "optimizer_history": history}
-    torch.save({**state, "extra_state": {}, "last_optimizer_state": None}, path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +42,18 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def lm(data) -> Path:
     flags = ("--tokens-per-sample", "64", "--decoder-self-attention", "leap,relu")
-    return save_checkpoint(data / "lm.pt", data, "language_modeling", "leapformer_lm_tiny", *flags)
+    return save_checkpoint(data / "lm.pt", data, "leapformer_lm_tiny", *flags, task="language_modeling")
 
 
 @pytest.fixture(scope="module")
 def nmt(data) -> Path:
     flags = ("--source-lang", "de", "--target-lang", "en", "--decoder-self-attention", "softmax")
-    return save_checkpoint(data / "nmt.pt", data, "translation", "leapformer_nmt_tiny", *flags)
+    return save_checkpoint(data / "nmt.pt", data, "leapformer_nmt_tiny", *flags, task="translation")
 
 
 @pytest.fixture(scope="module")
 def speech(data) -> Path:
-    return save_checkpoint(data / "st.pt", data, "speech_to_text", "leapformer_simulst_tiny", "--waitk-lagging", "2")
+    return save_checkpoint(data / "st.pt", data, "leapformer_simulst_tiny", "--waitk-lagging", "2")
 
 
 def run(*arguments) -> int:
@@ -94,7 +78,7 @@ def test_command_on_a_language_model(lm, tmp_path, capsys):
 
 def test_command_on_a_masked_language_model(data, tmp_path, capsys):
     flags = ("--tokens-per-sample", "64", "--encoder-self-attention", "leap,softmax")
-    model = save_checkpoint(data / "mlm.pt", data, "masked_lm", "leapformer_mlm_tiny", *flags)
+    model = save_checkpoint(data / "mlm.pt", data, "leapformer_mlm_tiny", *flags, task="masked_lm")
     assert run("--path", model, "--input", "w1 <mask> w3", "--out", tmp_path) == 0
     names = ["encoder-self_layer0_attention", "encoder-self_layer0_reweighting", "encoder-self_layer1_attention"]
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == [*names, "proportions"]
@@ -170,7 +154,7 @@ def test_subwords(lm, data, tmp_path):
     symbols = [line.split("\t")[0] for line in (tmp_path / "spm.vocab").read_text().splitlines()][3:]
     (tmp_path / "dict.txt").write_text("".join(f"{symbol} 1\n" for symbol in symbols))
     flags = ("--tokens-per-sample", "64")
-    path = save_checkpoint(tmp_path / "c.pt", tmp_path, "language_modeling", "leapformer_lm_tiny", *flags)
+    path = save_checkpoint(tmp_path / "c.pt", tmp_path, "leapformer_lm_tiny", *flags, task="language_modeling")
     (one,) = examples(*load(str(path)), Request("w1w2 w3", subwords=str(tmp_path / "spm.model")))
     assert "".join(one.read.tokens[1:]) == "▁w1w2▁w3"
 
@@ -207,7 +191,9 @@ def test_errors_are_one_line(arguments, message, lm, tmp_path, capsys, monkeypat
 def test_files_that_do_not_serve(lm, nmt, speech, data, tmp_path):
     with pytest.raises(LeapformerError, match="cannot be read as a fairseq checkpoint"):
         load(str(data / "a.wav"))
-    stock = save_checkpoint(tmp_path / "c.pt", data, "language_modeling", "transformer_lm", "--decoder-layers", "1")
+    stock = save_checkpoint(
+        tmp_path / "c.pt", data, "transformer_lm", "--decoder-layers", "1", task="language_modeling"
+    )
     with pytest.raises(LeapformerError, match="'transformer_lm'; leapformer maps needs leapformer_lm"):
         load(str(stock))
     dictionary(12).save(str(tmp_path / "dict.txt"))
