@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,6 +145,9 @@ def _run(arguments: Sequence[str], streams: Sequence[DupFd], env: Mapping[str, s
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    # multiprocessing has told this process to start others as it was started, and would begin a new server for them.
+    multiprocessing.set_start_method(None, force=True)
+    patch.object(forkserver._forkserver, "ensure_running", lambda: None).start()  # the one that this comes from
 
     import numpy as np
     import torch
