@@ -145,6 +145,7 @@ def _run(arguments: Sequence[str], streams: Sequence[DupFd], env: Mapping[str, s
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
     # multiprocessing has told this process to start others as it was started, and would begin a new server for them.
     multiprocessing.set_start_method(None, force=True)
     patch.object(forkserver._forkserver, "ensure_running", lambda: None).start()  # the one that this comes from

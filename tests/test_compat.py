@@ -13,6 +13,8 @@ import torch
 
 from leapformer_fairseq import audio, compat
 
+from .fresh import run_after
+
 pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils, options  # noqa: E402
 from fairseq.data.audio import audio_utils  # noqa: E402
@@ -76,7 +78,7 @@ def test_a_defect_is_looked_for_and_not_taken_for_granted():
         "import inspect; inspect.getsource = lambda function: 'daemon = False'\n"
         "assert compat.apply() == [], compat.apply()"
     )
-    done = run_python(code)
+    done = run_after("import fairseq", code)
     assert done.returncode == 0, done.stderr
 
 

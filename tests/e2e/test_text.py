@@ -14,7 +14,8 @@ import pytest
 from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
 
-from ..commands import done, leapformer, run, run_python
+from ..commands import done, leapformer, run
+from ..fresh import run_after
 from ..reversed_text import TRAINING, reversed_text
 
 
@@ -196,7 +197,7 @@ class TestLanguageModel:
         names = (
             f"path, folder, file, data = {str(model)!r}, {str(model.parent)!r}, {model.name!r}, {str(data / 'lm')!r}"
         )
-        finished = run_python(f"{names}\n{load}")
+        finished = run_after("import fairseq", f"{names}\n{load}")
         assert finished.returncode == 0, finished.stderr[-3000:]
 
     def test_a_softmax_model_is_no_stream(self, data, tmp_path):
@@ -229,7 +230,10 @@ class TestTranslation:
         if "alignment" in options:
             assert re.search(r"^A-\d+\t\d+-\d+", output, re.M)
 
-    @pytest.mark.parametrize("command", [["leapformer"], ["fairseq-generate", "--user-dir", str(PLUGIN_DIR)]])
+    @pytest.mark.parametrize(
+        "command",
+        [["leapformer"], pytest.param(["fairseq-generate", "--user-dir", str(PLUGIN_DIR)], marks=pytest.mark.full)],
+    )
     def test_no_sentence_is_left_out_by_default(self, data, model, command):
         """30 are no multiple of 8."""
         program = leapformer("generate") if command == ["leapformer"] else command
