@@ -96,7 +96,7 @@ def test_metrics_import_their_libraries_when_they_are_asked_for():
         "assert len(task.sklearn_metrics.roc_curve([0, 1], [0.2, 0.7])) == 3\n"
         "import scipy.signal, sklearn.cluster\n"
     )
-    done = run_python(code)
+    done = run_after("import torch", code)
     assert done.returncode == 0, done.stderr
 
 

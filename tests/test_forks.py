@@ -19,7 +19,9 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if "error" in name else pytest.mark.full) for name in COMMANDS]
+)
 def test_status_and_output(name, tmp_path):
     command = leapformer(*COMMANDS[name])
     alone = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

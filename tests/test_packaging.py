@@ -1,7 +1,6 @@
 """The layers of the package, read off its import statements, and what must work without fairseq."""
 
 import ast
-import os
 import re
 import shutil
 import subprocess
@@ -12,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from leapformer_fairseq import PLUGIN_DIR, __version__
+
+from .fresh import run_after
 
 PACKAGE = PLUGIN_DIR.name
 # below every layer but attention, which may use errors only
@@ -143,7 +144,7 @@ sys.meta_path.insert(0, NoFairseq())
 from leapformer_fairseq.attention import MECHANISMS
 assert MECHANISMS and "fairseq" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = run_after("import torch", code)
     assert done.returncode == 0, done.stderr
 
 
@@ -185,13 +186,25 @@ def elsewhere(built, tmp_path_factory):
     """Runs `leapformer` of the wheel, away from the repository; returns what it prints."""
     site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("elsewhere")
     (wheel,) = built.glob("*.whl")
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    install = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
     subprocess.run([sys.executable, *install], check=True, capture_output=True, timeout=300)
-    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
 
-    def run(*words: str, module: str = f"{PACKAGE}.cli.main") -> str:
-        command = [sys.executable, "-m", module, *words]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    def run(*words: str) -> str:
+        code = (
+            f"import sys; sys.path.insert(0, {str(site)!r}); from {PACKAGE}.cli.main import main; exit(main({words}))"
+        )
+        done = run_after("import fairseq", code, cwd=folder)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -23,14 +24,14 @@ from leapformer_fairseq.data.corpus.vocabulary import vocabulary
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.errors import LeapformerError
 
-from .tiny_corpus import TINY_SIZES, build_tiny
+from .tiny_corpus import TINY_SIZES, build_tiny, tiny_corpus
 
 SNR_DB = (15.0, 35.0)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return build_tiny(tmp_path_factory.mktemp("corpus") / "tiny")
+def tiny() -> Corpus:
+    return build_tiny(tiny_corpus())
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -197,17 +198,14 @@ def test_a_finished_corpus_is_reused(tiny: Corpus, monkeypatch):
 
 
 def test_a_moved_corpus_gets_its_paths_mended(tmp_path):
-    build_tiny(tmp_path / "old")
-    moved = tmp_path / "with blank"
-    (tmp_path / "old").rename(moved)
+    moved = shutil.copytree(tiny_corpus(), tmp_path / "with blank")
     assert build_tiny(moved).folder == moved
     mended = ["config_asr.yaml", "config_st.yaml", "dev.source", folder.INFO]
     assert all(str(moved) in (moved / name).read_text() for name in mended)
 
 
 def test_another_corpus_is_refused_and_replaced_only_on_demand(tmp_path):
-    out = tmp_path / "corpus"
-    build_tiny(out)
+    out = shutil.copytree(tiny_corpus(), tmp_path / "corpus")
     before = contents(out)
     with pytest.raises(LeapformerError, match=r"holds another corpus \(seed 1 there, 7 asked for\).*--overwrite"):
         build(out, TINY_SIZES, seed=7, vocab_size=100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,78 @@ def test_talks_are_translated_in_windows_with_the_plan_of_the_paper(tmp_path):
     binary = (out / "data/binary/dict.en.txt").read_text(encoding="utf-8")
     assert f"\n{SEPARATOR} " in binary, "the model knows the separator"
     assert "in windows of sentences" in (out / "table.md").read_text(encoding="utf-8")
+
+
+AVERAGED = "--epochs 2 --average 2 --seed 4"
+WORDS = [
+    (
+        f"{DOCUMENTS} --window 2 {AVERAGED} --train-options '--abc-slots 4'",
+        [
+            "prepare iwslt14-documents /d --out /o/data/text --pair es-en --vocab-size 30000 --window 2",
+            "--save-dir /o/RUN/model .* --seed 4 --keep-last-epochs 2 --max-epoch 2 .* --abc-slots 4 "
+            "--encoder-self-attention softmax --decoder-self-attention abc-mlp --decoder-cross-attention abc-mlp$",
+            "average --inputs /o/RUN/model --last 2 --output /o/RUN/model/average2.pt",
+            "generate /o/data/binary .* --path /o/RUN/model/average2.pt .* --results-path /o/RUN/test ",
+            "score /o/RUN/test/sentences-test.txt --references /o/data/text/raw/test.en "
+            "--checkpoint /o/RUN/model/average2.pt --json /o/RUN/test/scores.json",
+        ],
+        "softmax+abc-mlp+abc-mlp-seed4",
+    ),
+    (
+        f"wmt14_ende {AVERAGED} --attention relu/softmax/cosformer",
+        [
+            "prepare wmt14 /d --out /o/data/text --pair en-de",
+            "--keep-last-epochs 2 .*--encoder-self-attention relu --decoder-self-attention softmax "
+            "--decoder-cross-attention cosformer$",
+            "score /o/RUN/test/generate-test.txt .*--checkpoint /o/RUN/model/average2.pt",
+        ],
+        "relu+softmax+cosformer-seed4",
+    ),
+    (
+        "translation --pair de-en --set valid",
+        [
+            "prepare text /d --out /o/data/text --pair de-en",
+            "preprocess --source-lang de --target-lang en .*--joined-dictionary",
+            "--no-epoch-checkpoints .*--decoder-cross-attention leap$",
+            "--gen-subset valid --path /o/RUN/model/checkpoint_best.pt .* --results-path /o/RUN/valid",
+            "score /o/RUN/valid/generate-valid.txt --references /o/data/text/raw/valid.en",
+        ],
+        "leap-seed1",
+    ),
+    (
+        "wikitext103 --paper leapformer_script --contexts '0 32'",
+        [
+            "prepare wikitext103 /d --out /o/data/text$",
+            "train .*--decoder-self-attention leap --seed 1 .* --t-mult 2",
+            "eval-lm /o/data/binary --path /o/RUN/model/checkpoint_best.pt .* --context-window 0$",
+            "score /o/RUN/test-context0/eval.log --text /o/data/text/test.txt",
+            "eval-lm .* --context-window 32$",
+            "score /o/RUN/test-context32/eval.log .*--json /o/RUN/test-context32/scores.json",
+        ],
+        "leap-seed1",
+    ),
+    (
+        "language_model --attention relu --vocab-size 120",
+        [
+            "prepare mlm /d --out /o/data/text --vocab-size 120",
+            "preprocess --only-source .* --srcdict /o/data/text/dict.txt",
+            "train .*--decoder-self-attention relu",
+            "table .*'Perplexity of the subwords",
+        ],
+        "relu-seed1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "expected", "run"), WORDS, ids=[words.split()[0] for words, *_ in WORDS])
+def test_the_commands_of_a_recipe(words, expected, run):
+    """In this order, with others between them; what they do is tested with one recipe of each kind."""
+    status, shown, _ = ran(*shlex.split(words), "--root", "/d", "--out", "/o", "--dry-run")
+    commands = iter(line for line in shown.splitlines() if line.startswith("leapformer "))
+    for wanted in expected:
+        pattern = wanted.replace("RUN", re.escape(run))
+        assert any(re.search(pattern, line) for line in commands), f"no {wanted}, or too late:\n{shown}"
+    assert status == 0 and not Path("/o").exists()
 
 
 def test_of_a_window_only_the_last_sentence_counts():
