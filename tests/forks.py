@@ -133,6 +133,15 @@ def import_all() -> None:
     logging.getLogger().handlers.clear()
 
 
+def stay_with_the_server() -> None:
+    """In a fork: start others as a new process would, or from the process that this one comes from.
+
+    multiprocessing would start all as this one was started, each from a new server that imports everything again.
+    """
+    multiprocessing.set_start_method(None, force=True)
+    patch.object(forkserver._forkserver, "ensure_running", lambda: None).start()
+
+
 def _run(arguments: Sequence[str], streams: Sequence[DupFd], env: Mapping[str, str], cwd: str, leads: bool) -> NoReturn:
     """In a fork: what `leapformer` does with these arguments, set up as a new process is; exits."""
     for number, stream in enumerate(streams):
@@ -146,9 +155,7 @@ def _run(arguments: Sequence[str], streams: Sequence[DupFd], env: Mapping[str, s
     os.environ.clear()
     os.environ.update(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
-    # multiprocessing has told this process to start others as it was started, and would begin a new server for them.
-    multiprocessing.set_start_method(None, force=True)
-    patch.object(forkserver._forkserver, "ensure_running", lambda: None).start()  # the one that this comes from
+    stay_with_the_server()
 
     import numpy as np
     import torch

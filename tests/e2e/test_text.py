@@ -217,7 +217,7 @@ class TestTranslation:
         save = data / "mt_save"
         options = (
             f"--arch leapformer_nmt_tiny --share-all-embeddings {TRAINING} --required-batch-size-multiple 1 "
-            '--criterion label_smoothed_cross_entropy --eval-bleu --eval-bleu-args {"beam":2}'
+            '--criterion label_smoothed_cross_entropy --eval-bleu --eval-bleu-args {"beam":2} --max-update 10'
         )
         done(leapformer("train", str(data / "mt"), *options.split(), "--save-dir", str(save)))
         return save / "checkpoint_last.pt"

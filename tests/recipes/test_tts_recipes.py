@@ -12,6 +12,7 @@ from leapformer_fairseq.cli.main import main
 from ..data.test_ljspeech import IDS, ljspeech_tree
 from .running import finished, ran, refused
 
+pytestmark = pytest.mark.usefixtures("forked_trainings")
 SIZES = "--encoder-transformer-layers 1 --decoder-transformer-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16"
 TINY = (
     "--train-options", f"--arch leapformer_tts_tiny {SIZES} --prenet-dim 16 --postnet-conv-dim 16 --max-update 3",
