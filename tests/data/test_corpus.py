@@ -180,8 +180,17 @@ def test_train_text_survives_the_subwords(tiny: Corpus):
 # ---- repeating, reusing, refusing ----------------------------------------------------------------------------------
 
 
-def test_two_builds_give_the_same_bytes(tiny: Corpus, tmp_path):
+def test_two_builds_give_the_same_bytes_and_an_interrupted_one_starts_over(tiny: Corpus, tmp_path, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_manifests", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build_tiny(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
     again = build_tiny(tmp_path / "again")
+    assert [path.name for path in tmp_path.iterdir()] == ["again"]
     assert again.checksum == tiny.checksum
     with_paths = ("corpus.json", "config_asr.yaml", "config_st.yaml", *(f"{split}.source" for split in SPLITS))
     first, second = contents(tiny.folder), contents(again.folder)
@@ -223,20 +232,6 @@ def test_a_folder_that_is_no_corpus_is_never_touched(tmp_path):
     (tmp_path / folder.INFO).write_text("{")
     with pytest.raises(LeapformerError, match="lacks valid JSON"):
         build(tmp_path, TINY_SIZES, overwrite=True)
-
-
-def test_an_interrupted_build_starts_over(tmp_path, monkeypatch):
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    out = tmp_path / "corpus"
-    with monkeypatch.context() as patched:
-        patched.setattr(files, "write_manifests", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            build_tiny(out)
-    assert not out.exists()
-    build_tiny(out)
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
 def test_too_small_a_vocabulary_is_refused_before_synthesis(tmp_path, monkeypatch):
