@@ -23,14 +23,14 @@ from leapformer_fairseq.sparsefinder.quality import Scored, score
 from ..commands import done, leapformer
 from ..reversed_text import TRAINING, reversed_text
 
-SIZES = "--dropout 0 --max-update 40"
 ROUTING = {"decoder_self_attention": "entmax-routing", "routing_centroids": 2}
 ALL_EDGES = {"sparsefinder_threshold": 1e6}
 
 
-def trained(root: Path, name: str, options: str) -> Path:
+def trained(root: Path, name: str, options: str, updates: int) -> Path:
     save = root / name
-    done(leapformer("train", *options.split(), *TRAINING.split(), *SIZES.split(), "--save-dir", str(save)))
+    limit = f"--dropout 0 --max-update {updates} --save-dir {save}"
+    done(leapformer("train", *options.split(), *TRAINING.split(), *limit.split()))
     return save / "checkpoint_last.pt"
 
 
@@ -39,10 +39,10 @@ def root(tmp_path_factory) -> Path:
     """Binary data, and three small models: a translation and a masked language model with entmax, one with softmax."""
     root = reversed_text(tmp_path_factory.mktemp("sparsefinder"), train=120, valid=20, test=20)
     mt = f"{root}/mt --task translation --arch leapformer_nmt_tiny --encoder-self-attention softmax"
-    trained(root, "nmt", f"{mt} --decoder-self-attention entmax --decoder-cross-attention softmax")
-    trained(root, "softmax", f"{mt} --decoder-self-attention softmax --decoder-cross-attention softmax")
+    trained(root, "nmt", f"{mt} --decoder-self-attention entmax --decoder-cross-attention softmax", 40)
+    trained(root, "softmax", f"{mt} --decoder-self-attention softmax --decoder-cross-attention softmax", 1)
     mlm = f"{root}/lm --task masked_lm --criterion masked_lm --arch leapformer_mlm_tiny --encoder-self-attention entmax"
-    trained(root, "mlm_entmax", f"{mlm} --tokens-per-sample 24 --sample-break-mode none")
+    trained(root, "mlm_entmax", f"{mlm} --tokens-per-sample 24 --sample-break-mode none", 10)
     return root
 
 
@@ -195,7 +195,7 @@ def pareto(root, graphs, fitted, out, *more):
 
 
 def test_curves_tables_and_quality(root, graphs, fitted):
-    quality = ["--data", str(root / "mt"), "--references", str(root / "test.de"), "--quality-points", "2"]
+    quality = ["--data", str(root / "mt"), "--references", str(root / "test.de"), "--quality-points", "1"]
     assert main(pareto(root, graphs, fitted, "curves", *quality)) == 0
     out = root / "curves"
     rows = list(csv.DictReader((out / "curves.csv").open()))
@@ -446,7 +446,7 @@ def test_the_experiment_with_blocks(root, capsys):
 
 def test_a_language_model(root, capsys):
     lm = f"{root}/lm --task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 24"
-    trained(root, "lm_entmax", f"{lm} --decoder-self-attention entmax")
+    trained(root, "lm_entmax", f"{lm} --decoder-self-attention entmax", 10)
     assert main(extract(root, "lm_entmax", "lm", out="lm_graphs", sentences=10, length=20)) == 0
     graphs = Graphs(root / "lm_graphs")
     assert graphs.about["causal"] and len(next(graphs.sentences()).words) >= 20
