@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -33,11 +32,6 @@ def run(
     return subprocess.run(
         command, cwd=cwd, env=environment, input=stdin, capture_output=True, text=True, timeout=LIMIT_S
     )
-
-
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    """The same of `python -c CODE`."""
-    return run([sys.executable, "-c", code])
 
 
 def done(command: Sequence[str], stdin: str = "") -> str:

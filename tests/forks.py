@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +133,15 @@ def import_all() -> None:
     logging.getLogger().handlers.clear()
 
 
+def stay_with_the_server() -> None:
+    """In a fork: start others as a new process would, or from the process that this one comes from.
+
+    multiprocessing would start all as this one was started, each from a new server that imports everything again.
+    """
+    multiprocessing.set_start_method(None, force=True)
+    patch.object(forkserver._forkserver, "ensure_running", lambda: None).start()
+
+
 def _run(arguments: Sequence[str], streams: Sequence[DupFd], env: Mapping[str, str], cwd: str, leads: bool) -> NoReturn:
     """In a fork: what `leapformer` does with these arguments, set up as a new process is; exits."""
     for number, stream in enumerate(streams):
@@ -144,6 +154,8 @@ def _run(arguments: Sequence[str], streams: Sequence[DupFd], env: Mapping[str, s
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    stay_with_the_server()
 
     import numpy as np
     import torch

@@ -20,14 +20,14 @@ def made(name: str, make: Callable[[Path], object]) -> Path:
     """
     root = Path(os.environ[ROOT])
     folder = root / name
-    with (root / f"{name.replace('/', '+')}.lock").open("w") as lock:
+    with (root / f"{name.replace('/', '+')}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            partial = root / f"{name}.partial"
-            shutil.rmtree(partial, ignore_errors=True)  # of a test that failed
-            partial.mkdir(parents=True)
-            make(partial)
-            partial.rename(folder)
+        lock.seek(0)
+        if not lock.read():
+            shutil.rmtree(folder, ignore_errors=True)  # of a test that failed
+            folder.mkdir(parents=True)
+            make(folder)  # in its place: checkpoints and manifests have paths in them
+            lock.write("made")
     return folder
 
 

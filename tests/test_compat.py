@@ -13,6 +13,8 @@ import torch
 
 from leapformer_fairseq import audio, compat
 
+from .fresh import run_after
+
 pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils, options  # noqa: E402
 from fairseq.data.audio import audio_utils  # noqa: E402
@@ -76,7 +78,7 @@ def test_a_defect_is_looked_for_and_not_taken_for_granted():
         "import inspect; inspect.getsource = lambda function: 'daemon = False'\n"
         "assert compat.apply() == [], compat.apply()"
     )
-    done = run_python(code)
+    done = run_after("import fairseq", code)
     assert done.returncode == 0, done.stderr
 
 
@@ -94,7 +96,7 @@ def test_metrics_import_their_libraries_when_they_are_asked_for():
         "assert len(task.sklearn_metrics.roc_curve([0, 1], [0.2, 0.7])) == 3\n"
         "import scipy.signal, sklearn.cluster\n"
     )
-    done = run_python(code)
+    done = run_after("import torch", code)
     assert done.returncode == 0, done.stderr
 
 

@@ -24,7 +24,7 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.recipes.shell import Launcher, Shell
 
 from .commands import done, leapformer, run
-from .data.tiny_corpus import build_tiny
+from .data.tiny_corpus import tiny_corpus
 from .data.tts_trees import MELS, tts_tree
 from .reversed_text import reversed_text
 
@@ -144,12 +144,18 @@ WAYS = {
     "legacy_ddp": "--distributed-world-size 2 --ddp-backend legacy_ddp",
 }
 NOT_BY = {"nmt-aligned": "c10d"}
+#: one of each criterion, in either way; --all compares every case in both
+BY_DEFAULT = {
+    ("lm-leap", "c10d"), ("lm-leap", "legacy_ddp"), ("mlm-luna", "legacy_ddp"), ("nmt-aligned", "legacy_ddp"),
+    ("nmt-distilled", "c10d"), ("nmt-length", "legacy_ddp"), ("simulst", "c10d"), ("classifier-packed", "c10d"),
+    ("tts", "legacy_ddp"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     root = reversed_text(tmp_path_factory.mktemp("distributed"), train=100, valid=20)
-    build_tiny(root / "speech")
+    (root / "speech").symlink_to(tiny_corpus())
     tts_tree(root / "tts")
     random, about = np.random.default_rng(1), About(12, 2)
     (root / "classes").mkdir()
@@ -162,42 +168,48 @@ def data(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def trained(data) -> Path:
-    """Every case in every way."""
-    for name, options in CASES.items():
-        for way, more in WAYS.items():
-            if NOT_BY.get(name) != way:
-                command = f"train {COMMON} {options.replace('DATA', str(data))} {more} --save-dir {data}/{name}/{way}"
-                done(leapformer(*command.split()))
-    return data
+def trained(data: Path, name: str, way: str = "one") -> Path:
+    """The folder of a case that was trained in one of the ways, once."""
+    save, options = data / name / way, CASES[name].replace("DATA", str(data))
+    if "--teacher " in options:
+        trained(data, "nmt-teacher")
+    if not save.exists():
+        done(leapformer(*f"train {COMMON} {options} {WAYS[way]} --save-dir {save}".split()))
+    return save
 
 
 def parameters(save: Path) -> dict[str, torch.Tensor]:
     return load_checkpoint(save / "checkpoint_last.pt")["model"]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_processes_train_what_one_does_with_two_batches_an_update(trained, name):
-    one = parameters(trained / name / "one")
-    for way in {"c10d", "legacy_ddp"} - {NOT_BY.get(name)}:
-        two = parameters(trained / name / way)
-        assert one.keys() == two.keys()
-        for key, value in ((key, value) for key, value in one.items() if value.is_floating_point()):
-            if "running_" in key:  # of batch norm: each process keeps those of its own batches, in fairseq as well
-                continue
-            torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(name, way, marks=[] if (name, way) in BY_DEFAULT else pytest.mark.full)
+        for name in CASES
+        for way in ("c10d", "legacy_ddp")
+        if NOT_BY.get(name) != way
+    ],
+)
+def test_two_processes_train_what_one_does_with_two_batches_an_update(data, name, way):
+    one, two = parameters(trained(data, name)), parameters(trained(data, name, way))
+    assert one.keys() == two.keys()
+    for key, value in ((key, value) for key, value in one.items() if value.is_floating_point()):
+        if "running_" in key:  # of batch norm: each process keeps those of its own batches, in fairseq as well
+            continue
+        torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
-def test_another_batch_ends_at_other_parameters(trained, data):
+def test_another_batch_ends_at_other_parameters(data):
     """Inverted control: the comparison would notice processes that do not talk to each other."""
     command = f"{CASES['lm-leap'].replace('DATA', str(data))} {COMMON} --save-dir {data}/alone"
     done(leapformer("train", *command.split()))
-    one, alone = parameters(trained / "lm-leap/one"), parameters(data / "alone")
+    one, alone = parameters(trained(data, "lm-leap")), parameters(data / "alone")
     assert max(float((one[key] - alone[key]).abs().max()) for key in one if one[key].is_floating_point()) > 1e-4
 
 
-def test_alignment_is_refused_where_gradients_would_not_be_summed(trained, data):
+def test_alignment_is_refused_where_gradients_would_not_be_summed(data):
+    trained(data, "nmt-teacher")
     command = f"{CASES['nmt-aligned'].replace('DATA', str(data))} {COMMON} {WAYS['c10d']} --save-dir {data}/refused"
     ended = run(leapformer("train", *command.split()))
     assert ended.returncode and "in several processes needs --ddp-backend legacy_ddp" in ended.stderr
@@ -222,17 +234,18 @@ def check_alike(one: Path, other: Path) -> None:
     assert max(float((expected[key] - found[key]).abs().max()) for key in expected) < 1e-5
 
 
-def test_torchrun_trains_one_model_and_resumes(trained, data):
+def test_torchrun_trains_one_model_and_resumes(data):
     """Stopped after 3 of 5 updates, it ends where one process does that was never stopped."""
     command = f"train {CASES['lm-leap'].replace('DATA', str(data))} {COMMON} --save-dir {data}/torchrun"
-    for limit in ("--max-update 3", ""):
-        ran = torchrun(*command.split(), *limit.split())
-        assert ran.returncode == 0, ran.stderr[-3000:]
-    check_alike(trained / "lm-leap/one", data / "torchrun")
+    done(leapformer(*command.split(), *["--max-update", "3", "--distributed-world-size", "2"]))
+    ran = torchrun(*command.split())
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    check_alike(trained(data, "lm-leap"), data / "torchrun")
     assert "Loaded checkpoint" in ran.stderr + ran.stdout
 
 
-def test_two_machines_train_one_model(trained, data):
+@pytest.mark.full
+def test_two_machines_train_one_model(data):
     """Two agents of torchrun that meet on the loopback stand for two machines of one process each."""
     command = f"train {CASES['lm-leap'].replace('DATA', str(data))} {COMMON} --save-dir {data}/machines"
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{distributed._free_port()}", "--rdzv-id", "1")
@@ -240,9 +253,10 @@ def test_two_machines_train_one_model(trained, data):
     machines = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ONE_THREAD) for _ in range(2)]
     said = [machine.communicate(timeout=300)[1] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
-    check_alike(trained / "lm-leap/one", data / "machines")
+    check_alike(trained(data, "lm-leap"), data / "machines")
 
 
+@pytest.mark.full
 def test_a_killed_process_is_restarted_and_ends_at_the_same_model(data, tmp_path):
     """A recipe starts torchrun again, which on CPUs does not restart its processes itself."""
     words = f"{CASES['lm-leap'].replace('DATA/lm', '')} {COMMON} --max-update 150 --save-interval-updates 20".split()
@@ -274,9 +288,6 @@ def kill_the_second_process(save: Path) -> None:
 
 def test_errors_are_one_line_of_one_process(data):
     command = f"train {CASES['lm-leap'].replace('DATA', str(data))} {COMMON} --save-dir {data}/no"
-    ran = subprocess.run(
-        leapformer(*command.split(), "--distributed-world-size", "2", "--decoder-self-attention", "leep"),
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    ran = run(leapformer(*command.split(), "--distributed-world-size", "2", "--decoder-self-attention", "leep"))
     assert ran.returncode == 2 and "unknown attention mechanism 'leep'" in ran.stderr
     assert "Traceback" not in ran.stderr

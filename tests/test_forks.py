@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +21,9 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if "fairseq" in name else pytest.mark.full) for name in COMMANDS]
+)
 def test_status_and_output(name, tmp_path):
     command = leapformer(*COMMANDS[name])
     alone = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -31,6 +35,28 @@ def test_status_and_output(name, tmp_path):
 
 def without_times(text: str) -> list[str]:
     return [line.split(" | ", 1)[-1] for line in text.splitlines()]
+
+
+def test_forks_of_a_fork_come_from_the_same_server(tmp_path):
+    """Another one would import everything once more; with a data loader of its own it would never end."""
+    process = forks._forking.Process(target=begin_another, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert (tmp_path / "outer").read_text() == (tmp_path / "inner").read_text()
+    assert (tmp_path / "method").read_text() == multiprocessing.get_start_method()
+
+
+def begin_another(folder: Path) -> None:
+    forks.stay_with_the_server()
+    (folder / "method").write_text(multiprocessing.get_start_method())
+    note_parent(folder / "outer")
+    inner = forks._forking.Process(target=note_parent, args=(folder / "inner",))
+    inner.start()
+    inner.join()
+
+
+def note_parent(path: Path) -> None:
+    path.write_text(str(os.getppid()))
 
 
 def test_folder_environment_and_input(tmp_path):

@@ -1,5 +1,7 @@
 """Importing changes nothing, `register` does, and every way in calls it; each in a process of its own."""
 
+from __future__ import annotations
+
 import shutil
 import subprocess
 import sys
@@ -7,6 +9,8 @@ import sys
 import pytest
 
 from leapformer_fairseq import PLUGIN_DIR
+
+from .fresh import run_after
 
 pytest.importorskip("fairseq")
 
@@ -47,20 +51,23 @@ import sys
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data.audio import audio_utils
 from fairseq.models import MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 kinds = {"leapformer_" + name for name in ("lm", "mlm", "nmt", "s2t", "simulst", "tts")}
 assert kinds <= set(MODEL_REGISTRY), set(MODEL_REGISTRY)
 assert {"label_smoothed_cross_entropy_with_length", "tacotron2_with_length"} <= set(CRITERION_REGISTRY)
+assert "leapformer_classification" in TASK_REGISTRY
 assert audio_utils.convert_waveform.__module__ == "leapformer_fairseq.compat.data"
 assert sys.excepthook is sys.__excepthook__
 """
 
 
-def run_python(code: str, **kwargs) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, **kwargs)
+def run_python(code: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
 
 
-def check(code: str, **kwargs) -> None:
-    done = run_python(code, **kwargs)
+def check(code: str, before: str = "import fairseq", cwd: str = ".") -> None:
+    """That code raises nothing, in a process that has imported fairseq, PyTorch or nothing."""
+    done = run_after(before, code, cwd) if before else run_python(code)
     assert done.returncode == 0, done.stderr
 
 
@@ -75,7 +82,8 @@ def test_an_import_sets_no_hook_and_imports_nothing():
         "import leapformer_fairseq.attention\n"
         "assert before == (sys.excepthook, *sys.meta_path)\n"
         "assert allowed == torch.serialization.get_safe_globals()\n"
-        "assert 'fairseq' not in sys.modules\n"
+        "assert 'fairseq' not in sys.modules\n",
+        before="",
     )
 
 
@@ -109,7 +117,7 @@ def test_an_import_leaves_fairseq_as_it_is_and_register_does_not():
     ],
 )
 def test_every_way_in_registers_everything(way):
-    check(f"{way}\n{REGISTERED}")
+    check(f"{way}\n{REGISTERED}", before="import torch" if way.startswith("import leapformer") else "import fairseq")
 
 
 def test_simuleval_finds_an_agent_that_a_file_derives_from_ours(tmp_path):
@@ -173,7 +181,8 @@ def test_threads_may_register_at_once(jobs):
         "[thread.join(120) for thread in threads]\n"
         "assert not failed, failed\n"
         "assert not any(thread.is_alive() for thread in threads), 'they wait for each other'\n"
-        f"{REGISTERED}"
+        f"{REGISTERED}",
+        before="import fairseq" if "fairseq, importlib" in jobs else "import torch",
     )
 
 
@@ -195,7 +204,8 @@ def test_a_process_of_fairseq_per_gpu_knows_the_models(tmp_path):
         f"--distributed-init-method file://{tmp_path}/meeting --distributed-world-size 1 --distributed-backend gloo "
         f"--save-dir {tmp_path}/save --optimizer adam --max-update 1"
     )
-    done = subprocess.run([sys.executable, str(script), *options.split()], capture_output=True, text=True, timeout=300)
+    arguments = f"import runpy, sys; sys.argv[:] = {[str(script), *options.split()]}"
+    done = run_after("import fairseq", f"{arguments}; runpy.run_path({str(script)!r}, run_name='__main__')")
     assert "LeapformerLanguageModel" in done.stderr, done.stderr[-3000:]  # built in the other process
     assert "Dataset not found: valid" in done.stderr
 
@@ -210,7 +220,7 @@ class TestOneLineErrors:
     )
 
     def errors(self, program: str, error: str) -> str:
-        return run_python(self.FAIL.format(program=program, error=error)).stderr
+        return run_after("import fairseq", self.FAIL.format(program=program, error=error)).stderr
 
     @pytest.mark.parametrize("program", ["/bin/fairseq-train", "/x/fairseq_cli/train.py"])
     def test_in_fairseqs_own_commands(self, program):
@@ -228,9 +238,9 @@ class TestOneLineErrors:
     def test_in_simuleval(self, tmp_path):
         pytest.importorskip("simuleval")
         agent = "--agent-class leapformer_fairseq.agents.LeapformerAgent --checkpoint nowhere.pt --data-root nowhere"
-        code = "import sys; sys.argv[0] = '/bin/simuleval'; from simuleval.cli import main; main()"
-        command = [sys.executable, "-c", code, *agent.split(), "--output", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        argv = ["/bin/simuleval", *agent.split(), "--output", str(tmp_path)]
+        code = f"import sys; sys.argv[:] = {argv}; from simuleval.cli import main; main()"
+        done = run_after("import fairseq", code)
         assert done.returncode == 1 and "Traceback" not in done.stderr
         assert done.stderr.endswith("leapformer: error: no file nowhere.pt; check --checkpoint\n")
 
@@ -240,7 +250,7 @@ class TestOneLineErrors:
             "import importlib.metadata as metadata; metadata.version = lambda name: '1.0'\n"
             "from leapformer_fairseq.agents import LeapformerAgent"
         )
-        done = run_python(code)
+        done = run_after("import fairseq", code)
         assert "Traceback" not in done.stderr and "SimulEval 1.0 is installed" in done.stderr
 
 
@@ -254,7 +264,7 @@ class TestImportTimes:
             "except SystemExit:\n"
             "    sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'fairseq')))\n"
         )
-        check(code)
+        check(code, before="")
 
     @pytest.mark.parametrize(
         ("before", "code", "limit_s"),
@@ -265,5 +275,5 @@ class TestImportTimes:
     )
     def test_an_import_is_quick(self, before, code, limit_s):
         """In processor time, which other programs on this machine do not lengthen."""
-        timed = f"{before}\nimport time; start = time.process_time()\n{code}\nprint(time.process_time() - start)"
-        assert min(float(run_python(timed).stdout) for _ in range(3)) < limit_s
+        timed = f"import time; start = time.process_time()\n{code}\nprint(time.process_time() - start)"
+        assert min(float(run_after(before, timed).stdout) for _ in range(3)) < limit_s

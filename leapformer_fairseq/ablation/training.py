@@ -145,7 +145,7 @@ def _arguments(words: Sequence[str]) -> tuple[str, ...]:
     if words and words[0] == "train":
         words = words[1:]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refusing(WHAT)  # type: ignore[method-assign]
+    parser.error = refusing(WHAT)  # type: ignore[assignment,method-assign]
     for flag in flags:
         parser.add_argument(flag)
     return tuple(parser.parse_known_args(words)[1])

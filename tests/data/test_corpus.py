@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -23,14 +24,14 @@ from leapformer_fairseq.data.corpus.vocabulary import vocabulary
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.errors import LeapformerError
 
-from .tiny_corpus import TINY_SIZES, build_tiny
+from .tiny_corpus import TINY_SIZES, build_tiny, tiny_corpus
 
 SNR_DB = (15.0, 35.0)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return build_tiny(tmp_path_factory.mktemp("corpus") / "tiny")
+def tiny() -> Corpus:
+    return build_tiny(tiny_corpus())
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -179,8 +180,19 @@ def test_train_text_survives_the_subwords(tiny: Corpus):
 # ---- repeating, reusing, refusing ----------------------------------------------------------------------------------
 
 
-def test_two_builds_give_the_same_bytes_with_any_number_of_processes(tiny: Corpus, tmp_path):
+def test_two_builds_give_the_same_bytes_with_any_number_of_processes_and_an_interrupted_one_starts_over(
+    tiny: Corpus, tmp_path, monkeypatch
+):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_manifests", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build_tiny(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
     again = build_tiny(tmp_path / "again", workers=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["again"]
     assert again.checksum == tiny.checksum
     with_paths = ("corpus.json", "config_asr.yaml", "config_st.yaml", *(f"{split}.source" for split in SPLITS))
     first, second = contents(tiny.folder), contents(again.folder)
@@ -197,17 +209,14 @@ def test_a_finished_corpus_is_reused(tiny: Corpus, monkeypatch):
 
 
 def test_a_moved_corpus_gets_its_paths_mended(tmp_path):
-    build_tiny(tmp_path / "old")
-    moved = tmp_path / "with blank"
-    (tmp_path / "old").rename(moved)
+    moved = shutil.copytree(tiny_corpus(), tmp_path / "with blank")
     assert build_tiny(moved).folder == moved
     mended = ["config_asr.yaml", "config_st.yaml", "dev.source", folder.INFO]
     assert all(str(moved) in (moved / name).read_text() for name in mended)
 
 
 def test_another_corpus_is_refused_and_replaced_only_on_demand(tmp_path):
-    out = tmp_path / "corpus"
-    build_tiny(out)
+    out = shutil.copytree(tiny_corpus(), tmp_path / "corpus")
     before = contents(out)
     with pytest.raises(LeapformerError, match=r"holds another corpus \(seed 1 there, 7 asked for\).*--overwrite"):
         build(out, TINY_SIZES, seed=7, vocab_size=100)
@@ -225,20 +234,6 @@ def test_a_folder_that_is_no_corpus_is_never_touched(tmp_path):
     (tmp_path / folder.INFO).write_text("{")
     with pytest.raises(LeapformerError, match="lacks valid JSON"):
         build(tmp_path, TINY_SIZES, overwrite=True)
-
-
-def test_an_interrupted_build_starts_over(tmp_path, monkeypatch):
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    out = tmp_path / "corpus"
-    with monkeypatch.context() as patched:
-        patched.setattr(files, "write_manifests", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            build_tiny(out)
-    assert not out.exists()
-    build_tiny(out)
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
 def test_too_small_a_vocabulary_is_refused_before_synthesis(tmp_path, monkeypatch):

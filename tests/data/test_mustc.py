@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from argparse import Namespace
 from pathlib import Path
 
@@ -27,9 +28,17 @@ def splits() -> dict[str, list[Spoken]]:
     return {"train": train, "dev": noises(2, 2), TEST: noises(4, 3), "tst-HE": noises(2, 4)}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data set, and with what becomes of it; only for reading."""
+    folder = tmp_path_factory.mktemp("whole")
+    prepared(mustc_tree(folder / "mustc", splits()), folder / "out")
+    return folder
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return mustc_tree(tmp_path / "mustc", splits())
+def root(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole / "mustc", tmp_path / "mustc")
 
 
 def prepared(root: Path, out: Path, **options: int) -> Path:
@@ -97,17 +106,17 @@ class TestReading:
 
 
 class TestPreparation:
-    def test_features_are_those_of_the_segment(self, root, tmp_path):
-        out = prepared(root, tmp_path / "out")
+    def test_features_are_those_of_the_segment(self, whole):
+        root, out = whole / "mustc", whole / "out"
         rows = list(read_manifest(out / f"{TEST}_st.tsv"))
         for recording, row in zip(mustc.read_split(root, TEST), rows, strict=True):
             features = stored_features(out, row)
             assert len(features) == int(row["n_frames"])
             np.testing.assert_array_equal(features, fbank(mustc.DATASET.read_audio(recording)))
 
-    def test_evaluation_wavs_give_the_same_features(self, root, tmp_path):
+    def test_evaluation_wavs_give_the_same_features(self, whole):
         """What SimulEval plays is what the offline scores are computed on."""
-        out = prepared(root, tmp_path / "out")
+        out = whole / "out"
         wavs = (out / f"{TEST}.source").read_text().split()
         for wav, row in zip(wavs, read_manifest(out / f"{TEST}_st.tsv"), strict=True):
             assert Path(wav).is_absolute()
@@ -135,18 +144,18 @@ class TestPreparation:
         assert summaries["train"].utterances == 7
         assert summaries["dev"].utterances == 1
 
-    def test_statistics_are_of_the_training_frames(self, root, tmp_path):
-        out = prepared(root, tmp_path / "out")
+    def test_statistics_are_of_the_training_frames(self, whole):
+        out = whole / "out"
         frames = np.concatenate([stored_features(out, row) for row in read_manifest(out / "train_st.tsv")])
         with np.load(out / "gcmvn.npz") as stats:
             np.testing.assert_allclose(stats["mean"], frames.mean(0), rtol=1e-5)
             np.testing.assert_allclose(stats["std"], frames.std(0), rtol=1e-4)
 
-    def test_fairseq_reads_it(self, root, tmp_path):
+    def test_fairseq_reads_it(self, whole):
         from fairseq.data.audio.speech_to_text_dataset import S2TDataConfig
         from fairseq.tasks.speech_to_text import SpeechToTextTask
 
-        out = prepared(root, tmp_path / "out")
+        out = whole / "out"
         options = Namespace(data=str(out), config_yaml="config_st.yaml", seed=1, eval_wer=False)
         options.max_source_positions, options.max_target_positions = 6000, 1024
         task = SpeechToTextTask.setup_task(options)
@@ -157,8 +166,8 @@ class TestPreparation:
         assert decoded == splits()["train"][6].target
         assert S2TDataConfig(out / "config_asr.yaml").vocab_filename == "spm_asr.txt"
 
-    def test_several_processes_write_the_same(self, root, tmp_path):
-        one, two = prepared(root, tmp_path / "one"), prepared(root, tmp_path / "two", workers=2)
+    def test_several_processes_write_the_same(self, whole, tmp_path):
+        one, two = whole / "out", prepared(whole / "mustc", tmp_path / "two", workers=2)
         for name in ("fbank80_train.zip", "train_asr.tsv", "tst-HE_st.tsv", "gcmvn.npz", "spm_st.model"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
@@ -188,17 +197,19 @@ class TestResuming:
             prepared(root, tmp_path / "out")
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["prepared.json"]
 
-    def test_folder_may_move_and_the_data_go(self, root, tmp_path):
-        prepared(root, tmp_path / "out").rename(tmp_path / "moved")
-        root.rename(tmp_path / "gone")
-        out = prepared(root, tmp_path / "moved")
+    def test_folder_may_move_and_the_data_go(self, whole, tmp_path):
+        shutil.copytree(whole / "out", tmp_path / "moved")
+        (whole / "mustc").rename(tmp_path / "gone")
+        try:
+            out = prepared(whole / "mustc", tmp_path / "moved")
+        finally:
+            (tmp_path / "gone").rename(whole / "mustc")
         assert str(out) in (out / f"{TEST}.source").read_text()
         assert yaml.safe_load((out / "config_st.yaml").read_text())["audio_root"] == str(out)
 
-    def test_other_data_and_options_are_not_mixed(self, root, tmp_path):
-        out = prepared(root, tmp_path / "out")
+    def test_other_data_and_options_are_not_mixed(self, whole, root, tmp_path):
         with pytest.raises(LeapformerError, match="vocab_size 40, not 50"):
-            speech.prepare(mustc.DATASET, root, out, vocab_size=50)
+            speech.prepare(mustc.DATASET, whole / "mustc", whole / "out", vocab_size=50)
         (tmp_path / "full").mkdir()
         (tmp_path / "full" / "thesis.tex").touch()
         with pytest.raises(LeapformerError, match="something else"):

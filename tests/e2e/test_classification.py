@@ -48,7 +48,9 @@ def accuracy(output: str) -> float:
     return float(re.findall(r"'(?:valid|test)' subset \| .*?accuracy ([0-9.]+)", output)[-1])
 
 
-@pytest.mark.parametrize("plan", ["softmax", "leap", "luna"])
+@pytest.mark.parametrize(
+    "plan", ["leap", pytest.param("softmax", marks=pytest.mark.full), pytest.param("luna", marks=pytest.mark.full)]
+)
 def test_it_learns_resumes_and_validates(data, tmp_path, plan):
     command = f"{data}/one {TRAINING} --encoder-self-attention {plan} --save-dir {tmp_path}"
     done(leapformer("train", *command.split(), "--max-epoch", "3"))
@@ -80,6 +82,7 @@ def test_a_sequence_that_the_model_has_no_room_for(data, tmp_path):
     done(leapformer("train", *command.split(), "--longest", "17"))
 
 
+@pytest.mark.full
 def test_fairseq_train_finds_the_task(data, tmp_path):
     """By --user-dir alone."""
     code = "import sys; from fairseq_cli.train import cli_main; sys.exit(cli_main())"

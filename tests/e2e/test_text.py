@@ -14,7 +14,8 @@ import pytest
 from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
 
-from ..commands import done, leapformer, run, run_python
+from ..commands import done, leapformer, run
+from ..fresh import run_after
 from ..reversed_text import TRAINING, reversed_text
 
 
@@ -124,7 +125,7 @@ class TestLanguageModel:
     @pytest.mark.parametrize("precision", ["fp16", "bf16"])
     def test_half_precision_without_a_gpu(self, data, tmp_path, capsys, precision):
         options = f"--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 {TRAINING} --{precision}"
-        status = main(["train", str(data / "lm"), *options.split(), "--save-dir", str(tmp_path)])
+        status = main(["train", str(data / "lm"), *options.split(), "--max-update", "2", "--save-dir", str(tmp_path)])
         if precision == "bf16":
             assert status == 0 and (tmp_path / "checkpoint_last.pt").is_file()
         else:
@@ -139,8 +140,9 @@ class TestLanguageModel:
         assert "an empty line: the model gets nothing to read" in caplog.text
 
     def test_fairseqs_own_command_prints_one_line_too(self, data, model):
-        command = Path(sys.executable).with_name("fairseq-eval-lm")
-        finished = run([str(command), str(data / "lm"), "--user-dir", str(PLUGIN_DIR), "--path", "nowhere.pt"])
+        argv = ["/bin/fairseq-eval-lm", str(data / "lm"), "--user-dir", str(PLUGIN_DIR), "--path", "nowhere.pt"]
+        code = f"import sys; sys.argv[:] = {argv}; from fairseq_cli.eval_lm import cli_main; cli_main()"
+        finished = run_after("import fairseq", code)
         assert finished.returncode == 1 and "Traceback" not in finished.stderr
         assert finished.stderr.splitlines()[-1].endswith("nowhere.pt; check the path")
 
@@ -196,7 +198,7 @@ class TestLanguageModel:
         names = (
             f"path, folder, file, data = {str(model)!r}, {str(model.parent)!r}, {model.name!r}, {str(data / 'lm')!r}"
         )
-        finished = run_python(f"{names}\n{load}")
+        finished = run_after("import fairseq", f"{names}\n{load}")
         assert finished.returncode == 0, finished.stderr[-3000:]
 
     def test_a_softmax_model_is_no_stream(self, data, tmp_path):
@@ -215,7 +217,7 @@ class TestTranslation:
         save = data / "mt_save"
         options = (
             f"--arch leapformer_nmt_tiny --share-all-embeddings {TRAINING} --required-batch-size-multiple 1 "
-            '--criterion label_smoothed_cross_entropy --eval-bleu --eval-bleu-args {"beam":2}'
+            '--criterion label_smoothed_cross_entropy --eval-bleu --eval-bleu-args {"beam":2} --max-update 10'
         )
         done(leapformer("train", str(data / "mt"), *options.split(), "--save-dir", str(save)))
         return save / "checkpoint_last.pt"
@@ -229,7 +231,10 @@ class TestTranslation:
         if "alignment" in options:
             assert re.search(r"^A-\d+\t\d+-\d+", output, re.M)
 
-    @pytest.mark.parametrize("command", [["leapformer"], ["fairseq-generate", "--user-dir", str(PLUGIN_DIR)]])
+    @pytest.mark.parametrize(
+        "command",
+        [["leapformer"], pytest.param(["fairseq-generate", "--user-dir", str(PLUGIN_DIR)], marks=pytest.mark.full)],
+    )
     def test_no_sentence_is_left_out_by_default(self, data, model, command):
         """30 are no multiple of 8."""
         program = leapformer("generate") if command == ["leapformer"] else command

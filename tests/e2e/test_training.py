@@ -15,16 +15,15 @@ import pytest
 import leapformer_fairseq
 
 from ..commands import leapformer, run
-from ..data.tiny_corpus import build_tiny
+from ..data.tiny_corpus import tiny_corpus
+from ..forks import Fork
 
 PLUGIN = Path(leapformer_fairseq.__file__).parent
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("e2e") / "corpus"
-    build_tiny(path)
-    return path
+def corpus() -> Path:
+    return tiny_corpus()
 
 
 def arguments(corpus: Path, save: Path, *more: str) -> list[str]:
@@ -52,33 +51,23 @@ def losses(output: str) -> dict[int, str]:
 
 
 def test_interrupted_training_ends_at_the_same_loss(corpus, tmp_path):
-    limit = ("--max-update", "120", "--save-interval-updates", "10", "--keep-interval-updates", "1")
+    limit = ("--max-update", "60", "--save-interval-updates", "10", "--keep-interval-updates", "1")
     whole = run(leapformer("train", *arguments(corpus, tmp_path / "whole", *limit)))
     assert whole.returncode == 0, whole.stderr[-2000:]
 
-    process = subprocess.Popen(
-        leapformer("train", *arguments(corpus, tmp_path / "cut", *limit)),
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Whoever runs the tests in the background ignores SIGINT, and so would this process.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
+    with (tmp_path / "log").open("wb") as log:
+        command = leapformer("train", *arguments(corpus, tmp_path / "cut", *limit))
+        training = Fork(command, subprocess.DEVNULL, log, log, {**os.environ, "OMP_NUM_THREADS": "1"})
         deadline = time.monotonic() + 120
         while not (tmp_path / "cut/checkpoint_last.pt").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode != 0, "training finished before it was interrupted"
+            time.sleep(0.02)
+        training.send_signal(signal.SIGINT)
+        assert training.wait(120) != 0, "training finished before it was interrupted"
     resumed = run(leapformer("train", *arguments(corpus, tmp_path / "cut", *limit)))
     assert resumed.returncode == 0, resumed.stderr[-2000:]
     expected, again = losses(whole.stderr + whole.stdout), losses(resumed.stderr + resumed.stdout)
-    assert max(expected) == max(again) == 120
-    assert again[120] == expected[120]
+    assert max(expected) == max(again) == 60
+    assert again[60] == expected[60]
     assert 1 not in again, "training started again instead of resuming"
 
 

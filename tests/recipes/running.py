@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from leapformer_fairseq.cli.main import main
+
 from .. import commands
-from ..commands import done, run
+from ..commands import done
+from ..forks import forks
 
 
 def recipe(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `leapformer recipe WORDS...`, with one thread."""
-    return run(commands.leapformer("recipe", *map(str, words)), **environment)
+    return commands.run(commands.leapformer("recipe", *map(str, words)), **environment)
 
 
 def leapformer(*words: object) -> str:
@@ -27,11 +32,19 @@ def finished(*words: object) -> str:
     return done.stdout
 
 
+def ran(*words: object) -> tuple[int, str, str]:
+    """Exit status, output and errors of a recipe that does little, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with forks(), redirect_stdout(out), redirect_stderr(err):
+        status = main(["recipe", *map(str, words)])
+    return status, out.getvalue(), err.getvalue()
+
+
 def refused(*words: object) -> str:
     """What a recipe that has to fail says, in one line."""
-    done = recipe(*words)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("leapformer: error: ")]
-    assert done.returncode == 2 and len(lines) == 1, done.stdout[-3000:] + done.stderr[-3000:]
+    status, out, err = ran(*words)
+    lines = [line for line in err.splitlines() if line.startswith("leapformer: error: ")]
+    assert status == 2 and len(lines) == 1, out[-3000:] + err[-3000:]
     return lines[0]
 
 

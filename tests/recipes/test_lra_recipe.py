@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -13,8 +13,12 @@ import pytest
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.lra.prepare import TASKS
 
+from ..commands import leapformer
 from ..data.lra.fakes import fake_image, fake_listops, fake_pathfinder, fake_retrieval, fake_text
+from ..forks import Fork
 from .running import finished, refused
+
+pytestmark = pytest.mark.usefixtures("forked_trainings")
 
 SHORT = "--max-update 3 --batch-size 4 --log-interval 1"
 TINY = """
@@ -56,6 +60,7 @@ def test_generated_tasks(tmp_path, tiny):
     assert (results / "table.md").read_bytes() == before and time.monotonic() - began < 60, "nothing is trained twice"
 
 
+@pytest.mark.full
 def test_all_tasks_from_files_in_the_published_layout(tmp_path):
     root = tmp_path / "root"
     for task, fake in (("listops", fake_listops), ("text", fake_text), ("retrieval", fake_retrieval)):
@@ -74,7 +79,7 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
     assert {run["task"] for run in found["runs"]} == set(TASKS)
     assert all("brackets-dropped" in run["quirks"] for run in found["runs"])
     assert "Published" in (out / "results/table.md").read_text()
-    # two sequences, Y_P, and other quirks, which are refused in the same folder
+    # two sequences, Y_P, and other quirks
     other = ("--protocol", "luna", "--tasks", "retrieval", "--data", str(out / "data"), "--out", str(tmp_path / "luna"))
     options = ("--attention", "luna-16-packed", "--seeds", "5", "--train-options", SHORT)
     assert main(["lra", "run", *other, *options]) == 0
@@ -82,8 +87,6 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
     options += ("--attention", "abc-mlp sinkhorn", "--seeds", "2", "--jobs", 2, "--no-bench")
     told = finished("lra", *options, "--train-options", SHORT)
     assert "ABC, learned control" in told and "without Retrieval" not in told
-    text = ("--protocol", "corrected", "--tasks", "text", "--data", str(out / "data"), "--out", str(tmp_path / "text"))
-    assert main(["lra", "run", *text]) == 2
 
 
 def test_an_interrupt_keeps_what_is_finished(tmp_path, tiny, capsys):
@@ -91,20 +94,28 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path, tiny, capsys):
     common = ["--protocol", str(tiny), "--tasks", "listops"]
     assert main(["lra", "prepare", *common, "--data", str(data)]) == 0
     common += ["--data", str(data), "--out", str(out), "--attention", "linear-relu"]
-    common += ["--seeds", "1", "2"]  # the second imports torch when the interrupt arrives
-    command = [sys.executable, "-m", "leapformer_fairseq.cli.main", "lra", "run", *common]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    common += ["--seeds", "1", "2"]  # the second has begun when the interrupt arrives
+    command = ["lra", "run", *common]
     first = out / "listops/linear-relu-seed1/result.json"
-    while not first.is_file():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130 and "the same command resumes" in errors
+    with (tmp_path / "log").open("wb") as log:
+        process = Fork(leapformer(*command), subprocess.DEVNULL, log, log, {**os.environ, "OMP_NUM_THREADS": "1"})
+        while not first.is_file():
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130 and "the same command resumes" in (tmp_path / "log").read_text()
     before = first.read_bytes()
     assert main(["lra", "run", *common]) == 0, capsys.readouterr().err
     assert first.read_bytes() == before
     assert (out / "listops/linear-relu-seed2/result.json").is_file()
+
+
+def test_data_of_other_flaws_is_refused(tmp_path, capsys):
+    fake_text(tmp_path / "text")
+    words = ["--tasks", "text", "--data", str(tmp_path / "data")]
+    assert main(["lra", "prepare", "--protocol", "leapformer", "--root", str(tmp_path), *words]) == 0
+    assert main(["lra", "run", "--protocol", "corrected", *words, "--out", str(tmp_path / "out")]) == 2
+    assert "text" in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,17 @@ from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.data import tables
 from leapformer_fairseq.data.manifests import read_manifest
 
-from ..data.tiny_corpus import TINY_SIZES, build_tiny
+from ..data.tiny_corpus import TINY_SIZES, tiny_corpus
 from ..data.trees import Spoken, covost2_tree, mustc_tree
-from .running import finished, recipe, refused
+from .running import finished, ran, refused
 
 TINY = "--max-epoch 2 --max-tokens 2500 --update-freq 1 --warmup-updates 2 --log-interval 1"
 
 
 @pytest.fixture(scope="session")
-def speech(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Spoken]]:
+def speech() -> dict[str, list[Spoken]]:
     """Synthetic utterances by split: train, dev, test."""
-    corpus = build_tiny(tmp_path_factory.mktemp("speech") / "corpus").folder
-    spoken = {}
+    corpus, spoken = tiny_corpus(), {}
     for split in ("train", "dev", "test"):
         wavs = (corpus / f"{split}.source").read_text(encoding="utf-8").split()
         rows = read_manifest(corpus / f"{split}_st.tsv")
@@ -72,6 +71,7 @@ def check_results(out: Path, test_set: str, ks: str) -> None:
     assert forced["k"] == "teacher-forced" and forced["perplexity"] > 1
 
 
+@pytest.mark.full
 def test_mustc(speech, tmp_path, one_at_a_time):
     splits = {"train": speech["train"], "dev": speech["dev"], "tst-COMMON": speech["test"], "tst-HE": speech["dev"]}
     options = tiny(mustc_tree(tmp_path / "data", splits), tmp_path / "out", "1 3")
@@ -93,6 +93,7 @@ def test_mustc(speech, tmp_path, one_at_a_time):
     assert "holds the run of another command" in refused("mustc", "train", *options, "--st-options", "--lr 1")
 
 
+@pytest.mark.full
 @pytest.mark.skipif("MP3" not in soundfile.available_formats(), reason="libsndfile without mp3")
 def test_covost2_step_by_step(speech, tmp_path, one_at_a_time):
     root = covost2_tree(tmp_path / "data", speech)
@@ -167,7 +168,7 @@ class TestErrors:
         assert f"run the step {before} first" in refused(dataset, step, "--out", tmp_path / "out")
 
     def test_help(self, dataset):
-        done = recipe(dataset, "--help")
-        assert done.returncode == 0
+        status, shown, _ = ran(dataset, "--help")
+        assert status == 0
         for word in ("--offline", "--asr-options", "(default: leapformer)", "prepare, train, evaluate"):
-            assert word in " ".join(done.stdout.split())
+            assert word in " ".join(shown.split())

@@ -35,6 +35,7 @@ def test_translation(tmp_path):
     assert (out / "curves/curves.csv").read_bytes() == before
 
 
+@pytest.mark.full
 def test_a_masked_language_model_without_a_training_text(tmp_path):
     files = wikitext_tree(tmp_path / "data")
     for path in files.glob("*train*"):

@@ -10,8 +10,9 @@ import pytest
 from leapformer_fairseq.cli.main import main
 
 from ..data.test_ljspeech import IDS, ljspeech_tree
-from .running import finished, recipe, refused
+from .running import finished, ran, refused
 
+pytestmark = pytest.mark.usefixtures("forked_trainings")
 SIZES = "--encoder-transformer-layers 1 --decoder-transformer-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16"
 TINY = (
     "--train-options", f"--arch leapformer_tts_tiny {SIZES} --prenet-dim 16 --postnet-conv-dim 16 --max-update 3",
@@ -56,6 +57,7 @@ def linearized(teacher: Path, out: Path) -> None:
     assert found["replaced"] == ["decoder-cross.0"] and 0 < found["distance"]["distilled"] < 10
 
 
+@pytest.mark.full
 def test_lengths_are_swept_with_one_model(tmp_path):
     out, plan = tmp_path / "out", "softmax+softmax+cosformer"
     options = ("--out", out, "--train", 12, "--dev", 2, "--test", 2, "--pictures", 0, *TINY)
@@ -65,6 +67,7 @@ def test_lengths_are_swept_with_one_model(tmp_path):
     assert names == {f"{plan}-seed1-ratio0.5", f"{plan}-seed1-ratio1.5", f"{plan}-seed1-lookup0.9", *sizes}
 
 
+@pytest.mark.full
 def test_ljspeech_step_by_step(tmp_path):
     out = tmp_path / "out"
     options = ("--root", ljspeech_tree(tmp_path / "LJSpeech-1.1"), "--out", out, "--pictures", 0, *TINY)
@@ -76,8 +79,8 @@ def test_ljspeech_step_by_step(tmp_path):
 @pytest.mark.parametrize("dataset", ["espeak_tts", "ljspeech"])
 class TestWrongUse:
     def test_help(self, dataset):
-        done = recipe(dataset, "--help")
-        assert done.returncode == 0 and "--predictors" in done.stdout and "sweep" in done.stdout
+        status, shown, _ = ran(dataset, "--help")
+        assert status == 0 and "--predictors" in shown and "sweep" in shown
 
     @pytest.mark.parametrize(
         ("options", "named"),
