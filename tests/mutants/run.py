@@ -214,7 +214,7 @@ def control(results: Results, copy: Copy, mutants: Iterable[Mutant], options: Se
 
 
 def judged(copy: Copy, mutant: Mutant, options: Sequence[str], seconds: float) -> dict[str, Any]:
-    """What became of a mutant: `result` (killed, survived or timeout), `by`, `seconds`."""
+    """What became of a mutant: `result` (killed, survived or timeout), `by`, `seconds`, `tests`."""
     limit = max(LEAST_S, PATIENCE * seconds)
     began = time.monotonic()
     copy.mutate(mutant)
@@ -227,7 +227,7 @@ def judged(copy: Copy, mutant: Mutant, options: Sequence[str], seconds: float) -
     if result is None:
         raise SystemExit(f"{mutant.name}: pytest ended with {found['exit']}:\n{found['output']}")
     by = found["failed"][0] if found["failed"] else ""
-    return {"result": result, "by": by, "seconds": round(time.monotonic() - began, 1)}
+    return {"result": result, "by": by, "seconds": round(time.monotonic() - began, 1), "tests": list(mutant.tests)}
 
 
 def table(mutants: Sequence[Mutant], found: Mapping[str, Mapping[str, Any]]) -> str:
