@@ -82,7 +82,9 @@ def part(sample: Sample, rows: Sequence[int]) -> Sample:
 
 @cache
 def _translators() -> tuple[Any, Any]:
-    return tuple(make_model("leapformer_nmt_tiny", plan, seed=seed, **STILL) for seed, plan in ((1, "softmax"), (2, "leap")))
+    return tuple(
+        make_model("leapformer_nmt_tiny", plan, seed=seed, **STILL) for seed, plan in ((1, "softmax"), (2, "leap"))
+    )
 
 
 @cache

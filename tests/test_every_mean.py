@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,7 +34,12 @@ def test_a_logged_loss_does_not_depend_on_how_sentences_are_batched(name):
     sample = case.sample()
     count = len(sample["lengths"])
     found = {}
-    for batches in ([range(count)], [range(1), range(1, count)], [range(count - 1), [count - 1]], [[i] for i in range(count)]):
+    for batches in (
+        [range(count)],
+        [range(1), range(1, count)],
+        [range(count - 1), [count - 1]],
+        [[i] for i in range(count)],
+    ):
         logs = [losses.outcome(name, losses.part(sample, list(rows)))[2] for rows in batches]
         found[len(batches), len(list(batches[0]))] = losses.reduced(name, logs)
     whole = found[1, count]
@@ -48,8 +54,8 @@ def test_a_classifiers_loss_and_accuracy_are_those_of_a_loop():
     sample = losses.classes()
     logits, target = sample["net_input"]["x"], sample["target"]
     values = losses.reduced("leapformer_classification", [losses.outcome("leapformer_classification", sample)[2]])
-    bits = [-float(row.log_softmax(0)[label]) / torch.log(torch.tensor(2.0)) for row, label in zip(logits, target)]
-    right = [int(row.argmax()) == int(label) for row, label in zip(logits, target)]
+    bits = [-float(row.log_softmax(0)[label]) / math.log(2) for row, label in zip(logits, target, strict=True)]
+    right = [int(row.argmax()) == int(label) for row, label in zip(logits, target, strict=True)]
     assert values["loss"] == pytest.approx(float(sum(bits) / 7), abs=1e-3)
     assert values["accuracy"] == pytest.approx(100 * sum(right) / 7, abs=1e-3)
 
@@ -75,7 +81,9 @@ def test_scores_of_a_run_are_means_over_utterances_with_output(tmp_path):
          "source_length": 2000.0},
     ]  # fmt: skip
     (tmp_path / "instances.log").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    compute = [{"features_s": 0.1 * n, "encoder_s": 0.2 * n, "decoder_s": 0.3 * n, "audio_s": 1.0 * n} for n in (1, 3, 2)]
+    compute = [
+        {"features_s": 0.1 * n, "encoder_s": 0.2 * n, "decoder_s": 0.3 * n, "audio_s": 1.0 * n} for n in (1, 3, 2)
+    ]
     (tmp_path / "compute.jsonl").write_text("".join(json.dumps(line) + "\n" for line in compute))
     found = score_run(tmp_path)
     assert (found["n_instances"], found["n_empty"]) == (3, 1)

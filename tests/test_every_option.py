@@ -142,7 +142,9 @@ def passed(mechanism: Any, block: str) -> list[Tensor]:
     keep = torch.arange(COUNT) < torch.tensor(LENGTHS).unsqueeze(1)
     packed = torch.randn(2, getattr(mechanism, "slots", 1), WIDTH, generator=generator).double()
     whole = TokenInfo.whole(COUNT, keep)
-    key = TokenInfo(whole.positions, whole.lengths, keep, x, Carry(packed) if getattr(mechanism, "given", False) else None)
+    key = TokenInfo(
+        whole.positions, whole.lengths, keep, x, Carry(packed) if getattr(mechanism, "given", False) else None
+    )
     query = key if block == "encoder-self" else key.without_lengths()  # a decoder does not know how long it will become
     key = query if block == "decoder-self" else key
     q = q / 3  # so that few weights are 0 where they may be
@@ -173,7 +175,11 @@ NONE = {
         (name, "sparse_global"): "the first and the last are global anyway"
         for name in ("entmax-bigbird", "entmax-bigbird-blocks", "sparsefinder-block1", "sparsefinder-block2")
     },
-    **{(name, "sparse_noncausal"): "it needs a file first" for name, kind in MECHANISMS.items() if kind.capabilities.missing},
+    **{
+        (name, "sparse_noncausal"): "it needs a file first"
+        for name, kind in MECHANISMS.items()
+        if kind.capabilities.missing
+    },
 }
 OF_MECHANISMS = [
     pytest.param(name, option.name, id=f"{name}-{option.name}")
@@ -229,7 +235,9 @@ VARIANTS = [
         *(
             {option.name: value}
             for option in mechanism.options
-            for value in (OTHER.get(option.name) if isinstance(OTHER.get(option.name), tuple) else [OTHER.get(option.name)])
+            for value in (
+                OTHER.get(option.name) if isinstance(OTHER.get(option.name), tuple) else [OTHER.get(option.name)]
+            )
             if isinstance(option.default, bool) or option.choices or option.name == "entmax_alpha"
         ),
     ]

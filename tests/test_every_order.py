@@ -234,9 +234,7 @@ def test_of_several_results_in_a_log_the_last_one_counts(tmp_path: Path) -> None
         "Evaluated 1,200 tokens\nLoss (base 2): 3.0, Perplexity: 8.0\n"
     )
     assert score_evaluation(log, 1200)["scores"] == {"perplexity": 8.0, "bits": 3.0}
-    log.write_text(
-        "valid on 'valid' subset | loss 1 | accuracy 10\nvalid on 'valid' subset | loss 2 | accuracy 90.5\n"
-    )
+    log.write_text("valid on 'valid' subset | loss 1 | accuracy 10\nvalid on 'valid' subset | loss 2 | accuracy 90.5\n")
     found = score_validation(log, 77)
     assert found["scores"] == {"accuracy": 90.5} and found["n_instances"] == 77
     assert _last(["--max-update", "5", "--lr", "1", "--max-update", "7"], "--max-update") == 7
@@ -248,8 +246,8 @@ def test_rows_are_in_the_order_of_seeds_and_compared_with_the_same_options() -> 
         return {"run": f"{attention}{seed}", "set": "test", "attention": attention, "seed": seed, "options": options,
                 "scores": {"BLEU": value}, "model": {"epoch": seed, "valid_loss": value / 10}}  # fmt: skip
 
-    runs = [run("leap", 10, "a", 30.0), run("leap", 2, "a", 20.0), run("leap", 1, "a", 13.0), run("softmax", 1, "a", 25.0),
-            run("softmax", 1, "b", 5.0)]  # fmt: skip
+    runs = [run("leap", 10, "a", 30.0), run("leap", 2, "a", 20.0), run("leap", 1, "a", 13.0)]
+    runs += [run("softmax", 1, "a", 25.0), run("softmax", 1, "b", 5.0)]
     rows = {(row["attention"], row["options"]): row for row in compare(runs, ["softmax"])}
     leap = rows["leap", "a"]
     assert (leap["seeds"], leap["epochs"]) == ([1, 2, 10], [1, 2, 10])
@@ -284,7 +282,11 @@ def test_checkpoints_are_sorted_by_number(tmp_path: Path) -> None:
     }  # fmt: skip
     history = [{"num_updates": 100}, {"num_updates": 250}]
     about = describe_checkpoint(
-        checkpoint(tmp_path / "x.pt", optimizer_history=history, extra_state={"train_iterator": {"epoch": 7, "iterations_in_epoch": 3}})
+        checkpoint(
+            tmp_path / "x.pt",
+            optimizer_history=history,
+            extra_state={"train_iterator": {"epoch": 7, "iterations_in_epoch": 3}},
+        )
     )
     assert about["updates"] == 250 and about["epoch"] == 7
 
@@ -303,9 +305,7 @@ def test_a_broken_last_checkpoint_becomes_the_newest_whole_one(tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------------------- readers
 def test_arrays_keep_all_examples_and_the_first_ones_are_the_first(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    examples = [
-        Example((rng.integers(1, 20, 3 + n % 5), rng.integers(1, 20, 7 - n % 4)), n % 3) for n in range(11)
-    ]
+    examples = [Example((rng.integers(1, 20, 3 + n % 5), rng.integers(1, 20, 7 - n % 4)), n % 3) for n in range(11)]
     about = About(30, 3, 2)
     arrays.write_about(tmp_path, about)
     assert arrays.write_split(tmp_path, "train", examples, about)["examples"] == 11

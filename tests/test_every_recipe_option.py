@@ -190,7 +190,9 @@ def test_every_option_reaches_a_command(name: str, option: str) -> None:
     assert before.lines != after.lines, f"{option} changes nothing"
     if option not in ONLY_CHANGES:
         for value in values and shlex.split(values[0]):
-            assert any(value in word.replace("=", " ", word.startswith("--")).split() for word in after.words), f"{option} {value} is in no command"
+            assert any(value in word.replace("=", " ", word.startswith("--")).split() for word in after.words), (
+                f"{option} {value} is in no command"
+            )
     elif option in ("--k", "--seeds"):
         for value in values[0].split():
             assert value in after.words, f"{option} {value} is in no command"
@@ -216,14 +218,12 @@ def test_a_folder_is_known_by_what_its_commands_depend_on(name: str, option: str
 
 
 @pytest.mark.parametrize(("option", "value", "field"), [
-    ("--processes", "3", "processes"), ("--machines", "5", "machines"), ("--slurm-options", "--gpus 7", "slurm_options"),
-    ("--restarts", "11", "restarts"),
+    ("--processes", "3", "processes"), ("--machines", "5", "machines"), ("--restarts", "11", "restarts"),
+    ("--slurm-options", "--gpus 7", "slurm_options"),
 ])  # fmt: skip
 def test_options_of_the_launcher_arrive(option: str, value: str, field: str) -> None:
     parser, _ = catalog.parser_for("multi30k")
-    plain, other = (
-        launcher_of(parser.read(["--launcher", "slurm", *words])) for words in ([], [option, value])
-    )
+    plain, other = (launcher_of(parser.read(["--launcher", "slurm", *words])) for words in ([], [option, value]))
     assert plain == Launcher("slurm", slurm_options=[]) and getattr(other, field) != getattr(plain, field)
     if field != "restarts":
         assert plain.prefix() != other.prefix()
@@ -240,7 +240,9 @@ def test_options_of_a_sweep_reach_its_commands(name: str, option: str) -> None:
         assert all(any(f" {value}" in line for line in after.lines) for value in ("41.5", "43.5"))
 
 
-@pytest.mark.parametrize("name", [name for name in NEEDS if name not in ("speech", "lra") and catalog.DATASETS[name].recipe.option_lists])
+@pytest.mark.parametrize(
+    "name", [name for name in NEEDS if name not in ("speech", "lra") and catalog.DATASETS[name].recipe.option_lists]
+)
 def test_options_of_the_command_line_have_the_last_word(name: str) -> None:
     """They stand behind those of the configuration, and a repeated list of options is all of its repetitions."""
     recipe = catalog.DATASETS[name].recipe
@@ -249,4 +251,6 @@ def test_options_of_the_command_line_have_the_last_word(name: str) -> None:
         need = ["--linearize", "/t.pt"] if option == "linearize" else []
         words = [*NEEDS[name], *need, "--out", "/O", settings, marks[0], settings, marks[1]]
         found = catalog.start(name, words, say=print, call=None).recipe.options(option)
-        assert found[-4:] == ["--first", "1", "--second", "2"] or found[-6:-2] == ["--first", "1", "--second", "2"], option
+        assert found[-4:] == ["--first", "1", "--second", "2"] or found[-6:-2] == ["--first", "1", "--second", "2"], (
+            option
+        )

@@ -1,4 +1,4 @@
-"""What is forked, paused, interrupted or cut goes on as if it had not been: the same results, nothing shared or repeated."""
+"""What is forked, paused, interrupted or cut goes on as if it had not been: nothing is shared, lost or repeated."""
 
 from __future__ import annotations
 
@@ -245,7 +245,9 @@ def test_a_fork_and_what_it_was_forked_from_go_on_alone(name: str) -> None:
 def test_a_snapshot_can_be_returned_to_any_number_of_times(policy: str) -> None:
     """A look ahead, as policies and drafts take it, leaves nothing."""
     streams = [
-        TranslationStream(ScriptedSystem(policy=PolicyOptions(policy, 2 if policy == "wait-k" else None)), DecodingOptions())
+        TranslationStream(
+            ScriptedSystem(policy=PolicyOptions(policy, 2 if policy == "wait-k" else None)), DecodingOptions()
+        )
         for _ in range(2)
     ]
     for seed in range(6):
@@ -479,14 +481,14 @@ def test_noise_goes_on_from_block_to_block() -> None:
 
 def test_memory_of_a_block_follows_the_beam_with_all_that_it_holds() -> None:
     """Padding, lengths and state of the entries that stay."""
-    model = make_model("leapformer_nmt_tiny", "cosformer", length_predictor="ratio", length_ratio=1.3, cosformer_length=0)
+    model = make_model(
+        "leapformer_nmt_tiny", "cosformer", length_predictor="ratio", length_ratio=1.3, cosformer_length=0
+    )
     model.encoder.length_predictor.in_training = True
     sources = torch.randint(4, 30, (3, 7))
     sources[1, :3] = 1
     with torch.no_grad():
-        encoder_out = model.encoder.forward_torchscript(
-            {"src_tokens": sources, "src_lengths": sources.ne(1).sum(1)}
-        )
+        encoder_out = model.encoder.forward_torchscript({"src_tokens": sources, "src_lengths": sources.ne(1).sum(1)})
         order = torch.tensor([2, 0, 1])
         tokens = target_prefix(3, 5)
         state: dict[str, Any] = {}

@@ -171,11 +171,15 @@ def test_limits_are_what_they_say() -> None:
     assert written(endless, max_len_b=7)[-1][0] == 7
     assert written(endless, max_after_read=7)[-1][0] == 7
     assert written(endless, max_len_a=0.1, max_len_b=2)[-1][0] == pytest.approx(0.1 * count + 2, abs=1)
-    (_, one), (_, other) = (written(replace(endless, policy=PolicyOptions("hold-n", hold=0)), max_draft=n)[-1] for n in (1, 3))
+    (_, one), (_, other) = (
+        written(replace(endless, policy=PolicyOptions("hold-n", hold=0)), max_draft=n)[-1] for n in (1, 3)
+    )
     assert one != other
 
 
-def spoken(segments: SegmentOptions, drafts: bool = False, samples: np.ndarray | None = None, **system: Any) -> list[Any]:
+def spoken(
+    segments: SegmentOptions, drafts: bool = False, samples: np.ndarray | None = None, **system: Any
+) -> list[Any]:
     session = Session(ScriptedSystem(**system), DecodingOptions(), segments, drafts=drafts)
     given = talk() if samples is None else samples
     found: list[Any] = [*session.push(given), *session.finish()]
@@ -205,7 +209,8 @@ def test_every_option_of_a_segment_changes_the_session(name: str) -> None:
 
 def test_drafts_and_another_k_change_the_session() -> None:
     plain, drafts, other = (
-        spoken(SegmentOptions(), drafts, policy=PolicyOptions("wait-k", k)) for drafts, k in ((False, 2), (True, 2), (False, 5))
+        spoken(SegmentOptions(), drafts, policy=PolicyOptions("wait-k", k))
+        for drafts, k in ((False, 2), (True, 2), (False, 5))
     )
     assert plain != drafts and plain != other
     assert [event for event in drafts if getattr(event, "final", True)] == plain

@@ -162,8 +162,8 @@ def test_positions_of_a_long_text_go_on_from_piece_to_piece(monkeypatch: pytest.
 def linearize(tmp_path: Path, **given: Any) -> Any:
     """Stages whose commands are printed, of a teacher that is not there."""
     settings = dict(
-        path=Path("/teacher.pt"), attention=None, out=tmp_path, data=None, keep=0, max_distance=None, align_updates=None,
-        distill_updates=None, task_updates=800, align_rate=0.11, distill_rate=0.12, task_rate=0.13,
+        path=Path("/teacher.pt"), attention=None, out=tmp_path, data=None, keep=0, max_distance=None,
+        align_updates=None, distill_updates=None, task_updates=800, align_rate=0.11, distill_rate=0.12, task_rate=0.13,
         distillation_weight=0.31, align_weights=0.41, sentences=17, train_options=[],
     )  # fmt: skip
     one: Any = object.__new__(stages.Linearize)
@@ -240,7 +240,10 @@ def test_a_distance_is_a_mean_over_all_tokens(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(selection, "distance", distance)
     pair: Any = SimpleNamespace(
-        blocks=[block("a"), block("b")], predicted=lambda *given: None, student=None, teacher=SimpleNamespace(model=None)
+        blocks=[block("a"), block("b")],
+        predicted=lambda *given: None,
+        student=None,
+        teacher=SimpleNamespace(model=None),
     )
     numbers = [1.0, 2.0, 4.0, 9.0, 3.0]
     plans = [frozenset[str](), frozenset("a"), frozenset("ab")]

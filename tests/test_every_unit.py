@@ -1,4 +1,4 @@
-"""Every unit is what it is called: seconds of a sound of one second, milliseconds, samples, frames and states; every clock."""
+"""Every unit is what it is called, of sounds whose length is known, and every clock counts what it should."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ def test_the_recent_level_is_that_of_ten_seconds() -> None:
 
 def test_a_log_has_what_was_heard_and_the_time_of_computation_only(clock: Clock, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "log.jsonl", "talk.wav", "word")
-    session = Session(slow(clock, ScriptedSystem(PolicyOptions("wait-k", 1), ends=10**9)), DecodingOptions(), drafts=True)
+    session = Session(
+        slow(clock, ScriptedSystem(PolicyOptions("wait-k", 1), ends=10**9)), DecodingOptions(), drafts=True
+    )
     recorder.begin(3.0)
     samples, heard = talk()[: 6 * RATE], []
     for start in range(0, len(samples), RATE):
@@ -243,7 +245,9 @@ def usage(seconds: int, cpu_per_second: Any, held: Any) -> list[dict[str, Any]]:
 
 
 def test_growth_leaves_the_first_minute_out() -> None:
-    steady = usage(600, lambda moment: 9.0 if moment < 60 else 0.5, lambda moment: 1.0 if moment < 60 else 50 + moment / 60)
+    steady = usage(
+        600, lambda moment: 9.0 if moment < 60 else 0.5, lambda moment: 1.0 if moment < 60 else 50 + moment / 60
+    )
     found = talks.growth(steady)
     assert found["compute_growth"] == pytest.approx(0) and found["memory_growth_mib"] == pytest.approx(9)
     slower = talks.growth(usage(600, lambda moment: 0.5 if moment < 300 else 0.75, lambda moment: 5.0))

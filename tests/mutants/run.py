@@ -2,12 +2,12 @@
 
     bash scripts/mutants.sh [--only PATTERN] [--tier all] [--out FILE]
 
-A mutant is an entry of a YAML file beside this one: `name`, `file` (in the package), `old` and `new` (the text before and
-after, which differ in one line; `old` occurs once), `kind`, `batch`, and `tests` (files, folders or single tests).
+A mutant is an entry of a YAML file beside this one: `name`, `file` (in the package), `old` and `new` (the text before
+and after, which differ in one line; `old` occurs once), `kind`, `batch`, and `tests` (files, folders or single tests).
 
-A process that has imported PyTorch and fairseq, but not this package, forks for each mutant; the fork puts the copy first
-on sys.path and in PYTHONPATH, so that commands started by tests import the mutant, too. The modification time of a mutated
-file is unique: Python never takes the bytecode of another version for its own.
+A process that has imported PyTorch and fairseq, but not this package, forks for each mutant; the fork puts the copy
+first on sys.path and in PYTHONPATH, so that commands started by tests import the mutant, too. The modification time of
+a mutated file is unique: Python never takes the bytecode of another version for its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NEW_YEAR = 1_000_000_000  # modification times of mutated files count from here
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake in one line. `name`: FOLDER/WHAT; `batch`: 1 before tests of whole kinds were written, then 2, 3, ..."""
+    """A mistake in one line. `name`: FOLDER/WHAT; `batch`: 1 before tests of whole kinds were written, then 2, ..."""
 
     name: str
     file: str
@@ -79,7 +79,7 @@ def load(folder: Path = HERE) -> list[Mutant]:
     return mutants
 
 
-# ---------------------------------------------------------------------------------------------------------------- copies
+# --------------------------------------------------------------------------------------------------------------- copies
 class Copy:
     """A copy of the files that git knows or does not ignore, in which one file at a time is mutated."""
 
@@ -102,7 +102,7 @@ class Copy:
         shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)  # examples that failed with this mutant
 
 
-# ----------------------------------------------------------------------------------------------------------------- tests
+# ---------------------------------------------------------------------------------------------------------------- tests
 class Recorder:
     """A plugin of pytest: which test failed first, how long each file took, and which copy was imported."""
 
@@ -180,7 +180,7 @@ def _in_fork(copy: Path, scratch: Path, answer: Path, output: Path, arguments: l
         os._exit(0)
 
 
-# --------------------------------------------------------------------------------------------------------------- results
+# -------------------------------------------------------------------------------------------------------------- results
 class Results:
     """The file of results, complete after each mutant."""
 
@@ -243,7 +243,7 @@ def table(mutants: Sequence[Mutant], found: Mapping[str, Mapping[str, Any]]) -> 
     return "\n".join(lines) + "\n"
 
 
-# ------------------------------------------------------------------------------------------------------------------ main
+# ----------------------------------------------------------------------------------------------------------------- main
 def self_check(options: Sequence[str]) -> None:
     """That mutants are imported, by tests and by the commands that these start, and that no mutant is no failure."""
     broken = {
@@ -264,11 +264,6 @@ def self_check(options: Sequence[str]) -> None:
 
 def warm_up() -> None:
     """Import what takes seconds, but nothing of this package."""
-    import fairseq.checkpoint_utils
-    import fairseq.models.transformer
-    import fairseq.options
-    import fairseq.tasks
-    import fairseq.trainer
     import hypothesis  # noqa: F401
     import pytest  # noqa: F401
     import sacrebleu  # noqa: F401
@@ -285,8 +280,11 @@ def main() -> None:
     parser.add_argument("--only", default="*", metavar="PATTERN", help="names of mutants, as in 'agents/*'")
     parser.add_argument("--batch", type=int, help="mutants of this batch")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
-    parser.add_argument("--tier", choices=("default", "all"), default="default", help="which tests: all, or the default")
+    parser.add_argument(
+        "--tier", choices=("default", "all"), default="default", help="which tests: all, or the default"
+    )
     parser.add_argument("--tests", nargs="+", help="these tests instead of those that the mutants name")
+    parser.add_argument("--lists", type=Path, default=HERE, metavar="DIR", help="where the mutants are listed")
     parser.add_argument("--out", type=Path, default=ROOT / "results/mutants.json", help="JSON; a table lies beside it")
     parser.add_argument("--survivors-of", type=Path, metavar="FILE", help="only mutants that survived in these results")
     parser.add_argument("--self-check", action="store_true", help="check that copies are what is tested, and end")
@@ -297,7 +295,9 @@ def main() -> None:
     if args.self_check:
         self_check(options)
         return
-    mutants = [one for one in load() if fnmatch.fnmatch(one.name, args.only) and args.batch in (None, one.batch)]
+    mutants = [
+        one for one in load(args.lists) if fnmatch.fnmatch(one.name, args.only) and args.batch in (None, one.batch)
+    ]
     if args.survivors_of:
         before = json.loads(args.survivors_of.read_text(encoding="utf-8"))["mutants"]
         mutants = [one for one in mutants if before.get(one.name, {}).get("result") == "survived"]
