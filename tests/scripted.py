@@ -23,7 +23,7 @@ def drawn(*numbers: int | None) -> int:
 
 
 class ScriptedEngine:
-    """A `stream.Engine`. Every ninth token or so would end the sentence; what a token attends to depends on the layer."""
+    """A `stream.Engine`. Some tokens would end the sentence; what a token attends to depends on the layer."""
 
     def __init__(self, times: ComputeTimes, variety: int, ends: int) -> None:
         self.times, self.variety, self.ends = times, variety, ends
