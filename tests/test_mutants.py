@@ -29,7 +29,12 @@ def test_every_mutant_is_one_line_of_the_code_and_has_tests() -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
-    [("a", "b", "occurs 2 times"), ("c", "b", "occurs 0 times"), ("a = 1\n", "a = 1\n\n", "one line"), ("1", "(", "never")],
+    [
+        ("a", "b", "occurs 2 times"),
+        ("c", "b", "occurs 0 times"),
+        ("a = 1\n", "a = 1\n\n", "one line"),
+        ("1", "(", "never"),
+    ],
 )
 def test_what_does_not_fit_is_refused(old: str, new: str, message: str) -> None:
     mutant = Mutant("x/y", "x.py", old, new, "kind", ())
