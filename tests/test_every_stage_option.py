@@ -1,0 +1,351 @@
+"""Every option of length predictors, speech, linearize, ablate, probes and models has an effect where it is said to."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from leapformer_fairseq import trainings
+from leapformer_fairseq.ablation import running, study
+from leapformer_fairseq.ablation.search import Candidate, Result, Slot
+from leapformer_fairseq.ablation.study import REPLACEMENT, Run, Settings, Study, carry_out
+from leapformer_fairseq.attention import PrefixMask
+from leapformer_fairseq.cli import linearize as linearize_command
+from leapformer_fairseq.lengths import LengthPredictor, Setting, Source, length_options
+from leapformer_fairseq.linearize import selection, stages
+from leapformer_fairseq.models.simulst import parse_lagging
+from leapformer_fairseq.modules import attentions
+from leapformer_fairseq.probes import study as probes
+from leapformer_fairseq.probes.model import ProbeModel
+from leapformer_fairseq.probes.tasks import NOTHING, Batch
+from leapformer_fairseq.recipes.shell import Shell
+from leapformer_fairseq.runtime import engine
+from leapformer_fairseq.runtime.voice import ExportedVoice, kept
+from leapformer_fairseq.spoken import Manner
+
+from .models.tiny import dictionary, make_model, speech_batch, target_prefix
+
+# ---------------------------------------------------------------------------------------------------- length predictors
+WORDS = dictionary()
+LENGTHS = {
+    "length_in_training": ("predicted", "ratio"),
+    "length_ratio": (1.7, "ratio"),
+    "length_table": ("table", "lookup"),
+    "length_dampening": (1.7, "lookup"),
+    "length_layers": (1, "conv"),
+    "length_hidden": (9, "conv"),
+    "length_kernel": (5, "conv"),
+    "length_dropout": (0.0, "conv"),
+}
+
+
+def predicted(name: str, **options: Any) -> list[Any]:
+    """What a predictor says before and after it was shown a batch, and its loss in training."""
+    args = Namespace(length_predictor=name, **{option.name: option.default for option in length_options()})
+    vars(args).update(options)
+    torch.manual_seed(0)
+    one = LengthPredictor(Setting(args, 6, WORDS, 2, True))
+    for title, parameter in one.named_parameters():
+        generator = torch.Generator().manual_seed(len(title))
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 10, 2], [7, 7, 5, 2, 1, 1, 1]])
+    keep = tokens.ne(1)
+    source = Source(tokens, torch.randn(2, 7, 6), keep, torch.tensor([9, 4]))
+    durations = torch.tensor([[3, 2, 1, 7, 2, 1, 5], [4, 9, 1, 6, 0, 0, 0]])
+    one.train()
+    one.observe(source)
+    one.observe_durations(source, durations)
+    found: list[Any] = [one.in_training]
+    guessed = one.log_durations(source)
+    if guessed is not None:
+        found += [float(one.loss(guessed, source, durations)), float(one.loss(guessed, source))]
+    one.eval()
+    return [*found, one.steps(source).tolist(), sum(parameter.numel() for parameter in one.parameters())]
+
+
+def test_every_option_of_length_predictors_is_known_here() -> None:
+    assert {option.name for option in length_options()} == LENGTHS.keys()
+
+
+@pytest.mark.parametrize("option", LENGTHS)
+def test_every_option_of_a_length_predictor_changes_it(option: str, tmp_path: Path) -> None:
+    value, name = LENGTHS[option]
+    if value == "table":
+        value = str(tmp_path / "table")
+        Path(value).write_text("w1 30\nw2 4.5\n")
+    assert predicted(name) == predicted(name) != predicted(name, **{option: value})
+
+
+def test_mean_durations_are_those_of_a_loop() -> None:
+    """Of the tokens as often as they were said, without ends and padding."""
+    steps = predicted("lookup")[1]
+    said = {5: [3, 1], 6: [2], 7: [1, 4, 9], 8: [7], 9: [2], 10: [1]}
+    mean = {token: sum(found) / len(found) for token, found in said.items()}
+    assert steps == [sum(mean[token] for token in row) // 2 for row in ((5, 6, 7, 8, 9, 10), (7, 7, 5))]
+
+
+# -------------------------------------------------------------------------------------------------------------- speech
+def spoken(manner: Manner, chances: list[float]) -> tuple[int, bool, list[Any]]:
+    """Steps that an exported voice makes, whether it stopped, and the units of its pre-net that were dropped."""
+    voice: Any = object.__new__(ExportedVoice)
+    voice.speaking = SimpleNamespace(values=4, layers=2, units=5, dropout=0.5, per_step=1)
+    voice.speakers = None
+    dropped, left = [], iter(chances)
+
+    def advance(graph: str, given: Any, states: Any, *outputs: str) -> Any:
+        dropped.append((given["kept"] if "kept" in given else next(v for v in given.values() if v.ndim == 4)).sum())
+        end = np.array([[next(left)]], np.float32)
+        value = SimpleNamespace(numpy=lambda: np.zeros((1, 1, 4), np.float32))
+        return (value, SimpleNamespace(numpy=lambda: end)), states
+
+    voice.graphs = SimpleNamespace(begin=lambda *given: {}, advance=advance)
+    voice.read = lambda *given: {}
+    voice.refined = lambda frames: frames
+    one = voice.say([1], manner, np.random.default_rng(manner.seed))
+    return len(one.ended), one.stopped, dropped
+
+
+def test_a_voice_ends_as_it_is_told() -> None:
+    chances = [0.1, 0.3, 0.45, 0.55, 0.7, 0.95, 0.99]
+    for threshold, steps in ((0.2, 2), (0.4, 3), (0.5, 4), (0.6, 5), (0.9, 6)):
+        assert spoken(Manner(threshold), chances)[:2] == (steps, True)
+    assert spoken(Manner(0.9, max_steps=3), chances)[:2] == (3, False)
+    one, again, other = (spoken(Manner(0.6, seed=seed), chances)[2] for seed in (1, 1, 2))
+    assert one == again != other and len(set(one)) > 1
+    about: Any = SimpleNamespace(layers=1, units=4000, dropout=0.25)
+    units = kept(about, np.random.default_rng(1))
+    assert set(np.unique(units)) == {0.0, np.float32(1 / 0.75)} and units.mean() == pytest.approx(1, abs=0.05)
+
+
+def test_graphs_have_as_many_threads_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Options:
+        intra_op_num_threads = inter_op_num_threads = log_severity_level = 0
+
+    def session(path: str, options: Any, providers: Any) -> None:
+        made.append((options.intra_op_num_threads, options.inter_op_num_threads))
+
+    fake: Any = SimpleNamespace(SessionOptions=Options, InferenceSession=session)
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", fake)
+    folder: Any = SimpleNamespace(path=Path("/x"), task="translation")
+    engine.Graphs(folder, 7, ["a", "b"])
+    assert made == [(7, 1), (7, 1)]
+
+
+def test_positions_of_a_long_text_go_on_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "AT_ONCE", 4)
+    graphs: Any = object.__new__(engine.Graphs)
+    seen: list[Any] = []
+
+    def advance(graph: str, given: Any, own: Any, *outputs: str) -> Any:
+        seen.append((given[engine.TOKENS].tolist(), given[engine.POSITIONS].tolist(), given[engine.BEFORE].tolist()))
+        return (SimpleNamespace(numpy=lambda: np.zeros((*given[engine.TOKENS].shape, 3))),), own
+
+    graphs.advance = advance
+    found, _ = graphs.text(np.arange(20).reshape(2, 10), {}, before=5)
+    assert found.shape == (2, 10, 3)
+    assert [number for _, positions, _ in seen for number in positions[0]] == list(range(1, 11))
+    assert [number for tokens, _, _ in seen for number in tokens[1]] == list(range(10, 20))
+    assert all(before == [5] for _, _, before in seen)
+
+
+# ----------------------------------------------------------------------------------------------------------- linearize
+def linearize(tmp_path: Path, **given: Any) -> Any:
+    """Stages whose commands are printed, of a teacher that is not there."""
+    settings = dict(
+        path=Path("/teacher.pt"), attention=None, out=tmp_path, data=None, keep=0, max_distance=None,
+        align_updates=None, distill_updates=None, task_updates=800, align_rate=0.11, distill_rate=0.12, task_rate=0.13,
+        distillation_weight=0.31, align_weights=0.41, sentences=17, train_options=[],
+    )  # fmt: skip
+    one: Any = object.__new__(stages.Linearize)
+    one.settings = stages.Settings(**{**settings, **given})  # type: ignore[arg-type]
+    one.said = []
+    one.shell = Shell(tmp_path, one.said.append, lambda words: None, dry=True)
+    one.data = "/data"
+    one.updates = {stages.ALIGN: 100, stages.DISTILL: 400, stages.TASK: 800}
+    return one
+
+
+def value_of(line: str, flag: str) -> str:
+    words = line.split()
+    assert words.count(flag) == 1, line
+    return words[words.index(flag) + 1]
+
+
+def test_every_stage_has_its_own_numbers(tmp_path: Path) -> None:
+    one = linearize(tmp_path, train_options=["--patience", "977"])
+    for name in (stages.ALIGN, stages.DISTILL, stages.TASK):
+        one.shell.run(one._stage(name, tmp_path, ["--arch", "x"], Path(f"/start-{name}.pt")))
+    align, distil, task = one.said
+    for line, rate, updates, weight in (
+        (align, "0.11", "100", None), (distil, "0.12", "400", "0.31"), (task, "0.13", "800", "0.0")
+    ):  # fmt: skip
+        assert (value_of(line, "--lr"), value_of(line, "--max-update")) == (rate, updates)
+        assert value_of(line, "--teacher") == "/teacher.pt" and value_of(line, "--patience") == "977"
+        assert ("--distillation-weight" in line) == (weight is not None)
+        assert weight is None or value_of(line, "--distillation-weight") == weight
+        assert value_of(line, "--save-interval-updates") == str(int(updates) // 5)
+    assert value_of(align, "--align-weights") == "0.41" and value_of(align, "--criterion") == "leapformer_alignment"
+    assert value_of(distil, "--finetune-from-model") == "/start-distill.pt"
+    assert [one._numbers(name) for name in (stages.ALIGN, stages.DISTILL, stages.TASK)] == [
+        [stages.ALIGN, "100", "0.11", "--patience", "977"], [stages.DISTILL, "400", "0.12", "--patience", "977"],
+        [stages.TASK, "800", "0.13", "--patience", "977"],
+    ]  # fmt: skip
+
+
+def test_every_option_of_the_command_is_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values = {
+        "path": "/t.pt", "attention": "relu", "out": str(tmp_path), "data": "/d", "keep": 3, "align-updates": 5,
+        "distill-updates": 7, "task-updates": 11, "align-rate": 0.13, "distill-rate": 0.17, "task-rate": 0.19,
+        "distillation-weight": 0.23, "align-weights": 0.29, "sentences": 31,
+    }  # fmt: skip
+    got: list[Any] = []
+    monkeypatch.setattr(stages, "Linearize", lambda settings, shell: got.append(settings) or SimpleNamespace(run=Path))
+    parser = argparse.ArgumentParser()
+    linearize_command.add_arguments(parser)
+    words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    linearize_command._linearize(parser.parse_args([*words, "--dry-run", "--", "--patience", "37"]))
+    (settings,) = got
+    found = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    assert found.pop("attention").text == "relu" and found.pop("train_options") == ["--patience", "37"]
+    assert found.pop("max_distance") is None
+    assert found == {
+        name.replace("-", "_"): Path(str(value)) if name in ("path", "out", "data") else value
+        for name, value in values.items()
+        if name != "attention"
+    }
+
+
+def test_a_distance_is_a_mean_over_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are batched, and for each plan with its blocks replaced."""
+    put: dict[str, str] = {}
+
+    def block(name: str) -> Any:
+        return SimpleNamespace(
+            name=name, student="student", teacher="teacher", put=lambda which: put.__setitem__(name, which)
+        )
+
+    def distance(expected: Any, found: Any, batch: list[float]) -> Any:
+        replaced = sum(which == "student" for which in put.values())
+        return SimpleNamespace(total=sum(batch) * (1 + replaced), tokens=len(batch))
+
+    monkeypatch.setattr(selection, "distance", distance)
+    pair: Any = SimpleNamespace(
+        blocks=[block("a"), block("b")],
+        predicted=lambda *given: None,
+        student=None,
+        teacher=SimpleNamespace(model=None),
+    )
+    numbers = [1.0, 2.0, 4.0, 9.0, 3.0]
+    plans = [frozenset[str](), frozenset("a"), frozenset("ab")]
+    for batches in ([numbers], [numbers[:1], numbers[1:]], [[number] for number in numbers]):
+        found = selection.measured(pair, batches, plans)
+        assert found == [pytest.approx(3.8 * (1 + len(plan))) for plan in plans]
+
+
+# ------------------------------------------------------------------------------------------------------------ ablation
+def ablated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Settings) -> tuple[Any, list[Any]]:
+    """The plan that is recommended, and with how many threads and how many at once each was trained."""
+    losses = {"softmax": 5.0, "leap": 5.04, "relu": 5.02}
+    speeds = {"softmax": 100.0, "leap": 900.0, "relu": 100.0}
+    seen: list[Any] = []
+
+    def complete(command: Any, folder: Path, measure: str, watch: Any, threads: Any = None) -> Any:
+        yield from ()
+        seen.append(threads)
+        name = command[0]
+        return Result(losses[name], speeds[name], 1, 1, 1, "")
+
+    at_once: list[int] = []
+    run_all = trainings.run_all
+
+    def run(works: Any, count: int = 1) -> None:
+        at_once.append(count)
+        run_all(works, count)
+
+    monkeypatch.setattr(running, "complete", complete)
+    monkeypatch.setattr(study.trainings, "run_all", run)
+    slot = Slot("decoder-self", 0, 1)
+    runs = [Run({"decoder-self": ("softmax",)}, "baseline")]
+    runs += [Run({"decoder-self": (name,)}, REPLACEMENT, Candidate(slot, name)) for name in ("leap", "relu")]
+    training: Any = SimpleNamespace(measure="loss", command=lambda plan, folder: [plan["decoder-self"][0]])
+    one = Study(tmp_path, training, settings, runs)
+    carry_out(one, lambda run: None, lambda run, value: None, lambda run: None)
+    return one.recommended, [seen, at_once]
+
+
+def test_every_setting_of_an_ablation_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def recommended(**given: Any) -> Any:
+        with monkeypatch.context() as patch:
+            found, how = ablated(patch, tmp_path, Settings(**given))
+        return found["decoder-self"], how
+
+    assert recommended()[0] == ("relu",)
+    assert recommended(tolerance=0.001)[0] == ("softmax",) and recommended(tolerance=0.005)[0] == ("relu",)
+    assert recommended(speed_weight=0.5)[0] == ("leap",)
+    assert recommended(jobs=1)[1] == [[None] * 3, [1, 1]]
+    assert recommended(jobs=3)[1] == [[1] * 3, [1, 3]], "several at once have one thread each"
+
+
+def test_a_training_gets_the_threads_that_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    for threads, expected in ((None, None), (1, "1"), (3, "3")):
+        (process,) = [next(running.train(["x"], tmp_path / "log", "loss", print, threads))]
+        assert process.environment.get("OMP_NUM_THREADS") == expected
+
+
+# -------------------------------------------------------------------------------------------------------------- probes
+def test_probes_train_as_often_as_asked_and_take_the_mean_of_the_best_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Any] = []
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: steps.append(self.param_groups[0]["lr"]))
+    probes.train(probes.Run("recall", "relu", 0.01, 1), updates=4)
+    assert len(steps) == 4 and max(steps) <= 0.01 * 4 / probes.WARM_UP
+    values = {(0.1, 1): 0.2, (0.1, 2): 0.6, (0.2, 1): 0.9, (0.2, 2): 0.7}
+    scores = {probes.Run("recall", "leap", *which): {"8": value, "16": value / 2} for which, value in values.items()}
+    ((row,),) = [probes._summary(probes.Study(["recall"], ["leap"], (0.1, 0.2), (1, 2)), "recall", scores)]
+    assert row["rate"] == 0.2
+    assert row["sizes"]["8"] == {"mean": pytest.approx(80), "least": pytest.approx(70), "most": pytest.approx(90)}
+    assert row["sizes"]["16"]["mean"] == pytest.approx(40)
+
+
+def test_only_answers_that_are_asked_for_are_right_or_wrong() -> None:
+    model: Any = ProbeModel(probes.PROBES["recall"], "relu")
+    answers = torch.tensor([[NOTHING, 3, NOTHING, 5], [2, NOTHING, NOTHING, NOTHING]])
+    told = torch.tensor([[1, 3, 1, 4], [2, 9, 9, 9]])
+    model.forward = lambda batch: torch.nn.functional.one_hot(told, 64).float()
+    assert model.right(Batch(told, answers)) == pytest.approx(2 / 3)
+
+
+# -------------------------------------------------------------------------------------------------------------- models
+def test_every_k_of_a_range_is_trained_and_the_largest_is_evaluated() -> None:
+    assert parse_lagging("2-5,offline,9") == [2, 3, 4, 5, None, 9] and parse_lagging("3") == [3]
+    model = make_model("leapformer_simulst_tiny", "leap", waitk_lagging="2-4,offline", fixed_pre_decision_ratio=3)
+    batch = {**speech_batch(), "prev_output_tokens": target_prefix(3, 4)}
+
+    def masks() -> set[Any]:
+        return {one.mask for one in attentions(model.decoder) if one.encoder_decoder_attention} | {model.decoder.mask}
+
+    assert masks() == {PrefixMask(4, 3)}
+    drawn = set()
+    model.train()
+    for _ in range(40):
+        model(**batch)
+        assert len(masks()) == 1, "all layers, and the end, follow the same schedule"
+        drawn |= masks()
+    assert drawn == {PrefixMask(2, 3), PrefixMask(3, 3), PrefixMask(4, 3), None}
+    model.set_lagging(2)
+    model.eval()
+    assert masks() == {PrefixMask(4, 3)}, "whoever evaluates finds the largest"
+    model.set_lagging(3, 5)
+    assert masks() == {PrefixMask(3, 5)}
+    model.eval()
+    assert masks() == {PrefixMask(3, 5)}, "what was set for evaluation stays"

@@ -1,0 +1,165 @@
+"""What is kept between calls: of a pass, of batches, of a prompt and its beam, of padding, and of training and validation."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from leapformer_fairseq.attention import PrefixMask
+from leapformer_fairseq.lengths import LengthPredictor, Setting, Source, length_options
+from leapformer_fairseq.models import speech_task
+from leapformer_fairseq.models.prompts import Prompted
+from leapformer_fairseq.modules import PassContext, PassOptions
+from leapformer_fairseq.modules.context import StackFacts
+from leapformer_fairseq.modules.decoding import Memory
+
+from . import losses
+from .models.tiny import dictionary
+
+# ------------------------------------------------------------------------------------------------------ the pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_a_pass_with_its_own_options_stays(fails: bool) -> None:
+    context = PassContext(StackFacts())
+    context.lengths, context.beam_size = torch.tensor([7]), 3
+    before = dict(context.__dict__)
+    try:
+        with context.own(PassOptions(PrefixMask(2, 3), weights=True)):
+            assert context.options == PassOptions(PrefixMask(2, 3), weights=True)
+            assert context.lengths is None and context.beam_size == 1, "nor is anything of before in it"
+            context.lengths, context.carry, context.beam_size = torch.tensor([9]), "carry", 5  # type: ignore[assignment]
+            context.states, context.tokens = {}, "tokens"  # type: ignore[assignment]
+            if fails:
+                raise RuntimeError
+    except RuntimeError:
+        assert fails
+    assert context.__dict__ == before and context.options is None
+
+
+# ---------------------------------------------------------------------------------------------- prompts and padding
+class Reads(Prompted):
+    """Finds for each token the token itself; its state is the prompts that it has read."""
+
+    def __init__(self) -> None:
+        self.context = SimpleNamespace(prompt=None)
+        self.passes = 0
+
+    def read(self, tokens: Tensor, incremental_state: dict[str, Any]) -> Tensor:
+        self.passes += 1
+        incremental_state["read"] = tokens
+        return tokens.unsqueeze(-1).double()
+
+    def reorder_incremental_state_scripting(self, state: dict[str, Any], order: Tensor) -> None:  # type: ignore[override]
+        state["read"] = state["read"].index_select(0, order)
+        self.reorder_incremental_state(state, order)
+
+
+def test_a_prompt_is_answered_for_each_hypothesis_and_follows_the_beam() -> None:
+    decoder, prompt = Reads(), torch.tensor([[2, 5, 6], [2, 7, 8]])
+    state: dict[str, Any] = {}
+    rows = prompt.repeat_interleave(2, 0)  # two hypotheses of a sentence side by side
+    with decoder.prompted(prompt):
+        assert torch.equal(decoder.ahead(rows[:, :1], state)[:, 0, 0], rows[:, 0])  # type: ignore[index]
+        assert torch.equal(state["read"], rows)
+        assert torch.equal(decoder.ahead(rows[:, :2], state)[:, 0, 0], rows[:, 1])  # type: ignore[index]
+        order = torch.tensor([2, 3, 0, 1])
+        decoder.reorder_incremental_state_scripting(state, order)
+        assert torch.equal(decoder.ahead(rows[order], state)[:, 0, 0], rows[order][:, 2])  # type: ignore[index]
+        assert decoder.ahead(torch.zeros(4, 4), state) is None, "nothing is known behind the prompt"
+    assert decoder.passes == 1 and decoder.context.prompt is None
+
+
+def test_padding_adds_up_over_pieces() -> None:
+    memory = Memory(None)
+    pieces = [[[1, 1], [0, 0]], [[1, 1], [0, 1]], [[1], [1]]]
+    for piece in pieces:
+        keep = torch.tensor(piece).bool()
+        expected = torch.cat([torch.tensor(one) for one in pieces[: pieces.index(piece)]] or [torch.zeros(2, 0)], 1)
+        positions = memory.tokens(keep.shape[1], keep, torch.device("cpu")).positions
+        assert torch.equal(positions, expected.sum(1, keepdim=True).long() + keep.long().cumsum(1))
+        memory.advance(keep.shape[1], keep)
+    assert memory.padded is not None and memory.padded.tolist() == [0, 3] and memory.queries == 5
+
+
+# ------------------------------------------------------------------------------------------------ length predictors
+def predictor(name: str, **options: Any) -> LengthPredictor:
+    args = Namespace(length_predictor=name, **{option.name: option.default for option in length_options()})
+    vars(args).update(options)
+    torch.manual_seed(0)
+    return LengthPredictor(Setting(args, 6, dictionary(), 1, True))
+
+
+def source(tokens: list[list[int]], target: list[int]) -> Source:
+    rows = torch.tensor(tokens)
+    states = torch.nn.functional.one_hot(rows % 6, 6).float()
+    return Source(rows, states, rows.ne(1), torch.tensor(target))
+
+
+def test_what_is_learned_of_lengths_is_of_all_batches() -> None:
+    one, two = source([[5, 6, 2], [7, 2, 1]], [6, 2]), source([[5, 6, 7, 8, 2]], [12])
+    ratio, table = predictor("ratio"), predictor("lookup")
+    for batch, durations in ((one, [[4, 6, 0], [1, 0, 0]]), (two, [[8, 2, 3, 9, 0]])):
+        ratio.observe(batch)
+        table.observe_durations(batch, torch.tensor(durations))
+    assert ratio.steps(two).tolist() == [5 * (6 + 2 + 12) / (3 + 2 + 5)]
+    assert table.steps(two).tolist() == [(4 + 8) / 2 + (6 + 2) / 2 + (1 + 3) / 2 + 9]
+
+
+def test_the_loss_of_durations_does_not_count_padding() -> None:
+    conv = predictor("conv", length_dropout=0.0)
+    short, padded = source([[5, 6, 2]], [9]), source([[5, 6, 2, 1, 1]], [9])
+    durations = torch.tensor([[4, 6, 3, 0, 0]])
+    found = [
+        float(conv.loss(conv.log_durations(one), one, durations[:, : one.tokens.shape[1]]))  # type: ignore[arg-type, union-attr]
+        for one in (short, padded)
+    ]
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_only_training_teaches_durations() -> None:
+    model = losses._model("voice")
+    table = model.encoder.length_predictor.by_name["lookup"]
+    torch.manual_seed(0)
+    sample = losses.spoken()
+    table.frames.zero_(), table.tokens.zero_()
+    losses.outcome("tacotron2_with_length", sample, training=False)
+    assert not table.tokens.any()
+    losses.outcome("tacotron2_with_length", sample, training=True)
+    assert table.tokens.any()
+
+
+# ------------------------------------------------------------------------------------------------------- criterions
+def test_the_weight_of_a_teacher_is_its_share_of_the_loss() -> None:
+    torch.manual_seed(0)
+    sample = losses.CASES["leapformer_distillation"].sample()
+    found = {
+        weight: losses.outcome("leapformer_distillation", sample, distillation_weight=weight) for weight in (0, 0.3, 1)
+    }
+    loss, size, log = found[0]
+    assert loss == pytest.approx(log["loss"], rel=1e-6), "its own loss alone"
+    assert found[1][0] == pytest.approx(log["distance"] * sample["ntokens"], rel=1e-5), "the teacher's alone"
+    assert found[0.3][0] == pytest.approx(0.7 * found[0][0] + 0.3 * found[1][0], rel=1e-6)
+
+
+def test_sentences_are_joined_with_the_seed_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(speech_task, "join_sentences", lambda *given: calls.append(given[1:]))
+    monkeypatch.setattr(speech_task, "_parts", lambda dataset: [dataset])
+
+    class Task:
+        def __init__(self, **args: Any) -> None:
+            self.args, self.datasets = SimpleNamespace(data="", **args), {}
+
+        def load_dataset(self, split: str) -> None:
+            self.datasets[split] = SimpleNamespace()
+
+    for split in ("train_st", "dev_st"):
+        speech_task.load_dataset(Task(seed=17, join_sentences=5), split)  # type: ignore[arg-type]
+    speech_task.load_dataset(Task(seed=3), "train_asr")  # type: ignore[arg-type]
+    assert calls == [(5, 17), (1, 3)], "of training sets alone, with its number and its seed"
