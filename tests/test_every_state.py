@@ -1,4 +1,4 @@
-"""What is kept between calls: of a pass, of batches, of a prompt and its beam, of padding, and of training and validation."""
+"""What is kept between calls: of a pass, batches, a prompt and its beam, padding, training and validation."""
 
 from __future__ import annotations
 
