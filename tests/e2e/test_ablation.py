@@ -31,7 +31,7 @@ def data(tmp_path_factory) -> Path:
 
 
 def interrupted(command: list[str], sign: Path) -> str:
-    """What `command` says on standard error when it is interrupted as soon as the file `sign` is there."""
+    """What `command` says on standard error when it is interrupted as soon as there is something in the file `sign`."""
     process = subprocess.Popen(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -43,7 +43,7 @@ def interrupted(command: list[str], sign: Path) -> str:
     )
     try:
         deadline = time.monotonic() + 120
-        while not sign.exists() and time.monotonic() < deadline:
+        while not (sign.exists() and sign.stat().st_size) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=120)

@@ -10,6 +10,7 @@ from ..data.text_trees import multi30k_tree, wikitext_tree
 from .running import finished, refused
 
 COMMON = ("--epochs", "1 1", "--grid", "small", "--seeds", "1")
+SCORED = "--quality-points 1 --windows 0 3 --mechanisms sparsefinder-distance sparsefinder-kmeans entmax-window"
 BATCHES = "--max-tokens 600 --update-freq 1 --warmup-updates 2"
 
 
@@ -26,7 +27,7 @@ def test_translation(tmp_path):
     options = (
         "--root", multi30k_tree(tmp_path / "data"), "--out", out, "--paper", "mt", *COMMON,
         "--teacher-options", "--vocab-size 150", "--train-options", f"--arch leapformer_nmt_tiny {BATCHES}",
-        "--extract-options", "--sentences 16 --min-length 4", "--pareto-options", "--quality-points 1",
+        "--extract-options", "--sentences 16 --min-length 4", "--pareto-options", SCORED,
     )  # fmt: skip
     finished("sparsefinder", *options)
     curves(out, "BLEU")

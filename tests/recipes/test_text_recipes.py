@@ -277,6 +277,8 @@ def test_wikitext2_trained_on_its_validation_text(tmp_path):
     assert "trained on the validation text" in (out / "table.md").read_text(encoding="utf-8")
     sizes = {run["size"] for run in content["runs"]}
     assert sizes == {count_tokens(tmp_path / "data/test.txt")}
+    other = refused("wikitext2", "train", *(word for word in options if word != "--train-on-valid"))
+    assert "holds the run of another command" in other
 
 
 @pytest.mark.full
