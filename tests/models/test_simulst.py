@@ -14,6 +14,7 @@ from leapformer_fairseq.models.simulst import WaitKDecoder, parse_lagging
 from leapformer_fairseq.models.transformer import Decoder
 from leapformer_fairseq.modules import attentions
 
+from ..covering import each_with_one
 from .tiny import PLANS, VARIANTS, dictionary, make_model, speech_batch, target_prefix
 
 
@@ -33,8 +34,7 @@ def first_affected_token(model, frame: int, tokens: int = 10) -> int:
     return int(changed.float().argmax()) if bool(changed.any()) else tokens
 
 
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
-@pytest.mark.parametrize(("k", "ratio"), [(1, 1), (1, 3), (3, 2), (2, 7)])
+@pytest.mark.parametrize(("plan", "k", "ratio"), each_with_one([*PLANS, *VARIANTS], [(1, 1), (1, 3), (3, 2), (2, 7)]))
 def test_a_token_sees_exactly_its_prefix(plan, k, ratio):
     model = simulst(plan, str(k), ratio)
     for frame in range(20):
