@@ -79,7 +79,7 @@ def each_with_one(values: Sequence[Any], others: Sequence[Any]) -> list[tuple[An
 
     For what runs a part that is tested by itself, for instance every mechanism, in several surroundings.
     """
-    others = [other if isinstance(other, tuple) else (other,) for other in others]
+    rows = [other if isinstance(other, tuple) else (other,) for other in others]
     if whole_products:
-        return [(value, *other) for value in values for other in others]
-    return [(value, *others[i % len(others)]) for i, value in enumerate(values)]
+        return [(value, *other) for value in values for other in rows]
+    return [(value, *rows[i % len(rows)]) for i, value in enumerate(values)]
