@@ -83,3 +83,14 @@ def _as_numbers(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, ...]]:
                 values.append(value)
         coded.append(tuple(next(i for i, other in enumerate(v) if other is x) for v, x in zip(seen, row, strict=True)))
     return coded
+
+
+def each_with_one(values: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Every value with one of `others`, in turn; with --all, with all of them.
+
+    For what runs a part that is tested by itself, for instance every mechanism, in several surroundings.
+    """
+    rows = [other if isinstance(other, tuple) else (other,) for other in others]
+    if whole_products:
+        return [(value, *other) for value in values for other in rows]
+    return [(value, *rows[i % len(rows)]) for i, value in enumerate(values)]

@@ -7,7 +7,7 @@ from itertools import combinations, product
 import pytest
 
 from . import covering as module
-from .covering import covering, pairwise
+from .covering import covering, each_with_one, pairwise
 
 FACTORS = [
     [f"mechanism{i}" for i in range(20)],
@@ -48,3 +48,10 @@ def test_the_full_tier_has_all_rows(monkeypatch):
 def test_values_without_a_hash():
     rows = list(product([{"a": 1}, {"a": 2}], [[1], [2]]))
     assert pairwise(rows) == rows
+
+
+def test_every_value_has_one_of_the_others(monkeypatch):
+    assert each_with_one("abc", [1, 2]) == [("a", 1), ("b", 2), ("c", 1)]
+    assert each_with_one("ab", [(1, 3), (2, 4)]) == [("a", 1, 3), ("b", 2, 4)]
+    monkeypatch.setattr(module, "whole_products", True)
+    assert each_with_one("ab", [1, 2]) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]

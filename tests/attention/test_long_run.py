@@ -77,9 +77,9 @@ def test_errors_stay_small(name, options, factor, allowed):
 
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
 def test_the_first_steps(case):
-    """The same for 2,000 steps, in every run."""
+    """The same for 1,000 steps, in every run."""
     name, options, factor, allowed = case
-    assert max(errors(name, options, factor, steps=2000)) < allowed
+    assert max(errors(name, options, factor, steps=1000)) < allowed
 
 
 def test_a_state_that_stagnates_is_noticed():

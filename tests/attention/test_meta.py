@@ -7,7 +7,7 @@ themselves are watched too: none may be one that waits. `TestTheWatchItself` has
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import product
 
 import pytest
 import torch
@@ -81,8 +81,10 @@ def combinations():
         for block, masks in {**BLOCKS, None: LIBRARY}.items():
             capabilities = build(name, DIM, HEADS, block=block, **OPTIONS.get(name, {})).capabilities
             served = [mask for mask in masks if capabilities.unsupported_reason(block, MASKS[mask]) is None]
-            for mask in served if block else [served[i % len(served)]]:
-                yield pytest.param(name, block, mask, id=f"{name}-{block}-{mask}")
+            # as a library, mechanisms do what they do in a block
+            marks = [] if block or i % 3 == 0 else [pytest.mark.full]
+            for mask in served if block else [served[i // 3 % len(served)]]:
+                yield pytest.param(name, block, mask, id=f"{name}-{block}-{mask}", marks=marks)
 
 
 COMBINATIONS = list(combinations())
@@ -126,30 +128,21 @@ def sides(mechanism, block, mask, padded=True):
     return COUNT, keys, key if itself else TokenInfo.whole(COUNT, device=META), key
 
 
-def in_turn(combinations, *lists):
-    """The ways of each mechanism are dealt out to its combinations, so that each has one; all with --all.
-
-    Mechanisms take one of the lists of ways after the other.
-    """
-    found = []
-    for name, own in groupby(combinations, lambda one: one.values[0]):
-        own, first = list(own), NAMES.index(name)
-        ways = lists[first % len(lists)]
-        for i, one in enumerate(own):
-            dealt = [ways[(first + i + j) % len(ways)] for j in range(0, max(len(ways), len(own)) - i, len(own))]
-            found.append(pytest.param(*one.values, [*chain(*lists)] if covering.whole_products else dealt, id=one.id))
-    return found
-
-
-# where every way is one function, as with softmax
-SAME = [one for one in COMBINATIONS if one.values[0] not in CONSTANT]
-CHECKED = [
-    *in_turn([one for one in COMBINATIONS if one not in SAME], PASSES),
-    *in_turn(SAME, [("reference", True), ("kept", True), ("auto", False)]),
-]
+def in_turn(combinations, ways):
+    """Each combination takes one of the ways, in turn; all with --all."""
+    for_all = covering.whole_products
+    return [
+        pytest.param(
+            *one.values,
+            ways if for_all else [ways[(i + NAMES.index(one.values[0])) % len(ways)]],
+            id=one.id,
+            marks=one.marks,
+        )
+        for i, one in enumerate(combinations)
+    ]
 
 
-@pytest.mark.parametrize(("name", "block", "mask", "passes"), CHECKED)
+@pytest.mark.parametrize(("name", "block", "mask", "passes"), in_turn(COMBINATIONS, PASSES))
 def test_passes_wait_for_nothing(name, block, mask, passes):
     mechanism, _ = built(name, block)
     for way, padded in passes:
@@ -275,11 +268,10 @@ SERVED = [
 ]
 
 
-# half precisions and ways: those of one mechanism, and of the next
-HALVES = [[((torch.bfloat16, torch.float16)[(i + j) % 2], way) for i, way in enumerate(WAYS)] for j in (0, 1)]
+HALVES = list(product((torch.bfloat16, torch.float16), WAYS))
 
 
-@pytest.mark.parametrize(("name", "mask", "passes"), in_turn(SERVED, *HALVES))
+@pytest.mark.parametrize(("name", "mask", "passes"), in_turn(SERVED, HALVES))
 def test_sums_are_float32_whatever_the_inputs(name, mask, passes):
     """Also where operands are kept in half precision: on a CPU they are widened for the product itself."""
     for dtype, way in passes:
@@ -302,7 +294,7 @@ def test_chunks_with_half_operands(name, dtype):
     assert seen and all(out == torch.float32 for *_, out in seen), seen
 
 
-@pytest.mark.parametrize(("name", "mask", "passes"), in_turn(SERVED, *HALVES))
+@pytest.mark.parametrize(("name", "mask", "passes"), in_turn(SERVED, HALVES))
 def test_autocast_changes_no_product(name, mask, passes):
     for autocast, way in passes:
         mechanism = make(name).float()

@@ -15,8 +15,10 @@ from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, TokenI
 from leapformer_fairseq.attention.bounded.sums import SlotSums
 from leapformer_fairseq.attention.ops import cpu as native
 
+from ..covering import covering
 from . import cases
 from .cases import DIM, HEADS, attend, empty, heads, joined, written
+from .conftest import take
 
 B, H, D, C, T = 3, HEADS, DIM, HEADS * DIM, 9
 LINEAR = [
@@ -60,9 +62,12 @@ OTHERS += [
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
+def label(x):
+    return "-".join(map(str, (x[0], *x[1].values()))) if isinstance(x, tuple) else str(x)
+
+
 def each(variants):
-    ids = ["-".join(map(str, (name, *options.values()))) for name, options in variants]
-    return pytest.mark.parametrize(("name", "options"), variants, ids=ids)
+    return pytest.mark.parametrize(("name", "options"), variants, ids=[label(x) for x in variants])
 
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
@@ -96,11 +101,11 @@ def test_rows_that_do_not_fit_to_the_state_are_refused(name, options, rows, comp
         step(torch.randn(rows, C), state, 1)
 
 
-@dtypes
-@each([*VARIANTS, *OTHERS])
-@pytest.mark.parametrize("bias", [True, False])
+@covering(None, label, variant=[*VARIANTS, *OTHERS], dtype=list(TOLERANCE), bias=[True, False], way=["C", "torch"])
 @torch.no_grad()
-def test_steps_of_self_attention_equal_the_parallel_form(name, options, dtype, bias, language):
+def test_steps_of_self_attention_equal_the_parallel_form(variant, dtype, bias, way, monkeypatch):
+    take(way, monkeypatch)
+    name, options = variant
     mechanism, projections = block(name, options, dtype, bias)
     q, o, k, v = projections
     x = torch.randn(T, B, C, dtype=dtype)
@@ -116,11 +121,11 @@ def test_steps_of_self_attention_equal_the_parallel_form(name, options, dtype, b
         assert_same_states(state, whole, 10 * TOLERANCE[dtype])
 
 
-@dtypes
-@each([*VARIANTS, *CROSS_ONLY])
-@pytest.mark.parametrize("shared", [1, 3])
+@covering(None, label, variant=[*VARIANTS, *CROSS_ONLY], dtype=list(TOLERANCE), shared=[1, 3], way=["C", "torch"])
 @torch.no_grad()
-def test_steps_of_cross_attention_equal_attend(name, options, dtype, shared, language):
+def test_steps_of_cross_attention_equal_attend(variant, dtype, shared, way, monkeypatch):
+    take(way, monkeypatch)
+    name, options = variant
     mechanism, (q, o, k, v) = block(name, options, dtype)
     source, x = torch.randn(11, 2, C, dtype=dtype), torch.randn(4, 2 * shared, C, dtype=dtype)
     state = written(mechanism, heads(k(source)), heads(v(source)), rows(11, source).of_length(torch.tensor([11])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.modules import attentions
 from leapformer_fairseq.scoring.stream import ModelReader, score_stream
 
+from ..covering import each_with_one
 from .tiny import PLANS, VARIANTS, dictionary, make_model
 
 WORDS = dictionary()
@@ -78,9 +80,10 @@ def continued(model, prompts, beam=3, **call):
     return task().inference_step(generator, [model], prompts, **call)
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("lengths", [(6, 6), (7, 4, 5), (3, 0)])
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize(
+    ("plan", "lengths", "beam"),
+    each_with_one([*PLANS, *VARIANTS], list(product([(6, 6), (7, 4, 5), (3, 0)], [1, 3]))),
+)
 def test_prompts_in_one_pass_change_nothing(plan, lengths, beam, monkeypatch):
     model, prompts = lm(plan).float(), sample(lengths)
     at_once = continued(model, prompts, beam)

@@ -21,6 +21,7 @@ from leapformer_fairseq.attention.linear.relu import ReLULinear
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.mlm import HubInterface
 
+from ..covering import each_with_one
 from .tiny import PLANS, SIZES, dictionary, make_model
 
 ENCODER_PLANS = [
@@ -52,8 +53,7 @@ def with_head(model, classes=3):
 
 
 # ------------------------------------------------------------------------------------------------- independence
-@pytest.mark.parametrize("columns", [40, 57])
-@pytest.mark.parametrize("plan", ENCODER_PLANS)
+@pytest.mark.parametrize(("plan", "columns"), each_with_one(ENCODER_PLANS, [40, 57]))
 def test_scores_do_not_depend_on_the_batch(plan, columns):
     model, sentences = mlm(plan), [sentence(length) for length in (40, 17, 3)]
     with torch.no_grad():
@@ -63,8 +63,7 @@ def test_scores_do_not_depend_on_the_batch(plan, columns):
             torch.testing.assert_close(row[: len(tokens)], alone[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-@pytest.mark.parametrize("plan", ENCODER_PLANS)
+@pytest.mark.parametrize(("plan", "pooling"), each_with_one(ENCODER_PLANS, ["cls", "mean"]))
 def test_classes_do_not_depend_on_the_batch(plan, pooling):
     model, sentences = with_head(mlm(plan, pooling=pooling)), [sentence(length) for length in (23, 9, 4)]
     with torch.no_grad():
@@ -198,8 +197,7 @@ def released(state):
     return old
 
 
-@pytest.mark.parametrize("names", ["of today", "released"])
-@pytest.mark.parametrize("plan", ENCODER_PLANS)
+@pytest.mark.parametrize(("plan", "names"), each_with_one(ENCODER_PLANS, ["of today", "released"]))
 def test_warm_start_from_a_roberta_of_fairseq(plan, names):
     stock, model = roberta(), mlm(plan)
     new = model.state_dict().keys() - stock.state_dict().keys()

@@ -12,6 +12,7 @@ from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
 
+from ..covering import each_with_one
 from .tiny import PLANS, VARIANTS, dictionary, make_model, target_prefix, text_batch
 
 WORDS = dictionary()
@@ -75,8 +76,7 @@ def generate_and_watch(model, batch):
     return hypotheses, rows[-1] < rows[0]
 
 
-@pytest.mark.parametrize("language", ["C", "torch"])
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize(("plan", "language"), each_with_one([*PLANS, *VARIANTS], ["C", "torch"]))
 def test_beam_search_scores_equal_those_of_a_full_forward(plan, language, monkeypatch):
     batch = text_batch()
     if language == "torch":

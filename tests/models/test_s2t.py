@@ -13,6 +13,7 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.s2t import S2TEncoder
 from leapformer_fairseq.modules import MechanismAttention, attentions
 
+from ..covering import each_with_one
 from .tiny import PLANS, VARIANTS, dictionary, make_model, speech_batch, target_prefix
 
 LAGGINGS = ["offline", "1", "3"]
@@ -31,8 +32,7 @@ def steps(model, batch, prefix):
     return torch.cat(outputs, 1), torch.cat(maps, 1)
 
 
-@pytest.mark.parametrize("lagging", LAGGINGS)
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize(("plan", "lagging"), each_with_one([*PLANS, *VARIANTS], LAGGINGS))
 def test_decoding_steps_equal_the_full_forward(plan, lagging):
     model, batch, prefix = simulst(plan, lagging), speech_batch(), target_prefix(3, 9)
     with torch.no_grad():
@@ -87,8 +87,7 @@ def worst_score_difference(model, batch, hypotheses) -> float:
     return worst
 
 
-@pytest.mark.parametrize("lagging", ["offline", "2"])
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize(("plan", "lagging"), each_with_one([*PLANS, *VARIANTS], ["offline", "2"]))
 def test_beam_search_scores_equal_the_full_forward(plan, lagging):
     """Reordering, repeated and finished beams: every score the generator reports is that of its own hypothesis."""
     model, batch = simulst(plan, lagging), speech_batch()

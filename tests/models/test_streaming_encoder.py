@@ -12,6 +12,7 @@ from leapformer_fairseq.attention import MECHANISMS, ChunkMask, build, sinusoids
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 
+from ..covering import covering, each_with_one
 from .tiny import SIZES, VARIANTS, make_model, speech_batch, target_prefix
 
 KINDS = {
@@ -45,9 +46,7 @@ def whole(encoder, frames):
     return encoder(frames.unsqueeze(0), torch.tensor([len(frames)]))["encoder_out"][0]
 
 
-@pytest.mark.parametrize("cuts", [[61], [1] * 61, [7, 20, 0, 3, 31], [60, 1], [3, 58]], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("plan", PLANS)
+@covering(None, str, plan=PLANS, kind=tuple(KINDS), cuts=[[61], [1] * 61, [7, 20, 0, 3, 31], [60, 1], [3, 58]])
 @torch.no_grad()
 def test_arriving_speech_gives_the_states_of_the_whole(plan, kind, cuts):
     encoder, frames = s2t(plan, kind).encoder, torch.randn(61, 8).double()
@@ -68,8 +67,7 @@ def test_any_cutting_gives_the_same(kind, plan, cuts):
     torch.testing.assert_close(got, whole(encoder, frames), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("plan", "kind"), each_with_one(PLANS, tuple(KINDS)))
 @torch.no_grad()
 def test_an_utterance_is_encoded_the_same_alone_and_in_a_batch(plan, kind):
     encoder, batch = s2t(plan, kind).encoder, speech_batch()
