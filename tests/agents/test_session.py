@@ -27,6 +27,7 @@ from leapformer_fairseq.audio import fbank
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.modules import MechanismAttention
+from tests.covering import in_turn
 from tests.models.tiny import make_model
 
 OPTIONS = DecodingOptions(max_len_b=20)
@@ -310,8 +311,7 @@ POLICY_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("policy", POLICY_OPTIONS, ids=lambda options: options.name)
-@pytest.mark.parametrize("kind", [*KINDS, "whole"])
+@in_turn(policy=POLICY_OPTIONS, kind=[*KINDS, "whole"])
 def test_a_fork_is_independent(arriving, speech, kind: str, policy: PolicyOptions) -> None:
     """At a random moment: what a copy goes on to hear changes nothing, and with the same audio it writes the same."""
     system = replace(arriving(kind, policy), forbidden=(0, 1, 2, 3))
