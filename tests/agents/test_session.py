@@ -192,6 +192,21 @@ def test_a_segment_has_what_was_asked_for_before_its_sound(make_system, monkeypa
     np.testing.assert_array_equal(np.concatenate(second), samples[begins:])
 
 
+def test_a_lead_has_nothing_of_an_earlier_silence(make_system, monkeypatch) -> None:
+    """The second pause leaves less before the next sound than is asked for."""
+    sound, silence = 0.1 * np.random.default_rng(0).normal(size=16_000).astype(np.float32), np.zeros(16_000, np.float32)
+    samples = np.concatenate([silence, sound, silence[:4480], sound])
+    given: dict[TranslationStream, list[np.ndarray]] = {}
+    push = TranslationStream.push
+    monkeypatch.setattr(
+        TranslationStream, "push", lambda one, unit: given.setdefault(one, []).append(unit) or push(one, unit)
+    )
+    options = SegmentOptions(min_seconds=0.5, pause_ms=200, lead_ms=200, silence_db=-50)
+    heard(Session(make_system(2, 3), OPTIONS, options), samples)
+    first, second = map(np.concatenate, given.values())
+    np.testing.assert_array_equal(np.concatenate([first, second]), samples[12_800:])
+
+
 def test_a_lead_of_an_encoder_that_goes_on_is_of_whole_states(arriving) -> None:
     with pytest.raises(LeapformerError, match="--lead-ms 30 with --carry encoder: give a multiple of 40"):
         Session(arriving("ahead"), OPTIONS, SegmentOptions(lead_ms=30), "encoder")
