@@ -61,8 +61,8 @@ def test_rows_are_those_of_single_simulations(curve, tmp_path) -> None:
     for row in rows:
         of_grid = log(out / "runs" / row["run"])
         assert len(of_grid) == 3
-        if (row["checkpoint"], row["numbers"]) in (("a", {"k": 1}), ("b", {"k": 3})):
-            continue  # another row has the same checkpoint, and another the same numbers
+        if row not in (rows[0], rows[-1]):
+            continue  # those that run alone have both checkpoints and both policies
         alone = [*by_name[row["run"]][1:], "--out", str(tmp_path / row["run"])]
         assert main(alone) == 0
         assert log(tmp_path / row["run"]) == of_grid

@@ -27,6 +27,7 @@ from leapformer_fairseq.audio import fbank
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.modules import MechanismAttention
+from tests.covering import in_turn
 from tests.models.tiny import make_model
 
 OPTIONS = DecodingOptions(max_len_b=20)
@@ -191,6 +192,21 @@ def test_a_segment_has_what_was_asked_for_before_its_sound(make_system, monkeypa
     np.testing.assert_array_equal(np.concatenate(second), samples[begins:])
 
 
+def test_a_lead_has_nothing_of_an_earlier_silence(make_system, monkeypatch) -> None:
+    """The second pause leaves less before the next sound than is asked for."""
+    sound, silence = 0.1 * np.random.default_rng(0).normal(size=16_000).astype(np.float32), np.zeros(16_000, np.float32)
+    samples = np.concatenate([silence, sound, silence[:4480], sound])
+    given: dict[TranslationStream, list[np.ndarray]] = {}
+    push = TranslationStream.push
+    monkeypatch.setattr(
+        TranslationStream, "push", lambda one, unit: given.setdefault(one, []).append(unit) or push(one, unit)
+    )
+    options = SegmentOptions(min_seconds=0.5, pause_ms=200, lead_ms=200, silence_db=-50)
+    heard(Session(make_system(2, 3), OPTIONS, options), samples)
+    first, second = map(np.concatenate, given.values())
+    np.testing.assert_array_equal(np.concatenate([first, second]), samples[12_800:])
+
+
 def test_a_lead_of_an_encoder_that_goes_on_is_of_whole_states(arriving) -> None:
     with pytest.raises(LeapformerError, match="--lead-ms 30 with --carry encoder: give a multiple of 40"):
         Session(arriving("ahead"), OPTIONS, SegmentOptions(lead_ms=30), "encoder")
@@ -239,16 +255,16 @@ def test_memory_and_computation_of_a_segment_do_not_grow(any_system, speech) -> 
     segments = SegmentOptions(pause_ms=80, min_seconds=0.2)
     session, once = Session(system, DecodingOptions(max_len_b=3), segments, carry, drafts=True), talk(speech, 2, 0.32)
     counts, held = [], {}
-    for n in range(2, 61, 2):  # two segments at a time, which are a whole number of chunks
+    for n in range(2, 31, 2):  # two segments at a time, which are a whole number of chunks
         before = dict(calls)
         list(session.push(once))
         counts.append(tuple(calls[name] - before[name] for name in calls))
-        if n in (10, 60):
+        if n in (10, 30):
             held[n] = held_bytes(session)
-    assert session.n_segments >= 59
-    assert held[10] == held[60] and len(set(counts[4:])) == 1
+    assert session.n_segments >= 29
+    assert held[10] == held[30] and len(set(counts[4:])) == 1
     session.kept = [torch.zeros(1000)]
-    assert held_bytes(session) == held[60] + 4000
+    assert held_bytes(session) == held[30] + 4000
 
 
 def counted(call: Callable[[], object]) -> int:
@@ -310,8 +326,7 @@ POLICY_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("policy", POLICY_OPTIONS, ids=lambda options: options.name)
-@pytest.mark.parametrize("kind", [*KINDS, "whole"])
+@in_turn(policy=POLICY_OPTIONS, kind=[*KINDS, "whole"])
 def test_a_fork_is_independent(arriving, speech, kind: str, policy: PolicyOptions) -> None:
     """At a random moment: what a copy goes on to hear changes nothing, and with the same audio it writes the same."""
     system = replace(arriving(kind, policy), forbidden=(0, 1, 2, 3))

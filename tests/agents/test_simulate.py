@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -86,13 +87,14 @@ def simuleval(out: Path, checkpoint: Path, root: Path, *options: str) -> None:
         cli.main()
 
 
+full = partial(pytest.param, marks=pytest.mark.full)
 CASES = [
     ("causal", ["--source-segment-size", "40"], []),
     ("ahead", ["--source-segment-size", "70"], ["--waitk-lagging", "1", "--max-len-a", "0.05", "--max-len-b", "4"]),
     ("ahead", ["--source-segment-size", "280", "--eval-latency-unit", "char"], ["--waitk-lagging", "2"]),
-    ("causal", ["--source-segment-size", "40"], ["--policy", "hold-n", "--hold", "2"]),
+    full("causal", ["--source-segment-size", "40"], ["--policy", "hold-n", "--hold", "2"]),
     ("whole", ["--source-segment-size", "320"], ["--policy", "local-agreement", "--max-len-b", "30"]),
-    ("whole", ["--source-segment-size", "40"], ["--waitk-lagging", "2"]),
+    full("whole", ["--source-segment-size", "40"], ["--waitk-lagging", "2"]),
 ]
 
 
@@ -169,8 +171,8 @@ def named(args: Namespace) -> Callable[[str], tuple[str, bool]]:
 
 
 def test_processes_that_start_from_scratch_log_warnings_only(capfd) -> None:
-    spread = simulation_module.spread(named(Namespace()), named, Namespace(prefix="talk"), ["1", "2"], jobs=2)
-    assert sorted(spread) == [("talk 1", True), ("talk 2", True)]
+    spread = simulation_module.spread(named(Namespace()), named, Namespace(prefix="talk"), ["1"], jobs=2)
+    assert list(spread) == [("talk 1", True)]
     assert capfd.readouterr() == ("", "")
 
 

@@ -524,7 +524,7 @@ def test_sessions_in_threads_write_what_they_write_alone(system_of: Make, forget
 
     def work(i: int) -> Any:
         carry = "encoder" if i % 2 else "none"
-        return lambda: heard(Session(systems[i], OPTIONS, WINDOW, carry, drafts=i > 1), speech(3.0, i))
+        return lambda: heard(Session(systems[i], OPTIONS, WINDOW, carry, drafts=i > 1), speech(2.2, i))
 
     works = [work(i) for i in range(len(systems))]
     alone = [one() for one in works]

@@ -52,17 +52,20 @@ def serves(name: str) -> bool:
     return blocks and about.incremental and about.constant_state and about.carry_width is None
 
 
-@pytest.mark.parametrize("plan", [*(name for name in PLANS if serves(name)), "kda-conv"])
+RATIO = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0}
+
+
+@pytest.mark.parametrize("plan", [*(name for name in PLANS if serves(name)), "kda-conv", "predicted lengths"])
 def test_steps_with_explicit_states_equal_the_decoder(plan):
-    """Two hypotheses for each of two sentences, which change places and replace each other."""
-    model = model_of(plan).requires_grad_(False)
-    decoder, tokens = model.decoder, torch.randint(4, 34, (4, 6))
-    source = torch.tensor([[5, 6, 7, 8, 2], [9, 8, 6, 5, 2]]).repeat_interleave(2, 0)
+    """Two hypotheses for each of two sentences of other lengths, which change places and replace each other."""
+    model = model_of("cosformer", **RATIO) if plan == "predicted lengths" else model_of(plan)
+    decoder, tokens = model.requires_grad_(False).decoder, torch.randint(4, 34, (4, 6))
+    source = torch.tensor([[5, 6, 7, 8, 2], [1, 1, 6, 5, 2]]).repeat_interleave(2, 0)
     orders = [torch.tensor([*order, 2, 3]) for order in ([0, 1], [1, 0], [1, 1], [0, 1], [1, 0], [0, 0])]
     memory: dict[str, Any] = {}
     step, own, read = DecoderStep(decoder), None, None
     with torch.no_grad():
-        encoded = model.encoder(source, torch.tensor([5] * 4))
+        encoded = model.encoder.forward_torchscript({"src_tokens": source, "src_lengths": torch.tensor([5, 5, 3, 3])})
     for t, order in enumerate(orders):
         with torch.no_grad():
             if t:
@@ -72,6 +75,7 @@ def test_steps_with_explicit_states_equal_the_decoder(plan):
             own = tensors_of(first_state(one.attention, 4) for one in step.layers.blocks[SELF])
             states = (memory[one.attention.slot].state for one in step.layers.blocks[CROSS])
             read = tensors_of(state.reorder(torch.tensor([0, 2])) for state in states)
+            read += [lengths[[0, 2]] for lengths in encoded.get("target_length", [])]
         rows = (tokens[:, t], torch.full((4,), t + 1), order)
         with torch.enable_grad():  # as in the graph
             log_probs, own = step(*(row.view(2, 2) for row in rows), own, read)
@@ -177,9 +181,6 @@ def test_the_comparison_can_fail(exported, block):
     getattr(other.decoder.layers[0], block).v_proj.weight.data.mul_(3)
     found = compared(other, task, folder, 5)
     assert found.equal < 5 and found.error > 0.01
-
-
-RATIO = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0}
 
 
 @pytest.mark.full
