@@ -1,4 +1,4 @@
-"""What is kept between calls: of a pass, of batches, of a prompt and its beam, of padding, and of training and validation."""
+"""What is kept between calls: of a pass, of batches, of a prompt and its beam, of padding, of training."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def test_only_training_teaches_durations() -> None:
     table = model.encoder.length_predictor.by_name["lookup"]
     torch.manual_seed(0)
     sample = losses.spoken()
-    table.frames.zero_(), table.tokens.zero_()
+    table.frames.zero_()
+    table.tokens.zero_()
     losses.outcome("tacotron2_with_length", sample, training=False)
     assert not table.tokens.any()
     losses.outcome("tacotron2_with_length", sample, training=True)
