@@ -111,12 +111,13 @@ def dry(name: str, *words: str) -> Said:
     def say(line: str) -> None:
         line = line if not line.startswith("== [") else f"== {line.partition('] ')[2]}"
         lines.append(line)
-        for _, _, commands in open_folders:
-            commands.append(line)
+        if open_folders:  # the innermost, which is known by all records on the way
+            open_folders[-1][2].append(line)
 
     @contextmanager
     def folder(shell: Shell, path: Path, record: Sequence[str]) -> Iterator[None]:
-        one = (str(path), tuple(record), list[str]())
+        known = tuple(word for _, outer, _ in open_folders for word in outer) + tuple(record)
+        one = (str(path), known, list[str]())
         open_folders.append(one)
         yield
         open_folders.remove(one)
@@ -203,7 +204,6 @@ SAME_RECORD = {
     "--pair": ((1, 2), "the prepared data in --out is refused first"),
     "--average": ((1,), "of training: more checkpoints are kept; if there are too few, averaging says so"),
     "--k": ((2,), "each k has a folder of its own"),
-    "--linearize-options": ((1,), "the softmax model with the same options is what a linearized one is compared with"),
 }
 
 
@@ -254,3 +254,11 @@ def test_options_of_the_command_line_have_the_last_word(name: str) -> None:
         assert found[-4:] == ["--first", "1", "--second", "2"] or found[-6:-2] == ["--first", "1", "--second", "2"], (
             option
         )
+
+
+def test_a_model_of_another_teacher_is_another_model() -> None:
+    """Though the rows of the table are named alike."""
+    one, other = (dry("multi30k", *NEEDS["multi30k"], "--linearize", f"/{name}.pt", "--out", "/O") for name in "ab")
+    assert one.folders.keys() == other.folders.keys()
+    model = "/O/leap_linearized-seed1/model"
+    assert one.folders[model][0] != other.folders[model][0] and one.folders[model][1] != other.folders[model][1]

@@ -1,8 +1,10 @@
-"""What is kept between calls: of a pass, batches, a prompt and its beam, padding, training and validation."""
+"""What is kept between calls: of a pass, of batches, of a prompt and its beam, of padding, of training."""
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +13,20 @@ import torch
 from torch import Tensor
 
 from leapformer_fairseq.attention import PrefixMask
+from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.lengths import LengthPredictor, Setting, Source, length_options
 from leapformer_fairseq.models import speech_task
 from leapformer_fairseq.models.prompts import Prompted
 from leapformer_fairseq.modules import PassContext, PassOptions
 from leapformer_fairseq.modules.context import StackFacts
 from leapformer_fairseq.modules.decoding import Memory
+from leapformer_fairseq.recipes import shell
+from leapformer_fairseq.recipes.shell import Launcher, Losses
+from leapformer_fairseq.recipes.speech import write_longest
 
 from . import losses
+from . import test_every_order as orders
+from . import test_every_recipe_option as recipes
 from .models.tiny import dictionary
 
 # ------------------------------------------------------------------------------------------------------ the pass
@@ -127,7 +135,8 @@ def test_only_training_teaches_durations() -> None:
     table = model.encoder.length_predictor.by_name["lookup"]
     torch.manual_seed(0)
     sample = losses.spoken()
-    table.frames.zero_(), table.tokens.zero_()
+    table.frames.zero_()
+    table.tokens.zero_()
     losses.outcome("tacotron2_with_length", sample, training=False)
     assert not table.tokens.any()
     losses.outcome("tacotron2_with_length", sample, training=True)
@@ -163,3 +172,70 @@ def test_sentences_are_joined_with_the_seed_of_the_training(monkeypatch: pytest.
         speech_task.load_dataset(Task(seed=17, join_sentences=5), split)  # type: ignore[arg-type]
     speech_task.load_dataset(Task(seed=3), "train_asr")  # type: ignore[arg-type]
     assert calls == [(5, 17), (1, 3)], "of training sets alone, with its number and its seed"
+
+
+# ---------------------------------------------------------------------------------------------------------- recipes
+def test_a_training_that_dies_goes_on_as_often_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If it has left a new checkpoint each time, and not once more."""
+    for restarts in (0, 1, 3):
+        tried: list[int] = []
+
+        def dies(self: Any, *given: Any, tried: list[int] = tried) -> Any:
+            yield from ()
+            tried.append(1)
+            raise LeapformerError("died")
+
+        ages = iter(range(100))
+        monkeypatch.setattr(shell.Shell, "_complete", dies)
+        monkeypatch.setattr(shell.trainings, "mend_last", lambda folder: None)
+        monkeypatch.setattr(shell, "_age", lambda checkpoint, ages=ages: next(ages))
+        host = shell.Shell(tmp_path, lambda text: None, lambda words: None, launcher=Launcher(restarts=restarts))
+        with pytest.raises(LeapformerError, match="died"):
+            host.run(host.train("x", tmp_path, tmp_path))
+        assert len(tried) == restarts + 1
+
+
+def test_the_last_validation_counts_for_whether_a_training_was_too_short() -> None:
+    for losses_, told in (([5.0] * 9 + [4.0], True), ([4.0] * 9 + [4.0], False), ([5.0] * 9 + [5.5], False)):
+        said: list[str] = []
+        watch = Losses(["train", "--max-update", "100"], said.append)
+        for number, loss in enumerate(losses_, 1):
+            watch({"valid_loss": str(loss), "valid_num_updates": str(10 * number)})
+        said.clear()
+        watch.end("--train-options")
+        assert bool(said) == told
+
+
+def test_the_longest_utterances_are_the_longest_and_belong_together(tmp_path: Path) -> None:
+    frames = [30, 100, 20, 90, 9]
+    heading, rows = ["id", "n_frames", "tgt_text"], [[f"u{n}", str(count), f"t{n}"] for n, count in enumerate(frames)]
+    (tmp_path / "dev_st.tsv").write_text("".join("\t".join(row) + "\n" for row in [heading, *rows]))
+    for part in ("source", "target"):
+        (tmp_path / f"dev.{part}").write_text("".join(f"{part}{n}\n" for n in range(5)))
+    write_longest(tmp_path, 3)
+    assert (tmp_path / "dev-long.source").read_text().split() == ["source1", "source3", "source0"]
+    assert (tmp_path / "dev-long.target").read_text().split() == ["target1", "target3", "target0"]
+    found = [line.split("\t")[0] for line in (tmp_path / "dev-long_st.tsv").read_text().splitlines()]
+    assert found == ["id", "u1", "u3", "u0"]
+
+
+@pytest.mark.parametrize("name", ["wikitext2", "mlm", "glue", "race", "multi30k", "ljspeech", "espeak_tts"])
+def test_a_run_is_recorded_with_the_seed_and_the_attention_of_its_training(name: str) -> None:
+    """By which rows of tables are made."""
+    needed, seeds = recipes.NEEDS[name], ("--seeds", "--seed")[name in ("multi30k", "ljspeech", "espeak_tts")]
+    words = [word for word in needed if word not in ("--seeds", "--attention", "leap", "1")]
+    said = recipes.dry(name, *words, "--attention", "relu", seeds, "43", "--out", "/O")
+    trained = 0
+    for folder, (record, commands) in said.folders.items():
+        for command in commands:
+            if command.startswith("leapformer train "):
+                trained += 1
+                assert record[: record.index("--seed") + 2] == ("--attention", "relu", "--seed", "43"), folder
+                given = shlex.split(command)
+                assert given[given.index("--seed") + 1] == "43"
+    assert trained
+
+
+def test_both_the_data_and_the_model_of_a_probe_follow_the_seed() -> None:
+    (tokens, weights), (other_tokens, other_weights) = orders._trained(1), orders._trained(2)
+    assert tokens != other_tokens and weights != other_weights

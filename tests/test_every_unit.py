@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from leapformer_fairseq.agents import talks
 from leapformer_fairseq.agents.curve_report import _spread
@@ -24,6 +25,8 @@ from leapformer_fairseq.agents.shown import Shown
 from leapformer_fairseq.agents.simulate import Simulation, Utterance
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.agents.times import ComputeTimes
+from leapformer_fairseq.attention import build
+from leapformer_fairseq.attention.recurrent.gates import spread_half_lives
 from leapformer_fairseq.audio import read_blocks
 from leapformer_fairseq.data import joined
 from leapformer_fairseq.data.corpus.plan import Utterance as Spoken
@@ -412,3 +415,17 @@ def test_the_end_of_a_sentence_is_a_sample_of_the_recording(threshold: float, ch
 def test_means_of_repeats_and_queues() -> None:
     assert _spread([1.0, None, 2.0, 6.0]) == {"mean": 3.0, "min": 1.0, "max": 6.0} and _spread([None]) is None
     assert queued([1.0, 2.0, 3.0], [5.0, 1.0, 1.0]) == [6.0, 7.0, 8.0]
+
+
+# ---------------------------------------------------------------------------------------------------------- attention
+def test_half_lives_are_tokens_and_spread_over_their_logarithm() -> None:
+    shares = spread_half_lives(5, 2, 32)
+    torch.testing.assert_close(shares ** torch.tensor([2.0, 4.0, 8.0, 16.0, 32.0]), torch.full((5,), 0.5))
+
+
+def test_random_features_are_those_of_softmax_on_average() -> None:
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 1, 6, 4, dtype=torch.float64) for _ in range(2))
+    performer = build("performer", 4, 1, performer_features=40_000).double()
+    found = performer.weights(q, k)
+    torch.testing.assert_close(found, (q @ k.mT / 2).softmax(-1), rtol=0.1, atol=0.01)

@@ -109,7 +109,12 @@ class Translation(Recipe):
             *self.options("train"), *s.attention.flags,
         )  # fmt: skip
         with self.shell.folder(run, record):
-            self.shell.run(self.shell.once(run / "model", self.linearize() if s.linearize else training))
+            if not s.linearize:
+                self.shell.run(self.shell.once(run / "model", training))
+                return
+            # What the rows of a table must not differ by, and yet makes another model.
+            with self.shell.folder(run / "model", ["--linearize", str(s.linearize), *self.options("linearize")]):
+                self.shell.run(self.shell.once(run / "model", self.linearize()))
 
     def linearize(self) -> Work:
         """Make a student of a trained model this run's best checkpoint. All students of a plan share the alignment."""

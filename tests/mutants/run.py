@@ -284,6 +284,7 @@ def main() -> None:
         "--tier", choices=("default", "all"), default="default", help="which tests: all, or the default"
     )
     parser.add_argument("--tests", nargs="+", help="these tests instead of those that the mutants name")
+    parser.add_argument("--without", metavar="PATTERN", help="leave these tests out, as in 'tests/test_every_*'")
     parser.add_argument("--lists", type=Path, default=HERE, metavar="DIR", help="where the mutants are listed")
     parser.add_argument("--out", type=Path, default=ROOT / "results/mutants.json", help="JSON; a table lies beside it")
     parser.add_argument("--survivors-of", type=Path, metavar="FILE", help="only mutants that survived in these results")
@@ -303,6 +304,9 @@ def main() -> None:
         mutants = [one for one in mutants if before.get(one.name, {}).get("result") == "survived"]
     if args.tests:
         mutants = [Mutant(**{**vars(one), "tests": tuple(args.tests)}) for one in mutants]
+    if args.without:
+        rest = [tuple(t for t in one.tests if not fnmatch.fnmatch(t, args.without)) for one in mutants]
+        mutants = [Mutant(**{**vars(one), "tests": tests}) for one, tests in zip(mutants, rest, strict=True) if tests]
     results = Results(args.out)
     waiting = [one for one in mutants if one.name not in results.content["mutants"]]
     for mutant in waiting:
