@@ -88,9 +88,11 @@ def coloured_noise(seed: int, colour: float, length: int, flat_below: int = 1) -
 
     Below a frequency of `flat_below` periods in the whole noise, the power is constant.
     """
-    spectrum = np.fft.rfft(np.random.default_rng(seed).standard_normal(length))
+    from scipy import fft  # the bits of numpy's in 0.6 of the time; a slow import, which not every command needs
+
+    spectrum = fft.rfft(np.random.default_rng(seed).standard_normal(length))
     bins = np.maximum(np.arange(len(spectrum)), flat_below)
-    return np.fft.irfft(spectrum * bins ** (-colour / 2), n=length)
+    return fft.irfft(spectrum * bins ** (-colour / 2), n=length)
 
 
 def read_aloud(espeak: Espeak, reading: Reading, folder: Path) -> None:
