@@ -9,8 +9,9 @@ import pytest
 from leapformer_fairseq.cli import demo
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.lra.grid import Grid
-from tests.pictures.test_maps import data, save_checkpoint  # noqa: F401
+from tests.pictures.test_maps import data  # noqa: F401
 from tests.reversed_text import reversed_text
+from tests.untrained import save_checkpoint
 
 SOFTMAX = [f"--{block}-attention=softmax" for block in ("encoder-self", "decoder-self", "decoder-cross")]
 
@@ -28,11 +29,9 @@ def places(data, tmp_path_factory) -> dict[str, object]:  # noqa: F811
         "text": text,
         "mt": text / "mt",
         "teacher": save_checkpoint(
-            data / "teacher.pt", text / "mt", "translation", "leapformer_nmt_tiny", *pair, *SOFTMAX
+            data / "teacher.pt", text / "mt", "leapformer_nmt_tiny", *pair, *SOFTMAX, task="translation"
         ),
-        "st": save_checkpoint(
-            data / "st.pt", data, "speech_to_text", "leapformer_simulst_tiny", "--waitk-lagging", "2"
-        ),
+        "st": save_checkpoint(data / "st.pt", data, "leapformer_simulst_tiny", "--waitk-lagging", "2"),
         "model": demo.MODEL,
         "lists": f"--source {data}/source --target {data}/target",
         "train": f"{training} --optimizer adam --lr 1e-3",
