@@ -65,7 +65,7 @@ OTHER: dict[str, Any] = {
     "rfa_features": "8",
     "rfa_floor": 30.0,
     "rope_theta": 10.0,
-    "rope_dims": 2,
+    "rope_dims": (2, 6, -1),
     "t2r_features": "6",
     "taylor_dim": 5,
     "luna_length": 6,
