@@ -261,6 +261,13 @@ def test_every_parameter_of_a_mechanism_matters(name: str, options: dict[str, An
     assert seen or not list(ready(name, "encoder-self", **options).parameters())
 
 
+def test_a_learned_alpha_is_that_of_its_head() -> None:
+    one, other = (ready("entmax", "encoder-self", entmax_alpha="learned") for _ in range(2))
+    other.alpha_logit.data[0] += 1
+    (before, *_), (after, *_) = (passed(mechanism, "encoder-self") for mechanism in (one, other))
+    assert not torch.allclose(before[:, 0], after[:, 0]) and torch.equal(before[:, 1], after[:, 1])
+
+
 # --------------------------------------------------------------------------------------------------------- criterions
 @pytest.mark.parametrize("name", losses.OURS)
 def test_every_option_of_a_criterion_is_known_here(name: str) -> None:
