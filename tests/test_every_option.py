@@ -65,7 +65,7 @@ OTHER: dict[str, Any] = {
     "rfa_features": "8",
     "rfa_floor": 30.0,
     "rope_theta": 10.0,
-    "rope_dims": 2,
+    "rope_dims": (2, 6, -1),
     "t2r_features": "6",
     "taylor_dim": 5,
     "luna_length": 6,
@@ -259,6 +259,13 @@ def test_every_parameter_of_a_mechanism_matters(name: str, options: dict[str, An
             seen += 1
             assert parameter.grad is not None and parameter.grad.abs().max() > 0, f"{title} in {block} is not used"
     assert seen or not list(ready(name, "encoder-self", **options).parameters())
+
+
+def test_a_learned_alpha_is_that_of_its_head() -> None:
+    one, other = (ready("entmax", "encoder-self", entmax_alpha="learned") for _ in range(2))
+    other.alpha_logit.data[0] += 1
+    (before, *_), (after, *_) = (passed(mechanism, "encoder-self") for mechanism in (one, other))
+    assert not torch.allclose(before[:, 0], after[:, 0]) and torch.equal(before[:, 1], after[:, 1])
 
 
 # --------------------------------------------------------------------------------------------------------- criterions

@@ -15,6 +15,7 @@ import pytest
 import soundfile
 import torch
 
+from leapformer_fairseq.agents import sentence_training
 from leapformer_fairseq.agents.simulate import put_in_order
 from leapformer_fairseq.agents.talks import LOGS, join_logs
 from leapformer_fairseq.checkpoints import best_checkpoints, describe_checkpoint, last_checkpoints
@@ -136,7 +137,25 @@ def _epoch_order(seed: int) -> Any:
     return first, second
 
 
+def _sentence_ends(seed: int) -> Any:
+    """What the network begins with, and what it is shown."""
+    drawn: list[float] = []
+    frames = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+
+    def joined_(recordings: Any, rng: np.random.Generator) -> Any:
+        drawn.append(rng.random())
+        return frames, [20]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentence_training, "joined", joined_)
+        patch.setattr(sentence_training, "evaluate", lambda *given: {0.5: sentence_training.Found()})
+        settings = sentence_training.Settings(updates=1, units=3, rate=1e-12, seed=seed)
+        model = sentence_training.train([frames, frames], [frames, frames], settings)
+    return [(float(model.enter_weight.sum()), round(drawn[0], 6))]
+
+
 SEEDED = {
+    "ends of sentences": _sentence_ends,
     "sentences of a corpus": sentences,
     "voices of a corpus": voices,
     "noise": lambda seed: coloured_noise(seed, 1.0, 50).tolist(),

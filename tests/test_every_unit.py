@@ -225,7 +225,8 @@ def test_a_served_talk_tells_seconds_and_how_far_it_is_behind(clock: Clock) -> N
             await running
             while (message := await listener.next()) is not None:
                 found.append(message)
-        assert one._compute_s == pytest.approx(session.times.decoder_s)
+        assert found[-2]["rtf"] == pytest.approx(session.times.decoder_s / 3.0), "of all that was computed"
+        assert session.times.decoder_s > 0.5
         return found
 
     for backlog_s in (0.5, 100.0):
@@ -233,8 +234,6 @@ def test_a_served_talk_tells_seconds_and_how_far_it_is_behind(clock: Clock) -> N
         assert messages[-1]["heard_s"] == 3.0 and messages[-1]["behind_s"] == 0
         heard = [message["heard_s"] for message in messages if message["heard_s"]]
         assert heard == sorted(heard) and heard[0] == LONGEST_CHUNK // 640 * 640 / RATE
-        assert messages[-1]["rtf"] == pytest.approx(0.25 * round(messages[-1]["rtf"] * 3 / 0.25) / 3)
-        assert messages[-1]["rtf"] > 0.25, "of all that was computed"
 
 
 # ------------------------------------------------------------------------------------------------ usage of whole talks
