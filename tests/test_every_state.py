@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
+from leapformer_fairseq.agents.exported import ExportedEngine
 from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.segments import SegmentOptions
 from leapformer_fairseq.agents.session import Session
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.agents.system import TranslationSystem
+from leapformer_fairseq.agents.times import ComputeTimes
 from leapformer_fairseq.attention import PrefixMask
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.lengths import LengthPredictor, Setting, Source, length_options
@@ -273,3 +278,21 @@ def test_drafts_of_every_segment_begin_with_its_first_step() -> None:
     assert [round(one.audio_s - other.audio_s, 6) for one, other in zip(drafts[1], drafts[0], strict=True)] == [
         3.0
     ] * len(drafts[0])
+
+
+def test_a_system_with_another_k_is_otherwise_the_same_and_has_the_engine_that_was_chosen() -> None:
+    model = SimpleNamespace(encoder=SimpleNamespace(chunks=object()))
+    policy = PolicyOptions("wait-k", 3, catch_up=0.5, align_layer=1)
+    system = TranslationSystem(model, 2, (), None, None, policy, 28, "recompute")  # type: ignore[arg-type]
+    assert replace(system, policy=replace(policy, k=7)) == system.waiting(7)
+    assert type(system.begin(ComputeTimes())) is RecomputeEngine
+    assert type(replace(system, engine="auto").begin(ComputeTimes())) is IncrementalEngine
+
+
+def test_an_exported_engine_forks_all_that_it_changes_in_place() -> None:
+    one: Any = object.__new__(ExportedEngine)
+    one.times, one._rows = ComputeTimes(), [1]
+    other = one.fork()
+    other._rows += [2]
+    other.times.encoder_passes += 1
+    assert one._rows == [1] and one.times.encoder_passes == 0
