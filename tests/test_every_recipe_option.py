@@ -84,10 +84,10 @@ VALUES: dict[Any, tuple[str, list[str]]] = {
 ONLY_CHANGES = {
     "--out", "--attention", "--sets", "--linearize", "--longest", "--tasks", "--predictors", "--train-k", "--grid",
     "--stages", "--block", "--recipe", "--protocol", "--entmax", "--softmax", "--seeds", "--pictures", "--segment",
-    "--pretrained", "--paper", "--pretrained-seed", "--k", "--pair",
+    "--pretrained", "--paper", "--jobs", "--pretrained-seed", "--k", "--pair",
 }  # fmt: skip
 # No command of a dry run tells: below, and tests/recipes/test_shell.py
-LAUNCHES = {"--jobs", "--launcher", "--processes", "--machines", "--slurm-options", "--restarts", "--dry-run"}
+LAUNCHES = {"--launcher", "--processes", "--machines", "--slurm-options", "--restarts", "--dry-run"}
 SWEEPS = {"--ratios", "--dampenings", "--sizes"}
 
 
@@ -194,6 +194,8 @@ def test_every_option_reaches_a_command(name: str, option: str) -> None:
             assert any(value in word.replace("=", " ", word.startswith("--")).split() for word in after.words), (
                 f"{option} {value} is in no command"
             )
+    elif option == "--jobs":  # trainings at once, of this process or of the command
+        assert any("at once: 97," in line for line in after.lines) or "97" in after.words
     elif option in ("--k", "--seeds"):
         for value in values[0].split():
             assert value in after.words, f"{option} {value} is in no command"

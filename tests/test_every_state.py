@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
+from leapformer_fairseq.agents.exported import ExportedEngine
+from leapformer_fairseq.agents.policy import PolicyOptions
+from leapformer_fairseq.agents.segments import SegmentOptions
+from leapformer_fairseq.agents.session import Session
+from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.agents.system import TranslationSystem
+from leapformer_fairseq.agents.times import ComputeTimes
 from leapformer_fairseq.attention import PrefixMask
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.lengths import LengthPredictor, Setting, Source, length_options
@@ -28,6 +37,7 @@ from . import losses
 from . import test_every_order as orders
 from . import test_every_recipe_option as recipes
 from .models.tiny import dictionary
+from .scripted import ScriptedSystem, sound
 
 # ------------------------------------------------------------------------------------------------------ the pass
 
@@ -239,3 +249,50 @@ def test_a_run_is_recorded_with_the_seed_and_the_attention_of_its_training(name:
 def test_both_the_data_and_the_model_of_a_probe_follow_the_seed() -> None:
     (tokens, weights), (other_tokens, other_weights) = orders._trained(1), orders._trained(2)
     assert tokens != other_tokens and weights != other_weights
+
+
+# ----------------------------------------------------------------------------------------------------------- drafts
+@pytest.mark.parametrize("k", [1, 4, 50])
+def test_a_draft_is_of_all_that_was_heard(k: int) -> None:
+    """And not what was expected when less was; of a stream that was never asked before it is the same."""
+    asked, other = (
+        TranslationStream(ScriptedSystem(PolicyOptions("wait-k", k), ends=10**9), DecodingOptions(max_draft=9))
+        for _ in range(2)
+    )
+    found = []
+    for seed in range(7):
+        for stream in (asked, other):
+            stream.push(sound(0.5, seed=seed))
+            stream.advance(source_finished=False)
+            stream.flush(final=False)
+        found.append(asked.draft())
+    assert other.draft() == found[-1] and len(set(found)) > 3
+
+
+def test_drafts_of_every_segment_begin_with_its_first_step() -> None:
+    system, options = ScriptedSystem(PolicyOptions("wait-k", 2), ends=10**9), SegmentOptions("seconds", max_seconds=3.0)
+    session = Session(system, DecodingOptions(), options, drafts=True)
+    events = [*session.push(sound(9.0)), *session.finish()]
+    drafts = [[event for event in events if event.segment == number and not event.final] for number in (1, 2, 3)]
+    assert len(drafts[0]) == len(drafts[1]) == len(drafts[2]) > 3
+    assert [round(one.audio_s - other.audio_s, 6) for one, other in zip(drafts[1], drafts[0], strict=True)] == [
+        3.0
+    ] * len(drafts[0])
+
+
+def test_a_system_with_another_k_is_otherwise_the_same_and_has_the_engine_that_was_chosen() -> None:
+    model = SimpleNamespace(encoder=SimpleNamespace(chunks=object()))
+    policy = PolicyOptions("wait-k", 3, catch_up=0.5, align_layer=1)
+    system = TranslationSystem(model, 2, (), None, None, policy, 28, "recompute")  # type: ignore[arg-type]
+    assert replace(system, policy=replace(policy, k=7)) == system.waiting(7)
+    assert type(system.begin(ComputeTimes())) is RecomputeEngine
+    assert type(replace(system, engine="auto").begin(ComputeTimes())) is IncrementalEngine
+
+
+def test_an_exported_engine_forks_all_that_it_changes_in_place() -> None:
+    one: Any = object.__new__(ExportedEngine)
+    one.times, one._rows = ComputeTimes(), [1]
+    other = one.fork()
+    other._rows += [2]
+    other.times.encoder_passes += 1
+    assert one._rows == [1] and one.times.encoder_passes == 0

@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -131,7 +132,6 @@ def run_tests(copy: Path, tests: Sequence[str], options: Sequence[str], limit: f
         if child == 0:
             _in_fork(copy, Path(scratch), answer, output, [*options, *tests])
         ended, status = _waited(child, limit)
-        os.killpg(child, signal.SIGKILL) if not ended else None
         found = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}
         if ended and not found:
             raise SystemExit(f"pytest died ({status}) with {' '.join(tests)}:\n{output.read_text()[-3000:]}")
@@ -146,7 +146,8 @@ def _waited(child: int, limit: float | None) -> tuple[bool, int]:
         if pid:
             return True, os.waitstatus_to_exitcode(status)
         if limit is not None and time.monotonic() - began > limit:
-            os.killpg(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # with all that the tests have started in its group
             os.waitpid(child, 0)
             return False, -signal.SIGKILL
         time.sleep(0.05)
