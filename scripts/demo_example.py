@@ -6,6 +6,7 @@ OUT/model is the exported model. Writes example.flac, example.json and README.md
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,10 @@ def readme(folder: Path, out: Path, wanted: str, example: str) -> Iterator[str]:
     """What this folder is, and the commands that made it."""
     model = read_json(out / "model" / "model.json")
     size = sum(path.stat().st_size for path in (out / "model").iterdir()) / 1e6
-    commands = (folder / "commands.sh").read_text(encoding="utf-8").replace(str(folder), "results/quickstart")
+    commands = (folder / "commands.sh").read_text(encoding="utf-8")
+    # Recipes note absolute paths, which would say where the model was made.
+    made = re.search(r"leapformer corpus --out (\S+)/corpus", commands)
+    commands = commands.replace(made[1] if made else str(folder), "results/quickstart")
     yield from ("# The model of `leapformer demo`", "", "```", "bash scripts/quickstart.sh")
     yield from (f"bash scripts/demo_model.sh results/quickstart {wanted}".rstrip(), "```", "")
     yield f"An 8-bit export ({size:.1f} MB) of the quickstart's LeaPformer, and an utterance of its synthetic test set,"
