@@ -82,7 +82,7 @@ def test_a_wrong_decoder_is_refused(tiny_decode, tmp_path, capsys, monkeypatch):
 
     right = LinearStep.attend
     monkeypatch.setattr(LinearStep, "attend", lambda self, *args: right(self, *args) * 1.001)
-    assert main(["bench", "decode", "--quick", "--out", str(tmp_path), "--mechanisms", "leap"]) == 1
+    assert main(["bench", "decode", "--quick", "--out", str(tmp_path), "--mechanisms", "leap"]) == 2
     assert "leap is not measured: its decoder differs by" in capsys.readouterr().err
 
 

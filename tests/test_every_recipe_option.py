@@ -206,6 +206,7 @@ SAME_RECORD = {
     "--pair": ((1, 2), "the prepared data in --out is refused first"),
     "--average": ((1,), "of training: more checkpoints are kept; if there are too few, averaging says so"),
     "--k": ((2,), "each k has a folder of its own"),
+    "--softmax": ((1, 2), "two trainings share the cores: the same updates, divided among fewer processes"),
 }
 
 
@@ -225,7 +226,9 @@ def test_a_folder_is_known_by_what_its_commands_depend_on(name: str, option: str
 ])  # fmt: skip
 def test_options_of_the_launcher_arrive(option: str, value: str, field: str) -> None:
     parser, _ = catalog.parser_for("multi30k")
-    plain, other = (launcher_of(parser.read(["--launcher", "slurm", *words])) for words in ([], [option, value]))
+    kind = catalog.DATASETS["multi30k"].recipe
+    given = (parser.read(["--launcher", "slurm", *words]) for words in ([], [option, value]))
+    plain, other = (launcher_of(settings, kind) for settings in given)
     assert plain == Launcher("slurm", slurm_options=[]) and getattr(other, field) != getattr(plain, field)
     if field != "restarts":
         assert plain.prefix() != other.prefix()

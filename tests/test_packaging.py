@@ -41,8 +41,8 @@ LAYERS = [
     {"models"},
     {"criterions", "data", "optimizers", "pictures", "scoring"},
     {"tasks"},
-    {"ablation", "agents", "lra", "recipes", "sparsefinder"},
-    {"export"},
+    {"ablation", "agents", "lra", "sparsefinder"},
+    {"export", "recipes"},
     {"benchmarks", "linearize", "probes", "serve"},
     {"cli"},
 ]  # lowest first
