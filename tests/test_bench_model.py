@@ -45,6 +45,7 @@ def tiny(monkeypatch):
         monkeypatch.setattr(model, name, value)
 
 
+@pytest.mark.full
 def test_both_files_and_the_picture(tiny, tmp_path, capsys):
     plans = ["leap", "softmax/relu/cosformer"]
     command = ["bench", "model", "--quick", "--out", str(tmp_path), "--device", "cpu", "--mechanisms", *plans]

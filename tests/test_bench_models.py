@@ -185,6 +185,7 @@ class TestPapers:
         assert [row["mechanism"] for row in rows] == ["softmax", "relu"]
 
 
+@pytest.mark.full
 def test_two_processes_are_measured_against_one_and_two_copies(tmp_path):
     command = ["bench", "scaling", "--quick", "--mechanisms", "relu", "--device", "cpu", "--out", str(tmp_path)]
     assert main(command) == 0

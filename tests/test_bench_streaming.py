@@ -28,6 +28,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(streaming, "LONGEST_ANEW", 2.0)
 
 
+@pytest.mark.full
 def test_it_writes_both_files(tiny, tmp_path, capsys):
     command = ["bench", "streaming", "--quick", "--out", str(tmp_path), "--mechanisms", "leap", "--device", "cpu"]
     assert main(command) == 0
@@ -59,6 +60,7 @@ def test_a_translation_is_an_agents(tiny):
         assert engine.times.encoder_passes == (3 if kind is RecomputeEngine else 4)  # the last frames, and their end
 
 
+@pytest.mark.full
 def test_the_exported_system_translates_alike(tiny):
     model = streaming.make(streaming.systems_of(["leap"])[streaming.EXPORTED], CPU)
     frames = streaming.noise(2.1)

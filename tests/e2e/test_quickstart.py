@@ -73,6 +73,7 @@ def test_another_runs_results_are_refused(finished):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 def test_training_for_one_k_joins_the_report_with_the_same_recogniser(finished):
     done = quickstart("--fast", "--k", "3", "--train-k", "3", "--out", str(finished))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
