@@ -1,4 +1,4 @@
-"""How tests run commands: with one thread, ours in forks of this process, others in a new interpreter."""
+"""How tests run commands: with one thread, ours in forks (see `forks`), others in a new interpreter."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ are thousands of cases. `--all` restores the whole product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -23,9 +23,7 @@ def covering(
     where: whether a combination is possible, called with the factors by name; pairs without any possible row are
     dropped.
     """
-    rows = list(product(*factors.values()))
-    if where is not None:
-        rows = [row for row in rows if where(**dict(zip(factors, row, strict=True)))]
+    rows = _possible(where, factors)
     chosen = rows if whole_products else pairwise(rows)
     values = chosen if len(factors) > 1 else [row[0] for row in chosen]
     return pytest.mark.parametrize(",".join(factors), values, ids=ids)
@@ -33,13 +31,16 @@ def covering(
 
 def in_turn(where: Callable[..., bool] | None = None, /, **factors: Sequence[Any]) -> pytest.MarkDecorator:
     """As `covering`, but each value of the first factor comes once, with the others' values in turn."""
-    (first, values), *others = factors.items()
-    rows = list(product(values, *(rest for _, rest in others)))
-    if where is not None:
-        rows = [row for row in rows if where(**dict(zip(factors, row, strict=True)))]
-    alike = [[row for row in rows if row[0] is value] for value in values]
+    rows = _possible(where, factors)
+    alike = [[row for row in rows if row[0] is value] for value in next(iter(factors.values()))]
     chosen = rows if whole_products else [own[place % len(own)] for place, own in enumerate(alike) if own]
-    return pytest.mark.parametrize(",".join([first, *(name for name, _ in others)]), chosen)
+    return pytest.mark.parametrize(",".join(factors), chosen)
+
+
+def _possible(where: Callable[..., bool] | None, factors: Mapping[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """The whole product, without the combinations that `where` excludes."""
+    rows = product(*factors.values())
+    return [row for row in rows if where is None or where(**dict(zip(factors, row, strict=True)))]
 
 
 def pairwise(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -40,8 +40,13 @@ class Attention:
     @property
     def options(self) -> list[str]:
         """The options as command-line words."""
-        pairs = (option.partition("=") for option in self.text.split(":")[1:])
-        return [word for name, _, value in pairs for word in (f"--{name}", *([value] if value else []))]
+        return [word for name, value in self._given for word in (f"--{name}", *([value] if value else []))]
+
+    @property
+    def _given(self) -> list[tuple[str, str | None]]:
+        """Names of options without dashes, and values, None for a flag."""
+        parts = (option.partition("=") for option in self.text.split(":")[1:])
+        return [(name, value if equals else None) for name, equals, value in parts]
 
     def check(self, masks: Mapping[str, Mask]) -> None:
         """Raise LeapformerError for a plan that no model could be built with; `masks` has the blocks of the model."""
@@ -50,15 +55,10 @@ class Attention:
         parts = self.plan.count("/") + 1
         if parts > len(masks):
             raise LeapformerError(f"{self.text}: {parts} plans for {', '.join(masks)}; give at most {len(masks)}")
-        options = [option.partition("=") for option in self.text.split(":")[1:]]
-        plans = dict(zip(BLOCKS, self.blocks, strict=True)) if len(masks) == len(BLOCKS) else {}
+        every = len(masks) == len(BLOCKS)
+        plans = dict(zip(BLOCKS, self.blocks, strict=True)) if every else dict.fromkeys(masks, self.plan)
         try:
-            check_plans(
-                plans or dict.fromkeys(masks, self.plan),
-                [(name, value if equals else None) for name, equals, value in options],
-                masks,
-                _model_options,
-            )
+            check_plans(plans, self._given, masks, _model_options)
             self._check_encoder()
         except LeapformerError as error:
             raise LeapformerError(f"--attention {self.text}: {error}") from None
