@@ -20,6 +20,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(bounded, "QUICK_CASES", (16, 24))
     monkeypatch.setattr(bounded, "LONGEST_CUMULATIVE", 16)
     monkeypatch.setattr(bounded, "SECONDS", 0.1)
+    monkeypatch.setattr(bounded, "TOKENS", 48)
     peaks = {"sdpa": 2 * measure.MIB}
     monkeypatch.setattr(measure, "in_fresh_process", lambda _, name, *arguments: peaks.get(name, 3 * measure.MIB))
 
@@ -44,7 +45,8 @@ def test_it_writes_both_files(tiny, tmp_path, capsys):
     assert "Forward and backward" in capsys.readouterr().out
 
 
-def test_the_cumulative_sums_are_the_same_function_with_the_same_gradients():
+def test_the_cumulative_sums_are_the_same_function_with_the_same_gradients(monkeypatch):
+    monkeypatch.setattr(bounded, "TOKENS", 140)
     mechanism = bounded.make("abc-mlp").double()
     inputs = [x.double().detach().requires_grad_() for x in bounded._inputs(70, CPU)]
     grad = torch.randn_like(inputs[0])

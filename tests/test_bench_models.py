@@ -19,9 +19,9 @@ TINY = [decode.Case(1, 1, 6, 9), decode.Case(2, 3, 5, 7)]
 
 @pytest.fixture(autouse=True)
 def shallow(monkeypatch):
-    """Decoders of two layers, since to export one takes a while."""
-    monkeypatch.setattr(decode, "LAYERS", 2)
-    monkeypatch.setattr(decode, "make", partial(decode.make, layers=2))
+    """Decoders of one layer, since to export one takes a while."""
+    monkeypatch.setattr(decode, "LAYERS", 1)
+    monkeypatch.setattr(decode, "make", partial(decode.make, layers=1))
 
 
 @pytest.fixture
@@ -30,7 +30,10 @@ def tiny_decode(monkeypatch):
         monkeypatch.setattr(decode, name, value)
 
 
-def test_decode_writes_both_files(tiny_decode, tmp_path, capsys):
+@pytest.mark.parametrize("traced", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_decode_writes_both_files(tiny_decode, traced, tmp_path, capsys, monkeypatch):
+    if not traced:  # tests of exports make graphs, and see that they are right
+        monkeypatch.setattr(decode, "exported", lambda case, quantized: (lambda: (1e-3,), 4))
     command = ["bench", "decode", "--quick", "--out", str(tmp_path), "--mechanisms", "leap", "relu", "--device", "cpu"]
     assert main(command) == 0
     found = json.loads((tmp_path / "decode.json").read_text())

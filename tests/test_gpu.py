@@ -187,7 +187,7 @@ def _timed():
 
 def test_a_process_that_dies_or_hangs_costs_one_case(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "_worker", gpu_workers.dies_and_hangs)
-    monkeypatch.setattr(gpu, "LIMIT", 8.0)
+    monkeypatch.setattr(gpu, "LIMIT", 4.0)  # a process begins in a second
     cases = [Task("agreement", str(i), list) for i in range(4)]
     monkeypatch.setattr(gpu, "tasks", lambda device, fast: cases)
     found = gpu.collect(options("--out", str(tmp_path)), tmp_path)
@@ -202,7 +202,7 @@ def test_a_process_that_dies_or_hangs_costs_one_case(monkeypatch, tmp_path):
 @pytest.mark.parametrize("worker", [gpu_workers.cannot_begin, gpu_workers.hangs_before_it_begins])
 def test_a_process_that_cannot_begin_is_told_of(monkeypatch, tmp_path, worker):
     monkeypatch.setattr(gpu, "_worker", worker)
-    monkeypatch.setattr(gpu, "LIMIT", 5.0)
+    monkeypatch.setattr(gpu, "LIMIT", 1.0)
     assert gpu.main(["--device", "cpu", "--fast", "--out", str(tmp_path)]) == 1
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert "no process could begin" in found["agreement"][0]["failure"] and found["left_out"]

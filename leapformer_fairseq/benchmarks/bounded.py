@@ -32,6 +32,7 @@ from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks
 from .tables import Found, Table
 
 HEADS, HEAD_DIM, SLOTS = 8, 64, 32
+TOKENS = 2048  # of a batch, at least one sequence
 SDPA, CUMULATIVE, REFERENCE = "sdpa", "cumulative sums", "abc-mlp"
 # what holds the longest sequence here, where a mechanism has such an option
 ROOM = {"abc_max_length": 20_000, "abc_pool_size": 512, "abc_global_every": 512}
@@ -178,7 +179,7 @@ def _labels(length: int, name: str, place: measure.Place) -> dict[str, Any]:
 
 def _inputs(length: int, place: measure.Place) -> tuple[Tensor, ...]:
     """q, k and v that want gradients."""
-    shape = (max(1, 2048 // length), HEADS, length, HEAD_DIM)
+    shape = (max(1, TOKENS // length), HEADS, length, HEAD_DIM)
     return tuple(torch.randn(shape, device=place.device, dtype=place.dtype, requires_grad=True) for _ in range(3))
 
 

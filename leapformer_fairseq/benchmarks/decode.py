@@ -269,19 +269,32 @@ def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
 @cache
 def exported_graphs(name: str, reads_source: bool = True, quantized: bool = False) -> Any:
     """A decoder's step in onnxruntime, with one thread; if it does not read a source, its graph for prompts, too."""
-    from ..export.write import quantize_graph, write_prompt, write_step
+    from ..export.write import quantize_graph
     from ..runtime.engine import Graphs
-    from ..runtime.folder import LANGUAGE, PROMPT, STEP, TRANSLATION, Folder
+    from ..runtime.folder import LANGUAGE, STEP, TRANSLATION, Folder
+
+    states, graphs = _traced(name, reads_source)
+    with TemporaryDirectory() as path:
+        for file, content in graphs.items():
+            (Path(path) / file).write_bytes(content)
+        if quantized:
+            quantize_graph(Path(path) / STEP)
+        folder = Folder(Path(path), TRANSLATION if reads_source else LANGUAGE, states, {}, LONGEST, "", {})
+        return Graphs(folder, names=tuple(graphs))
+
+
+@cache
+def _traced(name: str, reads_source: bool) -> tuple[Any, dict[str, bytes]]:
+    """The shapes of a decoder's states and its graphs, which take long to trace."""
+    from ..export.write import write_prompt, write_step
+    from ..runtime.folder import PROMPT, STEP
 
     decoder = make(name, measure.Place(torch.device("cpu")), reads_source=reads_source).requires_grad_(False)
     with TemporaryDirectory() as path:
         states = write_step(decoder, Path(path))
         if not reads_source:
             write_prompt(decoder, Path(path))
-        if quantized:
-            quantize_graph(Path(path) / STEP)
-        folder = Folder(Path(path), TRANSLATION if reads_source else LANGUAGE, states, {}, LONGEST, "", {})
-        return Graphs(folder, names=(STEP,) if reads_source else (STEP, PROMPT))
+        return states, {file: (Path(path) / file).read_bytes() for file in (STEP, *([] if reads_source else [PROMPT]))}
 
 
 def exported(case: Case, quantized: bool) -> tuple[Callable[[], measure.Seconds], int]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BATCH = 4000  # frames of an update, whatever the number of processes
 MOST_PROCESSES = 4  # that share a batch; more would have too few sentences each
-UPDATES = {"full": (1200, 2300), "fast": (80, 80)}  # of recognition and of translation
+UPDATES = {"full": (1200, 2300), "fast": (20, 50)}  # of recognition and of translation
 # At most 10 tokens per second of audio, plus 10, to stop a model that loops.
 LENGTH = ("--max-len-a", "0.1", "--max-len-b", "10")
 LAGGING = r"[1-9]\d*(-[1-9]\d*)?(,offline)?"

@@ -26,9 +26,7 @@ def quickstart(*options: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("quickstart") / "out"
-    command = ["bash", str(ROOT / "scripts/quickstart.sh"), "--fast", "--k", "1 3 5", "--out", str(out)]
-    command += ["--processes", "1"]
-    done = run(command, LEAPFORMER_VENV=sys.prefix)
+    done = quickstart("--fast", "--k", "1 3 5", "--out", str(out))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return out
 
@@ -124,6 +122,6 @@ def test_the_cores_that_are_there_share_the_batch(seen, monkeypatch, tmp_path):
 
 
 def test_help_explains_every_option():
-    text = quickstart("--help").stdout
+    text = run(["bash", str(ROOT / "scripts/quickstart.sh"), "--help"], LEAPFORMER_VENV=sys.prefix).stdout
     for option in ("--attention", "--softmax", "--k", "--train-k", "--seed", "--out", "--fast"):
         assert option in text
