@@ -1,5 +1,6 @@
 """The two tiers of tests, their order, one thread for each worker, and a fixed seed for every test."""
 
+import gc
 import json
 import os
 from collections import Counter
@@ -41,6 +42,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: -costs.get(_file_of(item.nodeid), 10.0))  # a new file may be a long one
 
 
+def pytest_collection_finish() -> None:
+    """Tests and modules stay to the end: the garbage collector need not look through them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if not config.getoption("--costs"):
         return
@@ -60,7 +68,7 @@ def _file_of(nodeid: str) -> str:
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed writes down the stack of calls for each other device
     np.random.seed(0)
 
 

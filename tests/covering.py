@@ -86,6 +86,14 @@ def _as_numbers(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, ...]]:
     return coded
 
 
+def shared_out(values: Sequence[Any], place: int, among: int = 3) -> list[Any]:
+    """The part of `values` for one of several tests that run all values through like code; with --all, all of them.
+
+    Tests at the places 0 to `among` - 1 see every value once.
+    """
+    return list(values) if whole_products else list(values[place::among])
+
+
 def each_with_one(values: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Every value with one of `others`, in turn; with --all, with all of them.
 

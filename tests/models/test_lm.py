@@ -19,7 +19,7 @@ from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.modules import attentions
 from leapformer_fairseq.scoring.stream import ModelReader, score_stream
 
-from ..covering import each_with_one
+from ..covering import each_with_one, shared_out
 from .tiny import PLANS, VARIANTS, dictionary, make_model
 
 WORDS = dictionary()
@@ -38,7 +38,7 @@ def tokens(batch, length):
     return found
 
 
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize("plan", shared_out([*PLANS, *VARIANTS], 2))
 def test_decoding_steps_equal_the_full_forward(plan):
     model, text = lm(plan), tokens(3, 20)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def test_decoding_steps_equal_the_full_forward(plan):
     torch.testing.assert_close(torch.cat(parts, 1), full, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize("plan", shared_out([*PLANS, *VARIANTS], 0))
 def test_a_carried_state_equals_one_long_pass(plan):
     """Without position embeddings, which start again in every piece."""
     model, text = lm(plan, **WITHOUT_POSITIONS), tokens(2, 40)
@@ -82,7 +82,7 @@ def continued(model, prompts, beam=3, **call):
 
 @pytest.mark.parametrize(
     ("plan", "lengths", "beam"),
-    each_with_one([*PLANS, *VARIANTS], list(product([(6, 6), (7, 4, 5), (3, 0)], [1, 3]))),
+    each_with_one(shared_out([*PLANS, *VARIANTS], 1), list(product([(6, 6), (7, 4, 5), (3, 0)], [1, 3]))),
 )
 def test_prompts_in_one_pass_change_nothing(plan, lengths, beam, monkeypatch):
     model, prompts = lm(plan).float(), sample(lengths)
@@ -140,7 +140,7 @@ def test_generation_after_a_prompt_holds_a_state_of_constant_size():
     assert held[0] > 0 and held[-1] == 0
 
 
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize("plan", shared_out([*PLANS, *VARIANTS], 2))
 def test_longer_text_than_in_training_can_be_read(plan):
     model = lm(plan)
     limit = model.decoder.mechanism_limit()

@@ -21,7 +21,7 @@ from leapformer_fairseq.attention.linear.relu import ReLULinear
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.mlm import HubInterface
 
-from ..covering import each_with_one
+from ..covering import each_with_one, shared_out
 from .tiny import PLANS, SIZES, dictionary, make_model
 
 ENCODER_PLANS = [
@@ -53,7 +53,7 @@ def with_head(model, classes=3):
 
 
 # ------------------------------------------------------------------------------------------------- independence
-@pytest.mark.parametrize(("plan", "columns"), each_with_one(ENCODER_PLANS, [40, 57]))
+@pytest.mark.parametrize(("plan", "columns"), each_with_one(shared_out(ENCODER_PLANS, 0), [40, 57]))
 def test_scores_do_not_depend_on_the_batch(plan, columns):
     model, sentences = mlm(plan), [sentence(length) for length in (40, 17, 3)]
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_scores_do_not_depend_on_the_batch(plan, columns):
             torch.testing.assert_close(row[: len(tokens)], alone[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("plan", "pooling"), each_with_one(ENCODER_PLANS, ["cls", "mean"]))
+@pytest.mark.parametrize(("plan", "pooling"), each_with_one(shared_out(ENCODER_PLANS, 1), ["cls", "mean"]))
 def test_classes_do_not_depend_on_the_batch(plan, pooling):
     model, sentences = with_head(mlm(plan, pooling=pooling)), [sentence(length) for length in (23, 9, 4)]
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test_the_batch_matters_where_padding_is_read():
 
 
 # -------------------------------------------------------------------------------------------------------- outputs
-@pytest.mark.parametrize("plan", ENCODER_PLANS)
+@pytest.mark.parametrize("plan", shared_out(ENCODER_PLANS, 2))
 def test_only_masked_positions_are_projected(plan):
     model, batch = mlm(plan), padded([sentence(12), sentence(7)], 12)
     masked = torch.zeros_like(batch, dtype=torch.bool)
@@ -133,7 +133,7 @@ def test_one_sentence_has_the_classes_that_the_model_gives_it(pooling):
             hub.predict(HEAD, tokens.repeat(100))
 
 
-@pytest.mark.parametrize("plan", ENCODER_PLANS)
+@pytest.mark.parametrize("plan", shared_out(ENCODER_PLANS, 0))
 def test_all_parameters_learn(plan):
     model, batch = mlm(plan).train(), padded([sentence(12), sentence(7)], 12)
     model(batch)[0].square().sum().backward()
@@ -158,7 +158,9 @@ class Shapes(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("plan", [name for name in ENCODER_PLANS if MECHANISMS[name].capabilities.constant_state])
+@pytest.mark.parametrize(
+    "plan", shared_out([name for name in ENCODER_PLANS if MECHANISMS[name].capabilities.constant_state], 1)
+)
 def test_nothing_is_quadratic_in_the_length(plan):
     model, batch = mlm(plan, max_positions=1100).float().train(), padded([sentence(1009), sentence(50)], 1009)
     with Shapes(1009) as shapes:
@@ -197,7 +199,7 @@ def released(state):
     return old
 
 
-@pytest.mark.parametrize(("plan", "names"), each_with_one(ENCODER_PLANS, ["of today", "released"]))
+@pytest.mark.parametrize(("plan", "names"), each_with_one(shared_out(ENCODER_PLANS, 2), ["of today", "released"]))
 def test_warm_start_from_a_roberta_of_fairseq(plan, names):
     stock, model = roberta(), mlm(plan)
     new = model.state_dict().keys() - stock.state_dict().keys()

@@ -12,7 +12,7 @@ from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
 
-from ..covering import each_with_one
+from ..covering import each_with_one, shared_out
 from .tiny import PLANS, VARIANTS, dictionary, make_model, target_prefix, text_batch
 
 WORDS = dictionary()
@@ -50,7 +50,7 @@ def worst(models, batch, hypotheses):
     )
 
 
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize("plan", shared_out([*PLANS, *VARIANTS], 0))
 def test_decoding_steps_equal_the_full_forward(plan):
     model, batch, prefix = nmt(plan), text_batch(), target_prefix(3, 9)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def generate_and_watch(model, batch):
     return hypotheses, rows[-1] < rows[0]
 
 
-@pytest.mark.parametrize(("plan", "language"), each_with_one([*PLANS, *VARIANTS], ["C", "torch"]))
+@pytest.mark.parametrize(("plan", "language"), each_with_one(shared_out([*PLANS, *VARIANTS], 1), ["C", "torch"]))
 def test_beam_search_scores_equal_those_of_a_full_forward(plan, language, monkeypatch):
     batch = text_batch()
     if language == "torch":
@@ -99,7 +99,7 @@ def test_the_comparison_can_fail(monkeypatch):
     assert worst([model], batch, generate([model], batch)) > 1e-4
 
 
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize("plan", shared_out([*PLANS, *VARIANTS], 2))
 def test_hypotheses_share_the_state_of_their_sentence(plan):
     model, batch, rows = nmt(plan).float(), text_batch(), []
     cross = model.decoder.layers[0].encoder_attn
@@ -150,7 +150,7 @@ def test_prefix_tokens():
     assert worst([model], batch, hypotheses) < 2e-5
 
 
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize("plan", shared_out([*PLANS, *VARIANTS], 0))
 def test_alignments_are_printed_for_every_mechanism(plan):
     model, batch = nmt(plan).float(), text_batch((6, 6))
     model.make_generation_fast_(need_attn=True)

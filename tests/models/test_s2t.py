@@ -13,7 +13,7 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.s2t import S2TEncoder
 from leapformer_fairseq.modules import MechanismAttention, attentions
 
-from ..covering import each_with_one
+from ..covering import each_with_one, shared_out
 from .tiny import PLANS, VARIANTS, dictionary, make_model, speech_batch, target_prefix
 
 LAGGINGS = ["offline", "1", "3"]
@@ -32,7 +32,7 @@ def steps(model, batch, prefix):
     return torch.cat(outputs, 1), torch.cat(maps, 1)
 
 
-@pytest.mark.parametrize(("plan", "lagging"), each_with_one([*PLANS, *VARIANTS], LAGGINGS))
+@pytest.mark.parametrize(("plan", "lagging"), each_with_one(shared_out([*PLANS, *VARIANTS], 1), LAGGINGS))
 def test_decoding_steps_equal_the_full_forward(plan, lagging):
     model, batch, prefix = simulst(plan, lagging), speech_batch(), target_prefix(3, 9)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def test_decoding_steps_equal_the_full_forward(plan, lagging):
     torch.testing.assert_close(maps, extra["attn"][0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize("plan", shared_out([*PLANS, *VARIANTS], 2))
 def test_a_sentence_is_the_same_alone_and_in_a_batch(plan):
     model, batch, prefix = simulst(plan, "2"), speech_batch(), target_prefix(3, 7)
     with torch.no_grad():
@@ -87,7 +87,7 @@ def worst_score_difference(model, batch, hypotheses) -> float:
     return worst
 
 
-@pytest.mark.parametrize(("plan", "lagging"), each_with_one([*PLANS, *VARIANTS], ["offline", "2"]))
+@pytest.mark.parametrize(("plan", "lagging"), each_with_one(shared_out([*PLANS, *VARIANTS], 2), ["offline", "2"]))
 def test_beam_search_scores_equal_the_full_forward(plan, lagging):
     """Reordering, repeated and finished beams: every score the generator reports is that of its own hypothesis."""
     model, batch = simulst(plan, lagging), speech_batch()
@@ -121,7 +121,7 @@ def test_training_builds_no_future_mask():
     assert model.decoder.buffered_future_mask(torch.zeros(500, 1, 16)).numel() == 0
 
 
-@pytest.mark.parametrize("plan", [*PLANS, *VARIANTS])
+@pytest.mark.parametrize("plan", shared_out([*PLANS, *VARIANTS], 0))
 def test_ctc_head_gives_log_probabilities_of_true_lengths(plan):
     model, batch = make_model("leapformer_s2t_tiny", plan, ctc_weight=0.3), speech_batch()
     output = model(**batch, prev_output_tokens=target_prefix(3, 4))

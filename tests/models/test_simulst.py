@@ -14,7 +14,7 @@ from leapformer_fairseq.models.simulst import WaitKDecoder, parse_lagging
 from leapformer_fairseq.models.transformer import Decoder
 from leapformer_fairseq.modules import attentions
 
-from ..covering import each_with_one
+from ..covering import each_with_one, shared_out
 from .tiny import PLANS, VARIANTS, dictionary, make_model, speech_batch, target_prefix
 
 
@@ -34,7 +34,9 @@ def first_affected_token(model, frame: int, tokens: int = 10) -> int:
     return int(changed.float().argmax()) if bool(changed.any()) else tokens
 
 
-@pytest.mark.parametrize(("plan", "k", "ratio"), each_with_one([*PLANS, *VARIANTS], [(1, 1), (1, 3), (3, 2), (2, 7)]))
+@pytest.mark.parametrize(
+    ("plan", "k", "ratio"), each_with_one(shared_out([*PLANS, *VARIANTS], 0), [(1, 1), (1, 3), (3, 2), (2, 7)])
+)
 def test_a_token_sees_exactly_its_prefix(plan, k, ratio):
     model = simulst(plan, str(k), ratio)
     for frame in (0, 1, 2, 3, 5, 6, 7, 13, 14, 19):
@@ -186,7 +188,7 @@ def check_same(model, batch, k, limit=12):
         raise AssertionError("not what the agent writes")
 
 
-@pytest.mark.parametrize(("plan", "k"), each_with_one([*PLANS, *VARIANTS], [1, 3]))
+@pytest.mark.parametrize(("plan", "k"), each_with_one(shared_out([*PLANS, *VARIANTS], 1), [1, 3]))
 def test_generation_writes_what_the_agent_writes(plan, k):
     for arriving in ARRIVING if plan in ("leap", "softmax") else ["causal"]:
         check_same(waiting(plan, k, arriving), speech_batch(LENGTHS), k)

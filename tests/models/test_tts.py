@@ -13,10 +13,14 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
 
 from ..attention.cases import UNNORMALIZED
+from ..covering import shared_out
 from .tiny import PLANS, make_tts, tts_batch
 
 LENGTHS = {"length_predictor": "ratio", "length_ratio": 1.5, "cosformer_length": 0}
-plans = pytest.mark.parametrize("plan", [*PLANS, "cosformer-predicted"])
+
+
+def plans(place: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("plan", shared_out(["cosformer-predicted", *PLANS], place))
 
 
 def tts(plan: str, **options):
@@ -55,7 +59,7 @@ def stepwise(model, batch):
     return torch.cat(frames, 1), torch.cat(ended, 1), torch.cat(attention, 2), state
 
 
-@plans
+@plans(0)
 @torch.no_grad()
 def test_decoding_steps_equal_the_full_forward(plan):
     model, batch = tts(plan), tts_batch()
@@ -66,7 +70,7 @@ def test_decoding_steps_equal_the_full_forward(plan):
             torch.testing.assert_close(got[i, :length], expected[i, :length], rtol=0, atol=1e-10)
 
 
-@plans
+@plans(1)
 @torch.no_grad()
 def test_a_sentence_is_the_same_alone_and_in_a_batch(plan):
     model, batch = tts(plan), tts_batch()
@@ -89,7 +93,9 @@ def test_fairseqs_own_model_depends_on_the_batch():
     assert (states[last, 2] - ours[last, 2]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("plan", [plan for plan in PLANS if MECHANISMS[plan].capabilities.constant_state])
+@pytest.mark.parametrize(
+    "plan", shared_out([plan for plan in PLANS if MECHANISMS[plan].capabilities.constant_state], 0)
+)
 @torch.no_grad()
 def test_the_state_does_not_grow(plan):
     model, sizes = make_tts(plan), []
@@ -107,7 +113,7 @@ class Data:
         self.global_cmvn_stats_npz = path
 
 
-@plans
+@plans(2)
 def test_fairseqs_generator_works(plan, tmp_path):
     """It stops when the probability of the end says so, denormalises, and gives the alignment."""
     model, batch = tts(plan), tts_batch()
