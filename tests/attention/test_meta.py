@@ -87,9 +87,12 @@ def combinations():
         for block, masks in {**BLOCKS, None: LIBRARY}.items():
             capabilities = build(name, DIM, HEADS, block=block, **OPTIONS.get(name, {})).capabilities
             served = [mask for mask in masks if capabilities.unsupported_reason(block, MASKS[mask]) is None]
-            # as a library, mechanisms do what they do in a block
-            marks = [] if block or i % 3 == 0 else [pytest.mark.full]
             for mask in served if block else [served[i // 3 % len(served)]]:
+                # as a library and with the same mask, mechanisms do what they do in a block
+                again = (
+                    i % 3 > 0 if block is None else mask == "all" and block == ("encoder-self", "decoder-cross")[i % 2]
+                )
+                marks = [pytest.mark.full] if again and len(capabilities.blocks) > 1 else []
                 yield pytest.param(name, block, mask, id=f"{name}-{block}-{mask}", marks=marks)
 
 
