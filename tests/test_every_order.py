@@ -15,7 +15,8 @@ import pytest
 import soundfile
 import torch
 
-from leapformer_fairseq.agents import sentence_training
+from leapformer_fairseq import synthesis
+from leapformer_fairseq.agents import sentence_training, simulate
 from leapformer_fairseq.agents.simulate import put_in_order
 from leapformer_fairseq.agents.talks import LOGS, join_logs
 from leapformer_fairseq.checkpoints import best_checkpoints, describe_checkpoint, last_checkpoints
@@ -26,6 +27,8 @@ from leapformer_fairseq.data.corpus.synthesize import coloured_noise
 from leapformer_fairseq.data.joined import Joining
 from leapformer_fairseq.data.lra import listops
 from leapformer_fairseq.data.recordings import Recording
+from leapformer_fairseq.lra import grid
+from leapformer_fairseq.lra.protocols import load
 from leapformer_fairseq.probes import study, tasks
 from leapformer_fairseq.recipes.shell import _last
 from leapformer_fairseq.runtime.voice import ExportedVoice
@@ -34,7 +37,8 @@ from leapformer_fairseq.scoring.generation import aligned_hypotheses
 from leapformer_fairseq.scoring.perplexity import score_evaluation
 from leapformer_fairseq.scoring.runs import compare
 from leapformer_fairseq.scoring.validation import score_validation
-from leapformer_fairseq.spoken import Manner
+from leapformer_fairseq.spoken import Manner, Normalisation, Utterance
+from leapformer_fairseq.synthesis import TrainedVoice
 from leapformer_fairseq.tasks.classification import ClassificationDataset
 from leapformer_fairseq.trainings import mend_last
 
@@ -125,6 +129,32 @@ def _voice(seed: int) -> Any:
     return whole
 
 
+def _checkpoint_voice(seed: int) -> Any:
+    """What a checkpoint draws for each batch of sentences."""
+    drawn: list[float] = []
+    voice: Any = object.__new__(TrainedVoice)
+    model = torch.nn.Linear(1, 1)
+    model.decoder = Namespace(n_frames_per_step=1)  # type: ignore[assignment]
+    voice.model, voice.task, voice.speakers = model, Namespace(src_dict=Namespace(pad=lambda: 1)), None
+    voice.numbers, voice.normalisation = lambda script: [5, 2], Normalisation()
+
+    def said(model: Any, tokens: Any, *given: Any, **more: Any) -> list[Utterance]:
+        drawn.append(float(torch.rand(())))
+        return [Utterance(np.zeros((1, 2)), True, np.ones(1)) for _ in tokens]
+
+    scripts: Any = [Namespace(id=str(place), speaker=0, frames=None) for place in range(7)]
+    manner = Manner(seed=seed, batch_size=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthesis, "synthesise", said)
+        list(voice.speak(scripts, manner))
+        whole = list(drawn)
+        assert len(set(whole)) == 4, "each batch has an own draw"
+        drawn.clear()
+        list(voice.speak(scripts, manner, done={"0", "1", "4"}))
+        assert drawn == whole[1:], "a batch is the same whatever was spoken before"
+    return whole
+
+
 def _epoch_order(seed: int) -> Any:
     dataset: Any = object.__new__(ClassificationDataset)
     dataset.seed, dataset.epoch, dataset.shuffle = seed, 1, True
@@ -163,6 +193,7 @@ SEEDED = {
     "probes": _probe,
     "trainings of probes": _trained,
     "speech": _voice,
+    "speech of a checkpoint": _checkpoint_voice,
     "order of examples": _epoch_order,
 }
 
@@ -258,6 +289,79 @@ def test_of_several_results_in_a_log_the_last_one_counts(tmp_path: Path) -> None
     assert found["scores"] == {"accuracy": 90.5} and found["n_instances"] == 77
     assert _last(["--max-update", "5", "--lr", "1", "--max-update", "7"], "--max-update") == 7
     assert _last(["--lr", "1"], "--max-update") == 0
+
+
+def a_grid(folder: Path) -> grid.Grid:
+    return grid.Grid(load("reduced"), folder / "data", folder / "out", ())
+
+
+def test_every_training_of_a_grid_has_its_own_seed_and_folder_and_they_agree(tmp_path: Path) -> None:
+    """Also where the protocol or the user names a seed for none of them."""
+    one = a_grid(tmp_path)
+    cells = one.cells(["listops", "pathfinder"], ["softmax", "leap"], [7, 1, 43])
+    assert len(cells) == len(set(cells)) == 12 and [cell.seed for cell in cells] == [7] * 4 + [1] * 4 + [43] * 4
+    for cell in cells:
+        command = one.command(cell)
+        last = {flag: command[-1 - command[::-1].index(flag) + 1] for flag in ("--seed", "--save-dir")}
+        assert last == {
+            "--seed": str(cell.seed),
+            "--save-dir": str(tmp_path / f"out/{cell.task}/{cell.row}-seed{cell.seed}"),
+        }
+        assert command.count("--seed") == 1 and str(tmp_path / f"data/{cell.task}") in command
+    assert len({tuple(one.command(cell)) for cell in cells}) == 12
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_of_several_validations_of_a_grid_the_best_counts(place: int, tmp_path: Path) -> None:
+    """Whichever it is: its checkpoint is what is tested."""
+    values = ["9.5", "31.25", "10.75"]
+    values = values[place:] + values[:place]
+    log = tmp_path / "train.log"
+    lines = [{"train_loss": "1", "num_updates": "5"}, *({"valid_accuracy": value} for value in values)]
+    log.write_text("".join(f"2026 | INFO | valid | {json.dumps(line)}\n" for line in lines))
+    assert grid._best_accuracy(log) == 31.25
+    log.write_text("2026 | INFO | nothing\n")
+    assert grid._best_accuracy(log) is None
+
+
+class InTurn:
+    """A pool whose processes are this one, from the last portion to the first."""
+
+    made: list[int]
+
+    def __init__(self, jobs: int, *given: Any) -> None:
+        self.made.append(jobs)
+
+    def __enter__(self) -> InTurn:
+        return self
+
+    def __exit__(self, *given: object) -> None: ...
+
+    def submit(self, function: Any, *given: Any) -> Any:
+        return lambda: function(*given)
+
+    def shutdown(self, **given: Any) -> None: ...
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 7])
+def test_portions_are_spread_over_as_many_processes_as_asked(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is worked on once, by what a process builds once; one process needs no other."""
+    built: list[Any] = []
+
+    def build(args: Any) -> Any:
+        built.append(args)
+        return lambda portion: 10 * portion
+
+    monkeypatch.setattr(InTurn, "made", [], raising=False)
+    monkeypatch.setattr(simulate, "ProcessPoolExecutor", InTurn)
+    monkeypatch.setattr(simulate, "as_completed", lambda works: (Namespace(result=work) for work in works[::-1]))
+    monkeypatch.setattr(simulate, "_work", None)
+    monkeypatch.setattr(simulate.signal, "signal", lambda *given: None)
+    found = list(simulate.spread(lambda portion: -portion, build, Namespace(a=1), range(5), jobs))
+    if jobs == 1:
+        assert (InTurn.made, built, found) == ([], [], [0, -1, -2, -3, -4])
+    else:
+        assert (InTurn.made, built, found) == ([jobs], [Namespace(a=1)], [40, 30, 20, 10, 0])
 
 
 def test_rows_are_in_the_order_of_seeds_and_compared_with_the_same_options() -> None:
