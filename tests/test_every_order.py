@@ -16,8 +16,9 @@ import soundfile
 import torch
 
 from leapformer_fairseq import synthesis
-from leapformer_fairseq.agents import sentence_training, simulate
+from leapformer_fairseq.agents import batch, sentence_training, simulate
 from leapformer_fairseq.agents.simulate import put_in_order
+from leapformer_fairseq.agents.stream import DecodingOptions
 from leapformer_fairseq.agents.talks import LOGS, join_logs
 from leapformer_fairseq.checkpoints import best_checkpoints, describe_checkpoint, last_checkpoints
 from leapformer_fairseq.data import arrays, joined, windows
@@ -29,6 +30,7 @@ from leapformer_fairseq.data.lra import listops
 from leapformer_fairseq.data.recordings import Recording
 from leapformer_fairseq.lra import grid
 from leapformer_fairseq.lra.protocols import load
+from leapformer_fairseq.models.simulst import END_CLOSED
 from leapformer_fairseq.probes import study, tasks
 from leapformer_fairseq.recipes.shell import _last
 from leapformer_fairseq.runtime.voice import ExportedVoice
@@ -42,7 +44,7 @@ from leapformer_fairseq.synthesis import TrainedVoice
 from leapformer_fairseq.tasks.classification import ClassificationDataset
 from leapformer_fairseq.trainings import mend_last
 
-from .scripted import sound
+from .scripted import EOS, drawn, sound
 
 SIZES = {"train": 200, "dev": 60, "test": 60}
 
@@ -423,6 +425,56 @@ def test_a_broken_last_checkpoint_becomes_the_newest_whole_one(tmp_path: Path) -
     (tmp_path / "checkpoint_last.pt").write_bytes(b"half")
     mend_last(tmp_path)
     assert torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["name"] == "checkpoint_best.pt"
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+class ScriptedModel:
+    """What it writes follows from what the encoder has of a row, from the row's state, and from its last token."""
+
+    def __init__(self) -> None:
+        self.encoder, self.decoder, self.weight = Rows(), Rows(), torch.zeros(1)
+        self.encoder.forward = lambda src_tokens, src_lengths: src_tokens[:, 0, 0].long()
+        self.decoder.forward = self.write
+
+    def parameters(self) -> Any:
+        return iter([self.weight])
+
+    def max_decoder_positions(self) -> int:
+        return 30
+
+    def write(self, tokens: Any, encoder_out: Any, incremental_state: dict[str, Any]) -> Any:
+        own = incremental_state.setdefault("rows", encoder_out.clone())
+        drawn_ = [(int(a), int(b), int(row[-1]) % 3) for a, b, row in zip(encoder_out, own, tokens, strict=True)]
+        logits = torch.tensor([[drawn(*one, token) % 997 for token in range(25)] for one in drawn_]).float()
+        logits[:, EOS] = torch.where(tokens.shape[1] > 3 * own, 1000.0, -1.0)  # the one with the least number first
+        return logits.unsqueeze(1), {END_CLOSED: torch.zeros(len(tokens), dtype=torch.bool)}
+
+
+class Rows:
+    forward: Any
+
+    def __call__(self, *given: Any, **more: Any) -> Any:
+        return self.forward(*given, **more)
+
+    def reorder_encoder_out(self, encoder_out: Any, order: Any) -> Any:
+        return encoder_out[order]
+
+    def reorder_incremental_state_scripting(self, state: Any, order: Any) -> None:
+        state["rows"] = state["rows"][order]
+
+
+@pytest.mark.parametrize("repeats", [0, 1, 2])
+@pytest.mark.parametrize("order", [(1, 2, 3, 4, 5), (5, 4, 3, 2, 1), (4, 1, 5, 3, 2)])
+def test_a_row_of_a_batch_is_what_it_is_alone_whichever_ends_first(order: tuple[int, ...], repeats: int) -> None:
+    system: Any = Namespace(model=ScriptedModel(), eos=EOS, forbidden=(0, 1))
+    options = DecodingOptions(max_len_b=20, no_repeat_ngram_size=repeats)
+    alone = {number: batch._greedy(system, options, [torch.full((4, 1), float(number))])[0] for number in order}
+    found = batch._greedy(system, options, [torch.full((4, 1), float(number)) for number in order])
+    assert found == [alone[number] for number in order]
+    assert len(set(map(len, found))) > 2 and len(set(map(tuple, found))) == 5, "they end one after the other"
+    for tokens in found:
+        grams = [tuple(tokens[i : i + repeats]) for i in range(len(tokens) - repeats + 1)]
+        assert not repeats or len(set(grams)) == len(grams)
 
 
 # ------------------------------------------------------------------------------------------------------------- readers
