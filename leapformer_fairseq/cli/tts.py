@@ -119,6 +119,8 @@ def _voice(args: argparse.Namespace) -> Voice:
 
     if overrides:
         raise LeapformerError(f"--model-overrides {overrides}: an exported model stays as it is; export it so")
+    if args.plots:
+        raise LeapformerError(f"--plots {args.plots}: an exported model does not tell what it attends to; leave it out")
     manifests = None
     if args.data:
         root = read_yaml(Path(args.data) / CONFIG).get("audio_root", "")
