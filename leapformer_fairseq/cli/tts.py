@@ -186,7 +186,7 @@ def _vocoder(args: argparse.Namespace, mels: MelConfig) -> Vocoder:
 
 def _description(args: argparse.Namespace, voice: Voice) -> dict[str, Any]:
     """What makes this run the one it is, for run.json."""
-    what = ("path", "subset", "phonemes", "text", "speaker", "model_overrides")
+    what = ("path", "data", "subset", "phonemes", "text", "speaker", "model_overrides")
     how = ("eos_threshold", "max_steps", "batch_size", "seed", "hifigan", "iterations")
     return {
         "options": {name: getattr(args, name) for name in (*what, *how)},
