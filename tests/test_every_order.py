@@ -506,6 +506,12 @@ def test_listops_are_read_to_the_end_and_no_further_than_asked(tmp_path: Path) -
     assert all(tree.length > 5 for tree in trees) and any(len(one.sequences[0]) > 6 for one in whole)
 
 
+@pytest.mark.parametrize("trees", [listops.Trees(2, 7, 2, 2), listops.Trees(5, 40, 4, 4)])
+def test_no_tree_is_generated_twice_and_each_seed_has_others(trees: Any) -> None:
+    one, other = ([tree.source for tree in islice(listops.distinct(Random(seed), trees), 200)] for seed in (1, 2))
+    assert len(set(one)) == len(set(other)) == 200 and one != other
+
+
 def test_windows_end_with_each_sentence_and_are_as_long_as_asked() -> None:
     document = [([f"s{n}"], [f"t{n}"]) for n in range(5)]
     for size in (1, 2, 3, 9):
