@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from copy import deepcopy
+from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from fairseq.optim import FairseqOptimizer, build_optimizer
 
 from leapformer_fairseq import register
 from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.optimizers.apollo import ApolloConfig
 
 register()
 CURVATURE = torch.tensor([0.002, 0.005, 0.01], dtype=torch.float64)  # times 1 / 0.01, the least Hessian, below 2 / lr
@@ -27,11 +30,11 @@ def optimizer(parameter: torch.Tensor, *words: str) -> FairseqOptimizer:
     return build_optimizer(convert_namespace_to_omegaconf(Namespace(**vars(args))).optimizer, [parameter])
 
 
-def descend(found: FairseqOptimizer, parameter: torch.Tensor, updates: int) -> list[float]:
+def descend(found: FairseqOptimizer, parameter: torch.Tensor, updates: int, steepness: float = 1) -> list[float]:
     losses = []
     for _ in range(updates):
         found.zero_grad()
-        loss = (CURVATURE * parameter**2).sum() / 2
+        loss = (steepness * CURVATURE * parameter**2).sum() / 2
         loss.backward()
         losses.append(loss.item())
         found.step()
@@ -73,6 +76,36 @@ def test_it_goes_on_from_a_checkpoint():
 )
 def test_options_arrive(option, value, name, expected):
     assert optimizer(start(), option, value).param_groups[0][name] == expected
+
+
+OTHER = {
+    "apollo_beta": "0.5", "apollo_eps": "0.5", "apollo_warmup_updates": "10", "apollo_init_lr": "0.1",
+    "weight_decay": "0.3", "lr": "0.25",
+}  # fmt: skip
+
+
+@cache
+def descended(*words: str) -> list[float]:
+    parameter = start()
+    return descend(optimizer(parameter, "--apollo-warmup-updates", "4", *words), parameter, 12, steepness=100)
+
+
+@pytest.mark.parametrize("option", [one.name for one in fields(ApolloConfig) if one.name != "_name"])
+def test_every_option_changes_the_descent(option):
+    assert descended() != descended(f"--{option.replace('_', '-')}", OTHER[option])
+
+
+@pytest.mark.parametrize("updates", [5, 20])
+def test_the_rate_rises_for_so_many_updates(updates):
+    """Steps of a parameter whose gradient never changes are as long as the rate, in units of the last one."""
+    parameter = start()
+    found, steps = optimizer(parameter, "--apollo-warmup-updates", str(updates), "--apollo-init-lr", "0"), []
+    for _ in range(updates + 5):
+        before = parameter.detach().clone()
+        parameter.grad = torch.ones_like(parameter)
+        found.step()
+        steps.append(float((before - parameter.detach()).mean()))
+    assert [step / steps[-1] for step in steps] == pytest.approx([min(1, n / updates) for n in range(1, updates + 6)])
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,13 +12,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from leapformer_fairseq.agents.batch import _frames, _wait_k
+from leapformer_fairseq.agents.stream import DecodingOptions
 from leapformer_fairseq.checkpoints import average_parameters
 from leapformer_fairseq.data import tables
+from leapformer_fairseq.lra import grid
+from leapformer_fairseq.lra.protocols import load
 from leapformer_fairseq.schedule import unheard_share
 from leapformer_fairseq.scoring.generation import score_generation
 from leapformer_fairseq.scoring.report import score_run
 
 from . import losses
+from .exported import AHEAD, EOS, ONE_LAYER, speech_system
+from .scripted import sound
 
 # ------------------------------------------------------------------------------------------------------------- losses
 
@@ -106,6 +113,35 @@ def test_empty_translations_are_counted(tmp_path):
     (tmp_path / "generate.txt").write_text("D-1\t0\t\nD-0\t0\ta b\nD-2\t0\t\n")
     found = score_generation([tmp_path / "generate.txt"], tmp_path / "references")
     assert (found["n_instances"], found["n_empty"]) == (3, 2) and found["length_ratio"] == pytest.approx(2 / 4)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0, 1], [9, 9, 2, 2, 2, 0, 9, 9], [5], [1, 1, 1]])
+def test_chance_is_the_share_of_the_most_frequent_label(labels, monkeypatch, tmp_path):
+    """Of all test examples, whichever numbers labels have."""
+    best = {"updates": 7, "parameters": 11}
+    monkeypatch.setattr(grid, "Split", lambda *given: SimpleNamespace(labels=np.array(labels)))
+    monkeypatch.setattr(grid, "describe_checkpoint", lambda path: best)
+    monkeypatch.setattr(grid, "signature", str)
+    one, cell = grid.Grid(load("reduced"), tmp_path, tmp_path, ()), grid.Cell("listops", "leap", 3)
+    one.folder(cell).mkdir(parents=True)
+    (one.folder(cell) / "test.log").write_text("valid on 'test' subset | loss 2 | accuracy 90.5\n")
+    (one.folder(cell) / "train.log").write_text("")
+    found = one._found(cell)
+    assert found["chance"] == max(labels.count(label) for label in labels) / len(labels)
+    assert (found["examples"], found["accuracy"], found["dev"]) == (len(labels), 90.5, None)
+    assert {name: found[name] for name in ("task", "row", "seed", *best)} == {**cell._asdict(), **best}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_the_longest_utterance_of_a_batch_limits_the_length_whichever_it_is(order):
+    seconds = (1.0, 2.0, 0.5)
+    audio = [sound(seconds[i], seed=i) for i in order]
+    system = speech_system("leap", **AHEAD, **ONE_LAYER)
+    system = replace(system, forbidden=(*system.forbidden, EOS))  # so that all write until they have to stop
+    frames = [len(_frames(system, one)) for one in audio]
+    for a, b in ((0.1, 3), (0.25, 0), (0.0, 5)):
+        written = _wait_k(system, DecodingOptions(max_len_a=a, max_len_b=b), [_frames(system, one) for one in audio])
+        assert [len(tokens) for tokens in written] == [int(a * max(frames) + b)] * 3
 
 
 def test_shares_count_tokens_not_sentences():

@@ -261,6 +261,42 @@ def test_every_parameter_of_a_mechanism_matters(name: str, options: dict[str, An
     assert seen or not list(ready(name, "encoder-self", **options).parameters())
 
 
+# Options by which a parameter is as long as the longest sequence, and how many tokens share one of its places.
+TABLES = {"abc_max_length": 1, "synthesizer_max_length": 1, "sinkhorn_max_length": 4}
+OF_TABLES = [
+    (name, option)
+    for name, kind in sorted(MECHANISMS.items())
+    for option in TABLES
+    if option in {o.name for o in kind.options}
+]
+
+
+def test_every_longest_sequence_is_known_here() -> None:
+    known = {
+        option.name for kind in MECHANISMS.values() for option in kind.options if option.name.endswith("max_length")
+    }
+    assert known == TABLES.keys() == {option for _, option in OF_TABLES}
+
+
+@pytest.mark.parametrize(("name", "option"), OF_TABLES)
+def test_every_position_has_a_place_of_its_own_in_a_table(name: str, option: str) -> None:
+    """The first ones, up to the length of the longest sentence: no place is skipped, none stands for two positions."""
+    more = {"sinkhorn_block_size": TABLES[option]} if name == "sinkhorn" else {}
+    seen = 0
+    for block in BLOCKS:
+        one, longer = (ready(name, block, **more, **{option: length}) for length in (40, 44))
+        if not serves(one, block):
+            continue
+        passed(one, block)
+        shapes = {title: parameter.shape for title, parameter in longer.named_parameters()}
+        for title, parameter in one.named_parameters():
+            for axis in [axis for axis, size in enumerate(parameter.shape) if size != shapes[title][axis]]:
+                used = parameter.grad.movedim(axis, 0).flatten(1).ne(0).any(1).nonzero().flatten().tolist()
+                assert used == list(range(-(-COUNT // TABLES[option]))), f"{title} in {block}"
+                seen += 1
+    assert seen
+
+
 def test_a_learned_alpha_is_that_of_its_head() -> None:
     one, other = (ready("entmax", "encoder-self", entmax_alpha="learned") for _ in range(2))
     other.alpha_logit.data[0] += 1

@@ -15,8 +15,10 @@ import pytest
 import soundfile
 import torch
 
-from leapformer_fairseq.agents import sentence_training
+from leapformer_fairseq import synthesis
+from leapformer_fairseq.agents import batch, sentence_training, simulate
 from leapformer_fairseq.agents.simulate import put_in_order
+from leapformer_fairseq.agents.stream import DecodingOptions
 from leapformer_fairseq.agents.talks import LOGS, join_logs
 from leapformer_fairseq.checkpoints import best_checkpoints, describe_checkpoint, last_checkpoints
 from leapformer_fairseq.data import arrays, joined, windows
@@ -26,6 +28,9 @@ from leapformer_fairseq.data.corpus.synthesize import coloured_noise
 from leapformer_fairseq.data.joined import Joining
 from leapformer_fairseq.data.lra import listops
 from leapformer_fairseq.data.recordings import Recording
+from leapformer_fairseq.lra import grid
+from leapformer_fairseq.lra.protocols import load
+from leapformer_fairseq.models.simulst import END_CLOSED
 from leapformer_fairseq.probes import study, tasks
 from leapformer_fairseq.recipes.shell import _last
 from leapformer_fairseq.runtime.voice import ExportedVoice
@@ -34,11 +39,12 @@ from leapformer_fairseq.scoring.generation import aligned_hypotheses
 from leapformer_fairseq.scoring.perplexity import score_evaluation
 from leapformer_fairseq.scoring.runs import compare
 from leapformer_fairseq.scoring.validation import score_validation
-from leapformer_fairseq.spoken import Manner
+from leapformer_fairseq.spoken import Manner, Normalisation, Utterance
+from leapformer_fairseq.synthesis import TrainedVoice
 from leapformer_fairseq.tasks.classification import ClassificationDataset
 from leapformer_fairseq.trainings import mend_last
 
-from .scripted import sound
+from .scripted import EOS, drawn, sound
 
 SIZES = {"train": 200, "dev": 60, "test": 60}
 
@@ -125,6 +131,32 @@ def _voice(seed: int) -> Any:
     return whole
 
 
+def _checkpoint_voice(seed: int) -> Any:
+    """What a checkpoint draws for each batch of sentences."""
+    drawn: list[float] = []
+    voice: Any = object.__new__(TrainedVoice)
+    model = torch.nn.Linear(1, 1)
+    model.decoder = Namespace(n_frames_per_step=1)  # type: ignore[assignment]
+    voice.model, voice.task, voice.speakers = model, Namespace(src_dict=Namespace(pad=lambda: 1)), None
+    voice.numbers, voice.normalisation = lambda script: [5, 2], Normalisation()
+
+    def said(model: Any, tokens: Any, *given: Any, **more: Any) -> list[Utterance]:
+        drawn.append(float(torch.rand(())))
+        return [Utterance(np.zeros((1, 2)), True, np.ones(1)) for _ in tokens]
+
+    scripts: Any = [Namespace(id=str(place), speaker=0, frames=None) for place in range(7)]
+    manner = Manner(seed=seed, batch_size=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthesis, "synthesise", said)
+        list(voice.speak(scripts, manner))
+        whole = list(drawn)
+        assert len(set(whole)) == 4, "each batch has an own draw"
+        drawn.clear()
+        list(voice.speak(scripts, manner, done={"0", "1", "4"}))
+        assert drawn == whole[1:], "a batch is the same whatever was spoken before"
+    return whole
+
+
 def _epoch_order(seed: int) -> Any:
     dataset: Any = object.__new__(ClassificationDataset)
     dataset.seed, dataset.epoch, dataset.shuffle = seed, 1, True
@@ -163,6 +195,7 @@ SEEDED = {
     "probes": _probe,
     "trainings of probes": _trained,
     "speech": _voice,
+    "speech of a checkpoint": _checkpoint_voice,
     "order of examples": _epoch_order,
 }
 
@@ -260,6 +293,79 @@ def test_of_several_results_in_a_log_the_last_one_counts(tmp_path: Path) -> None
     assert _last(["--lr", "1"], "--max-update") == 0
 
 
+def a_grid(folder: Path) -> grid.Grid:
+    return grid.Grid(load("reduced"), folder / "data", folder / "out", ())
+
+
+def test_every_training_of_a_grid_has_its_own_seed_and_folder_and_they_agree(tmp_path: Path) -> None:
+    """Also where the protocol or the user names a seed for none of them."""
+    one = a_grid(tmp_path)
+    cells = one.cells(["listops", "pathfinder"], ["softmax", "leap"], [7, 1, 43])
+    assert len(cells) == len(set(cells)) == 12 and [cell.seed for cell in cells] == [7] * 4 + [1] * 4 + [43] * 4
+    for cell in cells:
+        command = one.command(cell)
+        last = {flag: command[-1 - command[::-1].index(flag) + 1] for flag in ("--seed", "--save-dir")}
+        assert last == {
+            "--seed": str(cell.seed),
+            "--save-dir": str(tmp_path / f"out/{cell.task}/{cell.row}-seed{cell.seed}"),
+        }
+        assert command.count("--seed") == 1 and str(tmp_path / f"data/{cell.task}") in command
+    assert len({tuple(one.command(cell)) for cell in cells}) == 12
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_of_several_validations_of_a_grid_the_best_counts(place: int, tmp_path: Path) -> None:
+    """Whichever it is: its checkpoint is what is tested."""
+    values = ["9.5", "31.25", "10.75"]
+    values = values[place:] + values[:place]
+    log = tmp_path / "train.log"
+    lines = [{"train_loss": "1", "num_updates": "5"}, *({"valid_accuracy": value} for value in values)]
+    log.write_text("".join(f"2026 | INFO | valid | {json.dumps(line)}\n" for line in lines))
+    assert grid._best_accuracy(log) == 31.25
+    log.write_text("2026 | INFO | nothing\n")
+    assert grid._best_accuracy(log) is None
+
+
+class InTurn:
+    """A pool whose processes are this one, from the last portion to the first."""
+
+    made: list[int]
+
+    def __init__(self, jobs: int, *given: Any) -> None:
+        self.made.append(jobs)
+
+    def __enter__(self) -> InTurn:
+        return self
+
+    def __exit__(self, *given: object) -> None: ...
+
+    def submit(self, function: Any, *given: Any) -> Any:
+        return lambda: function(*given)
+
+    def shutdown(self, **given: Any) -> None: ...
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 7])
+def test_portions_are_spread_over_as_many_processes_as_asked(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is worked on once, by what a process builds once; one process needs no other."""
+    built: list[Any] = []
+
+    def build(args: Any) -> Any:
+        built.append(args)
+        return lambda portion: 10 * portion
+
+    monkeypatch.setattr(InTurn, "made", [], raising=False)
+    monkeypatch.setattr(simulate, "ProcessPoolExecutor", InTurn)
+    monkeypatch.setattr(simulate, "as_completed", lambda works: (Namespace(result=work) for work in works[::-1]))
+    monkeypatch.setattr(simulate, "_work", None)
+    monkeypatch.setattr(simulate.signal, "signal", lambda *given: None)
+    found = list(simulate.spread(lambda portion: -portion, build, Namespace(a=1), range(5), jobs))
+    if jobs == 1:
+        assert (InTurn.made, built, found) == ([], [], [0, -1, -2, -3, -4])
+    else:
+        assert (InTurn.made, built, found) == ([jobs], [Namespace(a=1)], [40, 30, 20, 10, 0])
+
+
 def test_rows_are_in_the_order_of_seeds_and_compared_with_the_same_options() -> None:
     def run(attention: str, seed: int, options: str, value: float) -> dict[str, Any]:
         return {"run": f"{attention}{seed}", "set": "test", "attention": attention, "seed": seed, "options": options,
@@ -321,6 +427,56 @@ def test_a_broken_last_checkpoint_becomes_the_newest_whole_one(tmp_path: Path) -
     assert torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)["name"] == "checkpoint_best.pt"
 
 
+# ------------------------------------------------------------------------------------------------------------- batches
+class ScriptedModel:
+    """What it writes follows from what the encoder has of a row, from the row's state, and from its last token."""
+
+    def __init__(self) -> None:
+        self.encoder, self.decoder, self.weight = Rows(), Rows(), torch.zeros(1)
+        self.encoder.forward = lambda src_tokens, src_lengths: src_tokens[:, 0, 0].long()
+        self.decoder.forward = self.write
+
+    def parameters(self) -> Any:
+        return iter([self.weight])
+
+    def max_decoder_positions(self) -> int:
+        return 30
+
+    def write(self, tokens: Any, encoder_out: Any, incremental_state: dict[str, Any]) -> Any:
+        own = incremental_state.setdefault("rows", encoder_out.clone())
+        drawn_ = [(int(a), int(b), int(row[-1]) % 3) for a, b, row in zip(encoder_out, own, tokens, strict=True)]
+        logits = torch.tensor([[drawn(*one, token) % 997 for token in range(25)] for one in drawn_]).float()
+        logits[:, EOS] = torch.where(tokens.shape[1] > 3 * own, 1000.0, -1.0)  # the one with the least number first
+        return logits.unsqueeze(1), {END_CLOSED: torch.zeros(len(tokens), dtype=torch.bool)}
+
+
+class Rows:
+    forward: Any
+
+    def __call__(self, *given: Any, **more: Any) -> Any:
+        return self.forward(*given, **more)
+
+    def reorder_encoder_out(self, encoder_out: Any, order: Any) -> Any:
+        return encoder_out[order]
+
+    def reorder_incremental_state_scripting(self, state: Any, order: Any) -> None:
+        state["rows"] = state["rows"][order]
+
+
+@pytest.mark.parametrize("repeats", [0, 1, 2])
+@pytest.mark.parametrize("order", [(1, 2, 3, 4, 5), (5, 4, 3, 2, 1), (4, 1, 5, 3, 2)])
+def test_a_row_of_a_batch_is_what_it_is_alone_whichever_ends_first(order: tuple[int, ...], repeats: int) -> None:
+    system: Any = Namespace(model=ScriptedModel(), eos=EOS, forbidden=(0, 1))
+    options = DecodingOptions(max_len_b=20, no_repeat_ngram_size=repeats)
+    alone = {number: batch._greedy(system, options, [torch.full((4, 1), float(number))])[0] for number in order}
+    found = batch._greedy(system, options, [torch.full((4, 1), float(number)) for number in order])
+    assert found == [alone[number] for number in order]
+    assert len(set(map(len, found))) > 2 and len(set(map(tuple, found))) == 5, "they end one after the other"
+    for tokens in found:
+        grams = [tuple(tokens[i : i + repeats]) for i in range(len(tokens) - repeats + 1)]
+        assert not repeats or len(set(grams)) == len(grams)
+
+
 # ------------------------------------------------------------------------------------------------------------- readers
 def test_arrays_keep_all_examples_and_the_first_ones_are_the_first(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
@@ -348,6 +504,12 @@ def test_listops_are_read_to_the_end_and_no_further_than_asked(tmp_path: Path) -
     assert [len(one.sequences[0]) for one in whole] == [tree.length for tree in trees]
     assert [one.sequences[0].tolist() for one in cut] == [one.sequences[0].tolist()[:6] for one in whole]
     assert all(tree.length > 5 for tree in trees) and any(len(one.sequences[0]) > 6 for one in whole)
+
+
+@pytest.mark.parametrize("trees", [listops.Trees(2, 7, 2, 2), listops.Trees(5, 40, 4, 4)])
+def test_no_tree_is_generated_twice_and_each_seed_has_others(trees: Any) -> None:
+    one, other = ([tree.source for tree in islice(listops.distinct(Random(seed), trees), 200)] for seed in (1, 2))
+    assert len(set(one)) == len(set(other)) == 200 and one != other
 
 
 def test_windows_end_with_each_sentence_and_are_as_long_as_asked() -> None:

@@ -17,7 +17,7 @@ import torch
 from fairseq.data import FairseqDataset
 from fairseq.tasks import FairseqTask
 
-from leapformer_fairseq import PLUGIN_DIR
+from leapformer_fairseq import PLUGIN_DIR, trainings
 from leapformer_fairseq.agents import curve as curves
 from leapformer_fairseq.agents.engine import EncodedEngine, IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.agents.features import Cmvn, FeatureStream
@@ -468,6 +468,25 @@ def test_repeats_of_a_curve_go_on_after_the_last_utterance(monkeypatch: pytest.M
         assert logged(tmp_path / f"repeat{repeat}", "word") == {0, 1, 2, 3, 4}
     curves.measure(run, utterances, 2, lambda: None)
     assert len(made) == 12, "nothing is left"
+
+
+def test_who_watches_a_training_that_goes_on_is_shown_what_is_new_and_all_of_it(tmp_path: Path) -> None:
+    """Once, in its order; what the log had before is of another process."""
+    log, seen = tmp_path / "train.log", list[int]()
+
+    def told(number: int) -> str:
+        return f"2026 | INFO | train_inner | {json.dumps({'num_updates': number})}"
+
+    def work() -> Any:
+        for first in (1, 4, 7):
+            lines = "\\n".join(told(number) for number in range(first, first + 3))
+            command = ["printf", f"{lines}\\n"]
+            yield trainings.Process(command, log, lambda entry: seen.append(entry["num_updates"]))
+
+    log.write_text(f"{told(100)}\n{told(200)}\n")
+    trainings.run_all([work()])
+    assert seen == list(range(1, 10))
+    assert log.read_text().count("num_updates") == 11, "and the log is whole"
 
 
 def test_noise_goes_on_from_block_to_block() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from leapformer_fairseq.agents import exported, live, loading
+from leapformer_fairseq.agents.curve import VARIED, Grid
 from leapformer_fairseq.agents.options import add_segment_options, add_system_options
 from leapformer_fairseq.agents.policy import PolicyOptions
 from leapformer_fairseq.agents.segments import SegmentOptions
@@ -114,6 +115,44 @@ def test_the_options_of_an_exported_model_arrive(monkeypatch: Any, tmp_path: Any
     live.open_system(parser().parse_args(words))
     ((path, policy, ratio, threads),) = found
     assert (path, policy, ratio, threads) == (tmp_path, PolicyOptions("wait-k", 7), 19, 41)
+
+
+# ------------------------------------------------------------------------------------------- from a grid to commands
+GRID: dict[str, Any] = {
+    "checkpoints": {"a": "/a.pt", "b": "/b.pt"}, "policies": ["wait-k", "hold-n", "offline"],
+    "numbers": {"k": [3, 5], "hold": [7, 11], "agree": [2, 13], "align_frames": [17, 19]}, "ratios": [None, 23, 29],
+    "segment_sizes": [310, 370], "segments": [("--segment", "pause"), ("--segment", "seconds")],
+}  # fmt: skip
+
+
+def points(**changed: Any) -> list[Any]:
+    return Grid(**{**GRID, **changed}).settings()
+
+
+@pytest.mark.parametrize("axis", [field.name for field in fields(Grid) if field.name != "numbers"])
+def test_every_value_of_every_axis_of_a_grid_has_as_many_points(axis: str) -> None:
+    """All points with it, and no point twice."""
+    every, values = points(), list(GRID[axis])
+    assert len({(one.checkpoint, one.name) for one in every}) == len(set(every)) == len(every)
+    of_value = [points(**{axis: {one: values_[one]} if isinstance(values_ := GRID[axis], dict) else [one]})
+                for one in values]  # fmt: skip
+    assert sorted(map(str, every)) == sorted(str(one) for found in of_value for one in found)
+    assert axis == "policies" or len({len(found) for found in of_value}) == 1
+    assert len(every) == 2 * (2 + 2 + 1) * 3 * 2 * 2
+
+
+@pytest.mark.parametrize("policy", VARIED)
+def test_every_number_of_a_policy_is_a_point_and_a_flag(policy: str) -> None:
+    field, flag = VARIED[policy]
+    found = points(policies=[policy], checkpoints={"a": "/a.pt"}, ratios=[23], segments=[("--segment", "pause")])
+    expected = [(number, size) for number in GRID["numbers"][field] for size in GRID["segment_sizes"]]
+    assert [(one.number, one.segment_ms) for one in found] == expected
+    for one in found:
+        words = {name: one.flags[one.flags.index(name) + 1] for name in one.flags if name.startswith("--")}
+        assert words == {
+            "--policy": policy, flag: str(one.number), "--pre-decision-ratio": "23", "--segment": "pause",
+            "--source-segment-size": str(one.segment_ms),
+        }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------- from objects to the text

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from leapformer_fairseq import trainings
+from leapformer_fairseq import synthesis, trainings
 from leapformer_fairseq.ablation import running, study
 from leapformer_fairseq.ablation.search import Candidate, Result, Slot
 from leapformer_fairseq.ablation.study import REPLACEMENT, Run, Settings, Study, carry_out
@@ -28,8 +28,10 @@ from leapformer_fairseq.probes.model import ProbeModel
 from leapformer_fairseq.probes.tasks import NOTHING, Batch
 from leapformer_fairseq.recipes.shell import Shell
 from leapformer_fairseq.runtime import engine
+from leapformer_fairseq.runtime.beam import Search, go_on, translate
 from leapformer_fairseq.runtime.voice import ExportedVoice, kept
-from leapformer_fairseq.spoken import Manner
+from leapformer_fairseq.spoken import Manner, Normalisation, Utterance
+from leapformer_fairseq.synthesis import TrainedVoice
 
 from .models.tiny import dictionary, make_model, speech_batch, target_prefix
 
@@ -125,6 +127,32 @@ def test_a_voice_ends_as_it_is_told() -> None:
     assert set(np.unique(units)) == {0.0, np.float32(1 / 0.75)} and units.mean() == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 16])
+@pytest.mark.parametrize("alignments", [0, 1, 3, 4, 9])
+def test_so_many_of_the_first_sentences_have_an_alignment(
+    alignments: int, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they are batched, and whichever were spoken before."""
+    model: Any = torch.nn.Linear(1, 1)
+    model.decoder = SimpleNamespace(n_frames_per_step=1)
+    voice: Any = object.__new__(TrainedVoice)
+    voice.model, voice.task, voice.speakers = model, SimpleNamespace(src_dict=SimpleNamespace(pad=lambda: 1)), None
+    voice.numbers, voice.normalisation = lambda script: [5, 2], Normalisation()
+
+    def said(model: Any, tokens: Any, *given: Any, alignments: bool) -> list[Utterance]:
+        maps = np.zeros((1, 2)) if alignments else None
+        return [Utterance(np.zeros((1, 2)), True, np.ones(1), alignment=maps) for _ in tokens]
+
+    monkeypatch.setattr(synthesis, "synthesise", said)
+    scripts: Any = [SimpleNamespace(id=str(place), speaker=0, frames=None) for place in range(5)]
+    for done in (set[str](), {"0", "2"}):
+        spoken_ = list(voice.speak(scripts, Manner(batch_size=batch_size, alignments=alignments), done))
+        assert [script.id for script, _ in spoken_] == [script.id for script in scripts if script.id not in done]
+        assert [one.alignment is not None for script, one in spoken_] == [
+            int(script.id) < alignments for script, _ in spoken_
+        ]
+
+
 def test_graphs_have_as_many_threads_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
@@ -156,6 +184,77 @@ def test_positions_of_a_long_text_go_on_from_piece_to_piece(monkeypatch: pytest.
     assert [number for _, positions, _ in seen for number in positions[0]] == list(range(1, 11))
     assert [number for tokens, _, _ in seen for number in tokens[1]] == list(range(10, 20))
     assert all(before == [5] for _, _, before in seen)
+
+
+# --------------------------------------------------------------------------------------------------------- beam search
+class Scripted:
+    """Graphs of 7 symbols whose probabilities depend on what was written; the end is not likely."""
+
+    eos, pad, size = 2, 1, 7
+
+    def __init__(self, max_target: int = 40) -> None:
+        words = SimpleNamespace(eos=self.eos, pad=self.pad)
+        self.folder: Any = SimpleNamespace(
+            vocabularies={"target": words}, max_target=max_target, language=SimpleNamespace(first=self.eos)
+        )
+
+    def read(self, tokens: np.ndarray) -> dict[str, Any]:
+        return {}
+
+    def begin(self, side: str, rows: int) -> Any:
+        return [()] * rows
+
+    def log_probs(self, before: tuple[int, ...]) -> np.ndarray:
+        logits = np.random.default_rng([len(before), *before[-3:]]).normal(0, 1.5, self.size)
+        logits[self.eos] -= 1.5
+        return logits - np.log(np.exp(logits).sum())
+
+    def step(self, tokens: np.ndarray, position: int, order: np.ndarray, own: Any, source: Any) -> tuple[Any, Any]:
+        own = [(*own[row], int(token)) for row, token in zip(order[0], tokens[0], strict=True)]
+        assert all(len(one) == position for one in own)
+        return np.array([[self.log_probs(one) for one in own]]), own
+
+    def text(self, tokens: np.ndarray, own: Any, before: int = 0) -> tuple[np.ndarray, Any]:
+        rows = [tuple(tokens[0, : n + 1].tolist()) for n in range(tokens.shape[1])]
+        return np.array([[self.log_probs(row) for row in rows]]), [rows[-1]]
+
+
+SEARCH: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "beam": ([1, 3, 7], {}),
+    "max_len_a": ([0.0, 0.5, 1.0], {"max_len_b": 2}),
+    "max_len_b": ([200, 3, 5], {}),
+    "min_len": ([1, 12, 30], {}),
+    "penalty": ([1.0, 0.0, 3.0], {}),
+}
+SEARCHES: dict[str, Any] = {
+    "translations": lambda options: translate(Scripted(), [5, 6, 5, 4, 6, 2], options),  # type: ignore[arg-type]
+    "continuations": lambda options: go_on(Scripted(), [5, 6], options),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("what", SEARCHES)
+@pytest.mark.parametrize("name", [field.name for field in fields(Search)])
+def test_every_option_of_a_beam_search_changes_what_is_found(name: str, what: str) -> None:
+    values, more = SEARCH[name]
+    values = values if what == "translations" or name != "max_len_a" else [0.0, 1.5, 3.0]  # of a shorter text
+    found = [SEARCHES[what](Search(**{**more, name: value})) for value in values]
+    assert len(set(map(str, found))) == len(values), "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("least", "a", "b"), [(1, 0.0, 200), (3, 0.0, 6), (7, 1.0, 2), (1, 0.5, 0), (0, 0.0, 4)])
+def test_hypotheses_are_as_long_as_they_may_be_and_scored_by_their_length(
+    penalty: float, least: int, a: float, b: int
+) -> None:
+    graphs = Scripted()
+    found = translate(graphs, [5, 6, 5, 4, 6, 2], Search(4, a, b, least, penalty))  # type: ignore[arg-type]
+    assert len(found) == 4 and [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    for one in found:
+        assert least <= len(one.tokens) - 1 <= int(a * 6 + b), "without the end"
+        assert one.tokens[-1] == graphs.eos not in one.tokens[:-1] and graphs.pad not in one.tokens
+        begun = [graphs.eos, *one.tokens]
+        total = sum(graphs.log_probs(tuple(begun[:n]))[begun[n]] for n in range(1, len(begun)))
+        assert one.score == pytest.approx(total / len(one.tokens) ** penalty, rel=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------------- linearize

@@ -16,7 +16,7 @@ from torch import Tensor
 from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.agents.exported import ExportedEngine
 from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.segments import SegmentOptions
+from leapformer_fairseq.agents.segments import Place, Segmenter, SegmentOptions
 from leapformer_fairseq.agents.session import Session
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.agents.system import TranslationSystem
@@ -249,6 +249,30 @@ def test_a_run_is_recorded_with_the_seed_and_the_attention_of_its_training(name:
 def test_both_the_data_and_the_model_of_a_probe_follow_the_seed() -> None:
     (tokens, weights), (other_tokens, other_weights) = orders._trained(1), orders._trained(2)
     assert tokens != other_tokens and weights != other_weights
+
+
+# --------------------------------------------------------------------------------------------------------- segments
+@pytest.mark.parametrize("kind", ["pause", "tokens", "seconds"])
+def test_what_was_forgotten_counts_for_the_least_length_of_a_segment_and_not_for_the_most(kind: str) -> None:
+    """A segment is as long as its audio; only what is kept of it has to be little."""
+    quiet, found = sound(0.4, -80), []
+    for forgotten_s in (0.0, 1.0, 2.6):
+        segmenter = Segmenter(SegmentOptions(kind, min_seconds=2.0, max_seconds=3.0, tokens=7, history="window"))
+        ends = []
+        for audio, tokens in ((sound(2.0), 0), (quiet, 7), (sound(9.0), 0)):
+            for start in range(0, len(audio), 640):
+                places = [
+                    place for place, _ in segmenter.push(audio[start : start + 640], tokens, _pieces(forgotten_s))
+                ]
+                ends.append(Place.END in places)
+        found.append(0.04 * (ends.index(True) + 1))
+    at_once = {"pause": 2.4, "tokens": 2.04}.get(kind)
+    expected = [at_once] * 3 if at_once else [3.0, 4.0, 5.6]
+    assert found == [pytest.approx(moment) for moment in expected]
+
+
+def _pieces(seconds: float) -> int:
+    return round(seconds / 0.04)
 
 
 # ----------------------------------------------------------------------------------------------------------- drafts

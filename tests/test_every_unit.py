@@ -23,9 +23,10 @@ from leapformer_fairseq.agents.segments import Place, Segmenter, SegmentOptions
 from leapformer_fairseq.agents.session import Session
 from leapformer_fairseq.agents.shown import Shown
 from leapformer_fairseq.agents.simulate import Simulation, Utterance
+from leapformer_fairseq.agents.states import States
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.agents.times import ComputeTimes
-from leapformer_fairseq.attention import build
+from leapformer_fairseq.attention import CAUSAL, TokenInfo, build
 from leapformer_fairseq.attention.recurrent.gates import spread_half_lives
 from leapformer_fairseq.audio import read_blocks
 from leapformer_fairseq.data import joined
@@ -147,6 +148,43 @@ def test_a_pause_is_so_many_milliseconds(pause_ms: int) -> None:
     assert found == [pytest.approx(1.0 + pause_ms / 1000)]
 
 
+@pytest.mark.parametrize("lead_ms", [0, 40, 90, 200, 500])
+def test_the_lead_of_a_segment_is_so_many_milliseconds(lead_ms: int) -> None:
+    """Of the silence just before its sound; less only where there is less."""
+    session = Session(ScriptedSystem(ends=10**9), DecodingOptions(), SegmentOptions(lead_ms=lead_ms))
+    given: list[list[np.ndarray]] = []
+    stream, give = session._input.stream, session._input.give
+
+    def begun() -> TranslationStream:
+        given.append([])
+        return stream()
+
+    def heard(one: TranslationStream, unit: np.ndarray) -> None:
+        given[-1].append(unit)
+        give(one, unit)
+
+    session._input.stream, session._input.give = begun, heard  # type: ignore[method-assign]
+    silence = [np.full(round(seconds * RATE), 1e-7, np.float32) for seconds in (2.0, 0.48)]
+    parts = [sound(3.0), silence[0], sound(2.4, seed=1), silence[1], sound(2.0, seed=2)]
+    list(session.push(np.concatenate(parts)))
+    list(session.finish())
+    lead = 16 * lead_ms
+    expected = [parts[1][len(parts[1]) - lead :], parts[2]]
+    found = np.concatenate(given[1])
+    pause = round(0.4 * RATE)  # which ends a segment and belongs to it
+    np.testing.assert_array_equal(found, np.concatenate([*expected, silence[1][:pause]]))
+    between = round(0.08 * RATE)
+    np.testing.assert_array_equal(
+        np.concatenate(given[2]), np.concatenate([silence[1][: min(lead, between)], parts[4]])
+    )
+
+
+@pytest.mark.parametrize("lead_ms", [0, 40, 200])
+def test_the_lead_of_an_encoder_that_goes_on_is_so_many_states(lead_ms: int) -> None:
+    units: Any = list(range(9))
+    assert States.last(object.__new__(States), units, lead_ms) == units[9 - lead_ms // 40 :]
+
+
 def test_the_recent_level_is_that_of_ten_seconds() -> None:
     """What is 25 dB quieter than speech 9 s ago is a pause, than speech 11 s ago it is speech."""
     for quiet_s, ended in ((9.0, True), (11.0, False)):
@@ -234,6 +272,22 @@ def test_a_served_talk_tells_seconds_and_how_far_it_is_behind(clock: Clock) -> N
         assert messages[-1]["heard_s"] == 3.0 and messages[-1]["behind_s"] == 0
         heard = [message["heard_s"] for message in messages if message["heard_s"]]
         assert heard == sorted(heard) and heard[0] == LONGEST_CHUNK // 640 * 640 / RATE
+
+
+@pytest.mark.parametrize("segment_ms", [40, 70, 333, 999, 1500, 5000])
+def test_talks_are_heard_in_pieces_of_so_many_milliseconds(segment_ms: int, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "talk.wav", sound(3.3), RATE, subtype="PCM_16")
+    (tmp_path / talks.LOGS).mkdir()
+    simulation = talks.TalkSimulation(
+        lambda: Session(ScriptedSystem(), DecodingOptions()), segment_ms, "word", 0.0, tmp_path / talks.LOGS
+    )
+    heard: list[float] = []
+    simulation.translate(tmp_path / "talk.wav", heard.append)
+    whole, rest = divmod(3.3, segment_ms / 1000)
+    assert heard == [pytest.approx(segment_ms / 1000)] * int(whole) + [pytest.approx(rest)]
+    entries = [json.loads(line) for line in simulation.log(tmp_path / "talk.wav").read_text().splitlines()]
+    moments = [entry["total_audio_processed"] for entry in entries if "computation_time" in entry]
+    assert moments[: len(heard)] == [pytest.approx(sum(heard[: n + 1])) for n in range(len(heard))]
 
 
 # ------------------------------------------------------------------------------------------------ usage of whole talks
@@ -417,6 +471,34 @@ def test_means_of_repeats_and_queues() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- attention
+WINDOWS = {
+    "abc-window": ({"abc_slots": 5}, {0, 1, 2, 3, 4}),
+    "abc-dilated": ({"abc_slots": 5}, {0, 2, 4, 6, 8}),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("way", ["weights", "whole", "steps"])
+def test_a_window_is_so_many_tokens(name: str, way: str) -> None:
+    """A query sees its own token and those so far before it, whichever way it is computed."""
+    options, distances = WINDOWS[name]
+    mechanism, count = build(name, 4, 2, block="decoder-self", **options).double().eval(), 23
+    q, k = (torch.randn(1, 2, count, 4, dtype=torch.float64) for _ in range(2))
+    v = torch.eye(count, dtype=torch.float64).expand(1, 2, -1, -1)  # so that what comes out are the weights
+    if way == "steps":
+        tokens, rows = TokenInfo.whole(count).without_lengths(), []
+        state = mechanism.init_state(1, count, k, tokens, CAUSAL)
+        for t in range(count):
+            at = tokens.narrow(t, t + 1)
+            row, state = mechanism.scan(state, *(x[:, :, t : t + 1] for x in (q, k, v)), at, at)
+            rows.append(row)
+        found = torch.cat(rows, 2)
+    else:
+        found = mechanism.weights(q, k, mask=CAUSAL) if way == "weights" else mechanism(q, k, v, mask=CAUSAL)
+    for t in range(count):
+        assert set((t - found[0, 0, t].nonzero().flatten()).tolist()) == {d for d in distances if d <= t}, t
+
+
 def test_half_lives_are_tokens_and_spread_over_their_logarithm() -> None:
     shares = spread_half_lives(5, 2, 32)
     torch.testing.assert_close(shares ** torch.tensor([2.0, 4.0, 8.0, 16.0, 32.0]), torch.full((5,), 0.5))

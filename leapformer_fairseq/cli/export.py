@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 HELP = "a trained model as ONNX graphs with explicit states, to run without PyTorch and fairseq"
 SPEECH, LANGUAGE_MODEL, TEXT = ("leapformer_simulst", "leapformer_s2t"), ("leapformer_lm",), ("leapformer_nmt",)
 SYNTHESIS = ("leapformer_tts",)
+# Options of some models only: which, and what an option is where it is not given.
+ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "config_yaml": (SPEECH, "config.yaml"),
+    "pre_decision_ratio": (SPEECH, None),
+    "sentencepiece_model": ((*TEXT, *LANGUAGE_MODEL), None),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, type=Path, metavar="DIR", help="the graphs, vocabularies and model.json")
     add("--data", metavar="DIR", help="its dictionaries; of speech, the folder of its config yaml (default: as in the "
         "training)")  # fmt: skip
-    add("--config-yaml", default="config.yaml", metavar="NAME", help="of speech, in --data (default: %(default)s)")
+    add(
+        "--config-yaml",
+        default=ONLY_FOR["config_yaml"][1],
+        metavar="NAME",
+        help="of speech, in --data (default: %(default)s)",
+    )
     add(
         "--pre-decision-ratio",
         type=int,
@@ -56,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check < 0:
         raise LeapformerError(f"--check {args.check}: give a number of sources, or 0 for no comparison")
     arch = _architecture(args.path)
+    _check_options(args, arch)
     ways, is_new = {SPEECH: _speech, SYNTHESIS: _synthesis}, not args.out.exists()
     try:
         folder, compare = next((way for kinds, way in ways.items() if arch.startswith(kinds)), _text)(args)
@@ -80,6 +92,14 @@ def _architecture(path: str) -> str:
     if not Path(path).is_file():
         raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
     return str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
+
+
+def _check_options(args: argparse.Namespace, arch: str) -> None:
+    """Raises LeapformerError for an option that would change nothing."""
+    for name, (kinds, unsaid) in ONLY_FOR.items():
+        value = getattr(args, name)
+        if value != unsaid and not arch.startswith(kinds):
+            raise LeapformerError(f"--{name.replace('_', '-')} {value} has no meaning for {arch}; leave it out")
 
 
 def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]:

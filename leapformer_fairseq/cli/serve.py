@@ -104,10 +104,13 @@ def _server(args: argparse.Namespace) -> LiveServer | FileServer:
 
 
 def _check_browser(args: argparse.Namespace, path: Path) -> None:
-    """Raises LeapformerError for what the browser's translator does not do."""
+    """Raises LeapformerError for what the browser's translator, and a server of files, do not do."""
+    from ..serve.talk import Limits
+
     if not path.is_dir():
         raise LeapformerError(f"--in-browser with {path}; give a folder made by `leapformer export` as --checkpoint")
-    only_ones = {"history": "segment", "carry": "none", "sentence_ends": None}
+    only_ones: dict[str, Any] = {"history": "segment", "carry": "none", "sentence_ends": None, "num_threads": 1}
+    only_ones |= {"token": None, **{f"max_{limit.name}": limit.default for limit in fields(Limits)}}
     for option, only in only_ones.items():
         value = getattr(args, option)
         if value != only:

@@ -119,6 +119,8 @@ def _voice(args: argparse.Namespace) -> Voice:
 
     if overrides:
         raise LeapformerError(f"--model-overrides {overrides}: an exported model stays as it is; export it so")
+    if args.plots:
+        raise LeapformerError(f"--plots {args.plots}: an exported model does not tell what it attends to; leave it out")
     manifests = None
     if args.data:
         root = read_yaml(Path(args.data) / CONFIG).get("audio_root", "")
@@ -184,7 +186,7 @@ def _vocoder(args: argparse.Namespace, mels: MelConfig) -> Vocoder:
 
 def _description(args: argparse.Namespace, voice: Voice) -> dict[str, Any]:
     """What makes this run the one it is, for run.json."""
-    what = ("path", "subset", "phonemes", "text", "speaker", "model_overrides")
+    what = ("path", "data", "subset", "phonemes", "text", "speaker", "model_overrides")
     how = ("eos_threshold", "max_steps", "batch_size", "seed", "hifigan", "iterations")
     return {
         "options": {name: getattr(args, name) for name in (*what, *how)},
