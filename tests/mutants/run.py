@@ -23,10 +23,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,7 +86,7 @@ class Copy:
     """A copy of the files that git knows or does not ignore, in which one file at a time is mutated."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._count = folder, 0
+        self.folder, self.count = folder, 0
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
             if name and (ROOT / name).is_file():
@@ -95,8 +96,8 @@ class Copy:
     def mutate(self, mutant: Mutant) -> None:
         path = self.folder / PACKAGE / mutant.file
         path.write_text(mutant.applied(path.read_text(encoding="utf-8")), encoding="utf-8")
-        self._count += 1
-        os.utime(path, (NEW_YEAR + self._count, NEW_YEAR + self._count))
+        self.count += 1
+        os.utime(path, (NEW_YEAR + self.count, NEW_YEAR + self.count))
 
     def restore(self, mutant: Mutant) -> None:
         shutil.copy2(ROOT / PACKAGE / mutant.file, self.folder / PACKAGE / mutant.file)
@@ -124,19 +125,21 @@ class Recorder:
             self.failed.append(f"{report.nodeid} (collection)")
 
 
-def run_tests(copy: Path, tests: Sequence[str], options: Sequence[str], limit: float | None) -> dict[str, Any]:
+def run_tests(copy: Copy, tests: Sequence[str], options: Sequence[str], limit: float | None) -> dict[str, Any]:
     """Run pytest in a fork, in the copy: `exit` (None after `limit` seconds), `failed`, `seconds` by file, `ran`."""
-    with tempfile.TemporaryDirectory(dir=copy.parent) as scratch:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=copy.folder.parent) as scratch:
         answer, output = Path(scratch, "answer.json"), Path(scratch, "output.txt")
         child = os.fork()
         if child == 0:
-            _in_fork(copy, Path(scratch), answer, output, [*options, *tests])
+            _in_fork(copy.folder, Path(scratch), answer, output, [*options, *tests])
         ended, status = _waited(child, limit)
         found = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}
         if ended and not found:
             raise SystemExit(f"pytest died ({status}) with {' '.join(tests)}:\n{output.read_text()[-3000:]}")
         tail = output.read_text(encoding="utf-8", errors="replace")[-3000:]
-    return {"exit": None, "failed": [], "seconds": {}, "ran": 0, **found, "output": tail}
+    took = time.monotonic() - began
+    return {"exit": None, "failed": [], "seconds": {}, "ran": 0, **found, "output": tail, "took": took}
 
 
 def _waited(child: int, limit: float | None) -> tuple[bool, int]:
@@ -198,29 +201,49 @@ class Results:
         partial.replace(self.path)
 
 
-def control(results: Results, copy: Copy, mutants: Iterable[Mutant], options: Sequence[str]) -> None:
+def control(results: Results, copies: list[Copy], mutants: Iterable[Mutant], options: Sequence[str]) -> None:
     """Run all tests concerned without a mutant, unless the results say that they passed. Exits where they fail."""
     known: dict[str, float] = results.content["control"]
     tests = sorted({test for mutant in mutants for test in mutant.tests} - known.keys())
-    if not tests:
-        return
-    print(f"without a mutant: {len(tests)} files", flush=True)
-    for one in tests:
-        began = time.monotonic()
-        found = run_tests(copy.folder, [one], options, None)
-        if found["exit"] != 0:
-            raise SystemExit(f"{found['failed']} without a mutant:\n{found['output']}")
-        known[one] = round(time.monotonic() - began, 1)
+    if tests:
+        print(f"without a mutant: {len(tests)} files", flush=True)
+    works = [partial(run_tests, tests=[one], options=options, limit=None) for one in tests]
+    for place, found in in_forks(works, copies):
+        if found is None or found["exit"] != 0:
+            raise SystemExit(f"{tests[place]} fails without a mutant: {found}")
+        known[tests[place]] = round(found["took"], 1)
         results.save()
 
 
-def judged(copy: Copy, mutant: Mutant, options: Sequence[str], seconds: float) -> dict[str, Any]:
+def in_forks(works: Sequence[Callable[[Copy], Any]], copies: list[Copy]) -> Iterator[tuple[int, Any]]:
+    """The place of each work and what it returns, or None if it failed; each in a fork that has a copy for itself."""
+    left, active = deque(enumerate(works)), dict[int, tuple[int, Copy, Path]]()
+    while left or active:
+        while left and copies:
+            (place, work), copy = left.popleft(), copies.pop()
+            answer = copy.folder.with_suffix(".json")
+            child = os.fork()
+            if child == 0:
+                try:
+                    answer.write_text(json.dumps(work(copy)), encoding="utf-8")
+                except BaseException as error:
+                    print(error, file=sys.stderr, flush=True)
+                    os._exit(1)
+                os._exit(0)
+            active[child] = place, copy, answer
+        child, status = os.wait()
+        place, copy, answer = active.pop(child)
+        copy.count += 1
+        copies.append(copy)
+        yield place, None if status else json.loads(answer.read_text(encoding="utf-8"))
+
+
+def judged(copy: Copy, mutant: Mutant, options: Sequence[str], limit: float) -> dict[str, Any]:
     """What became of a mutant: `result` (killed, survived or timeout), `by`, `seconds`, `tests`."""
-    limit = max(LEAST_S, PATIENCE * seconds)
     began = time.monotonic()
     copy.mutate(mutant)
     try:
-        found = run_tests(copy.folder, mutant.tests, ["-x", *options], limit)
+        found = run_tests(copy, mutant.tests, ["-x", *options], limit)
     finally:
         copy.restore(mutant)
     # 4: pytest could not even import a conftest.py, which it can without the mutant.
@@ -256,7 +279,7 @@ def self_check(options: Sequence[str]) -> None:
         copy = Copy(Path(folder, "copy"))
         for file, (old, test) in broken.items():
             mutant = Mutant(file, file, old, f"{old}; raise ImportError('mutant')", "import", (test,))
-            before = run_tests(copy.folder, [test], ["-x", *options], None)
+            before = run_tests(copy, [test], ["-x", *options], None)
             after = judged(copy, mutant, options, 60.0)
             print(f"{file}: exit status {before['exit']} without, {after} with an error at import", flush=True)
             if before["exit"] != 0 or after["result"] != "killed":
@@ -291,7 +314,7 @@ def main() -> None:
     parser.add_argument("--survivors-of", type=Path, metavar="FILE", help="only mutants that survived in these results")
     parser.add_argument("--self-check", action="store_true", help="check that copies are what is tested, and end")
     args = parser.parse_args()
-    options = ["-m", ""] if args.tier == "all" else []
+    options = ["--all"] if args.tier == "all" else []
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     warm_up()
     if args.self_check:
@@ -313,44 +336,23 @@ def main() -> None:
     for mutant in waiting:
         mutant.applied((ROOT / PACKAGE / mutant.file).read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        if waiting:
-            control(results, Copy(Path(folder, "control")), waiting, options)
-        _all(waiting, results, Path(folder), options, args.jobs)
+        copies = [Copy(Path(folder, str(number))) for number in range(args.jobs if waiting else 0)]
+        control(results, copies, waiting, options)
+        known = results.content["control"]
+        limits = [max(LEAST_S, PATIENCE * sum(known[test] for test in mutant.tests)) for mutant in waiting]
+        works = [
+            partial(judged, mutant=mutant, options=options, limit=limit)
+            for mutant, limit in zip(waiting, limits, strict=True)
+        ]
+        for place, found in in_forks(works, copies):
+            if found is None:  # what went wrong is printed, the same command tries again
+                continue
+            results.content["mutants"][waiting[place].name] = found
+            results.save()
+            print(f"{found['result']:9} {found['seconds']:6.1f} s  {waiting[place].name}  {found['by']}", flush=True)
     page = table(mutants, results.content["mutants"])
     args.out.with_suffix(".md").write_text(page, encoding="utf-8")
     print(page)
-
-
-def _all(waiting: Sequence[Mutant], results: Results, folder: Path, options: Sequence[str], jobs: int) -> None:
-    """Judge the mutants, each in a fork of its own with a copy of the tree, so many at a time."""
-    copies = [Copy(folder / str(number)) for number in range(min(jobs, len(waiting)))]
-    active: dict[int, tuple[Mutant, Copy, Path]] = {}
-    left = list(waiting)
-    while left or active:
-        while left and copies:
-            mutant, copy = left.pop(0), copies.pop()
-            answer = folder / f"{copy.folder.name}.json"
-            child = os.fork()
-            if child == 0:
-                try:
-                    seconds = sum(results.content["control"][test] for test in mutant.tests)
-                    answer.write_text(json.dumps(judged(copy, mutant, options, seconds)), encoding="utf-8")
-                except BaseException as error:
-                    print(f"{mutant.name}: {error}", file=sys.stderr, flush=True)
-                    os._exit(1)
-                os._exit(0)
-            active[child] = mutant, copy, answer
-        child, status = os.wait()
-        mutant, copy, answer = active.pop(child)
-        copy._count += 1
-        copies.append(copy)
-        if status:
-            copy.restore(mutant)
-            continue
-        found = json.loads(answer.read_text(encoding="utf-8"))
-        results.content["mutants"][mutant.name] = found
-        results.save()
-        print(f"{found['result']:9} {found['seconds']:6.1f} s  {mutant.name}  {found['by']}", flush=True)
 
 
 if __name__ == "__main__":
