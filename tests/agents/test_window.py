@@ -320,14 +320,14 @@ def test_states_are_those_of_the_kept_audio_and_text(
     except LeapformerError:
         assert encoder == "causal"  # it reads whole utterances only
         system = system_of("whole", plan=plan)
-    assert follower(system, speech(3.6), "none").n_checked >= 2
+    assert follower(system, speech(4.0), "none").n_checked >= 2
 
 
 @covering(plan=["leap", "softmax"], carry=["none", "encoder"], encoder=["causal", "ahead"], policy=POLICIES)
 def test_states_under_every_policy(
     system_of: Make, follower, speech, plan: str, carry: str, encoder: str, policy: PolicyOptions
 ) -> None:
-    played = follower(system_of(encoder, policy, plan), speech(3.6), carry)
+    played = follower(system_of(encoder, policy, plan), speech(4.0), carry)
     assert played.n_checked >= 2 and played.session.n_tokens > 20
 
 

@@ -83,7 +83,7 @@ def test_what_cannot_be_done_is_one_line(models, tmp_path, capsys):
         assert message in error, error
 
 
-def test_fairseqs_loader_is_as_before(models):
+def test_fairseqs_loader_is_as_before():
     from fairseq import checkpoint_utils
 
     before = checkpoint_utils.load_model_ensemble_and_task
@@ -134,8 +134,9 @@ def test_prompts_of_unequal_lengths(language_models, capsys, monkeypatch):
 
 
 def test_sentences_that_are_continued(language_models, capsys, monkeypatch):
-    options = "--task language_modeling --cpu --num-workers 0 --sample-break-mode eos --prefix-size 2 --beam 2 --max-len-b 12"
-    expected, found = both(language_models, capsys, monkeypatch, r"^H-\d+\t\S+\t(.*)$", "generate", *options.split())
+    options = "--task language_modeling --cpu --num-workers 0 --sample-break-mode eos --prefix-size 2"
+    command = f"generate {options} --beam 2 --max-len-b 12".split()
+    expected, found = both(language_models, capsys, monkeypatch, r"^H-\d+\t\S+\t(.*)$", *command)
     assert len(expected) == 12 and found == expected, "also those of a last batch that is not full"
 
 
