@@ -48,7 +48,7 @@ class Text(NamedTuple):
 def translation() -> Text:
     flags = (
         "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 "
-        "--decoder-embed-dim 32 --encoder-self-attention gated-leap --decoder-self-attention abc-window "
+        "--decoder-embed-dim 32 --encoder-self-attention leap --decoder-self-attention abc-window "
         "--decoder-cross-attention cosformer --length-predictor ratio --length-ratio 1.3 --cosformer-length 0"
     )
     return _text("mt", "--task translation --arch leapformer_nmt", flags)
@@ -61,7 +61,7 @@ def language_model() -> Text:
 
 
 def _text(name: str, kind: str, flags: str) -> Text:
-    data = made("reversed text", lambda folder: reversed_text(folder, train=200, valid=4, test=30)) / name
+    data = made("reversed text", lambda folder: reversed_text(folder, train=200, valid=4, test=12)) / name
 
     def make(folder: Path) -> None:
         command = f"{kind} {flags} {TRAINING} --disable-validation --no-epoch-checkpoints"
@@ -91,7 +91,7 @@ def speech_system(plan: str, **options: Any) -> TranslationSystem:
 
 def speech() -> tuple[TranslationSystem, Folder]:
     """A system with a look-ahead, and its folder."""
-    system = speech_system("gated-leap", **AHEAD, **ONE_LAYER)
+    system = speech_system("gated-relu", **AHEAD, **ONE_LAYER)
     path = made("exported speech", lambda folder: export_speech(system, folder, "signature", {}))
     return system, Folder.read(path)
 

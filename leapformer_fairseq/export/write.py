@@ -116,8 +116,8 @@ def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]
     Returns the shapes of its states, and what the graphs are made for.
     """
     decoder, drops = model.decoder, model.decoder.prenet[0]
-    write_source(Phonemes(model), out)
-    step, units = SpeechStep(decoder), decoder.prenet[1].in_features
+    source, step, units = Phonemes(model), SpeechStep(decoder), decoder.prenet[1].in_features
+    write_source(source, out)
     frames, positions = torch.zeros(SENTENCES, 1, decoder.out_dim), torch.ones(SENTENCES, 1).long()
     kept, states = torch.ones(len(drops.layers), SENTENCES, 1, units), step.layers.shapes
     write_with_states(

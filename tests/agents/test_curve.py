@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from leapformer_fairseq.agents import curve as curve_module
+from leapformer_fairseq.agents import curve_report
 from leapformer_fairseq.agents import simulate as simulation_module
 from leapformer_fairseq.agents.curve import Grid, Setting
 from leapformer_fairseq.cli import simulate as simulate_command
@@ -32,6 +33,12 @@ def curve(checkpoints, data_root: Path, test_set: list[str]):  # noqa: F811
         return main(["curve", *fixed, *SHORT, *options])
 
     return run
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a curve is drawn after every run."""
+    monkeypatch.setattr(curve_report, "draw_curve", lambda *_, **__: None)
 
 
 def found(out: Path) -> list[dict]:
@@ -93,6 +100,7 @@ def check_measurement(rows: list[dict], out: Path) -> None:
         )
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_without_repeats_nothing_is_timed(curve, tmp_path) -> None:
     """Also not where utterances are decoded one by one, and so were timed by chance."""
     assert curve(tmp_path / "out", "--policies", "hold-n", "--hold", "2") == 0
@@ -127,6 +135,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(("module", "after", "left"), [(simulation_module, 4, 1), (curve_module, 2, 1)])
 def test_the_same_command_goes_on(curve, tmp_path, monkeypatch, capsys, module, after, left) -> None:
     """After an interrupt while translating the second run, or while timing the first."""
@@ -149,6 +158,7 @@ def test_the_same_command_goes_on(curve, tmp_path, monkeypatch, capsys, module, 
     assert len(names) == left  # nothing was done again
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_what_a_checkpoint_cannot_serve_is_refused(curve, tmp_path, capsys) -> None:
     out, options = tmp_path / "out", ["--engine", "incremental", "--k", "2"]
     assert curve(out, *options, models=("causal", "whole")) == 0
@@ -201,6 +211,7 @@ def test_bad_options_end_with_one_line(curve, tmp_path, capsys, options, message
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_another_folder_is_not_written_into(curve, tmp_path, capsys) -> None:
     assert curve(tmp_path) == 2  # it holds the test set
     assert "is not empty and holds no curve; choose another folder" in one_line_error(capsys)

@@ -146,7 +146,7 @@ def test_other_mechanisms_and_encoders(speech, tmp_path, plan, options):
 
 def test_the_comparison_can_fail(exported):
     system, folder = exported
-    other = speech_system("gated-leap", **ONE_LAYER, **AHEAD)
+    other = speech_system("gated-relu", **ONE_LAYER, **AHEAD)
     other.model.decoder.layers[0].encoder_attn.v_proj.weight.data.mul_(2)
     found = compared_speech(other, folder, 2)
     assert found.equal < 2 or found.error > 0.01

@@ -37,6 +37,7 @@ NPM = shutil.which("npm")
 VERSION = "1.30.0"  # of onnxruntime-web
 in_chromium = pytest.mark.skipif(CHROMIUM is None or NPM is None, reason="no Chromium or npm: apt-get install them")
 DECODING, SEGMENTS = DecodingOptions(max_len_b=20), SegmentOptions(min_seconds=1.0, max_seconds=4.0)
+SHORT = replace(SEGMENTS, max_seconds=1.2)  # what the page hears takes as long as it is
 PARTS = """(async () => {
   const [{ Model }, { Session }, { FeatureStream }, { decode }, { env, InferenceSession, Tensor }] = await Promise.all(
     ["/local/stream.js", "/local/session.js", "/local/features.js", "/local/text.js", "/runtime/ort.wasm.min.mjs"]
@@ -89,7 +90,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def served(folder: Path, runtime: Path) -> Iterator[Served]:
-    local = told(ExportedSystem.load(folder), DECODING, SEGMENTS)
+    local = told(ExportedSystem.load(folder), DECODING, SHORT)
     about = {"model": "a tiny model", "between": " ", "lagging": 2, "local": local}
     made = Served(FileServer({**page_files(about), **model_files(folder, runtime)}))  # type: ignore[arg-type]
     yield made
@@ -169,7 +170,7 @@ class TestParts:
 @in_chromium
 def test_the_page(browser, served, folder, speech, tmp_path):
     """A microphone, reloaded meanwhile, then a file in place of it."""
-    recording = pcm_of(speech(5.0, 7))
+    recording = pcm_of(speech(3.0, 7))
     soundfile.write(tmp_path / "file.wav", recording, 16_000, "PCM_16")
     browser.go(served.url)
     until(lambda: browser.text("privacy") == "Nothing leaves this browser.", "the page knows who translates")
@@ -191,7 +192,7 @@ def test_the_page(browser, served, folder, speech, tmp_path):
     root = browser.call("DOM.getDocument")["root"]["nodeId"]
     node = browser.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
     browser.call("DOM.setFileInputFiles", files=[str(tmp_path / "file.wav")], nodeId=node)
-    session = Session(ExportedSystem.load(folder), DECODING, SEGMENTS)
+    session = Session(ExportedSystem.load(folder), DECODING, SHORT)
     expected: dict[int, list[str]] = {}
     for event in (*session.push(recording.astype(np.float32) / 32768), *session.finish()):
         expected.setdefault(event.segment, []).extend([event.text] if event.text else [])

@@ -214,14 +214,13 @@ def test_every_policy_writes_the_same_at_any_segment_size(
 @pytest.mark.parametrize("early_eos", ["mask", "wait"])
 def test_encoding_once_writes_what_encoding_again_writes(arriving, data_root, speech, early_eos: str) -> None:
     """With a chunk that ends with each step. Otherwise the states of the unfinished chunk change later."""
-    tokens = {}
-    for engine in ("incremental", "recompute"):
-        system = load_system(arriving, data_root, engine=engine)
-        tokens[engine] = translate(system, speech(2.1), 640, early_eos=early_eos)
+    system = load_system(arriving, data_root, engine="incremental")
+    tokens = translate(system, speech(2.1), 640, early_eos=early_eos)
     chunks = system.model.encoder.chunks
     if 5 % chunks.size == 0 and not chunks.ahead:
-        assert tokens["incremental"] == tokens["recompute"]
-    assert tokens["incremental"]
+        again = load_system(arriving, data_root, engine="recompute")
+        assert tokens == translate(again, speech(2.1), 640, early_eos=early_eos)
+    assert tokens
 
 
 def test_streaming_gives_the_logits_of_training(arriving: Path, data_root: Path, speech) -> None:

@@ -22,7 +22,7 @@ from leapformer_fairseq.serve.talk import Limits, Talk  # noqa: E402
 from tests.agents.browser import CHROMIUM, Browser, until  # noqa: E402
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
-OPTIONS, SEGMENTS = DecodingOptions(max_len_b=20), SegmentOptions("seconds", max_seconds=1.5, min_seconds=1)
+OPTIONS, SEGMENTS = DecodingOptions(max_len_b=20), SegmentOptions("seconds", max_seconds=0.8, min_seconds=0.5)
 
 
 class Served:
@@ -55,7 +55,7 @@ class Served:
 
 @pytest.fixture
 def served(make_system: Callable[..., Any]) -> Iterator[Served]:
-    system = make_system()
+    system = make_system(lagging=1)
     about = {"model": "a tiny model", "between": " ", "lagging": 3}
     made = Served(LiveServer(lambda drafts: Session(system, OPTIONS, SEGMENTS, drafts=drafts), about, Limits()))
     yield made
