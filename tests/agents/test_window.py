@@ -38,7 +38,7 @@ from leapformer_fairseq.modules import PassOptions, attentions
 from leapformer_fairseq.modules.decoding import Memory
 from tests.agents.test_session import heard, held_bytes, text_of
 from tests.agents.test_threads import at_once
-from tests.covering import covering, in_turn
+from tests.covering import covering, in_turn, shared_out
 from tests.models.tiny import PLANS, make_model
 
 OPTIONS = DecodingOptions(max_len_b=40, max_draft=6)
@@ -311,7 +311,7 @@ def cross_plans() -> list[str]:
     return [plan for plan, one in about.items() if "decoder-cross" in one.blocks and one.incremental]
 
 
-@in_turn(plan=cross_plans(), encoder=["causal", "whole"])
+@in_turn(plan=shared_out(cross_plans(), 0), encoder=["causal", "whole"])
 def test_states_are_those_of_the_kept_audio_and_text(
     system_of: Make, follower, speech, plan: str, encoder: str
 ) -> None:
