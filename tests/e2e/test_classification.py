@@ -53,7 +53,7 @@ def accuracy(output: str) -> float:
 )
 def test_it_learns_resumes_and_validates(data, tmp_path, plan):
     command = f"{data}/one {TRAINING} --encoder-self-attention {plan} --save-dir {tmp_path}"
-    done(leapformer("train", *command.split(), "--max-epoch", "3"))
+    done(leapformer("train", *command.split(), "--max-epoch", "2"))
     out = done(leapformer("train", *command.split(), "--max-epoch", "8"))
     assert "Loaded checkpoint" in out and accuracy(out) > 85
     checking = f"--task {NAME} --path {tmp_path}/checkpoint_best.pt --valid-subset test --cpu --log-format simple"

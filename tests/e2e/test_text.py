@@ -19,6 +19,9 @@ from ..fresh import run_after
 from ..reversed_text import TRAINING, reversed_text
 
 
+TRAINING += " --max-tokens 200 --no-epoch-checkpoints"  # few epochs: each writes checkpoints
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return reversed_text(tmp_path_factory.mktemp("text"), train=200, valid=20, test=30)

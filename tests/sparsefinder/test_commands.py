@@ -29,7 +29,7 @@ ALL_EDGES = {"sparsefinder_threshold": 1e6}
 
 def trained(root: Path, name: str, options: str, updates: int) -> Path:
     save = root / name
-    limit = f"--dropout 0 --max-update {updates} --save-dir {save}"
+    limit = f"--dropout 0 --max-tokens 200 --no-epoch-checkpoints --max-update {updates} --save-dir {save}"
     done(leapformer("train", *options.split(), *TRAINING.split(), *limit.split()))
     return save / "checkpoint_last.pt"
 
