@@ -14,6 +14,7 @@ from leapformer_fairseq.attention import MECHANISMS
 from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.errors import LeapformerError
+from tests.fresh import run_after
 
 
 @pytest.fixture
@@ -382,6 +383,6 @@ def test_libraries_stay_quiet_whatever_fairseq_imports():
     """One of fairseq's models asks at its import for all that any library has to say."""
     code = "from leapformer_fairseq.cli.main import main; main(['user-dir']); import fairseq.models, logging\n"
     code += "logging.getLogger('matplotlib').debug('DEBUGGING'); logging.getLogger('other').info('INFORMING')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = run_after("import torch", code)
     assert done.returncode == 0, done.stderr
     assert "DEBUGGING" not in done.stderr and "INFORMING" not in done.stderr

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from leapformer_fairseq.checkpoints import describe_checkpoint
 
 from ..commands import done, leapformer
+from ..forks import Fork
 from ..pictures.images import pixels
 from ..reversed_text import reversed_text
 
@@ -32,25 +34,18 @@ def data(tmp_path_factory) -> Path:
 
 def interrupted(command: list[str], sign: Path) -> str:
     """What `command` says on standard error when it is interrupted as soon as there is something in the file `sign`."""
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Whoever runs the tests in the background ignores SIGINT, and so would this process.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile("w+") as errors:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = Fork(command, subprocess.DEVNULL, output, errors, environment)
         deadline = time.monotonic() + 120
         while not (sign.exists() and sign.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 130, errors
-    return errors
+        status = process.wait(120)
+        errors.seek(0)
+        said = errors.read()
+    assert status == 130, said
+    return said
 
 
 def test_an_ablation_that_was_interrupted_ends_with_a_table(data, tmp_path):

@@ -20,7 +20,7 @@ TRAINING = (
     f"--arch leapformer_tts_tiny {SIZES} --prenet-dim 16 --postnet-conv-dim 16 "
     f"--output-frame-dim {MELS.n_mels} --n-frames-per-step 2 "
     "--criterion tacotron2_with_length --optimizer adam --lr 1e-3 --max-tokens 400 --required-batch-size-multiple 1 "
-    "--num-workers 1 --no-progress-bar --seed 1"
+    "--num-workers 0 --no-progress-bar --seed 1"
 )
 
 

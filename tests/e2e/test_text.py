@@ -18,6 +18,8 @@ from ..commands import done, leapformer, run
 from ..fresh import run_after
 from ..reversed_text import TRAINING, reversed_text
 
+TRAINING += " --max-tokens 200 --no-epoch-checkpoints"  # few epochs: each writes checkpoints
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
@@ -106,7 +108,17 @@ class TestLanguageModel:
                 "--tokens-per-sample leaves -1 new tokens a block; give at least 1, and more than --context-window",
             ),
             (
-                ["generate", "LM", "--task", "language_modeling", "--path", "MODEL", "--print-alignment"],
+                [
+                    "generate",
+                    "LM",
+                    "--task",
+                    "language_modeling",
+                    "--path",
+                    "MODEL",
+                    "--print-alignment",
+                    "--num-workers",
+                    "0",
+                ],
                 "--print-alignment: a language model has no source for that; leave it out",
             ),
         ],
@@ -255,7 +267,7 @@ class TestTranslation:
         ("arguments", "message"),
         [
             (
-                ["generate", "MT", "--max-source-positions", "3"],
+                ["generate", "MT", "--max-source-positions", "3", "--num-workers", "0"],
                 r"sample \d+ is too long: \(\d+, \d+\) tokens or frames, the model's positions are",
             ),
             (["eval-lm", "LM"], "'leapformer_nmt_tiny' is for --task translation, not for language_modeling"),

@@ -50,7 +50,7 @@ def tiny(root: Path, out: Path, k: str) -> list[str]:
         "--root", str(root), "--out", str(out), "--vocab-size", "60", "--average", "2", "--k", k,
         "--asr-options", f"--arch leapformer_s2t_tiny {TINY}",
         "--st-options", f"--arch leapformer_simulst_tiny {TINY}",
-        "--eval-options", "--max-len-b 20",
+        "--eval-options", "--max-len-b 6",
     ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from ..data.text_trees import multi30k_tree, wikitext_tree
 from .running import finished, refused
 
 COMMON = ("--epochs", "1 1", "--grid", "small", "--seeds", "1")
-SCORED = "--quality-points 1 --windows 0 3 --mechanisms sparsefinder-distance sparsefinder-kmeans entmax-window"
+SCORED = "--quality-points 1 --windows 0 3 --mechanisms sparsefinder-distance entmax-window"
 BATCHES = "--max-tokens 600 --update-freq 1 --warmup-updates 2"
 
 

@@ -16,6 +16,8 @@ from tests.agents.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.agents.test_simulate import checkpoints  # noqa: F401  (a fixture)
 from tests.data.trees import noises
 
+pytestmark = pytest.mark.usefixtures("forked_trainings")
+
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:

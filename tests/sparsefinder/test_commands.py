@@ -25,11 +25,12 @@ from ..reversed_text import TRAINING, reversed_text
 
 ROUTING = {"decoder_self_attention": "entmax-routing", "routing_centroids": 2}
 ALL_EDGES = {"sparsefinder_threshold": 1e6}
+GENERATION = "generate ROOT/mt --path ROOT/nmt/checkpoint_last.pt --max-tokens 2000 --gen-subset test --num-workers 0"
 
 
 def trained(root: Path, name: str, options: str, updates: int) -> Path:
     save = root / name
-    limit = f"--dropout 0 --max-update {updates} --save-dir {save}"
+    limit = f"--dropout 0 --max-tokens 200 --no-epoch-checkpoints --max-update {updates} --save-dir {save}"
     done(leapformer("train", *options.split(), *TRAINING.split(), *limit.split()))
     return save / "checkpoint_last.pt"
 
@@ -279,7 +280,7 @@ def test_the_teachers_alpha_is_drawn_and_compared(root, graphs, fitted, tmp_path
     found = [one.alpha.flatten().tolist() for one in mechanisms(other, point, "none", fitted, 0)]
     assert found == [pytest.approx([1.2, 1.8]), pytest.approx([1.5, 1.9])]
     plan = {"decoder_self_attention": "sparsefinder-distance", "sparsefinder_file": fitted[0], "entmax_alpha": "2"}
-    command = f"generate {root}/mt --path {root}/nmt/checkpoint_last.pt --max-tokens 2000 --gen-subset test"
+    command = GENERATION.replace("ROOT", str(root))
     assert main([*command.split(), "--model-overrides", repr(plan)]) == 2
     assert "fitted to a teacher with --entmax-alpha 1.5, this model has 2" in capsys.readouterr().err
 
@@ -471,7 +472,7 @@ def test_translations_need_a_reference_each(root, tmp_path):
 # -------------------------------------------------------------------------------------------- in fairseq's commands
 def test_generation_with_a_fitted_pattern(root, fitted):
     """The checkpoint of the teacher, the pattern by --model-overrides."""
-    common = f"generate {root}/mt --path {root}/nmt/checkpoint_last.pt --max-tokens 2000 --gen-subset test"
+    common = GENERATION.replace("ROOT", str(root))
     overrides = {
         "decoder_self_attention": "sparsefinder-kmeans",
         "sparsefinder_file": fitted[0],
@@ -493,7 +494,7 @@ def test_generation_with_a_fitted_pattern(root, fitted):
 )
 def test_what_generation_refuses_is_one_line(root, fitted, overrides, message, capsys):
     plan = {"decoder_self_attention": "sparsefinder-distance", "sparsefinder_file": fitted[0], **overrides}
-    command = f"generate {root}/mt --path {root}/nmt/checkpoint_last.pt --max-tokens 2000 --gen-subset test"
+    command = GENERATION.replace("ROOT", str(root))
     assert main([*command.split(), "--model-overrides", repr(plan)]) == 2
     err = capsys.readouterr().err
     assert message in err and "Traceback" not in err
