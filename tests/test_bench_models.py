@@ -14,14 +14,16 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.modules import attentions
 
 CPU = measure.Place(torch.device("cpu"))
+EXPORTED = decode.exported
 TINY = [decode.Case(1, 1, 6, 9), decode.Case(2, 3, 5, 7)]
 
 
 @pytest.fixture(autouse=True)
 def shallow(monkeypatch):
-    """Decoders of one layer, since to export one takes a while."""
+    """Decoders of one layer, and none is exported, which takes seconds; tests of exports see that graphs are right."""
     monkeypatch.setattr(decode, "LAYERS", 1)
     monkeypatch.setattr(decode, "make", partial(decode.make, layers=1))
+    monkeypatch.setattr(decode, "exported", lambda case, quantized: (lambda: (1e-3,), 4))
 
 
 @pytest.fixture
@@ -32,8 +34,8 @@ def tiny_decode(monkeypatch):
 
 @pytest.mark.parametrize("traced", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_decode_writes_both_files(tiny_decode, traced, tmp_path, capsys, monkeypatch):
-    if not traced:  # tests of exports make graphs, and see that they are right
-        monkeypatch.setattr(decode, "exported", lambda case, quantized: (lambda: (1e-3,), 4))
+    if traced:
+        monkeypatch.setattr(decode, "exported", EXPORTED)
     command = ["bench", "decode", "--quick", "--out", str(tmp_path), "--mechanisms", "leap", "relu", "--device", "cpu"]
     assert main(command) == 0
     found = json.loads((tmp_path / "decode.json").read_text())
