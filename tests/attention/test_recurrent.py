@@ -6,6 +6,7 @@ changes each a little, and the same comparison must fail.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -33,10 +34,12 @@ from .cases import (
     fitted,
     inputs,
     make,
+    run,
 )
 from .test_reference import CASES, all_keys, by_heads, compared, counts, fourier, network, served
 
 DELTA = [name for name in RECURRENT if MECHANISMS[name].replaces]
+GATED = [name for name in RECURRENT if not name.startswith("delta")]
 
 
 # ------------------------------------------------------------ what is written and read, of one sequence and head
@@ -292,6 +295,29 @@ def test_gates_that_close_at_once_give_no_nan_in_float32(features):
     assert decay.grad.isfinite().all()
     assert torch.allclose(out, (q * k).sum(-1, keepdim=True) * v, atol=1e-6)
     assert torch.allclose(state[0, 0], torch.outer(k[0, 0, -1], v[0, 0, -1]))
+
+
+@pytest.mark.parametrize("scale", [1, 10])
+@pytest.mark.parametrize("forgotten", [5, 23, 31, 39.5, 41])
+@pytest.mark.parametrize(("name", "head_dim"), [*((name, DIM) for name in GATED), ("gla", 1), ("hgrn2", 1)])
+def test_outputs_and_gradients_in_float32_whatever_a_block_forgets(name, head_dim, forgotten, scale, monkeypatch):
+    """The reference is the loop over keys in float64; training gets through states of several blocks."""
+    torch.manual_seed(1)
+    exact = build(name, head_dim, HEADS, **OPTIONS.get(name, {})).double()
+    count = 2 * exact.block_queries + 3
+    qkv = [scale * torch.randn(1, HEADS, count, head_dim, dtype=torch.float64) for _ in range(3)]
+    grad = torch.randn_like(qkv[0])
+    right = type(exact).written
+
+    def written(self, k, v, tokens):
+        keys = right(self, k, v, tokens)
+        return keys._replace(decay=keys.decay - keys.decay.detach() - forgotten / self.block_queries)
+
+    monkeypatch.setattr(type(exact), "written", written)
+    expected = run(exact, qkv, grad, mask=CAUSAL, way="reference")
+    got = run(copy.deepcopy(exact).float(), [x.float() for x in qkv], grad, mask=CAUSAL, way="kept")
+    for one, of in zip(got, expected, strict=True):
+        assert one.isfinite().all() and (one - of).abs().max() <= 2e-4 * of.abs().max().clamp_min(0.2)
 
 
 # ----------------------------------------------------------------------------------------------------- properties

@@ -99,11 +99,11 @@ class RecurrentMechanism(Mechanism):
     # ------------------------------------------------------------------------------------------------ whole sequences
     def _segment(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor, LinearState]:
         """Weighted means, or what queries read at unit RMS."""
+        if not self.averages:
+            sums, after = self._sums(state, x)
+            return self._bounded(sums), after
         with without_autocast(x.q.device):
-            known = self.averages and kept is not None and kept.again
-            sums, scale, after = self._scaled_sums(state, x, known=known)
-            if not self.averages:
-                return self._bounded(sums, scale), after
+            sums, scale, after = self._scaled_sums(state, x, known=kept is not None and kept.again)
             return normalized(sums, self.normalizer_floor, x.v.dtype, kept, scale), after
 
     def _sums(
@@ -132,11 +132,11 @@ class RecurrentMechanism(Mechanism):
             return self._gated(self._scanned(x, self._segment), x)
         return self._gated(self._bounded(self._scanned(x._replace(mask=CAUSAL), self._sums) + self._of_later(x)), x)
 
-    def _bounded(self, sums: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Sums at a size that no number of keys changes; a positive factor (B, H, T, 1) may still be missing."""
+    def _bounded(self, sums: Tensor) -> Tensor:
+        """Sums at a size that no number of keys changes."""
         if self.averages:
             return linear.normalize(sums, self.normalizer_floor)
-        return unit(sums, 1 / sums.shape[-1], SMALLEST if scale is None else SMALLEST / scale.square())
+        return unit(sums, 1 / sums.shape[-1], SMALLEST)
 
     def _gated(self, out: Tensor, x: Inputs) -> Tensor:
         """The output in the precision of the values."""
