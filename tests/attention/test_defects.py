@@ -230,6 +230,28 @@ def test_second_derivatives_of_a_scan_are_refused_by_autograd_grad(name, mask, w
         torch.autograd.grad(grad.square().sum(), leaves, allow_unused=unused)
 
 
+@pytest.mark.parametrize(("name", "mask"), served())
+def test_second_derivatives_through_the_incoming_gradient_are_refused_or_right(name, mask):
+    """Where nothing that a backward pass has saved wants a gradient, what comes in may."""
+    mechanism, qkv, given = make(name).requires_grad_(False), inputs(*sizes(mask)), gradient()
+
+    def second(way, leaf):
+        leaves, outer = [x.clone().requires_grad_(x is leaf) for x in qkv], given.clone().requires_grad_()
+        (wanted,) = (x for x in leaves if x.requires_grad)
+        out = attend(mechanism, *leaves, mask=MASKS[mask], way=way)
+        first = torch.autograd.grad(out, wanted, outer, create_graph=True)[0] if out.requires_grad else outer
+        found = torch.autograd.grad(first.square().sum(), [outer, wanted], allow_unused=True)
+        return [torch.zeros_like(of) if x is None else x for x, of in zip(found, (outer, wanted), strict=True)]
+
+    for leaf in qkv:
+        try:
+            found = second("auto", leaf)
+        except LeapformerError as error:
+            assert str(error).startswith("second derivatives need execution='reference'")
+        else:
+            assert difference(found, second("reference", leaf)) < 1e-9
+
+
 @pytest.mark.parametrize(("name", "mask"), served([*BOUNDED, "luna"]))
 @pytest.mark.parametrize("way", ["kept", "again"])
 def test_second_derivatives_of_slots_are_refused_or_right(name, mask, way):

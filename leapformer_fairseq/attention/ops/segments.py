@@ -140,7 +140,9 @@ def first_order(backward: _Backward) -> _Backward:
         saved = ctx.saved_tensors
         with torch.no_grad(), without_autocast(grads[0].device):
             found = backward(ctx, saved, *grads)
-        anchors = [x for x in saved if x is not None and x.requires_grad] if torch.is_grad_enabled() else []
+        # what is found may be differentiated by way of the incoming gradients alone
+        given = (*saved, *grads) if torch.is_grad_enabled() else ()
+        anchors = [x for x in given if x is not None and x.requires_grad]
         if not anchors:
             return found
         refusing = iter(_FirstOnly.apply(len(found), *found, *anchors))
