@@ -85,7 +85,7 @@ class CachedMechanism(Mechanism):
     ) -> tuple[Tensor, State]:
         if isinstance(mask, ChunkMask) and mask.past is not None:
             return self._in_chunks(state.of(KVCache), q, k, v, key, mask)
-        if mask != CAUSAL:
+        if mask != CAUSAL or not q.shape[2]:
             return super().scan(state, q, k, v, query, key, mask)
         before = state.of(KVCache).count
         cache = self.write(state, k, v, key)

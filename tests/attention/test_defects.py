@@ -49,6 +49,7 @@ from .cases import (
     make,
     padding,
     run,
+    scanned,
     serves,
     serving,
     steps,
@@ -268,6 +269,20 @@ def test_second_derivatives_of_slots_are_refused_or_right(name, mask, way):
             return
         found.append([x.grad for x in leaves])
     assert difference(*found) < 1e-9
+
+
+@pytest.mark.parametrize("read", [0, 3])
+@pytest.mark.parametrize("name", serving(CAUSAL, state=True))
+@torch.no_grad()
+def test_a_scan_of_nothing_changes_nothing(name, read):
+    """At the start, and between tokens."""
+    mechanism, qkv, tokens = make(name), inputs(7, 7), TokenInfo.whole(7).without_lengths()
+    state, outputs = None, []
+    for start, stop in ((0, read), (read, read), (read, 7)):
+        out, state = scanned(mechanism, state, *(x[:, :, start:stop] for x in qkv), tokens.narrow(start, stop))
+        outputs.append(out)
+    expected = mechanism(*qkv, query=tokens, key=tokens, mask=CAUSAL)
+    assert difference([torch.cat(outputs, 2)], [expected]) < 1e-12
 
 
 @covering_served(

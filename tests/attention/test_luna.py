@@ -256,7 +256,7 @@ def test_dropout_falls_on_training_alone():
 
 
 def test_bad_input_is_said_in_one_line():
-    with pytest.raises(LeapformerError, match="--luna-length 0: give at least one packed vector"):
+    with pytest.raises(LeapformerError, match="--luna-length 0: give at least 1"):
         build("luna", DIM, HEADS, luna_length=0)
     with pytest.raises(LeapformerError, match="--luna-projections 'five': choose from: tied, untied, standard"):
         build("luna", DIM, HEADS, luna_projections="five")

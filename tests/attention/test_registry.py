@@ -1,10 +1,14 @@
 """The register, and every error a user's choice can cause: it names the value, what is allowed, and the remedy."""
 
+import math
+from itertools import product
+
 import pytest
 import torch
 
 from leapformer_fairseq.attention import (
     BLOCKS,
+    CAUSAL,
     MECHANISMS,
     OPTIONS,
     Capabilities,
@@ -18,9 +22,11 @@ from leapformer_fairseq.attention import (
     register,
     registry,
 )
+from leapformer_fairseq.attention.capabilities import DECODER_SELF
 from leapformer_fairseq.errors import LeapformerError
 
-from .cases import inputs, make, written
+from .cases import DIM, HEADS, fitted, inputs, make, written
+from .cases import OPTIONS as CASES
 
 
 @pytest.fixture
@@ -29,6 +35,25 @@ def own_register(monkeypatch):
     monkeypatch.setattr(registry, "MECHANISMS", dict(MECHANISMS))
     monkeypatch.setattr(registry, "OPTIONS", dict(OPTIONS))
     return registry
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+@torch.no_grad()
+def test_the_smallest_numbers_of_every_option_serve_or_are_refused_in_one_line(name):
+    tokens, numbers = TokenInfo.whole(9), [x for x in find(name).options if type(x.default) in (int, float)]
+    for option, value, block in product(numbers, (-1, 0, 1, math.nan), find(name).capabilities.blocks):
+        if value != value and type(option.default) is int:
+            continue  # a parser refuses it
+        mask = CAUSAL if block == DECODER_SELF else None
+        given = {**CASES.get(name, {}), option.name: value if value != value else type(option.default)(value)}
+        q, k, v = inputs(9, 9)
+        try:
+            mechanism = fitted(build(name, DIM, HEADS, block=block, **given)).double()
+            if mechanism.capabilities.unsupported_reason(block, mask) is None:
+                out = mechanism(q, k, v, mask=mask, query=tokens, key=tokens)
+                assert out.isfinite().all(), (option.flag, value, block)
+        except LeapformerError as error:
+            assert "\n" not in str(error) and ("--" in str(error) or "no packed sequence" in str(error))
 
 
 @pytest.mark.parametrize("name", sorted(MECHANISMS))

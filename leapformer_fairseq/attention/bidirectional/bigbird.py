@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LeapformerError
 from ..ops.random import hashed
 from ..registry import Option, register
-from .chosen import Chosen, ChosenKeys, checked
+from .chosen import Chosen, ChosenKeys
 
-SIZE = Option("bigbird_block_size", 64, "bigbird: tokens of a block")
+SIZE = Option("bigbird_block_size", 64, "bigbird: tokens of a block", least=1)
 RANDOM = Option(
-    "bigbird_random_blocks", 3, "bigbird: random blocks that a block sees beside 3 neighbouring and 2 global"
+    "bigbird_random_blocks",
+    3,
+    "bigbird: random blocks that a block sees beside 3 neighbouring and 2 global",
+    least=0,
 )
 SEED = 1
 
@@ -29,10 +31,8 @@ class BigBird(ChosenKeys):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.size = checked(SIZE, self.chosen.bigbird_block_size)
+        self.size = self.chosen.bigbird_block_size
         self.random = self.chosen.bigbird_random_blocks
-        if self.random < 0:
-            raise LeapformerError(f"{RANDOM.flag} {self.random}: give at least 0")
 
     def choose(self, lengths: Tensor, count: int) -> Chosen:
         row = torch.arange(-(-count // self.size), device=lengths.device).view(-1, 1)

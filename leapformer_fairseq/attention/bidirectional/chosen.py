@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import LeapformerError
 from ..ops.blocks import gathered, in_blocks
-from ..registry import Option
 from .base import Bidirectional, real
 
 
@@ -92,13 +90,6 @@ class ChosenKeys(Bidirectional):
         found = F.scaled_dot_product_attention(rows, k, v, visible, self.dropping())
         at = at.expand_as(found)
         return out.scatter(2, at, 0.0).scatter_add(2, at, found * chosen.once[:, None, :, None])
-
-
-def checked(option: Option, value: int) -> int:
-    """The value of an option that counts something. Raises LeapformerError below 1."""
-    if value < 1:
-        raise LeapformerError(f"{option.flag} {value}: give at least 1")
-    return value
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, dropout: float) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..registry import Option, register
-from .chosen import Chosen, ChosenKeys, checked
+from .chosen import Chosen, ChosenKeys
 
-SIZE = Option("local_block_size", 50, "local: tokens of a block")
+SIZE = Option("local_block_size", 50, "local: tokens of a block", least=1)
 
 
 @register("local", SIZE)
@@ -19,7 +19,7 @@ class Local(ChosenKeys):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.size = checked(SIZE, self.chosen.local_block_size)
+        self.size = self.chosen.local_block_size
 
     def choose(self, lengths: Tensor, count: int) -> Chosen:
         blocks = torch.arange(-(-count // self.size), device=lengths.device)

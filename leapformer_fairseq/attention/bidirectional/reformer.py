@@ -13,11 +13,10 @@ from ...errors import LeapformerError
 from ..ops.blocks import in_blocks
 from ..registry import Option, register
 from .base import Bidirectional, real
-from .chosen import checked
 
-HASHES = Option("lsh_hashes", 2, "reformer: rounds of hashing")
+HASHES = Option("lsh_hashes", 2, "reformer: rounds of hashing", least=1)
 BUCKETS = Option("lsh_buckets", 64, "reformer: buckets of a round, an even number")
-CHUNK = Option("lsh_chunk", 64, "reformer: tokens of a chunk, in order of their buckets")
+CHUNK = Option("lsh_chunk", 64, "reformer: tokens of a chunk, in order of their buckets", least=1)
 SEED = 1
 ITSELF = 1e5  # taken off the score of a token with itself, which it looks at only if there is no other
 
@@ -36,8 +35,8 @@ class Reformer(Bidirectional):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.hashes, self.buckets = checked(HASHES, self.chosen.lsh_hashes), self.chosen.lsh_buckets
-        self.chunk = checked(CHUNK, self.chosen.lsh_chunk)
+        self.hashes, self.buckets = self.chosen.lsh_hashes, self.chosen.lsh_buckets
+        self.chunk = self.chosen.lsh_chunk
         if self.buckets < 2 or self.buckets % 2:
             raise LeapformerError(f"{BUCKETS.flag} {self.buckets}: give an even number from 2")
         generator = torch.Generator().manual_seed(SEED)

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from ..registry import Option, register
 from .base import Bidirectional, real
-from .chosen import checked
 
-STATE = Option("s4d_state", 64, "s4d: dimensions of the state of a head, in conjugate pairs")
+STATE = Option("s4d_state", 64, "s4d: dimensions of the state of a head, in conjugate pairs", least=1)
 STEPS = 1e-3, 1e-1  # the lengths of a step at first are between these
 
 
@@ -31,7 +30,7 @@ class S4D(Bidirectional):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        pairs = checked(STATE, self.chosen.s4d_state) // 2 or 1
+        pairs = self.chosen.s4d_state // 2 or 1
         low, high = (math.log(step) for step in STEPS)
         self.log_step = nn.Parameter(torch.rand(num_heads) * (high - low) + low)
         self.log_decay = nn.Parameter(torch.full((num_heads, pairs), math.log(0.5)))

@@ -13,10 +13,11 @@ from ...errors import LeapformerError
 from ..ops.blocks import in_blocks
 from ..registry import Option, register
 from .base import Bidirectional, real
-from .chosen import checked
 
-SIZE = Option("sinkhorn_block_size", 50, "sinkhorn: tokens of a block")
-LENGTH = Option("sinkhorn_max_length", 1024, "sinkhorn: longest sequence, which its sorting network has weights for")
+SIZE = Option("sinkhorn_block_size", 50, "sinkhorn: tokens of a block", least=1)
+LENGTH = Option(
+    "sinkhorn_max_length", 1024, "sinkhorn: longest sequence, which its sorting network has weights for", least=1
+)
 ITERATIONS, TEMPERATURE = 8, 0.75
 
 
@@ -30,8 +31,7 @@ class Sinkhorn(Bidirectional):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.size, self.longest = checked(SIZE, self.chosen.sinkhorn_block_size), self.chosen.sinkhorn_max_length
-        checked(LENGTH, self.longest)
+        self.size, self.longest = self.chosen.sinkhorn_block_size, self.chosen.sinkhorn_max_length
         self.capabilities = replace(self.capabilities, max_source=self.longest, limit_options=LENGTH.flag)
         self.sorting = nn.Parameter(torch.empty(num_heads, head_dim, -(-self.longest // self.size)))
         nn.init.normal_(self.sorting, std=head_dim**-0.5)

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LeapformerError
 from ..ops.random import hashed
 from ..registry import Option, register
 from .base import Bidirectional, real
-from .chosen import checked
 
-LANDMARKS = Option("skyformer_landmarks", 128, "skyformer: queries and keys that are sampled")
+LANDMARKS = Option("skyformer_landmarks", 128, "skyformer: queries and keys that are sampled", least=1)
 RIDGE = Option(
-    "skyformer_ridge", 0.1, "skyformer: added to the diagonal before the inverse (0.1 as in the released code)"
+    "skyformer_ridge",
+    0.1,
+    "skyformer: added to the diagonal before the inverse (0.1 as in the released code)",
+    above=0,
 )
 SEED = 1
 
@@ -34,9 +35,7 @@ class Skyformer(Bidirectional):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.landmarks, self.ridge = checked(LANDMARKS, self.chosen.skyformer_landmarks), self.chosen.skyformer_ridge
-        if not 0 < self.ridge < float("inf"):
-            raise LeapformerError(f"{RIDGE.flag} {self.ridge}: give a number above 0")
+        self.landmarks, self.ridge = self.chosen.skyformer_landmarks, self.chosen.skyformer_ridge
 
     def _ordered_weights(self, q: Tensor, k: Tensor, lengths: Tensor, dropout: float) -> Tensor:
         of_queries, among, of_keys = self._kernels(q, k, lengths)

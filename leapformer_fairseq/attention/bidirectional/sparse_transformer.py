@@ -9,10 +9,12 @@ from torch import Tensor
 
 from ...errors import LeapformerError
 from ..registry import Option, register
-from .chosen import Chosen, ChosenKeys, checked
+from .chosen import Chosen, ChosenKeys
 
-SIZE = Option("sparse_transformer_block_size", 128, "sparse-transformer: tokens of a block")
-SUMMARY = Option("sparse_transformer_summary", 32, "sparse-transformer: last tokens of a block that all blocks see")
+SIZE = Option("sparse_transformer_block_size", 128, "sparse-transformer: tokens of a block", least=1)
+SUMMARY = Option(
+    "sparse_transformer_summary", 32, "sparse-transformer: last tokens of a block that all blocks see", least=1
+)
 
 
 @register("sparse-transformer", SIZE, SUMMARY)
@@ -24,8 +26,8 @@ class SparseTransformer(ChosenKeys):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.size = checked(SIZE, self.chosen.sparse_transformer_block_size)
-        self.summary = checked(SUMMARY, self.chosen.sparse_transformer_summary)
+        self.size = self.chosen.sparse_transformer_block_size
+        self.summary = self.chosen.sparse_transformer_summary
         if self.summary > self.size:
             raise LeapformerError(f"{SUMMARY.flag} {self.summary}: a block has only {self.size} tokens ({SIZE.flag})")
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from ...errors import LeapformerError
 from ..registry import Option, register
 from .base import Bidirectional, real
-from .chosen import checked
 
-RANK = Option("synthesizer_rank", 32, "synthesizer: width of the two factors of its logits")
-LENGTH = Option("synthesizer_max_length", 1024, "synthesizer: longest sequence, rows of its factors")
+RANK = Option("synthesizer_rank", 32, "synthesizer: width of the two factors of its logits", least=1)
+LENGTH = Option("synthesizer_max_length", 1024, "synthesizer: longest sequence, rows of its factors", least=1)
 
 
 @register("synthesizer", RANK, LENGTH)
@@ -29,9 +28,9 @@ class Synthesizer(Bidirectional):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.longest = checked(LENGTH, self.chosen.synthesizer_max_length)
+        self.longest = self.chosen.synthesizer_max_length
         self.capabilities = replace(self.capabilities, max_source=self.longest, limit_options=LENGTH.flag)
-        rank = checked(RANK, self.chosen.synthesizer_rank)
+        rank = self.chosen.synthesizer_rank
         self.row_factor, self.column_factor = (
             nn.Parameter(torch.randn(num_heads, self.longest, rank) * rank**-0.25) for _ in range(2)
         )

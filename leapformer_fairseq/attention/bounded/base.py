@@ -77,7 +77,7 @@ class BoundedMechanism(Mechanism):
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, State]:
-        if with_state(mask) != CAUSAL:
+        if with_state(mask) != CAUSAL or not q.shape[2]:
             return super().scan(state, q, k, v, query, key, mask)
         if q.shape[2] == 1:  # a decoding step, without the means that serve many tokens
             state = self.write(state, k, v, key)

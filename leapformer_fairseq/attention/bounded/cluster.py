@@ -21,7 +21,7 @@ from .sums import SlotState, SlotSums
     "abc-cluster",
     SLOTS,
     EMPTY_SLOTS,
-    Option("abc_cluster_rounds", 10, "abc-cluster: rounds of k-means, at most"),
+    Option("abc_cluster_rounds", 10, "abc-cluster: rounds of k-means, at most", least=1),
 )
 class Cluster(SlotSums):
     """Clustered attention: slot j is the mean over cluster j, phi_i = sum_j M_ij / (sum_l M_lj) e_j, M_ij in {0, 1}.
@@ -45,8 +45,6 @@ class Cluster(SlotSums):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.rounds: int = self.chosen.abc_cluster_rounds
-        if self.rounds < 1:
-            raise LeapformerError(f"--abc-cluster-rounds {self.rounds}: give at least 1")
 
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         found = clusters(tokens.inputs_or(k), tokens.keep, self.slots, self.rounds)

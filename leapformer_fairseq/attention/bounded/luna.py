@@ -71,7 +71,7 @@ class LunaState(State):
 
 @register(
     "luna",
-    Option("luna_length", 16, "luna: vectors of the packed sequence"),
+    Option("luna_length", 16, "luna: vectors of the packed sequence", least=1),
     Option(
         "luna_activation",
         "elu1",
@@ -158,8 +158,6 @@ class Luna(BoundedMechanism):
         self.stock: dict[str, nn.Linear | None] = {}  # the block's, which a plain dictionary does not register here
 
     def _number_of_slots(self) -> int:
-        if self.chosen.luna_length < 1:
-            raise LeapformerError(f"--luna-length {self.chosen.luna_length}: give at least one packed vector")
         return int(self.chosen.luna_length)
 
     def receive(self, projections: Projections) -> None:

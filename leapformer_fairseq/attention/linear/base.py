@@ -26,6 +26,7 @@ NORMALIZER_FLOOR = Option(
     "normalizer_floor",
     1e-4,
     "linear attention divides by its normalizer clamped from below by this (0.1 reproduces the released LeaPformer)",
+    above=0,
 )
 
 

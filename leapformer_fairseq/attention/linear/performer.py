@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LeapformerError
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 
-FEATURES = Option("performer_features", 128, "performer: random features of a head")
+FEATURES = Option("performer_features", 128, "performer: random features of a head", least=1)
 SEED = 1
 
 
@@ -29,8 +28,6 @@ class Performer(LinearMechanism):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.features = self.chosen.performer_features
-        if self.features < 1:
-            raise LeapformerError(f"{FEATURES.flag} {self.features}: give at least 1")
         self.register_buffer("projection", orthogonal_rows(self.features, head_dim))
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:

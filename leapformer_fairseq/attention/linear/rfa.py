@@ -21,7 +21,9 @@ FEATURES = Option(
     "256/128/256",
     "rfa: features of a head, half of them sines and half cosines, one number or ENCODER/DECODER/CROSS",
 )
-FLOOR = Option("rfa_floor", 0.1, "rfa: its normalizer, an estimate that may be negative, is clamped from below by this")
+FLOOR = Option(
+    "rfa_floor", 0.1, "rfa: its normalizer, an estimate that may be negative, is clamped from below by this", above=0
+)
 SHORTEST = 1e-3  # of a query or key that is divided by its length
 
 

@@ -19,7 +19,7 @@ from .step import KernelMap
 @register(
     "rope",
     NORMALIZER_FLOOR,
-    Option("rope_theta", 10_000.0, "rope: base of the rotation frequencies"),
+    Option("rope_theta", 10_000.0, "rope: base of the rotation frequencies", above=0),
     Option(
         "rope_dims",
         0,

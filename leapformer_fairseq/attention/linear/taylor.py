@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import LeapformerError
 from ..ops.linear import by_head
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 
 DIM = Option(
-    "taylor_dim", 16, "taylor: queries and keys are projected to so many numbers, d + d (d + 1) / 2 + 1 features"
+    "taylor_dim",
+    16,
+    "taylor: queries and keys are projected to so many numbers, d + d (d + 1) / 2 + 1 features",
+    least=1,
 )
 
 
@@ -29,8 +31,6 @@ class Taylor(LinearMechanism):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.dim: int = self.chosen.taylor_dim
-        if self.dim < 1:
-            raise LeapformerError(f"{DIM.flag} {self.dim}: give at least 1")
         self.features = 1 + self.dim + self.dim * (self.dim + 1) // 2
         self.query_map, self.key_map = (nn.Parameter(torch.empty(num_heads, self.dim, head_dim)) for _ in range(2))
         for weight in (self.query_map, self.key_map):

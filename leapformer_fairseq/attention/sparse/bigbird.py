@@ -10,7 +10,7 @@ from ..ops.random import hashed
 from ..registry import Option, register
 from .pattern import COMMON, SEED, SELF_ONLY, Pattern, at_ends, near, positions
 
-RANDOM = Option("bigbird_random", 4, "entmax-bigbird: random keys of a query")
+RANDOM = Option("bigbird_random", 4, "entmax-bigbird: random keys of a query", least=0)
 COUNTS = (2, 4, 6, 8, 10, 12, 16, 20)
 WINDOW = 3  # always there, also with a smaller --sparse-window
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, Capabilities
 from ..mechanism import Inputs
 from ..ops.blocks import attend_chosen, chosen_blocks, in_blocks, in_order, of_tokens, real_first
@@ -21,8 +20,8 @@ from ..registry import Option
 from .fitted import MISSING, Projected
 from .pattern import Pattern, real_keys
 
-SIZE = Option("sparsefinder_block_size", 16, "sparsefinder-block1, -block2: tokens of a block")
-ATTENDED = Option("sparsefinder_blocks", 4, "sparsefinder-block1, -block2: blocks that are chosen for a block")
+SIZE = Option("sparsefinder_block_size", 16, "sparsefinder-block1, -block2: tokens of a block", least=1)
+ATTENDED = Option("sparsefinder_blocks", 4, "sparsefinder-block1, -block2: blocks that are chosen for a block", least=1)
 WHOLE = "blocks are chosen among those of the whole text; take a pattern of tokens, as sparsefinder-distance"
 WINDOW = 3  # blocks
 
@@ -45,9 +44,6 @@ class Blocked(Pattern):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.size, self.attended = self.chosen.sparsefinder_block_size, self.chosen.sparsefinder_blocks
-        for option, value in ((SIZE, self.size), (ATTENDED, self.attended)):
-            if value < 1:
-                raise LeapformerError(f"{option.flag} {value}: give at least 1")
 
     def _choose(self, q: Tensor, k: Tensor, real: Tensor, blocks: Tensor) -> Tensor:
         """The chosen blocks, (B, H, N, M), for tokens (B, H, T or S, D), as `select` gets them.

@@ -33,7 +33,9 @@ FILE = Option(
     "sparsefinder-*, entmax-reformer and entmax-routing: the file that `leapformer sparsefinder fit` made for the "
     "checkpoint",
 )
-DIMENSIONS = Option("sparsefinder_dimensions", 4, "sparsefinder-*: dimensions to which queries and keys are projected")
+DIMENSIONS = Option(
+    "sparsefinder_dimensions", 4, "sparsefinder-*: dimensions to which queries and keys are projected", least=1
+)
 
 MISSING = (
     "it predicts the graph of a trained entmax model; train that, and give the file that `leapformer sparsefinder fit` "
@@ -149,8 +151,6 @@ class Projected(Fitted):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.dims: int = self.chosen.sparsefinder_dimensions
-        if self.dims < 1:
-            raise LeapformerError(f"{DIMENSIONS.flag} {self.dims}: give at least 1")
         weight, bias = first_projection(num_heads, head_dim, self.dims)
         for side in ("q", "k"):
             self.register_buffer(f"{side}_weight", weight.clone(), persistent=False)

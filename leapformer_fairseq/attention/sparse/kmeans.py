@@ -15,7 +15,7 @@ from .distance import squared_distances
 from .fitted import DIMENSIONS, FILE, Projected
 from .pattern import COMMON
 
-CENTROIDS = Option("sparsefinder_centroids", 8, "sparsefinder-kmeans, -block2: centroids of a head")
+CENTROIDS = Option("sparsefinder_centroids", 8, "sparsefinder-kmeans, -block2: centroids of a head", least=1)
 NEAREST = Option("sparsefinder_nearest", 1, "sparsefinder-kmeans: centroids that a query and a key belong to")
 
 

@@ -10,7 +10,7 @@ from ..ops.random import hashed
 from ..registry import Option, register
 from .pattern import COMMON, SEED, SELF_ONLY, Pattern, positions, real_keys
 
-GLOBALS = Option("longformer_globals", 4, "entmax-longformer: random global tokens of a head")
+GLOBALS = Option("longformer_globals", 4, "entmax-longformer: random global tokens of a head", least=0)
 COUNTS = (2, 4, 6, 8, 10, 12, 16, 20)
 
 
@@ -35,6 +35,6 @@ class Longformer(Pattern):
         query, key = positions(seen)
         head = torch.arange(self.num_heads, device=q.device)[:, None, None]
         drawn = hashed(self.chosen.sparse_seed, head, key).masked_fill(~real_keys(seen), 2**32)
-        last = drawn.kthvalue(min(self.chosen.longformer_globals, drawn.shape[-1]), -1, keepdim=True).values
-        last = last if self.chosen.longformer_globals > 0 else last.new_full((), -1)
+        count = min(self.chosen.longformer_globals, drawn.shape[-1])
+        last = drawn.kthvalue(count, -1, keepdim=True).values if count > 0 else drawn.new_full((), -1)
         return (drawn <= last) | (hashed(self.chosen.sparse_seed, head, query) <= last)

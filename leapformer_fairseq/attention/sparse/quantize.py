@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import LeapformerError
 from ..registry import Option, register
 from .fitted import DIMENSIONS, FILE, Projected
 from .pattern import COMMON, real_keys
 
-BINS = Option("sparsefinder_bins", 4, "sparsefinder-quantize: bins of each projected dimension")
+BINS = Option("sparsefinder_bins", 4, "sparsefinder-quantize: bins of each projected dimension", least=1)
 TOKENS = Option(
     "sparsefinder_bin_tokens",
     0,
     "sparsefinder-quantize: tokens of a bin instead, as the released code counts; 0: --sparsefinder-bins of equal size",
+    least=0,
 )
 BINNING = Option(
     "sparsefinder_binning",
@@ -44,13 +43,6 @@ class Quantize(Projected):
         "released": tuple({"sparsefinder_bin_tokens": n} for n in (4, 8, 12, 16, 20)),
         "small": tuple({"sparsefinder_bins": b} for b in (2, 4)),
     }
-
-    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
-        super().__init__(head_dim, num_heads, **options)
-        for option in (BINS, TOKENS):
-            value = getattr(self.chosen, option.name)
-            if value < (option is BINS):
-                raise LeapformerError(f"{option.flag} {value}: give at least 1")
 
     def depends_on_later_tokens(self) -> bool:
         return self.ranked

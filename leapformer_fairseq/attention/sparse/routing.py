@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import LeapformerError
 from ..ops.precision import accumulated
 from ..registry import Option, register
 from .fitted import FILE, Fitted
 from .pattern import COMMON, real_keys
 
-CENTROIDS = Option("routing_centroids", 4, "entmax-routing: centroids of a head")
+CENTROIDS = Option("routing_centroids", 4, "entmax-routing: centroids of a head", least=1)
 
 
 @register("entmax-routing", *COMMON, FILE, CENTROIDS)
@@ -37,8 +36,6 @@ class Routing(Fitted):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         count = self.chosen.routing_centroids
-        if count < 1:
-            raise LeapformerError(f"{CENTROIDS.flag} {count}: give at least 1")
         start = torch.randn(num_heads, count, head_dim, generator=torch.Generator().manual_seed(count))
         self.register_buffer("centroids", F.normalize(start, dim=-1), persistent=False)
 
