@@ -12,6 +12,7 @@ from torch import Tensor
 from .capabilities import Capabilities
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Inputs, Mechanism, State
+from .ops.precision import without_autocast
 from .tokens import TokenInfo
 
 
@@ -34,11 +35,16 @@ class KVCache(State):
 
     def append(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
         start, stop = self.count, self.count + k.shape[2]
-        if stop > self.k.shape[2]:
-            extra = max(stop, 2 * start) - self.k.shape[2]
-            self.k, self.v = (F.pad(x, (0, 0, 0, extra)) for x in (self.k, self.v))
-            self.keep = F.pad(self.keep, (0, extra))
-        self.k[:, :, start:stop], self.v[:, :, start:stop] = k, v
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, self.k, self.v)):
+            # Not in place: what was read of the cache is needed again for its gradient.
+            self.k, self.v = (torch.cat([x[:, :, :start], new], 2) for x, new in ((self.k, k), (self.v, v)))
+            self.keep = F.pad(self.keep[:, :start], (0, stop - start))
+        else:
+            if stop > self.k.shape[2]:
+                extra = max(stop, 2 * start) - self.k.shape[2]
+                self.k, self.v = (F.pad(x, (0, 0, 0, extra)) for x in (self.k, self.v))
+                self.keep = F.pad(self.keep, (0, extra))
+            self.k[:, :, start:stop], self.v[:, :, start:stop] = k, v
         self.keep[:, start:stop] = True if keep is None else keep
         self.padded = self.padded or keep is not None
         self.used, self.count = self.used + k.shape[2], stop
@@ -64,17 +70,22 @@ class CachedMechanism(Mechanism):
         """What is kept of keys (B, H, S, D): the keys, and what else should not be computed again at each step."""
         return k
 
+    def _kept(self, k: Tensor) -> Tensor:
+        """`_cached`; autocast would round for keys what queries are compared with."""
+        with without_autocast(k.device):
+            return self._cached(k)
+
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
     ) -> KVCache:
         k, v = (like.new_zeros(batch, self.num_heads, 0, dim) for dim in (self.head_dim, value_dim))
-        k = self._cached(k)
+        k = self._kept(k)
         keep = torch.zeros(batch, 0, dtype=torch.bool, device=like.device)
         return KVCache(k, v, keep, torch.zeros(batch, dtype=torch.long))
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> KVCache:
         cache = state.of(KVCache)
-        cache.append(self._cached(k), v, key.keep)
+        cache.append(self._kept(k), v, key.keep)
         return cache
 
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
@@ -99,7 +110,7 @@ class CachedMechanism(Mechanism):
         count, n, device = q.shape[2], cache.count, q.device
         keep = k.new_ones(len(k), count, dtype=torch.bool) if key.keep is None else key.keep
         keep = torch.cat([cache.keep[:, :n], keep], 1)
-        k, v = torch.cat([cache.k[:, :, :n], self._cached(k)], 2), torch.cat([cache.v[:, :, :n], v], 2)
+        k, v = torch.cat([cache.k[:, :, :n], self._kept(k)], 2), torch.cat([cache.v[:, :, :n], v], 2)
         # The last token of the cache comes just before the first chunk.
         distance = (torch.arange(count, device=device) // mask.tokens * mask.size).unsqueeze(1)
         distance = distance + torch.arange(n, 0, -1, device=device)
@@ -113,7 +124,7 @@ class CachedMechanism(Mechanism):
     def _in_segments(self, x: Inputs) -> Tensor:
         """All at once: there is no state to carry."""
         visible = visible_keys(x.q, x.k, x.key.keep, x.mask)
-        return self._attended(x.q, self._cached(x.k), x.v, visible, self.dropping())
+        return self._attended(x.q, self._kept(x.k), x.v, visible, self.dropping())
 
     def _over(self, cache: KVCache, q: Tensor, mask: PrefixMask | None = None) -> Tensor:
         """Attention of queries (B, H, T, D) to what is in the cache."""

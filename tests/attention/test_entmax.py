@@ -14,7 +14,7 @@ from leapformer_fairseq.attention.ops.entmax import entmax_weights
 from leapformer_fairseq.attention.sparse.entmax import _Entmax, entmax
 from leapformer_fairseq.errors import LeapformerError
 
-from .cases import DIM, HEADS, inputs
+from .cases import DIM, HEADS, NAMES, inputs, make, reason, steps
 
 ALPHAS = [1.05, 1.2, 1.5, 1.7, 2.0, 2.5, 4.0]
 
@@ -134,3 +134,24 @@ def test_a_learned_alpha_starts_at_one_and_a_half():
     learned, fixed = (build("entmax", DIM, HEADS, entmax_alpha=alpha) for alpha in ("learned", "1.5"))
     q, k, v = inputs(9, 9)
     torch.testing.assert_close(learned.double()(q, k, v), fixed.double()(q, k, v), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if hasattr(make(name), "graph")])
+@torch.no_grad()
+def test_autocast_changes_no_edge(name):
+    """Queries and keys that are compared are projected in the same precision, also where keys are kept."""
+    mechanism, tokens = make(name).float(), TokenInfo.whole(40)
+    qkv = tuple(8 * x.float() for x in inputs(40, 40))
+    mask = CAUSAL if reason(mechanism, None) else None
+
+    def found():
+        yield mechanism.graph(*qkv[:2], query=tokens, key=tokens, mask=mask)
+        yield mechanism(*qkv, query=tokens, key=tokens, mask=mask)
+        yield mechanism(*qkv, query=tokens, key=tokens, mask=mask, execution="reference")
+        if mechanism.capabilities.incremental:
+            yield steps(mechanism, qkv, tokens.without_lengths())[0]
+
+    expected = list(found())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for one, of in zip(found(), expected, strict=True):
+            torch.testing.assert_close(one, of, rtol=0, atol=0.02 * (of.dtype != torch.bool))

@@ -27,6 +27,7 @@ from .cases import (
     Case,
     attend,
     difference,
+    gradients,
     in_turn,
     inputs,
     make,
@@ -251,6 +252,19 @@ def test_generation_equals_training(name, prompt, side, few):
         got, _ = steps(mechanism, qkv, rows, prompt)
     real = 1.0 if keep is None else keep[:, None, :, None]
     assert difference([got * real], [expected * real]) < 1e-12
+
+
+@pytest.mark.parametrize("name", serving(CAUSAL, state=True))
+def test_gradients_of_steps_are_those_of_training(name):
+    """A state may be trained through: nothing that a gradient needs is written over."""
+    mechanism, qkv, tokens = make(name), inputs(9, 9), TokenInfo.whole(9).without_lengths()
+    grad = torch.randn(2, HEADS, 9, VALUE_DIM, dtype=torch.float64)
+    expected = run(mechanism, qkv, grad, query=tokens, key=tokens, mask=CAUSAL, way="reference")
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    mechanism.zero_grad(set_to_none=True)
+    out, _ = steps(mechanism, leaves, tokens, prompt=3)
+    out.backward(grad)
+    assert difference([out, *gradients([*leaves, *mechanism.parameters()])], expected) < 1e-12
 
 
 @pytest.mark.parametrize("side", SIDES)

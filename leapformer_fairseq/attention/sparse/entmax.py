@@ -54,9 +54,10 @@ class Entmax(CachedMechanism):
             return (F.dropout(self._mapped(q, k, visible), dropout) @ accumulated(v)).to(v.dtype)
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
-        visible = self._looked_at(q, self._cached(k), visible_keys(q, k, key.keep, mask))
-        scores = self._shifted(self._scores(q, k), visible)
-        return F.dropout(_cleared(entmax(scores, self.alpha), visible), dropout)
+        with without_autocast(q.device):
+            visible = self._looked_at(q, self._cached(k), visible_keys(q, k, key.keep, mask))
+            scores = self._shifted(self._scores(q, k), visible)
+            return F.dropout(_cleared(entmax(scores, self.alpha), visible), dropout)
 
     def _looked_at(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor | None:
         """What is left of `visible` for this mechanism, for keys as `_cached` returns them."""
@@ -68,7 +69,8 @@ class Entmax(CachedMechanism):
     ) -> Tensor:
         """The edges of attention, (B, H, T, S): where a weight is above 0 (Treviso et al., 2022, section 2.3)."""
         visible = visible_keys(q, k, None if key is None else key.keep, mask)
-        return self._mapped(q, self._cached(k), visible) > 0
+        with without_autocast(q.device):
+            return self._mapped(q, self._cached(k), visible) > 0
 
     def _mapped(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
         """Weights (B, H, T, S) by the fast algorithms, in float32 or float64, for keys as `_cached` returns them."""

@@ -20,6 +20,7 @@ from ...errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, NO_STATE, Capabilities
 from ..kv_cache import KVCache, visible_keys
 from ..masks import Mask
+from ..ops.precision import without_autocast
 from ..registry import Option
 from ..tokens import TokenInfo
 from .entmax import ALPHA, Entmax
@@ -97,7 +98,8 @@ class Pattern(Entmax):
     ) -> Tensor:
         """The pairs that are looked at, (B, H, T, S): edges, window and global tokens."""
         visible = visible_keys(q, k, None if key is None else key.keep, mask)
-        return self._looked_at(q, self._cached(k), visible).expand(len(q), self.num_heads, -1, -1)
+        with without_autocast(q.device):
+            return self._looked_at(q, self._cached(k), visible).expand(len(q), self.num_heads, -1, -1)
 
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
