@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from .capabilities import Capabilities
+from .capabilities import DECODER_CROSS, Capabilities
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, seen, with_state
 from .ops import dispatch, segments
 from .ops.precision import accumulated, without_autocast
@@ -212,7 +212,7 @@ class Mechanism(nn.Module):
             raise LeapformerError(f"{self.name} attention cannot be used like this: {reason}")
         if not q.shape[2] or not k.shape[2]:
             return _nothing(q, k, v)
-        query, key = _described(q, k, query, key, mask)
+        query, key = self._described(q, k, query, key, mask)
         mask = with_state(mask) if self.capabilities.constant_state else mask
         x = Inputs(q, _cleared(k, key), _cleared(v, key), query.cleared(), key.cleared(), mask)
         transformed = dispatch.is_transformed()  # by torch.func, which custom backward passes do not know
@@ -226,10 +226,24 @@ class Mechanism(nn.Module):
         self, q: Tensor, k: Tensor, *, query: TokenInfo | None = None, key: TokenInfo | None = None, mask: Mask = None
     ) -> Tensor:
         """What every key contributes to every query, (B, H, T, S): for alignments, pictures, and as the reference."""
-        query, key = _described(q, k, query, key, mask)
+        query, key = self._described(q, k, query, key, mask)
         with without_autocast(q.device):
             found = self._weights(accumulated(q), accumulated(k), query, key, mask, 0.0)
         return found.to(q.dtype)
+
+    def _described(
+        self, q: Tensor, k: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask
+    ) -> tuple[TokenInfo, TokenInfo]:
+        """Both sides' tokens; in self-attention under a mask the queries are the keys."""
+        key = key or TokenInfo.whole(k.shape[2], device=k.device)
+        if query is None:
+            same = self.same_tokens(q, k) and (mask == CAUSAL or isinstance(mask, ChunkMask))
+            query = key if same else TokenInfo.whole(q.shape[2], device=q.device)
+        return query, key
+
+    def same_tokens(self, q: Tensor, k: Tensor) -> bool:
+        """Whether queries are the keys' tokens: as a library, where they are as many; never in cross-attention."""
+        return self.block != DECODER_CROSS and q.shape[2] == k.shape[2]
 
     # ------------------------------------------------------------------------------------- what a subclass may override
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
@@ -296,17 +310,6 @@ class Mechanism(nn.Module):
         bounds, whole = dispatch.bounds(x.q.device), x.mask is None and not self.capabilities.append
         kept = math.inf if whole else bounds.kept_numbers / x.q.shape[3]
         return kept, dispatch.segment_size(x.q, bounds.segment_tokens)
-
-
-def _described(
-    q: Tensor, k: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask
-) -> tuple[TokenInfo, TokenInfo]:
-    """Both sides' tokens; in self-attention under a mask the queries are the keys."""
-    key = key or TokenInfo.whole(k.shape[2], device=k.device)
-    if query is None:
-        same = mask is not None and q.shape[2] == k.shape[2] and (mask == CAUSAL or isinstance(mask, ChunkMask))
-        query = key if same else TokenInfo.whole(q.shape[2], device=q.device)
-    return query, key
 
 
 def _cleared(x: Tensor, tokens: TokenInfo) -> Tensor:

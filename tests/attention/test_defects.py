@@ -38,6 +38,7 @@ from .cases import (
     DIM,
     HEADS,
     LINEAR,
+    MECHANISMS,
     NAMES,
     VALUE_DIM,
     WAYS,
@@ -127,6 +128,27 @@ def test_wait_1_in_a_block_is_the_same_in_training_and_generation(name):
         call = {"key_padding_mask": mask, "static_kv": True, "incremental_state": state}
         parts = [attention(x, source, source, **call)[0] for x in target.split([1, 1, 3, COUNT - 5])]
         torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "decoder-cross" in MECHANISMS[name].capabilities.blocks])
+@torch.no_grad()
+def test_queries_of_cross_attention_are_not_the_source_though_they_are_as_many(name):
+    """Where the source has its padding, and whether the queries are described, changes nothing."""
+    mechanism = make(name, block="decoder-cross")
+    if mechanism.capabilities.unsupported_reason("decoder-cross", None) or getattr(mechanism, "given", False):
+        return  # a packed source has no queries of its own
+    (q, k, v), found, keep = inputs(COUNT, COUNT - 5), [], torch.ones(BATCH, COUNT - 5, dtype=torch.bool)
+    for sides in ((0, 5), (5, 0)):
+        padded = [torch.nn.functional.pad(x, (0, 0, *sides)) for x in (k, v)]
+        key = TokenInfo.whole(COUNT, torch.nn.functional.pad(keep, sides))
+        found.append(mechanism(q, *padded, key=key))
+    assert difference(found[:1], found[1:]) < 1e-12
+    if mechanism.capabilities.unsupported_reason("decoder-cross", FIRST) is None:
+        call = {"key": key, "mask": FIRST}
+        assert (
+            difference([mechanism(q, *padded, **call)], [mechanism(q, *padded, query=TokenInfo.whole(COUNT), **call)])
+            == 0
+        )
 
 
 @pytest.mark.parametrize("plan", ["softmax", "leap", "rope", "elu"])

@@ -34,7 +34,7 @@ class Block2(ProjectedBlocks):
         return {**super().parts(), **centroid_part(self)}
 
     def _choose_among(self, q: Tensor, k: Tensor, blocks: Tensor) -> Tensor:
-        all_queries = blocks if q.shape[2] == k.shape[2] else blocks.new_ones(1, q.shape[2])
+        all_queries = blocks if self.same_tokens(q, k) else blocks.new_ones(1, q.shape[2])
         queries, keys = self._taken(q, all_queries), self._taken(k, blocks)  # (B, H, c, N) and (.., M)
         first = queries.byte().argmax(2)  # (B, H, N), the lowest number of those that took it
         chosen = keys.gather(2, first.unsqueeze(-1).expand(-1, -1, -1, keys.shape[3]))

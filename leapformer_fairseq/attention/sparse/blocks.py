@@ -73,7 +73,7 @@ class Blocked(Pattern):
         real = real_keys(seen)[:, 0, 0]
         order = real_first(real)
         at = (real.long().cumsum(1) - 1).clamp_min(0) // self.size
-        itself = q.shape[2] == k.shape[2]
+        itself = self.same_tokens(q, k)
         graph = self.select(in_order(q, order) if itself else q, in_order(k, order), real.gather(1, order))
         rows = at if itself else torch.arange(q.shape[2], device=q.device).unsqueeze(0) // self.size
         return of_tokens(graph, rows, at)
@@ -83,7 +83,7 @@ class Blocked(Pattern):
         if x.mask is not None or cut_across:
             return super()._in_segments(x)
         with without_autocast(x.q.device):
-            keep, itself = x.key.keep, x.q.shape[2] == x.k.shape[2]
+            keep, itself = x.key.keep, self.same_tokens(x.q, x.k)
             if keep is None:
                 real = torch.ones(1, x.k.shape[2], dtype=torch.bool, device=x.k.device)
                 return self.attend(x.q, x.k, x.v, self.select(x.q, x.k, real), real)
@@ -144,7 +144,7 @@ class ProjectedBlocks(Blocked, Projected):
     def _choose(self, q: Tensor, k: Tensor, real: Tensor, blocks: Tensor) -> Tensor:
         self.check_adopted()
         queries, keys = self.project_queries(q), self.project_keys(k).where(real[:, None, :, None], 0)
-        if q.shape[2] == k.shape[2]:
+        if self.same_tokens(q, k):
             queries = queries.where(real[:, None, :, None], 0)
         of_queries, of_keys = (in_blocks(x, self.size).flatten(3) for x in (queries, keys))
         return self._choose_among(of_queries, of_keys, blocks)

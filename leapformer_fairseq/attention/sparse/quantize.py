@@ -56,7 +56,7 @@ class Quantize(Projected):
         q, k = self.project_queries(q), self._kept_projections(k)
         if self.ranked:
             real = real_keys(seen).mT  # (B or 1, 1, S, 1)
-            same_tokens = q.shape[2] == k.shape[2]
+            same_tokens = self.same_tokens(q, k)
             bins = (self._by_rank(q, real if same_tokens else None), self._by_rank(k, real))
         else:
             bins = (self._by_value(q), self._by_value(k))

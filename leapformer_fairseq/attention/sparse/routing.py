@@ -44,7 +44,7 @@ class Routing(Fitted):
 
     def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
         real = real_keys(seen).mT  # (B or 1, 1, S, 1)
-        queries = self._taken(q, real if q.shape[2] == k.shape[2] else None)
+        queries = self._taken(q, real if self.same_tokens(q, k) else None)
         return (queries.float() @ self._taken(k, real).float().mT) > 0
 
     def _taken(self, x: Tensor, real: Tensor | None) -> Tensor:
