@@ -14,6 +14,7 @@ marked xfail(strict=True), so a fix shows. `TestTheChecksThemselves` has the con
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from leapformer_fairseq.attention import CAUSAL, PrefixMask, Projections, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask, Projections, TokenInfo, build
 from leapformer_fairseq.attention import mechanism as contract
 from leapformer_fairseq.attention.linear import elu as elu_file
 from leapformer_fairseq.attention.linear.elu import elu1
@@ -415,6 +416,24 @@ def test_vmap_and_func_grad(name, mask, execution):
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     attend(mechanism, *leaves, mask=MASKS[mask], way="reference").square().sum().backward()
     assert difference(list(got), gradients(leaves)) < 1e-12
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("name", serving(ChunkMask(4, 2)))
+def test_vmap_with_chunks_is_right_or_refused_in_one_line(name, ahead):
+    mechanism, qkv, mask = make(name), inputs(COUNT, COUNT), ChunkMask(4, ahead)
+
+    def one(q, k, v):
+        return mechanism(q[None], k[None], v[None], mask=mask)[0]
+
+    try:
+        found = torch.func.vmap(one)(*qkv)
+    except LeapformerError as error:
+        assert ahead and re.fullmatch(
+            f"{mechanism.name}: torch.func and vmap do not work with chunks[^\n]*", str(error)
+        )
+    else:
+        assert difference([found], [attend(mechanism, *qkv, mask=mask, way="reference")]) < 1e-12
 
 
 @pytest.mark.parametrize(("name", "mask"), served(LINEAR))

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...errors import LeapformerError
 from ..capabilities import ENCODER_SELF
 from ..linear.base import LinearState, normalized
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
@@ -176,6 +177,11 @@ class RecurrentMechanism(Mechanism):
         mask, queries = with_state(mask), self.queries(q, query).double()
         keys = self._writing(k, k[..., :0], key).each(Tensor.double)
         if isinstance(mask, ChunkMask) and mask.ahead:  # copies of tokens ahead leave no trace
+            if dispatch.is_transformed():
+                raise LeapformerError(
+                    f"{self.name}: torch.func and vmap do not work with chunks that look ahead; take chunks without, or "
+                    "torch.autograd"
+                )
             identity = torch.eye(k.shape[2], dtype=queries.dtype, device=k.device)
             keys = keys._replace(v=identity.expand(*k.shape[:3], -1))
             first = queries.new_zeros(*k.shape[:2], self.features, k.shape[2])
