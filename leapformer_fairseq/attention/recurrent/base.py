@@ -179,8 +179,8 @@ class RecurrentMechanism(Mechanism):
         if isinstance(mask, ChunkMask) and mask.ahead:  # copies of tokens ahead leave no trace
             if dispatch.is_transformed():
                 raise LeapformerError(
-                    f"{self.name}: torch.func and vmap do not work with chunks that look ahead; take chunks without, or "
-                    "torch.autograd"
+                    f"{self.name}: torch.func and vmap do not work with chunks that look ahead; take chunks without, "
+                    "or torch.autograd"
                 )
             identity = torch.eye(k.shape[2], dtype=queries.dtype, device=k.device)
             keys = keys._replace(v=identity.expand(*k.shape[:3], -1))
