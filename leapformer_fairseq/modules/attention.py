@@ -17,6 +17,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from ..attention import ChunkMask, Mask, Mechanism, PrefixMask, Projections, State, Step, TokenInfo
+from ..attention.layers import is_hooked, is_plain
 from .context import PassContext, StackFacts
 from .decoding import IncrementalState, Memory
 from .state_dict import remember_slots, upgrade
@@ -63,6 +64,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         remember_slots(mechanism)
         self.compose_weights, self.weights_in_training = True, False
         self._prepared: tuple[list[tuple[int, int]], Step | None] | None = None
+        self._made = {name: type(module) for name, module in mechanism.named_modules()}
 
     def forward(
         self,
@@ -244,13 +246,20 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return Projections(self.q_proj, self.out_proj, self.k_proj, self.v_proj)
 
     def _step(self) -> Step | None:
-        """The mechanism's decoding step, prepared again when a weight has changed; None for unusual projections."""
+        """The mechanism's decoding step, prepared again when a weight has changed.
+
+        None where a layer is more than its weights, which are all that a step knows: with a hook, an adapter, a
+        parametrisation, pruned or quantised.
+        """
         projections = self._projections()
         if self.encoder_decoder_attention:
             projections = projections._replace(k=None, v=None)
         linear = [projection for projection in projections if projection is not None]
-        if any(type(projection) is not nn.Linear for projection in linear):
+        if not all(map(is_plain, linear)):
             return None
+        for name, module in self.mechanism.named_modules():
+            if is_hooked(module) or self._made.get(name) is not type(module):
+                return None
         parts = [*linear, self.mechanism]
         parameters = [parameter for part in parts for parameter in part.parameters()]
         stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]

@@ -8,12 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.utils.parametrizations
+import torch.nn.utils.prune
 from fairseq.modules import MultiheadAttention
 
 from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo
 from leapformer_fairseq.modules import MechanismAttention, fork_state
 
 from ..attention.cases import CONSTANT, MECHANISMS, NAMES, OPTIONS, build, pairs, serving
+from ..covering import each_with_one
 
 T, B, C, H = 7, 3, 16, 2
 CAUSAL_PLANS = serving(CAUSAL, state=True)
@@ -67,6 +70,93 @@ def test_self_attention_steps_and_prompts_equal_the_whole(name):
                 parts.append(attention(part, part, part, incremental_state=state)[0])
                 start += n
             torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
+
+
+class Adapter(torch.nn.Linear):
+    """As LoRA has it, a subclass with weights of its own beside those that it replaces."""
+
+    def __init__(self, base):
+        super().__init__(base.in_features, base.out_features, base.bias is not None)
+        self.load_state_dict(base.state_dict())
+        self.more = torch.nn.Parameter(torch.randn(base.out_features, base.in_features) / 4)
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.more.T
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda layer, args, out: out + 0.5)
+    return layer
+
+
+def pruned(layer):
+    torch.nn.utils.prune.random_unstructured(layer, "weight", 0.5)
+    return layer
+
+
+def normed(layer):
+    return torch.nn.utils.parametrizations.weight_norm(layer)
+
+
+def replace_layers(attention, change):
+    """Change each Linear of a block and its mechanism; returns how many there are."""
+    found = [
+        (parent, name, layer)
+        for parent in list(attention.modules())
+        for name, layer in list(parent.named_children())
+        if type(layer) is torch.nn.Linear
+    ]
+    for parent, name, layer in found:
+        setattr(parent, name, change(layer).to(layer.weight.dtype))
+    attention.mechanism.receive(attention._projections())
+    return len(found)
+
+
+@pytest.mark.parametrize(("name", "change"), each_with_one(CAUSAL_PLANS, [Adapter, hooked, pruned, normed]))
+@torch.no_grad()
+def test_layers_that_are_more_than_their_weights_are_called(name, change):
+    """In steps as in one pass: a fused step takes the weights alone."""
+    _, attention = adapter(name, CAUSAL)
+    x = torch.randn(T, B, C).double()
+    before, _ = attention(x, x, x)
+    assert replace_layers(attention, change) >= 4
+    whole, _ = attention(x, x, x)
+    assert change is normed or (whole - before).abs().max() > 1e-3
+    state: dict = {}
+    parts = [attention(part, part, part, incremental_state=state)[0] for part in x.split(1)]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CAUSAL_PLANS)
+@pytest.mark.parametrize("change", [Adapter, hooked])
+@torch.no_grad()
+def test_each_layer_of_a_mechanism_is_called(name, change):
+    """Alone, so that no other one hides it."""
+    _, attention = adapter(name, CAUSAL)
+    inner = [one for one, layer in attention.mechanism.named_modules() if type(layer) is torch.nn.Linear]
+    for one in inner:
+        _, attention = adapter(name, CAUSAL)
+        x = torch.randn(T, B, C).double()
+        before, _ = attention(x, x, x)
+        parent = attention.mechanism.get_submodule(one.rpartition(".")[0])
+        setattr(parent, one.rpartition(".")[2], change(attention.mechanism.get_submodule(one)).double())
+        whole, _ = attention(x, x, x)
+        assert (whole - before).abs().max() > 1e-4, one
+        state: dict = {}
+        parts = [attention(part, part, part, incremental_state=state)[0] for part in x.split(1)]
+        torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["softmax", "leap", "abc-mlp", "gated-delta", "simple-gla", "luna"])
+@torch.no_grad()
+def test_layers_in_8_bits(name):
+    _, attention = adapter(name, CAUSAL)
+    quantised = torch.ao.quantization.quantize_dynamic(attention.float(), {torch.nn.Linear}, torch.qint8)
+    x = torch.randn(T, B, C)
+    whole, state = quantised(x, x, x)[0], {}
+    parts = [quantised(part, part, part, incremental_state=state)[0] for part in x.split(1)]
+    # What weights are multiplied by is rounded by the largest number of each call.
+    assert (torch.cat(parts) - whole).abs().max() < 0.1 * whole.abs().max()
 
 
 @pytest.mark.parametrize("name", CAUSAL_PLANS)

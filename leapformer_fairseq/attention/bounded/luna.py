@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ...errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Capabilities
+from ..layers import normalised, projected
 from ..linear.elu import elu1
 from ..masks import Mask
 from ..mechanism import Inputs, State
@@ -188,8 +189,7 @@ class Luna(BoundedMechanism):
                 "luna was given no packed sequence; let the encoder hand one on, or take --luna-packed learned"
             )
         given = given or self.first_carry(batch)
-        x, norm = given.values.to(like.dtype), self.packed_norm
-        x = F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
+        x = normalised(self.packed_norm, given.values.to(like.dtype))
         return x, x.new_ones(x.shape[:2], dtype=torch.bool) if given.keep is None else given.keep
 
     def _projected(self, role: str, x: Tensor, heads: int | None = None) -> Tensor | None:
@@ -197,8 +197,7 @@ class Luna(BoundedMechanism):
         layer: Any = self.own[role] if role in self.own else self.stock.get(role)
         if layer is None:
             return None
-        bias = None if layer.bias is None else layer.bias.to(x.dtype)
-        return _split(F.linear(x, layer.weight.to(x.dtype), bias), heads or self.num_heads)
+        return _split(projected(layer, x), heads or self.num_heads)
 
     def _pseudo_queries(self, packed: Tensor, heads: int) -> Tensor:
         """P W_pq / sqrt(D), (B, H, l, D)."""

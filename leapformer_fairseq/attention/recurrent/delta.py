@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..layers import projected
 from ..ops.recurrent import Written
 from ..ops.unit import unit
 from ..registry import Option, register
@@ -45,7 +46,7 @@ class DeltaRule(ConvolvedMechanism):
         return self._direction(q, self.head_dim)
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
-        strength = by_heads(tokens.inputs_or(k), self.num_heads, self.strength.weight).sigmoid()
+        strength = by_heads(projected(self.strength, tokens.inputs_or(k)), self.num_heads).sigmoid()
         strength = 2 * strength if self.chosen.delta_negative else strength
         return Written(self._direction(k), v, self.log_decay(k, tokens), strength)
 

@@ -7,9 +7,9 @@ it, so that weight decay draws gates to where they began, and does not close the
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..layers import projected
 from ..registry import Option
 from ..tokens import TokenInfo
 
@@ -45,9 +45,8 @@ class Gate(nn.Module):
     def forward(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         """Of keys (B, H, S, D), in their precision."""
         x = tokens.inputs_or(k)
-        if self.inner is not None:
-            x = F.linear(x, self.inner.weight.to(x.dtype))
-        return by_heads(x, self.num_heads, self.outer.weight, self.outer.bias + self.begin)
+        x = x if self.inner is None else projected(self.inner, x)
+        return by_heads(projected(self.outer, x) + self.begin.to(x.dtype), self.num_heads)
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """Weight and bias of the logits as one product, for the decoding step."""
@@ -55,10 +54,9 @@ class Gate(nn.Module):
         return weight, self.outer.bias + self.begin
 
 
-def by_heads(x: Tensor, num_heads: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W x + b of inputs x (B, S, C), in their precision, as (B, H, S, numbers of a head)."""
-    projected = F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-    return projected.unflatten(2, (num_heads, -1)).transpose(1, 2)
+def by_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Numbers of all heads (B, S, ..) as (B, H, S, numbers of a head)."""
+    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
 
 def logit(share: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..capabilities import Capabilities
+from ..layers import projected
 from ..ops.precision import accumulated
 from ..registry import Option
 from ..step import Projections
@@ -60,5 +61,5 @@ class NormedMechanism(RecurrentMechanism):
         if self.output is None:
             return out
         x = tokens.inputs_or(q) if tokens.inputs is None else tokens.inputs  # in the precision of the model
-        gate = accumulated(by_heads(x, self.num_heads, self.output.weight))
+        gate = accumulated(by_heads(projected(self.output, x), self.num_heads))
         return ACTIVATIONS[self.activation](gate) * out  # in this order it lies in memory as models go on with it
