@@ -155,3 +155,28 @@ def _short(value: Any) -> str:
     """Some of the value, on one line."""
     text = "nothing" if value is _MISSING else json.dumps(value, ensure_ascii=False)
     return text if len(text) < _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+# ------------------------------------------------------------------------------------------------------- moved folders
+def paths_beside(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A data configuration of `folder` with the paths in it as they are now, wherever the folder is.
+
+    Relative ones of the audio and the statistics are looked for in the folder. Of an absolute one that is gone, what is
+    found in the folder by the end of the path is taken; an audio root that is gone is the folder itself.
+    """
+
+    def now(name: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return paths_beside(value, folder)
+        if not isinstance(value, str) or not value:
+            return value
+        if not Path(value).is_absolute():
+            beside = folder / value
+            return str(beside) if name in ("audio_root", "stats_npz_path") and beside.exists() else value
+        if Path(value).exists():
+            return value
+        parts = Path(value).parts[1:]
+        ends = (folder.joinpath(*parts[i:]) for i in range(len(parts)))
+        return str(next((end for end in ends if end.exists()), folder if name == "audio_root" else value))
+
+    return {name: now(name, value) for name, value in config.items()}
