@@ -173,10 +173,16 @@ def paths_beside(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if not Path(value).is_absolute():
             beside = folder / value
             return str(beside) if name in ("audio_root", "stats_npz_path") and beside.exists() else value
-        if Path(value).exists():
-            return value
-        parts = Path(value).parts[1:]
-        ends = (folder.joinpath(*parts[i:]) for i in range(len(parts)))
-        return str(next((end for end in ends if end.exists()), folder if name == "audio_root" else value))
+        found = moved(value, folder)
+        return str(folder) if name == "audio_root" and not found.exists() else str(found)
 
     return {name: now(name, value) for name, value in config.items()}
+
+
+def moved(path: str | Path, folder: Path) -> Path:
+    """The path, or if it is absolute and gone, what is found in `folder` by its end."""
+    path = Path(path)
+    if not path.is_absolute() or path.exists():
+        return path
+    ends = (folder.joinpath(*path.parts[i:]) for i in range(1, len(path.parts)))
+    return next((end for end in ends if end.exists()), path)

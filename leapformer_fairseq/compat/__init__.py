@@ -14,6 +14,7 @@ import threading
 from . import checkpoints, data, distributed, imports, options, trust
 from .checkpoints import checkpoint_types
 from .patch import Patch
+from .trust import check_options
 
 # the one that imports fairseq first
 PATCHES = (
@@ -36,4 +37,4 @@ def apply() -> list[Patch]:
     return [patch for patch in PATCHES if _applied[patch.name]]
 
 
-__all__ = ["PATCHES", "Patch", "apply", "checkpoint_types"]
+__all__ = ["PATCHES", "Patch", "apply", "check_options", "checkpoint_types"]

@@ -64,17 +64,11 @@ def literal(source: str) -> Any:
         raise ValueError("it is no literal") from error
 
 
-def check_options(path: str, state: dict[str, Any]) -> None:
-    """Raise LeapformerError if a checkpoint, as fairseq has read it, would make fairseq run what is written in it."""
-    from omegaconf import OmegaConf
-
-    config = state.get("cfg")
-    content = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
-    for section in (state.get("args"), content):
+def check_options(path: str, *sections: Any) -> None:
+    """Raise LeapformerError if an option in plain dictionaries and namespaces, at any depth, would be executed."""
+    for section in sections:
         for name, value in _options(section):
             _check_option(path, name, value)
-    if isinstance(content, dict):
-        _check_names(path, content)
 
 
 def _options(section: Any) -> Iterator[tuple[str, Any]]:
@@ -102,7 +96,7 @@ def _check_option(path: str, name: str, value: Any) -> None:
         raise _refusal(path, name, value, f"should be {' or '.join(kind.__name__ for kind in EVALUATED[name])}")
 
 
-def _check_names(path: str, config: dict[str, Any]) -> None:
+def _check_names(path: str, config: Any) -> None:
     """Only architectures, tasks and criteria that are registered: ours, fairseq's, and those of the user's plugins."""
     from fairseq.criterions import CRITERION_REGISTRY
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
@@ -158,13 +152,16 @@ def _options_are_executed() -> bool:
 
 def _execute_nothing() -> None:
     from fairseq import checkpoint_utils
+    from omegaconf import OmegaConf
 
     load = checkpoint_utils.load_checkpoint_to_cpu
 
     @functools.wraps(load)
     def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state: dict[str, Any] = load(path, *args, **kwargs)
-        check_options(str(path), state)
+        config = OmegaConf.to_container(state["cfg"]) if OmegaConf.is_config(state.get("cfg")) else {}
+        check_options(str(path), state.get("args"), config)
+        _check_names(str(path), config)
         for section in (state.get("args"), getattr(state.get("cfg"), "model", None)):
             forget_warm_starts(section)
         return state
