@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import soundfile
 import torch
 from fairseq import checkpoint_utils, utils
 
-from leapformer_fairseq import register
+from leapformer_fairseq import PLUGIN_DIR, register
+from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.compat.trust import EVALUATED, check_options, literal
+from leapformer_fairseq.data.download import unpack
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.teacher import load_teacher
 from tests.reversed_text import TRAINING, reversed_text
@@ -256,3 +259,36 @@ def test_yaml_of_prepared_data_builds_no_objects(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="Failed to load config"):
         S2TDataConfig(tmp_path / "config.yaml")
     assert not (tmp_path / "mark").exists()
+
+
+def test_this_package_evaluates_and_unpickles_nothing() -> None:
+    """Every file is read as data: `eval` gets checked literals, `torch.load` weights, numpy arrays."""
+    found = set()
+    for path in PLUGIN_DIR.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            called, given = ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords}
+            runs = called in ("eval", "exec", "os.system") or called.startswith(("pickle.load", "torch.hub"))
+            weights = called == "torch.load" and given.get("weights_only") != "True"
+            if runs or weights or given.get("allow_pickle") == "True" or called.endswith("import_user_module"):
+                found.add((path.name, called))
+    # the one that has parsed the literal before, and the one whose defect is looked for
+    assert found == {("trust.py", "eval"), ("checkpoints.py", "torch.load")}
+
+
+@pytest.mark.parametrize("name", ["../mark", "/tmp/leapformer-mark", "data/link"])
+def test_an_archive_writes_nothing_outside_its_folder(name: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "data.tar", "w") as archive:
+        member = tarfile.TarInfo(name)
+        if name.endswith("link"):
+            member.type, member.linkname = tarfile.SYMTYPE, "../../mark"
+        archive.addfile(member)
+    with pytest.raises(LeapformerError, match="cannot be unpacked"):
+        unpack(tmp_path / "data.tar", tmp_path / "data")
+    assert [path.name for path in tmp_path.iterdir()] == ["data.tar"] and not Path("/tmp/leapformer-mark").exists()
+
+
+def test_a_checkpoint_that_is_only_read_is_checked(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(LeapformerError, match="option wer_args is no literal value"):
+        load_checkpoint(Path(crafted(data, "lm", wer_args=code(tmp_path / "mark"))))
