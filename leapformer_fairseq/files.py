@@ -162,8 +162,10 @@ def paths_beside(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """A data configuration of `folder` with the paths in it as they are now, wherever the folder is.
 
     Relative ones of the audio and the statistics are looked for in the folder. Of an absolute one that is gone, what is
-    found in the folder by the end of the path is taken; an audio root that is gone is the folder itself.
+    found in the folder by the end of the path is taken; an audio root that held the statistics was the folder itself.
     """
+    statistics = config.get("global_cmvn")
+    held = str(Path(str(statistics.get("stats_npz_path"))).parent) if isinstance(statistics, Mapping) else None
 
     def now(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -174,7 +176,7 @@ def paths_beside(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             beside = folder / value
             return str(beside) if name in ("audio_root", "stats_npz_path") and beside.exists() else value
         found = moved(value, folder)
-        return str(folder) if name == "audio_root" and not found.exists() else str(found)
+        return str(folder if name == "audio_root" and value == held and not found.exists() else found)
 
     return {name: now(name, value) for name, value in config.items()}
 

@@ -105,7 +105,11 @@ def test_embeddings_are_read_when_training_begins(arch: str, tmp_path: Path) -> 
     [
         ({"audio_root": "."}, {"audio_root": "FOLDER"}),
         ({"audio_root": ""}, {"audio_root": ""}),
-        ({"audio_root": "/gone/data"}, {"audio_root": "FOLDER"}),
+        ({"audio_root": "/gone/data"}, {"audio_root": "/gone/data"}),
+        (
+            {"audio_root": "/gone/data", "global_cmvn": {"stats_npz_path": "/gone/data/gcmvn.npz"}},
+            {"audio_root": "FOLDER", "global_cmvn": {"stats_npz_path": "FOLDER/gcmvn.npz"}},
+        ),
         ({"audio_root": "/gone/data/wav"}, {"audio_root": "FOLDER/wav"}),
         ({"audio_root": "/"}, {"audio_root": "/"}),
         ({"global_cmvn": {"stats_npz_path": "gcmvn.npz"}}, {"global_cmvn": {"stats_npz_path": "FOLDER/gcmvn.npz"}}),
