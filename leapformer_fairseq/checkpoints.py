@@ -76,7 +76,10 @@ def average_parameters(models: Mapping[str, Mapping[str, Tensor]]) -> dict[str, 
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A fairseq checkpoint as saved, tensors mapped from the file. Raises LeapformerError when it is none."""
+    """A fairseq checkpoint as saved, tensors mapped from the file.
+
+    Raises LeapformerError when it is none, and for options that fairseq would execute.
+    """
     # For good, as `compat` does: leaving `safe_globals` would also take back what was allowed before.
     torch.serialization.add_safe_globals(compat.checkpoint_types())
     try:
@@ -86,6 +89,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise LeapformerError(f"{path} cannot be read as a checkpoint ({reason})") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
         raise LeapformerError(f"{path} holds no model; is it a fairseq checkpoint?")
+    compat.check_options(str(path), state.get("args"), state.get("cfg"))
     return state
 
 

@@ -155,3 +155,36 @@ def _short(value: Any) -> str:
     """Some of the value, on one line."""
     text = "nothing" if value is _MISSING else json.dumps(value, ensure_ascii=False)
     return text if len(text) < _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+# ------------------------------------------------------------------------------------------------------- moved folders
+def paths_beside(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A data configuration of `folder` with the paths in it as they are now, wherever the folder is.
+
+    Relative ones of the audio and the statistics are looked for in the folder. Of an absolute one that is gone, what is
+    found in the folder by the end of the path is taken; an audio root that held the statistics was the folder itself.
+    """
+    statistics = config.get("global_cmvn")
+    held = str(Path(str(statistics.get("stats_npz_path"))).parent) if isinstance(statistics, Mapping) else None
+
+    def now(name: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return paths_beside(value, folder)
+        if not isinstance(value, str) or not value:
+            return value
+        if not Path(value).is_absolute():
+            beside = folder / value
+            return str(beside) if name in ("audio_root", "stats_npz_path") and beside.exists() else value
+        found = moved(value, folder)
+        return str(folder if name == "audio_root" and value == held and not found.exists() else found)
+
+    return {name: now(name, value) for name, value in config.items()}
+
+
+def moved(path: str | Path, folder: Path) -> Path:
+    """The path, or if it is absolute and gone, what is found in `folder` by its end."""
+    path = Path(path)
+    if not path.is_absolute() or path.exists():
+        return path
+    ends = (folder.joinpath(*path.parts[i:]) for i in range(1, len(path.parts)))
+    return next((end for end in ends if end.exists()), path)

@@ -26,7 +26,7 @@ import soundfile
 
 from ..audio import SAMPLE_RATE, read_speech
 from ..errors import LeapformerError
-from ..files import replacing
+from ..files import moved, replacing
 from ..scoring.runlog import COMPUTE_LOG, INSTANCES_LOG, Instance, read_instances
 from .batch import serves_batches, translate_batch
 from .live import open_system
@@ -142,6 +142,7 @@ def read_utterances(source: str | Path, target: str | Path) -> list[Utterance]:
         )
     if not recordings:
         raise LeapformerError(f"--source {source} lists no recording; give one a line")
+    recordings = [str(moved(recording, Path(source).parent)) for recording in recordings]
     for line, recording in enumerate(recordings, 1):
         if not Path(recording).is_file():
             raise LeapformerError(f"--source {source}, line {line}: no audio file at {recording!r}; check the list")

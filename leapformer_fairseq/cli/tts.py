@@ -113,6 +113,7 @@ def _voice(args: argparse.Namespace) -> Voice:
         return TrainedVoice(args.path, {**overrides, **({"data": args.data} if args.data else {})}, args.cpu)
     from ..data.manifests import read_yaml
     from ..data.tts import CONFIG
+    from ..files import paths_beside
     from ..runtime.folder import Folder
     from ..runtime.voice import ExportedVoice
     from ..spoken import Manifests
@@ -123,7 +124,7 @@ def _voice(args: argparse.Namespace) -> Voice:
         raise LeapformerError(f"--plots {args.plots}: an exported model does not tell what it attends to; leave it out")
     manifests = None
     if args.data:
-        root = read_yaml(Path(args.data) / CONFIG).get("audio_root", "")
+        root = paths_beside(read_yaml(Path(args.data) / CONFIG), Path(args.data)).get("audio_root", "")
         manifests = Manifests(Path(args.data), Path(str(root)))
     return ExportedVoice(Folder.read(args.path), manifests)
 

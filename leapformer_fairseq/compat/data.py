@@ -7,16 +7,19 @@ import functools
 import inspect
 import math
 import queue
+import tempfile
 import time
 import types
 import warnings
 import weakref
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..files import paths_beside
 from .patch import Patch
 
 
@@ -110,6 +113,28 @@ def _stop(consumers: list[Any], patience_s: float = 30.0) -> None:
                 consumer._queue.get(timeout=0.05)  # makes room: the thread may wait in put()
 
 
+def _paths_are_of_the_working_directory() -> bool:
+    from fairseq.data.audio import data_cfg
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "config.yaml")
+        file.write_text("audio_root: .\n")
+        return bool(data_cfg.get_config_from_yaml(file)["audio_root"] == ".")
+
+
+def _look_beside_the_configuration() -> None:
+    from fairseq.data.audio import data_cfg
+
+    read = data_cfg.get_config_from_yaml
+
+    @functools.wraps(read)
+    def get_config_from_yaml(yaml_path: Path) -> Any:
+        found = read(yaml_path)
+        return paths_beside(found, Path(yaml_path).parent) if isinstance(found, dict) else found
+
+    data_cfg.get_config_from_yaml = get_config_from_yaml
+
+
 PATCHES = (
     Patch(
         "np.compat",
@@ -132,5 +157,12 @@ PATCHES = (
         "fairseq 0.12 with --num-workers 0",
         _consumer_is_daemon,
         _stop_consumers_at_exit,
+    ),
+    Patch(
+        "moved-data",
+        "paths of a speech data configuration are those of the working directory, or absolute: the folder stays there",
+        "fairseq 0.12",
+        _paths_are_of_the_working_directory,
+        _look_beside_the_configuration,
     ),
 )

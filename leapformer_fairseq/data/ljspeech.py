@@ -92,7 +92,7 @@ def prepare(
             state = {split: asdict(summary) for split, summary in _prepare_splits(work, clips, run).items()}
         prepared.finish(out, options, state)
     espeak = None if textgrids else {"voice": VOICE, "silence": False}
-    tts.write_tts_config(out / tts.CONFIG, out, config, espeak)  # again by every run, in case the folder was moved
+    tts.write_tts_config(out / tts.CONFIG, config, espeak)
     return {split: SplitSummary(**summary) for split, summary in state.items()}
 
 

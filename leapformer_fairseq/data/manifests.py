@@ -136,19 +136,19 @@ def train_subwords(
         partial.write_bytes(model.getvalue())
 
 
-def write_config(path: Path, root: Path, subwords: str, specaugment: Mapping[str, float] | None = None) -> None:
-    """Write fairseq's data configuration for data in `root`, with the subword model `subwords`.model and global CMVN.
+def write_config(path: Path, subwords: str, specaugment: Mapping[str, float] | None = None) -> None:
+    """Write fairseq's data configuration for data beside it, with the subword model `subwords`.model and global CMVN.
 
-    `specaugment` sets the augmentation of training data. The audio root and the statistics are absolute paths, because
-    fairseq resolves them from the working directory.
+    `specaugment` sets the augmentation of training data. Paths are relative, so that the folder can be moved; they are
+    looked for beside the configuration (`compat`), where fairseq itself would take the working directory.
     """
     config: dict[str, Any] = {
-        "audio_root": str(root),
+        "audio_root": ".",
         "vocab_filename": f"{subwords}.txt",
         "bpe_tokenizer": {"bpe": "sentencepiece", "sentencepiece_model": f"{subwords}.model"},
         "input_channels": 1,
         "input_feat_per_channel": BINS,
-        "global_cmvn": {"stats_npz_path": str(root / CMVN)},
+        "global_cmvn": {"stats_npz_path": CMVN},
         "feature_transforms": {"*": ["global_cmvn"]},
     }
     if specaugment:

@@ -95,7 +95,7 @@ def prepare(
             _write_state(out, dataset, root, vocab_size, done)
     for task in TASKS:
         _write_subwords(out, task, dataset, vocab_size)
-        write_config(out / f"config_{task}.yaml", out, f"spm_{task}", SPECAUGMENT)
+        write_config(out / f"config_{task}.yaml", f"spm_{task}", SPECAUGMENT)
     for split in dataset.splits[1:]:
         _write_evaluation_lists(out, split)
     return done

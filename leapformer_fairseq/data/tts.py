@@ -146,8 +146,8 @@ def phonemes_of(texts: Sequence[str], data: Mapping[str, Any]) -> list[str]:
     return [" ".join([*around, *phonemes, *around]) if phonemes else "" for phonemes in said]
 
 
-def write_tts_config(path: Path, root: Path, config: MelConfig, espeak: Mapping[str, Any] | None) -> None:
-    """Write fairseq's data configuration for data below `root`, with global CMVN and absolute paths.
+def write_tts_config(path: Path, config: MelConfig, espeak: Mapping[str, Any] | None) -> None:
+    """Write fairseq's data configuration for data beside it, with global CMVN.
 
     The paths are as in `manifests.write_config`. `espeak` describes how the phonemes were derived from text, if they
     were: the voice, and whether there is silence around them.
@@ -156,11 +156,11 @@ def write_tts_config(path: Path, root: Path, config: MelConfig, espeak: Mapping[
         path,
         {
             **({} if espeak is None else {ESPEAK: dict(espeak)}),
-            "audio_root": str(root),
+            "audio_root": ".",
             "vocab_filename": VOCABULARY,
             "sample_rate": config.sample_rate,
             "features": config.features(),
-            "global_cmvn": {"stats_npz_path": str(root / CMVN)},
+            "global_cmvn": {"stats_npz_path": CMVN},
             "feature_transforms": {"*": ["global_cmvn"]},
         },
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import register
-from ..models.teacher import WARM_STARTS
+from ..compat.trust import WARM_STARTS
 
 # What a student's training decides itself: groups of fairseq's parser, and options by name.
 _OWN_GROUPS = ("distributed_training", "checkpoint", "EMA configuration")
@@ -19,8 +19,8 @@ _OWN = {
     *("validate_interval", "validate_interval_updates", "validate_after_updates", "disable_validation"),
     *("eval_bleu", "eval_bleu_print_samples", "eval_inference", "eval_wer"),  # they translate at each validation
     *("no_progress_bar", "log_interval", "log_format", "log_file", "aim_repo", "aim_run_hash", "tensorboard_logdir"),
-    *("wandb_project", "azureml_logging", "user_dir", "profile", "reset_logging", "plasma_path"),
     *WARM_STARTS,
+    *("wandb_project", "azureml_logging", "user_dir", "profile", "reset_logging", "plasma_path"),
 }
 
 

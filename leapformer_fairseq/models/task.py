@@ -25,6 +25,7 @@ from fairseq.tasks.translation import TranslationTask
 
 from ..errors import LeapformerError
 from ..fairseq_errors import another_task
+from ..modules.warm_start import only_at_the_beginning
 from . import lm_task, speech_task
 
 logger = logging.getLogger(__name__)
@@ -54,10 +55,12 @@ def adapt(task: Any, args: Namespace, *served: str) -> None:
     """Adapt a task to one of our models, which is described by `args` and made for the tasks named in `served`.
 
     No sentence is dropped from a batch, empty lines and unknown words are reported, prompts are read at once, and what
-    fairseq would silently skip or train on is rejected. Raises LeapformerError for a task that needs another model.
+    fairseq would silently skip or train on is rejected. A resumed training needs no file of a warm start. Raises
+    LeapformerError for a task that needs another model.
     """
     if not isinstance(task, FairseqTask):
         return  # a stand-in that only knows the dictionaries, as in benchmarks
+    only_at_the_beginning(args)
     kind = next((name for base, name in TASKS.items() if isinstance(task, base)), None)
     if kind is not None and kind not in served:
         arch = getattr(args, "arch", None) or getattr(args, "_name", None)

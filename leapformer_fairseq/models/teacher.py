@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +12,6 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ..errors import LeapformerError
-
-# what a model would be initialised from, though it is loaded as a whole
-WARM_STARTS = ("load_pretrained_encoder_from", "load_pretrained_decoder_from")
 
 
 class Teacher(NamedTuple):
@@ -33,10 +29,7 @@ def load_teacher(path: str, task: Any) -> Teacher:
     if not Path(path).is_file():
         raise LeapformerError(f"no file {path}; --teacher is the checkpoint of a trained model")
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    args = copy.copy(state["cfg"]["model"])
-    for name in WARM_STARTS:
-        if hasattr(args, name):
-            setattr(args, name, None)
+    args = state["cfg"]["model"]
     model: nn.Module = fairseq_models.build_model(args, task)
     model.load_state_dict(state["model"], strict=True, model_cfg=args)  # type: ignore[call-arg]
     criterion = build_criterion(OmegaConf.create(dict(state["cfg"]["criterion"])), task)

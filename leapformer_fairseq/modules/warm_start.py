@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
+from pathlib import Path
 
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from torch import Tensor, nn
 
+from ..compat.trust import forget_warm_starts
 from ..errors import LeapformerError
 from .attention import MechanismAttention
 from .vocabulary import FINGERPRINT, check_vocabulary
 
 logger = logging.getLogger(__name__)
+
+
+def only_at_the_beginning(args: Namespace) -> None:
+    """Clear warm starts for a training that goes on from a checkpoint, which has all weights.
+
+    What they name may be gone by then. The options of a checkpoint have none of them, see `compat.trust`.
+    """
+    restored = getattr(args, "restore_file", None)
+    if restored == "checkpoint_last.pt":  # fairseq's default, which it looks for in --save-dir
+        restored = Path(args.save_dir, f"checkpoint_last{getattr(args, 'checkpoint_suffix', None) or ''}.pt")
+    if restored and Path(restored).is_file():
+        forget_warm_starts(args)
 
 
 def load_component(component: nn.Module, kind: str, path: str) -> None:

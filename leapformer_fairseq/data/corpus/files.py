@@ -76,8 +76,8 @@ def write_subwords(folder: Path, utterances: Sequence[Utterance], vocab_size: in
 
 
 def write_locations(folder: Path, root: Path, utterances: Sequence[Utterance]) -> None:
-    """Write the files with absolute paths below `root`: the configurations and SimulEval's lists of recordings."""
+    """Write the configurations, and SimulEval's lists of recordings with absolute paths below `root`."""
     for task in TASKS:
-        write_config(folder / f"config_{task}.yaml", root, f"spm_{task}")
+        write_config(folder / f"config_{task}.yaml", f"spm_{task}")
     for split in SPLITS:
         write_lines(folder / f"{split}.source", [root / utterance.wav for utterance in of_split(utterances, split)])

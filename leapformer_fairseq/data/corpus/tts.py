@@ -56,7 +56,7 @@ def build(out: str | Path, sizes: Mapping[str, int] = SIZES, seed: int = SEED, o
 
 
 def fill(out: Path, root: Path, readings: Sequence[Reading]) -> dict[str, Any]:
-    """Write everything except `corpus.json` to `out`, with the paths that files will have below `root`."""
+    """Write everything except `corpus.json` to `out`, which becomes `root`."""
     synthesize(out, readings, NAME)
     rows, seconds = write_features(out, readings)
     for split in SPLITS:
@@ -68,8 +68,8 @@ def fill(out: Path, root: Path, readings: Sequence[Reading]) -> dict[str, Any]:
 
 
 def locate(out: Path, root: Path) -> None:
-    """Write the configuration, the only file with absolute paths."""
-    write_tts_config(out / CONFIG, root, mel_config(), {"voice": Reading.voice, "silence": True})
+    """Write the configuration, which is the same wherever the folder is."""
+    write_tts_config(out / CONFIG, mel_config(), {"voice": Reading.voice, "silence": True})
 
 
 def write_features(out: Path, readings: Sequence[Reading]) -> tuple[dict[str, Row], dict[str, float]]:
