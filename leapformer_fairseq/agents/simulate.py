@@ -6,6 +6,7 @@ other, as in the agent.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -25,6 +26,7 @@ import numpy as np
 import soundfile
 
 from ..audio import SAMPLE_RATE, read_speech
+from ..data.lines import read_lines
 from ..errors import LeapformerError
 from ..files import replacing
 from ..scoring.runlog import COMPUTE_LOG, INSTANCES_LOG, Instance, read_instances
@@ -232,7 +234,7 @@ def put_in_order(folder: Path) -> None:
 
 
 def _lines(log: Path) -> list[bytes]:
-    return log.read_bytes().splitlines(keepends=True) if log.is_file() else []
+    return list(io.BytesIO(log.read_bytes())) if log.is_file() else []
 
 
 def _append(path: Path, entry: dict[str, Any]) -> None:
@@ -246,15 +248,7 @@ def _rewrite(path: Path, content: bytes) -> None:
 
 
 def _read_list(option: str, path: str | Path) -> list[str]:
-    try:
-        with open(path, encoding="utf-8") as lines:
-            return [line.strip() for line in lines]
-    except OSError as error:
-        raise LeapformerError(
-            f"{option} {path} cannot be read: {error.strerror}; give a file with a line each"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise LeapformerError(f"{option} {path} is not UTF-8 ({error.reason}); convert it") from error
+    return [line.strip() for line in read_lines(path, option, "give a file with a line each")]
 
 
 def _seconds(audio: Path) -> float:

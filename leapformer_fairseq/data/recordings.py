@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import soundfile
 
 from ..audio import SAMPLE_RATE, check_speech
 from ..errors import LeapformerError
+from . import lines
 
 SILENCE_RMS = 1e-3  # -60 dB of full scale, below any intelligible recording; clips of digital silence do occur
 
@@ -115,12 +115,10 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     Raises LeapformerError if the file or a column is missing.
     """
     need_file(path)
-    with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
-        missing = [column for column in columns if column not in (reader.fieldnames or ())]
-        if missing:
-            raise LeapformerError(f"{path} has no column {missing[0]!r}; is it the table of the data set's release?")
-        return [{column: row[column] or "" for column in columns} for row in reader]
+    rows = lines.read_table(
+        path, dict.fromkeys(columns, "is it the table of the data set's release?"), of_common_voice=True
+    )
+    return [{column: row[column] for column in columns} for _, row in rows]
 
 
 def need_file(path: Path) -> None:

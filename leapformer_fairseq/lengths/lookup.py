@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Option
+from ..data.lines import read_lines
 from ..errors import LeapformerError
 from .base import Predictor, Setting, Source, register
 
@@ -93,10 +94,7 @@ class Lookup(Predictor):
 
 def _read_table(path: Path, dictionary: Any) -> Iterator[tuple[int, float]]:
     """Tokens and their mean frames, from a text file with one token and its frames per line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LeapformerError(f"--length-table {path} cannot be read ({error}); give a text file in UTF-8") from error
+    lines = list(read_lines(path, "--length-table", "give a text file in UTF-8"))
     for number, line in enumerate(lines, 1):
         token, *frames = line.split() or [""]
         try:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ..data.lines import decoded
 from ..errors import LeapformerError, one_line
 from .beam import Search, go_on, translate
 from .engine import Graphs
@@ -75,7 +76,7 @@ def _text(argv: list[str]) -> int:
     graphs = Graphs(Folder.read(args.folder), args.threads)
     cut, joined = _subwords(args.folder)
     vocabularies = graphs.folder.vocabularies
-    for line in sys.stdin:
+    for line in decoded(sys.stdin.buffer, "standard input"):
         pieces = cut(line.strip())
         if graphs.folder.task == LANGUAGE:
             found = go_on(graphs, vocabularies["target"].numbers(pieces)[:-1], options)

@@ -59,7 +59,7 @@ def test_gzip_is_read_alike(tmp_path):
 def test_unreadable_text_is_named(name, content, tmp_path):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(LeapformerError, match=f"{name} (cannot be read|is not UTF-8)"):
+    with pytest.raises(LeapformerError, match=f"{name}(, line 1, is not UTF-8| cannot be read)"):
         list(read_lines(tmp_path / name))
 
 
