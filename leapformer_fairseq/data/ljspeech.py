@@ -88,7 +88,7 @@ def prepare(
         work = _Work(out, config, None if folder is None else _find_textgrids(folder))
         clips = _read_release(_find_release(root, download))
         prepared.begin(out, options)
-        with mapper(workers) as run:
+        with mapper(workers, "give fewer, and the same command begins anew") as run:
             state = {split: asdict(summary) for split, summary in _prepare_splits(work, clips, run).items()}
         prepared.finish(out, options, state)
     espeak = None if textgrids else {"voice": VOICE, "silence": False}

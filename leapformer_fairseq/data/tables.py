@@ -14,9 +14,8 @@ from functools import cache, partial
 from pathlib import Path
 
 import sentencepiece
-import soundfile
 
-from ..audio import FRAME_MS, SAMPLE_RATE
+from ..audio import FRAME_MS, SAMPLE_RATE, AudioError, open_audio
 from ..errors import LeapformerError
 from ..schedule import STATE_FRAMES, fitting_ratio
 from .lines import read_table
@@ -100,11 +99,12 @@ def kinds_of_audio(recordings: Sequence[Recording]) -> list[str]:
     counts: Counter[tuple[int, int]] = Counter()
     for path in sorted({recording.path for recording in recordings}):
         try:
-            info = soundfile.info(str(path))
-        except soundfile.LibsndfileError:
+            with open_audio(path) as file:
+                kind = file.samplerate, file.channels
+        except AudioError:
             continue  # left out, and counted, when it is read
-        if (info.samplerate, info.channels) != (SAMPLE_RATE, 1):
-            counts[info.samplerate, info.channels] += 1
+        if kind != (SAMPLE_RATE, 1):
+            counts[kind] += 1
     return [
         f"{count} files of {rate:,} Hz with {channels} channel{'s' * (channels > 1)} become {SAMPLE_RATE:,} Hz mono"
         for (rate, channels), count in sorted(counts.items())

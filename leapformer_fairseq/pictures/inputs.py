@@ -219,7 +219,9 @@ def _recordings(request: Request, audio_root: str) -> list[tuple[str, str | None
         raise LeapformerError("--target is for a single audio file, a manifest has its own; leave it out")
     try:
         rows = read_table(path, dict.fromkeys(("audio", "tgt_text"), "give a manifest"))
-        found = [(str(Path(audio_root, row["audio"])), row["tgt_text"]) for _, row in islice(rows, request.lines)]
+        found: list[tuple[str, str | None]] = [
+            (str(Path(audio_root, row["audio"])), row["tgt_text"]) for _, row in islice(rows, request.lines)
+        ]
     except LeapformerError as error:
         raise LeapformerError(f"{path} cannot be read as a manifest ({error}); check --input") from error
     if not found:

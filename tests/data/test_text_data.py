@@ -39,12 +39,6 @@ def read(path: Path) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- lines
-def test_only_a_line_feed_ends_a_line(tmp_path):
-    path = tmp_path / "a.en"
-    path.write_bytes("one\u2028still one\x0b\r\ntwo\x85\nthree".encode())
-    assert list(read_lines(path)) == ["one\u2028still one\x0b\r", "two\x85", "three"]
-
-
 def test_gzip_is_read_alike(tmp_path):
     (tmp_path / "a.en.gz").write_bytes(gzip.compress(b"one\ntwo\n"))
     assert find_text(tmp_path, ["b.en", "a.en"]) == tmp_path / "a.en.gz"
