@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..audio import SAMPLE_RATE, check_file, read_speech
-from ..data.lines import read_lines
 from ..errors import LeapformerError
 from ..files import replacing
+from ..lines import read_lines
 from ..processes import pool_of
 from ..scoring.runlog import COMPUTE_LOG, INSTANCES_LOG, Instance, read_instances
 from .batch import serves_batches, translate_batch

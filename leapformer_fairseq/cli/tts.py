@@ -162,7 +162,7 @@ def _speaker(name: str | None, speakers: Mapping[str, int] | None) -> int:
 
 def _lines(file_or_text: str) -> list[str]:
     """The lines of a file, or the text, with single spaces: a tab would end a column of the manifest."""
-    from ..data.lines import lines_or_text
+    from ..lines import lines_or_text
 
     lines = lines_or_text(file_or_text)
     if not lines:

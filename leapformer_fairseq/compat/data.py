@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from ..data.lines import decoded, read_lines
 from ..errors import LeapformerError
+from ..lines import decoded, read_lines
 from .patch import Patch
 
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from .. import __version__
 from ..errors import LeapformerError
 from ..files import replacing
-from .lines import decoded
+from ..lines import decoded
 
 TIMEOUT_S = 60  # without any data
 

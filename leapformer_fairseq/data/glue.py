@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LeapformerError
+from ..lines import find_text, read_lines, write_lines
 from . import prepared, releases
-from .lines import find_text, read_lines, write_lines
 from .text import tidy
 from .vocabulary import DICTIONARY, copy_vocabulary, encoded, load_vocabulary
 

@@ -22,11 +22,11 @@ from tqdm import tqdm
 from ..acoustics.mel import MelConfig, log_mel
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
+from ..lines import read_lines, write_lines
 from . import prepared, tts
 from .alignments import PAUSE, Interval, moved
 from .corpus.espeak import Espeak
 from .download import fetch, unpack
-from .lines import read_lines, write_lines
 from .manifests import CMVN, BinStatistics
 from .recordings import Recording, Unusable, need_file, need_recordings, read_mono, resample
 from .speech import SplitSummary, mapper, need_workers

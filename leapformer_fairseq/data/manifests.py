@@ -20,7 +20,7 @@ import yaml
 
 from ..errors import LeapformerError
 from ..files import replacing, write_text
-from .lines import read_table, write_lines
+from ..lines import read_table, write_lines
 
 BINS = 80
 CMVN = "gcmvn.npz"

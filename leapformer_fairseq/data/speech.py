@@ -24,8 +24,8 @@ from tqdm import tqdm
 from ..audio import FRAME_MS, SAMPLE_RATE, fbank
 from ..errors import LeapformerError
 from ..files import replacing
+from ..lines import write_lines
 from ..processes import pool_of
-from .lines import write_lines
 from .manifests import (
     BINS,
     CMVN,

@@ -17,8 +17,8 @@ import sentencepiece
 
 from ..audio import FRAME_MS, SAMPLE_RATE, AudioError, open_audio
 from ..errors import LeapformerError
+from ..lines import read_table
 from ..schedule import STATE_FRAMES, fitting_ratio
-from .lines import read_table
 from .manifests import read_manifest
 from .recordings import Recording, need_file, read_audible
 from .speech import SpeechDataset

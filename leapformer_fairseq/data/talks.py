@@ -21,8 +21,8 @@ from typing import Any
 from ..audio import check_file
 from ..errors import LeapformerError
 from ..files import locked_folder, read_json, write_json
+from ..lines import read_lines, write_lines
 from . import mustc
-from .lines import read_lines, write_lines
 from .recordings import Recording, need_file, need_recordings
 from .text import tidy
 

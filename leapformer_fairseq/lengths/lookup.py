@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..attention import Option
-from ..data.lines import read_lines
 from ..errors import LeapformerError
+from ..lines import read_lines
 from .base import Predictor, Setting, Source, register
 
 PRECISION = 1000  # a table's durations are stored in units of 1 / PRECISION frames

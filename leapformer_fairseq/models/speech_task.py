@@ -18,7 +18,7 @@ from fairseq.tasks.speech_to_text import SpeechToTextTask
 from fairseq.tasks.text_to_speech import TextToSpeechTask
 from torch import Tensor
 
-from ..audio import check_samples, check_speech, open_audio
+from ..audio import AudioError, check_samples, check_speech, open_audio
 from ..errors import LeapformerError
 from ..schedule import outrun
 from .joined_speech import JoinedSentences, join_sentences
@@ -73,14 +73,14 @@ def _parts(dataset: Any) -> Iterator[SpeechToTextDataset]:
 
 def _read_or_name_row(dataset: SpeechToTextDataset, index: Any) -> Tensor:
     """Turn 'file not found' deep in a data loader into an error that names the manifest, the row and the file."""
-    for row in np.atleast_1d(index).tolist():
-        _check_recording(dataset, row)
     joined: JoinedSentences | None = dataset.dataset_transforms.get_transform(JoinedSentences)
     try:
+        for row in np.atleast_1d(index).tolist():
+            _check_recording(dataset, row)
         if joined is not None:
             return joined.source(dataset, index)
         return type(dataset)._get_source_audio(dataset, index)
-    except (OSError, soundfile.LibsndfileError) as error:
+    except (OSError, soundfile.LibsndfileError, AudioError) as error:
         rows = np.atleast_1d(index).tolist()  # several where recordings are joined
         where = ", ".join(f"row {row + 1} ({dataset.audio_paths[row]})" for row in rows)
         raise LeapformerError(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..audio import FRAME_MS, read_speech
-from ..data.lines import lines_or_text, read_table
 from ..errors import LeapformerError
+from ..lines import lines_or_text, read_table
 from ..loading import load_model
 from .heatmaps import Axis
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.lines import read_lines
 from ..errors import LeapformerError
+from ..lines import read_lines
 from ..trainings import Work
 from . import configuration
 from .options import Parser, list_of, one_of, whole

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import trainings
-from ..data.lines import read_lines
 from ..errors import LeapformerError
 from ..files import write_text
+from ..lines import read_lines
 from ..trainings import Work
 
 DONE, COMMANDS = "done", "commands.sh"

@@ -6,8 +6,8 @@ import argparse
 import shlex
 from pathlib import Path
 
-from ..data.lines import find_text, read_lines, write_lines
 from ..errors import LeapformerError
+from ..lines import find_text, read_lines, write_lines
 from ..trainings import Work
 from . import configuration
 from .options import Parser, list_of, whole

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-from ..data.lines import read_lines, write_lines
 from ..errors import LeapformerError
+from ..lines import read_lines, write_lines
 from ..trainings import Work
 from .options import Parser, list_of, one_of, positive, whole
 from .plans import Attention

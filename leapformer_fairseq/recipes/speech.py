@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.lines import read_lines, write_lines
 from ..errors import LeapformerError
+from ..lines import read_lines, write_lines
 from ..trainings import Work
 from .options import Parser, list_of, one_of, whole
 from .plans import Attention

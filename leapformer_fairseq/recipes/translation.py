@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import ClassVar
 
-from ..data.lines import read_lines, write_lines
+from ..lines import read_lines, write_lines
 from ..trainings import Work
 from .options import Parser, one_of, whole
 from .plans import Attention

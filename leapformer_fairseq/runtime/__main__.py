@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ..data.lines import decoded
 from ..errors import LeapformerError, one_line
+from ..lines import decoded
 from .beam import Search, go_on, translate
 from .engine import Graphs
 from .folder import LANGUAGE, SPEECH, SUBWORDS, SYNTHESIS, Folder

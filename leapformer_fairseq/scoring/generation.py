@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.lines import read_lines
 from ..errors import LeapformerError
+from ..lines import read_lines
 from .marks import length_ratio, marks
 from .quality import bleu, chrf
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..data.lines import read_lines
 from ..errors import LeapformerError
+from ..lines import read_lines
 
 T = TypeVar("T")
 

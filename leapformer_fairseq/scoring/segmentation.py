@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from ..data.lines import read_lines
 from ..errors import LeapformerError
+from ..lines import read_lines
 from .jsonl import duration, field, text
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is 10 times as fast, where libyaml is there

@@ -19,8 +19,8 @@ from tqdm import tqdm
 from ..acoustics.mel import MelConfig, log_mel
 from ..acoustics.vocoder import GriffinLim
 from ..audio import read_speech
-from ..data.lines import read_table
 from ..errors import LeapformerError
+from ..lines import read_table
 from .distortion import Distortion, cepstra, distance, log_spectrum
 
 MANIFEST, DESCRIPTION = "manifest.tsv", "run.json"

@@ -19,10 +19,10 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from ..data.lines import read_lines
 from ..data.vocabulary import load_spelling
 from ..errors import LeapformerError
 from ..files import write_text
+from ..lines import read_lines
 from .extraction import Graphs, Sentence
 from .grids import Point
 from .sweep import mechanisms

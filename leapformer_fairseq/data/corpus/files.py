@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ...audio import fbank, read_speech
-from ..lines import write_lines
+from ...lines import write_lines
 from ..manifests import (
     CMVN,
     COLUMNS,

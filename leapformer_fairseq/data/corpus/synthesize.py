@@ -25,8 +25,8 @@ from tqdm import tqdm
 from ... import PLUGIN_DIR
 from ...audio import SAMPLE_RATE
 from ...errors import LeapformerError
+from ...lines import read_lines
 from ..alignments import PAUSE, Interval, moved
-from ..lines import read_lines
 from ..textgrid import PHONES, write_textgrid
 from .espeak import Espeak
 from .plan import Line, Reading, Utterance

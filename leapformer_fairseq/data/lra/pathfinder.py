@@ -24,11 +24,11 @@ from PIL import Image
 
 from ...errors import LeapformerError
 from ...files import write_text
+from ...lines import read_lines
 from ...processes import pool_of
 from ...progress import Watch, unwatched
 from .. import prepared
 from ..arrays import Example
-from ..lines import read_lines
 from .pathfinder_canvas import PUBLISHED, Sizes
 from .pathfinder_curves import draw
 

@@ -17,8 +17,8 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 
-from ..errors import LeapformerError
-from ..files import replacing
+from .errors import LeapformerError
+from .files import replacing
 
 _ESCAPED = re.compile(r"\\(.)")
 _FIELD = re.compile(r"((?:\\.|[^\t])*)\t")  # of a table in which a backslash escapes what follows it

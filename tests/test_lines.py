@@ -11,9 +11,9 @@ import leapformer_fairseq
 from leapformer_fairseq.agents.simulate import read_utterances
 from leapformer_fairseq.cli import tts
 from leapformer_fairseq.data import glue, manifests, mustc, recordings, tables
-from leapformer_fairseq.data.lines import lines_or_text, read_lines
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.lengths import lookup
+from leapformer_fairseq.lines import lines_or_text, read_lines
 from leapformer_fairseq.scoring import jsonl, segmentation, speech
 from leapformer_fairseq.scoring.generation import read_hypotheses, score_generation
 from leapformer_fairseq.scoring.significance import read_systems
@@ -171,7 +171,7 @@ def test_fewer_or_more_references_are_an_error_with_both_counts(lines, tmp_path)
 
 
 def test_a_stream_is_read_as_a_file():
-    from leapformer_fairseq.data.lines import decoded
+    from leapformer_fairseq.lines import decoded
 
     assert list(decoded(io.BytesIO(b"a\rb\r\n\xe2\x80\xa8\nlast"), "input")) == ["a\rb", "\u2028", "last"]
     with pytest.raises(LeapformerError, match="input, line 1, is not UTF-8"):
@@ -197,4 +197,4 @@ def test_there_is_no_other_reader_of_lines():
             tables = called in ("reader", "DictReader") and ast.unparse(node.func.value) == "csv"
             if called in ("splitlines", "readlines", "readline") or splits or tables:
                 found.add(str(path.relative_to(CODE)))
-    assert found - MACHINE == {"data/lines.py"}
+    assert found - MACHINE == {"lines.py"}
