@@ -7,10 +7,12 @@ so a model sees while streaming what it saw in training. No import of fairseq or
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import BinaryIO
 
 import kaldi_native_fbank as knf
 import numpy as np
@@ -25,51 +27,188 @@ STATE_MS = 40  # of an encoder state: four frames
 INT16_SCALE = 2.0**15  # [-1, 1] samples times this are at the scale that fairseq's features are computed on
 MAX_AMPLITUDE = 8.0  # loud floats may pass 1 a little; 16-bit integers pass this at the first sound
 PCM_BYTES = 3_200  # 100 ms, at most so much is read at once
-FILE_MARKS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3", b"FORM")  # what audio files begin with
+RATES = 4_000, 384_000  # Hz that a recording of speech can have
+LONGEST = 1 << 30  # samples that are held in memory at once, 4 GiB; 18 h of 16 kHz mono
+MARK_BYTES = 12
+FILE_MARKS = {  # what audio files begin with, where, and what they are called
+    b"RIFF": (0, "WAV"), b"RF64": (0, "WAV"), b"RIFX": (0, "WAV"), b"riff\x2e\x91\xcf\x11": (0, "W64"),
+    b"fLaC": (0, "FLAC"), b"OggS": (0, "Ogg"), b"ID3": (0, "MP3"), b"FORM": (0, "AIFF"), b".snd": (0, "AU"),
+    b"caff": (0, "CAF"), b"ftyp": (4, "MP4"), b"\x1a\x45\xdf\xa3": (0, "WebM"), b"ADIF": (0, "AAC"),
+    b"#!AMR": (0, "AMR"), b"0&\xb2u\x8ef\xcf\x11": (0, "WMA"), b"wvpk": (0, "WavPack"), b"NIST_1A": (0, "SPHERE"),
+}  # fmt: skip
+TO_PCM = f"send raw PCM, e.g. `ffmpeg -i FILE -f s16le -ar {SAMPLE_RATE} -ac 1 -`"
+_MPEG1 = 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320  # kbit/s of layer III
+_MPEG2 = 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160
 
 
-def read_speech(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
-    """Samples in [-1, 1], shape (T,), of a mono recording at `sample_rate`.
+class AudioError(LeapformerError):
+    """Audio that cannot be used; `reason` says why in a word or two, for counts of what was left out."""
 
-    Raises LeapformerError when the file is missing, unreadable, empty, not mono, has another rate, or samples that are
-    no numbers or far beyond [-1, 1].
+    def __init__(self, message: str, reason: str = "broken") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+@contextmanager
+def open_audio(source: str | Path | BinaryIO, name: str = "") -> Iterator[soundfile.SoundFile]:
+    """An audio file of any format, with samples in it and a rate that speech can have.
+
+    Every reader of audio opens it here. Raises AudioError for a file that is missing, unreadable (also while the block
+    reads it), empty, or of another rate than `RATES`, as a damaged header claims.
     """
-    with _opened(path, sample_rate) as file:
-        samples = file.read(dtype="float32")
-    check_samples(samples, str(path))
-    return samples
+    if isinstance(source, (str, Path)):
+        name, source = str(source), Path(source)
+        if not source.is_file():
+            raise AudioError(f"no audio file at {name}; check the path, the manifest or the --audio root")
+        source = str(source)
+    try:
+        with soundfile.SoundFile(source) as file:
+            if not RATES[0] <= file.samplerate <= RATES[1]:
+                raise AudioError(
+                    f"{name} claims {file.samplerate:,} samples per second, {RATES[0]:,} to {RATES[1]:,} can be; is "
+                    "its header damaged? remove it from the list",
+                    f"sample rate outside {RATES[0] // 1000} to {RATES[1] // 1000} kHz",
+                )
+            if not file.frames:
+                raise AudioError(f"{name} holds no samples; remove it from the list", "no samples")
+            yield file
+    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: raw samples, of which it must be told all
+        reason = getattr(error, "error_string", error)
+        raise AudioError(f"{name} cannot be read as audio ({reason}); is the file truncated?") from error
+
+
+def read_audio(path: str | Path, start_s: float = 0.0, duration_s: float | None = None) -> tuple[np.ndarray, int]:
+    """The samples (T, channels) float32 of a recording or of a part of it, at the file's own rate, and that rate.
+
+    Raises AudioError as `open_audio` and `check_samples` do, and for what ends before it starts or would take more than
+    `LONGEST` samples, here or at 16 kHz; nothing is decoded before that is known.
+    """
+    with open_audio(path) as file:
+        start = round(start_s * file.samplerate)
+        if start >= file.frames:
+            raise AudioError(
+                f"{path} ends at {file.frames / file.samplerate:.2f} s, before {start_s:.2f} s, where a segment "
+                "starts; is the file truncated?",
+                "start after the end of the file",
+            )
+        count = file.frames - start
+        if duration_s is not None:
+            count = min(count, round(duration_s * file.samplerate))
+        if max(count * file.channels, count / file.samplerate * SAMPLE_RATE) > LONGEST:
+            raise AudioError(
+                f"{path} has {count / file.samplerate / 3600:.1f} h of {file.channels} channels at "
+                f"{file.samplerate:,} Hz, more than fits in memory ({LONGEST:,} samples); cut it, or is its header "
+                "damaged?",
+                "too much to decode",
+            )
+        file.seek(start)
+        samples = file.read(count, dtype="float32", always_2d=True)
+        check_samples(samples, str(path))
+        return samples, file.samplerate
+
+
+def read_speech(
+    path: str | Path, sample_rate: int = SAMPLE_RATE, start_s: float = 0.0, duration_s: float | None = None
+) -> np.ndarray:
+    """Samples in [-1, 1], shape (T,), of a mono recording at `sample_rate`, or of a part of it.
+
+    Raises AudioError as `read_audio` does, and when it is not mono or has another rate.
+    """
+    check_file(path, sample_rate)
+    return read_audio(path, start_s, duration_s)[0][:, 0]
 
 
 def read_blocks(path: str | Path, size: int, sample_rate: int = SAMPLE_RATE) -> Iterator[np.ndarray]:
     """Samples of a mono recording of any length, `size` at a time, (size,) and at the end what is left.
 
-    Raises LeapformerError as `read_speech` does, for samples when it comes to them.
+    Raises AudioError as `read_speech` does, for samples when it comes to them.
     """
+    with open_audio(path) as file:
+        yield from _blocks(file, size, str(path), sample_rate)
+
+
+def check_file(path: str | Path, sample_rate: int = SAMPLE_RATE) -> float:
+    """The seconds of a mono recording at `sample_rate`. Raises AudioError for any other."""
+    with open_audio(path) as file:
+        check_speech(file.channels, file.samplerate, str(path), sample_rate)
+        return float(file.frames / file.samplerate)
+
+
+def _blocks(file: soundfile.SoundFile, size: int, name: str, sample_rate: int = SAMPLE_RATE) -> Iterator[np.ndarray]:
+    check_speech(file.channels, file.samplerate, name, sample_rate)
     done = 0
-    with _opened(path, sample_rate) as file:
-        while len(block := file.read(size, dtype="float32")):
-            check_samples(block, f"{path}, at {done / sample_rate:.1f} s,")
-            yield block
-            done += len(block)
+    while len(block := file.read(size, dtype="float32")):
+        check_samples(block, f"{name}, at {done / sample_rate:.1f} s,")
+        yield block
+        done += len(block)
 
 
+# ----------------------------------------------------------------------------------------------------------------- PCM
 def read_pcm(file: BufferedReader, name: str) -> Iterator[np.ndarray]:
     """Samples in [-1, 1], (T,), of raw 16-bit little-endian mono PCM as they arrive.
 
-    Half a sample at the end is left out. Raises LeapformerError for input that begins as an audio file does.
+    Half a sample at the end is left out. What begins as an audio file does is read to its end and decoded. Raises
+    AudioError for a file that cannot be decoded, or that is not 16 kHz mono.
     """
-    odd = b""
-    first = True
-    while data := file.read1(PCM_BYTES):
-        if first and data.startswith(FILE_MARKS):
-            raise LeapformerError(
-                f"{name} begins with {data[:4].decode('latin-1')}, raw PCM is needed; give the file by its name, or "
-                f"`sox in.wav -t raw -r {SAMPLE_RATE} -c 1 -e signed -b 16 -`"
-            )
-        first, data = False, odd + data
-        whole = len(data) - len(data) % 2
-        odd = data[whole:]
-        yield pcm_samples(data[:whole])
+    odd, ended = b"", False
+    while not ended and _may_be_file(odd):
+        data = file.read1(PCM_BYTES)
+        odd, ended = odd + data, not data
+    if kind := file_kind(odd):
+        yield from _decoded(odd, file, name, kind)
+        return
+    while odd and not ended:
+        whole = len(odd) - len(odd) % 2
+        if whole:
+            yield pcm_samples(odd[:whole])
+        data = file.read1(PCM_BYTES)
+        odd, ended = odd[whole:] + data, not data
+    if len(odd) > 1:  # all there was
+        yield pcm_samples(odd[: len(odd) - len(odd) % 2])
+
+
+def _decoded(head: bytes, rest: BufferedReader, name: str, kind: str) -> Iterator[np.ndarray]:
+    content = io.BytesIO(head + rest.read(LONGEST))
+    if rest.read(1):
+        raise AudioError(f"{name} is {kind} of more than {LONGEST >> 30} GiB; {TO_PCM}")
+    try:
+        with open_audio(content, name) as file:
+            yield from _blocks(file, PCM_BYTES // 2, name)
+    except AudioError as error:
+        raise AudioError(f"{name} is {kind}: {error}; or {TO_PCM}") from error
+
+
+def file_kind(head: bytes) -> str | None:
+    """What kind of audio file begins with these bytes; None for raw PCM, and where more bytes are needed to say."""
+    for mark, (place, kind) in FILE_MARKS.items():
+        if head[place:].startswith(mark):
+            return kind
+    size = _frame_bytes(head)
+    if size and len(head) >= size + 2 and head[size] == head[0] and head[size + 1] == head[1]:
+        return "AAC" if head[1] & 0x06 == 0 else "MP3"
+    return None
+
+
+def _may_be_file(head: bytes) -> bool:
+    """Whether `file_kind` needs more bytes than these to be sure."""
+    return len(head) < MARK_BYTES or len(head) < _frame_bytes(head) + 2 > 2
+
+
+def _frame_bytes(head: bytes) -> int:
+    """The bytes of a frame of MPEG audio (MP3, or AAC in ADTS) that begins here; 0 if none does."""
+    if len(head) < 6 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
+        return 0
+    if head[1] & 0xF6 == 0xF0:  # ADTS
+        return (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
+    version, layer = head[1] >> 3 & 3, head[1] >> 1 & 3
+    rate, frequency = head[2] >> 4, head[2] >> 2 & 3
+    if version == 1 or layer != 1 or rate in (0, 15) or frequency == 3:  # of MP3, layer III
+        return 0
+    first = version == 3
+    kilobits = (_MPEG1 if first else _MPEG2)[rate - 1]
+    hertz = (44_100, 48_000, 32_000)[frequency] // (1 if first else 2 if version == 2 else 4)
+    return (144 if first else 72) * kilobits * 1000 // hertz + (head[2] >> 1 & 1)
 
 
 def pcm_samples(data: bytes) -> np.ndarray:
@@ -77,36 +216,24 @@ def pcm_samples(data: bytes) -> np.ndarray:
     return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(INT16_SCALE)
 
 
-@contextmanager
-def _opened(path: str | Path, sample_rate: int) -> Iterator[soundfile.SoundFile]:
-    """A mono recording with samples in it."""
-    path = Path(path)
-    if not path.is_file():
-        raise LeapformerError(f"no audio file at {path}; check the path, the manifest or the --audio root")
-    try:
-        with soundfile.SoundFile(str(path)) as file:
-            check_speech(file.channels, file.samplerate, str(path), sample_rate)
-            if not file.frames:
-                raise LeapformerError(f"{path} holds no samples; remove it from the list")
-            yield file
-    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: raw samples, of which it must be told all
-        raise LeapformerError(f"{path} cannot be read as audio ({error}); is the file truncated?") from error
-
-
+# -------------------------------------------------------------------------------------------------------------- checks
 def check_samples(samples: np.ndarray, name: str) -> None:
-    """Refuse samples that are no numbers, or beyond any clipping: 16-bit integers taken for floats, say."""
+    """Refuse samples that are no numbers, or beyond any clipping: 16-bit integers taken for floats, say.
+
+    They are not scaled: by how much is not known. Raises AudioError.
+    """
     if samples.size and not np.abs(samples).max() <= MAX_AMPLITUDE:  # also when it is not a number
-        raise LeapformerError(f"{name} has samples of {np.abs(samples).max():g}; they must be floats in [-1, 1]")
+        largest = np.abs(samples).max()
+        reason = "samples that are no numbers" if not np.isfinite(largest) else "samples far beyond [-1, 1]"
+        raise AudioError(f"{name} has samples of {largest:g}; they must be floats in [-1, 1]", reason)
 
 
 def check_speech(channels: int, rate: int, name: str, sample_rate: int = SAMPLE_RATE) -> None:
     """Refuse audio that the features were not made for; a wrong rate or channel would give useless output silently."""
     if channels != 1:
-        raise LeapformerError(
-            f"{name} has {channels} channels, mono is needed; mix it down, e.g. `sox in.wav -c 1 out.wav`"
-        )
+        raise AudioError(f"{name} has {channels} channels, mono is needed; mix it down, e.g. `sox in.wav -c 1 out.wav`")
     if rate != sample_rate:
-        raise LeapformerError(
+        raise AudioError(
             f"{name} is sampled at {rate} Hz, {sample_rate} Hz is needed; "
             f"resample it, e.g. `sox in.wav -r {sample_rate} out.wav`"
         )

@@ -1,13 +1,17 @@
 """Filterbanks against an independent implementation, streaming against offline, and every refusal of a recording."""
 
+import io
+
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from leapformer_fairseq.audio import SAMPLE_RATE, OnlineFbank, fbank, read_speech
+from leapformer_fairseq.audio import SAMPLE_RATE, OnlineFbank, fbank, file_kind, read_blocks, read_pcm, read_speech
+from leapformer_fairseq.data.recordings import Recording, Unusable, read_audible, read_mono, read_segment
 from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.serve.messages import Samples
 
 
 def noise(seconds: float, seed: int = 0) -> np.ndarray:
@@ -93,3 +97,132 @@ def test_unsuitable_recording_is_refused(tmp_path, shape, rate, message):
     soundfile.write(path, np.zeros(shape, np.float32), rate)
     with pytest.raises(LeapformerError, match=message):
         read_speech(path)
+
+
+# ---------------------------------------------------------------------------------------------- every reader's checks
+READERS = {
+    "whole": lambda path: read_speech(path),
+    "blocks": lambda path: list(read_blocks(path, 1_000)),
+    "segment": lambda path: read_segment(of(path)),
+    "of any kind": lambda path: read_audible(of(path)),
+    "at its own rate": lambda path: read_mono(of(path)),
+    "standard input": lambda path: heard(path.read_bytes()),
+}
+
+
+def of(path) -> Recording:
+    return Recording("a", path, "", "", "", 0.0, None)
+
+
+def heard(data: bytes, piece: int = 3_200) -> np.ndarray:
+    """What `stream -` hears when these bytes arrive in pieces."""
+
+    class Pipe(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            nonlocal data
+            count = min(piece, len(buffer))
+            buffer[: len(data[:count])], size = data[:count], len(data[:count])
+            data = data[count:]
+            return size
+
+    return np.concatenate(list(read_pcm(io.BufferedReader(Pipe()), "standard input")) or [np.zeros(0, np.float32)])
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("rate", [1, 3_999, 384_001])
+def test_a_rate_that_no_recording_has_is_refused(tmp_path, reader, rate):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, noise(0.1), SAMPLE_RATE, subtype="PCM_16")
+    content = bytearray(path.read_bytes())
+    content[24:28] = rate.to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises((LeapformerError, Unusable), match=f"claims {rate:,} samples per second|outside 4 to 384 kHz"):
+        READERS[reader](path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("scale", "said"), [(32_767.0, "far beyond|samples of"), (np.nan, "no numbers|samples of nan")]
+)
+def test_samples_that_cannot_be_are_refused(tmp_path, reader, scale, said):
+    soundfile.write(tmp_path / "a.wav", noise(0.1) * np.float32(scale), SAMPLE_RATE, subtype="FLOAT")
+    with pytest.raises((LeapformerError, Unusable), match=said):
+        READERS[reader](tmp_path / "a.wav")
+
+
+@pytest.mark.parametrize("reader", ["whole", "segment", "of any kind", "at its own rate"])
+def test_what_would_fill_the_memory_is_refused_before_it_is_decoded(tmp_path, reader, monkeypatch):
+    soundfile.write(tmp_path / "a.wav", noise(0.1), SAMPLE_RATE)
+    monkeypatch.setattr("leapformer_fairseq.audio.LONGEST", 1_000)
+    monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("decoded"))
+    with pytest.raises((LeapformerError, Unusable), match="more than fits in memory|too much to decode"):
+        READERS[reader](tmp_path / "a.wav")
+
+
+WRITTEN = {
+    "WAV": "PCM_16", "W64": "PCM_16", "FLAC": "PCM_16", "OGG": "VORBIS", "AU": "PCM_16", "CAF": "PCM_16",
+    "AIFF": "PCM_16", "MP3": "MPEG_LAYER_III", "RF64": "PCM_16",
+}  # fmt: skip
+NOT_READ = {
+    "MP4": b"\x00\x00\x00\x20ftypM4A ", "WebM": b"\x1aE\xdf\xa3\x9fB\x86\x81\x01B\xf7\x81",
+    "AAC": (b"\xff\xf1\x50\x80\x02\x1f\xfc" + bytes(9)) * 99,  # frames of 16 bytes
+}  # fmt: skip
+
+
+def file_of(kind: str, samples: np.ndarray) -> bytes:
+    if kind in NOT_READ:
+        return NOT_READ[kind] + bytes(4_000)
+    file = io.BytesIO()
+    soundfile.write(
+        file, samples, SAMPLE_RATE, format="OGG" if kind == "Opus" else kind, subtype=WRITTEN.get(kind, kind)
+    )
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("piece", [7, 3_200])
+@pytest.mark.parametrize("kind", [*WRITTEN, "Opus"])
+def test_a_file_on_standard_input_is_decoded(tmp_path, kind, piece):
+    data = file_of(kind, noise(0.5))
+    (tmp_path / "a").write_bytes(data)
+    np.testing.assert_allclose(heard(data, piece), read_speech(tmp_path / "a"), atol=1e-6)
+
+
+@pytest.mark.parametrize("piece", [7, 3_200])
+@pytest.mark.parametrize("kind", NOT_READ)
+def test_a_file_that_cannot_be_decoded_is_refused_with_the_remedy(kind, piece):
+    with pytest.raises(LeapformerError, match=f"standard input is {kind}: .*; or send raw PCM, e.g. `ffmpeg -i FILE"):
+        heard(file_of(kind, noise(0.5)), piece)
+
+
+def test_a_broken_file_is_one_line_without_an_address():
+    with pytest.raises(LeapformerError, match="standard input is Ogg: ") as error:
+        heard(b"OggS" + bytes(100))
+    assert "object at" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_of_another_rate_on_standard_input_is_refused():
+    file = io.BytesIO()
+    soundfile.write(file, noise(0.5), 44_100, format="WAV")
+    with pytest.raises(LeapformerError, match="standard input is WAV: .* 44100 Hz, 16000 Hz is needed"):
+        heard(file.getvalue())
+
+
+@pytest.mark.parametrize("piece", [2, 6, 3_200, 1 << 20])
+@pytest.mark.parametrize("kind", [*WRITTEN, "Opus", *NOT_READ])
+def test_a_server_takes_no_file_for_samples(kind, piece):
+    data, samples = file_of(kind, noise(0.5)), Samples()
+    with pytest.raises(LeapformerError, match=r"the audio is a file \(.*\), raw 16-bit PCM is needed; send raw PCM"):
+        for start in range(0, len(data), piece):
+            samples.of(data[start : start + piece + len(data[start : start + piece]) % 2])
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=300), like_mpeg=st.booleans(), piece=st.integers(1, 99))
+def test_samples_are_no_file(data, like_mpeg, piece):
+    data = b"\xff\xfb\x90\x40" * like_mpeg + data
+    assume(file_kind(data) is None)
+    expected = np.frombuffer(data[: len(data) // 2 * 2], "<i2") / np.float32(2**15)
+    np.testing.assert_array_equal(heard(data, piece), expected)

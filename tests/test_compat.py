@@ -1,10 +1,14 @@
 """Every patch of fairseq, from the outside: what failed without it works, and nothing is less protected than before."""
 
 import argparse
+import io
 import os
 import pickle
+import re
 import subprocess
 import sys
+from argparse import Namespace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,12 +16,14 @@ import soundfile
 import torch
 
 from leapformer_fairseq import audio, compat
+from leapformer_fairseq.errors import LeapformerError
 
 from .fresh import run_after
 
 pytest.importorskip("fairseq")
-from fairseq import checkpoint_utils, options  # noqa: E402
+from fairseq import checkpoint_utils, file_chunker_utils, options  # noqa: E402
 from fairseq.data.audio import audio_utils  # noqa: E402
+from fairseq_cli import interactive, preprocess  # noqa: E402
 
 compat.apply()
 
@@ -79,7 +85,7 @@ def test_a_defect_is_looked_for_and_not_taken_for_granted():
         "utils.eval = lambda source: [0]\n"
         "data_cfg.get_config_from_yaml = lambda path: {'audio_root': '/beside'}\n"
         "iterators.BufferedIterator._create_consumer = argparse.Namespace.__eq__\n"
-        "import inspect; inspect.getsource = lambda function: 'daemon = False'\n"
+        "import inspect; inspect.getsource = lambda function: 'daemon = False, \"rb\" !='\n"
         "assert compat.apply() == [], compat.apply()"
     )
     done = run_after("import fairseq", code)
@@ -181,3 +187,51 @@ def test_bf16_is_no_tpu(asked):
     arguments = ["data", "--arch", "transformer", "--optimizer", "adam", *asked]
     found = options.parse_args_and_arch(options.get_training_parser(), arguments)
     assert (found.bf16, found.tpu) == (bool(asked), False)
+
+
+SENTENCES = ["one", "two\rhalves", "three\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029parts", "four"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_preprocess_ends_lines_at_line_feeds_only(tmp_path, workers):
+    (tmp_path / "t.a").write_bytes("".join(f"{line}\n" for line in SENTENCES).encode())
+    (tmp_path / "t.b").write_bytes(b"x\r\n" * len(SENTENCES))
+    offsets = file_chunker_utils.find_offsets(str(tmp_path / "t.a"), workers)
+    read = []
+    for start, end in pairwise(offsets):
+        with file_chunker_utils.Chunker(str(tmp_path / "t.a"), start, end) as lines:
+            read += lines
+    assert read == SENTENCES
+    command = ["-s", "a", "-t", "b", "--trainpref", tmp_path / "t", "--destdir", tmp_path / "out", "--workers", workers]
+    words = ["preprocess", *map(str, command)]
+    done = run_python(f"from leapformer_fairseq.cli.main import main; raise SystemExit(main({words}))")
+    assert re.findall(r"\.[ab]: (\d+) sents", done.stdout + done.stderr) == ["4", "4"], done.stderr
+
+
+def test_interactive_reads_as_many_sentences_as_there_are(tmp_path, monkeypatch):
+    written = "".join(f"{line}\n" for line in SENTENCES).encode()
+    (tmp_path / "input").write_bytes(written)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written), "utf-8"))
+    for source in (str(tmp_path / "input"), "-"):
+        assert list(interactive.buffered_read(source, 3)) == [SENTENCES[:3], SENTENCES[3:]]
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_preprocess_names_the_line_that_is_not_utf8(tmp_path, workers):
+    (tmp_path / "t.a").write_bytes(b"good\n" * 8 + b"b\xe4d\n")
+    with pytest.raises(LeapformerError, match="t.a, line 9, is not UTF-8 .byte 0xe4 at 2"):
+        for start, end in pairwise(file_chunker_utils.find_offsets(str(tmp_path / "t.a"), int(workers))):
+            with file_chunker_utils.Chunker(str(tmp_path / "t.a"), start, end) as lines:
+                list(lines)
+
+
+@pytest.mark.parametrize("differs", ["b", "align"])
+def test_preprocess_compares_counts(tmp_path, differs):
+    for name in ("a", "b", "align"):
+        (tmp_path / f"v.{name}").write_text("0-0\n" * (39 if name == differs else 40))
+    args = Namespace(
+        source_lang="a", target_lang="b", only_source=False, trainpref=None, validpref=str(tmp_path / "v"),
+        testpref=None, align_suffix="align", alignfile=None,
+    )  # fmt: skip
+    with pytest.raises(LeapformerError, match=rf"v\.a has 40 lines but .*v\.{differs} has 39"):
+        preprocess._make_all("a", None, args)

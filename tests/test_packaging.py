@@ -26,6 +26,8 @@ BASE = {
     "files",
     "loading",
     "memory",
+    "lines",
+    "processes",
     "progress",
     "runtime",
     "schedule",

@@ -6,27 +6,25 @@ other, as in the agent.
 
 from __future__ import annotations
 
+import io
 import json
-import logging
 import math
 import signal
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import soundfile
 
-from ..audio import SAMPLE_RATE, read_speech
+from ..audio import SAMPLE_RATE, check_file, read_speech
 from ..errors import LeapformerError
 from ..files import moved, replacing
+from ..lines import read_lines
+from ..processes import pool_of
 from ..scoring.runlog import COMPUTE_LOG, INSTANCES_LOG, Instance, read_instances
 from .batch import serves_batches, translate_batch
 from .live import open_system
@@ -75,7 +73,7 @@ class Simulation:
         if not self.batched:
             return [[one] for one in utterances]
         portions: list[list[Utterance]] = []
-        lengths = {one.index: _seconds(one.audio) for one in utterances}
+        lengths = {one.index: check_file(one.audio) for one in utterances}
         for one in sorted(utterances, key=lambda one: -lengths[one.index]):
             if not portions or (len(portions[-1]) + 1) * lengths[portions[-1][0].index] > BATCH_SECONDS:
                 portions.append([])
@@ -173,18 +171,10 @@ def spread(
     if jobs == 1:
         yield from map(work, portions)
         return
-    # Else fairseq, once imported, logs at its own level. `build` comes with each portion, as it imports fairseq.
-    quiet = partial(logging.basicConfig, level=logging.WARNING)
-    with ProcessPoolExecutor(jobs, get_context("spawn"), quiet) as pool:
-        try:
-            for future in as_completed([pool.submit(_do, build, args, portion) for portion in portions]):
-                yield future.result()
-        except BrokenProcessPool as error:
-            raise LeapformerError(
-                f"a process of --jobs {jobs} ended, perhaps out of memory; give fewer, and the same command resumes"
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with pool_of(jobs, f"--jobs {jobs}", "give fewer, and the same command resumes") as pool:
+        # `build` comes with each portion, as it imports fairseq.
+        for future in as_completed([pool.submit(_do, build, args, portion) for portion in portions]):
+            yield future.result()
 
 
 _work: Callable[[Any], Any] | None = None  # of a worker process
@@ -233,7 +223,7 @@ def put_in_order(folder: Path) -> None:
 
 
 def _lines(log: Path) -> list[bytes]:
-    return log.read_bytes().splitlines(keepends=True) if log.is_file() else []
+    return list(io.BytesIO(log.read_bytes())) if log.is_file() else []
 
 
 def _append(path: Path, entry: dict[str, Any]) -> None:
@@ -247,22 +237,7 @@ def _rewrite(path: Path, content: bytes) -> None:
 
 
 def _read_list(option: str, path: str | Path) -> list[str]:
-    try:
-        with open(path, encoding="utf-8") as lines:
-            return [line.strip() for line in lines]
-    except OSError as error:
-        raise LeapformerError(
-            f"{option} {path} cannot be read: {error.strerror}; give a file with a line each"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise LeapformerError(f"{option} {path} is not UTF-8 ({error.reason}); convert it") from error
-
-
-def _seconds(audio: Path) -> float:
-    try:
-        return soundfile.info(str(audio)).duration
-    except soundfile.LibsndfileError:
-        return len(read_speech(audio)) / SAMPLE_RATE  # says what is wrong
+    return [line.strip() for line in read_lines(path, option, "give a file with a line each")]
 
 
 def _milliseconds(samples: int) -> float:

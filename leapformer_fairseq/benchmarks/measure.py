@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import torch
 
 from ..memory import MIB, resident_bytes
+from ..processes import pool_of
 
 if TYPE_CHECKING:
     from .tables import Found, Row
@@ -131,8 +128,7 @@ def one_thread() -> Iterator[None]:
 
 def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
     """The result of a module-level function in a new interpreter, which logs warnings only, as `leapformer` does."""
-    quiet = partial(logging.basicConfig, level=logging.WARNING)  # else fairseq, once imported, logs at its own level
-    with ProcessPoolExecutor(1, get_context("spawn"), quiet) as pool:
+    with pool_of(1, f"{function.__name__}", "make room, or measure less (--quick)") as pool:
         return pool.submit(function, *arguments).result()
 
 

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..data.lines import read_lines
 from ..data.wikitext import count_tokens
 from ..errors import LeapformerError
 from ..files import write_json
+from ..lines import read_lines
 from ..scoring.generation import score_generation
 from ..scoring.perplexity import score_evaluation
 from ..scoring.report import score_run

@@ -72,12 +72,12 @@ def check(args: argparse.Namespace) -> list[Path]:
 
 def translate(args: argparse.Namespace, simulation: Any, recordings: list[Path]) -> None:
     """Translate the talks that do not have a log yet."""
-    import soundfile
     from tqdm import tqdm
 
     from ..agents.talks import simulate_talks
+    from ..audio import check_file
 
-    lengths = {one: soundfile.info(str(one)).duration for one in recordings}
+    lengths = {one: check_file(one) for one in recordings}
     waiting = [one for one in recordings if not simulation.log(one).is_file()]
     total = math.ceil(sum(lengths.values()))  # what is heard adds up to no more
     done = total - sum(lengths[one] for one in waiting)

@@ -163,15 +163,11 @@ def _speaker(name: str | None, speakers: Mapping[str, int] | None) -> int:
 
 def _lines(file_or_text: str) -> list[str]:
     """The lines of a file, or the text, with single spaces: a tab would end a column of the manifest."""
-    from ..data.lines import read_lines
+    from ..lines import lines_or_text
 
-    path = Path(file_or_text)
-    try:
-        lines = list(read_lines(path)) if path.is_file() else [file_or_text]
-    except OSError:  # a sentence may be longer than the name of a file
-        lines = [file_or_text]
+    lines = lines_or_text(file_or_text)
     if not lines:
-        raise LeapformerError(f"{path} is empty; give sentences, a line each")
+        raise LeapformerError(f"{file_or_text} is empty; give sentences, a line each")
     return [" ".join(line.split()) for line in lines]
 
 

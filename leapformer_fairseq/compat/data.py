@@ -6,20 +6,26 @@ import atexit
 import functools
 import inspect
 import math
+import os
 import queue
+import sys
 import tempfile
 import time
 import types
 import warnings
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
+from ..errors import LeapformerError
 from ..files import paths_beside
+from ..lines import decoded, read_lines
 from .patch import Patch
 
 
@@ -135,7 +141,132 @@ def _look_beside_the_configuration() -> None:
     data_cfg.get_config_from_yaml = get_config_from_yaml
 
 
+def _chunks_end_at_any_line_end() -> bool:
+    from fairseq import file_chunker_utils
+
+    source = inspect.getsource(file_chunker_utils.Chunker)
+    return '"rb"' not in source and "newline=" not in source
+
+
+def _end_lines_of_chunks_at_line_feeds() -> None:
+    from fairseq import binarizer, file_chunker_utils
+    from fairseq.data import dictionary
+
+    for module in (file_chunker_utils, binarizer, dictionary):
+        module.Chunker, module.find_offsets = _chunk, _chunk_offsets
+
+
+def _chunk_offsets(filename: str, num_chunks: int) -> list[int]:
+    """Where to cut a file so that every chunk begins with a line: the first byte of each chunk, and the size."""
+    with open(filename, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        offsets = [0]
+        for number in range(1, num_chunks):
+            file.seek(size // num_chunks * number)
+            file.readline()
+            offsets.append(file.tell())
+        return [*offsets, size]
+
+
+@contextmanager
+def _chunk(path: str, start_offset: int, end_offset: int) -> Iterator[Iterator[str]]:
+    """The lines of a chunk, to the end of the file if `end_offset` is not above 0."""
+    with open(path, "rb") as file:
+        before = sum(1 for _ in _lines_before(file, start_offset))
+        yield decoded(_lines_before(file, end_offset if end_offset > 0 else None), path, before + 1)
+
+
+def _lines_before(file: BinaryIO, end: int | None) -> Iterator[bytes]:
+    """The lines of a file that begin before a place in it."""
+    while (end is None or file.tell() < end) and (line := file.readline()):
+        yield line
+
+
+def _input_ends_at_any_line_end() -> bool:
+    from fairseq_cli import interactive
+
+    return "fileinput" in inspect.getsource(interactive.buffered_read)
+
+
+def _end_lines_of_input_at_line_feeds() -> None:
+    from fairseq_cli import interactive
+
+    interactive.buffered_read = _buffered_read
+
+
+def _buffered_read(input: str, buffer_size: int) -> Iterator[list[str]]:
+    found = decoded(sys.stdin.buffer, "standard input") if input == "-" else read_lines(input, "--input")
+    lines = (line.strip() for line in found)
+    while batch := list(islice(lines, buffer_size)):
+        yield batch
+
+
+def _counts_are_not_compared() -> bool:
+    from fairseq_cli import preprocess
+
+    return "!=" not in inspect.getsource(preprocess._make_all)
+
+
+def _compare_counts() -> None:
+    from fairseq_cli import preprocess
+
+    make = preprocess._make_all
+
+    def make_all(lang: str, vocab: Any, args: Any) -> None:
+        if lang == args.source_lang and not args.only_source:
+            for path, other in _paired(args):
+                counts = [_count(path), _count(other)]
+                if counts[0] != counts[1]:
+                    raise LeapformerError(
+                        f"{path} has {counts[0]} lines but {other} has {counts[1]}, so they are no translations line "
+                        "by line; give the files that belong together"
+                    )
+        make(lang, vocab, args)
+
+    preprocess._make_all = make_all
+
+
+def _count(path: str) -> int:
+    with open(path, "rb") as file:
+        return sum(1 for _ in file)
+
+
+def _paired(args: Any) -> Iterator[tuple[str, str]]:
+    """The files of `preprocess` that must have as many lines as the source beside them."""
+    prefixes = [
+        prefix for given in (args.trainpref, args.validpref, args.testpref) if given for prefix in given.split(",")
+    ]
+    for prefix in prefixes:
+        source = f"{prefix}.{args.source_lang}"
+        others = [f"{prefix}.{part}" for part in (args.target_lang, args.align_suffix) if part]
+        if prefix == args.trainpref and args.alignfile:
+            others.append(args.alignfile)
+        yield from ((source, other) for other in others if os.path.isfile(source) and os.path.isfile(other))
+
+
 PATCHES = (
+    Patch(
+        "lines-of-files",
+        "preprocess ends a line at a carriage return inside a sentence, which pairs every later line with a wrong one; "
+        "here only a line feed does, and what is not UTF-8 is named with its line",
+        "every fairseq",
+        _chunks_end_at_any_line_end,
+        _end_lines_of_chunks_at_line_feeds,
+    ),
+    Patch(
+        "lines-of-input",
+        "interactive ends a line at a carriage return inside a sentence, and translates one sentence more than it got",
+        "every fairseq",
+        _input_ends_at_any_line_end,
+        _end_lines_of_input_at_line_feeds,
+    ),
+    Patch(
+        "counts-of-lines",
+        "preprocess makes a data set of a source and a target with different numbers of lines",
+        "every fairseq",
+        _counts_are_not_compared,
+        _compare_counts,
+    ),
     Patch(
         "np.compat",
         "np.compat.long is used by --sample-break-mode eos, language model generation and --num-batch-buckets",

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import LeapformerError
+from ..lines import read_lines, write_lines
 from . import prepared
-from .lines import read_lines, write_lines
 from .text import tidy
 from .vocabulary import copy_vocabulary, encoded, load_vocabulary
 

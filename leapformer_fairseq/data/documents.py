@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import LeapformerError
+from ..lines import find_text, read_lines, write_lines
 from . import prepared
-from .lines import find_text, read_lines, write_lines
 from .text import tidy
 from .vocabulary import copy_vocabulary, encoded, load_vocabulary, make_vocabulary
 from .wikitext import count_tokens

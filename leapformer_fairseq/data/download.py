@@ -17,6 +17,7 @@ from tqdm import tqdm
 from .. import __version__
 from ..errors import LeapformerError
 from ..files import replacing
+from ..lines import decoded
 
 TIMEOUT_S = 60  # without any data
 
@@ -67,11 +68,10 @@ def member_lines(archive: Path, member: str) -> Iterator[str]:
     """
     try:
         with _member(archive, member) as file:
-            for line in file:
-                yield line.decode("utf-8").removesuffix("\n")
+            yield from decoded(file, f"{member} in {archive}")
     except KeyError as error:
         raise LeapformerError(f"{archive} holds no {member}; is it the data set's release?") from error
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, UnicodeDecodeError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
         raise LeapformerError(f"{archive} cannot be read ({error}); delete it and download it again") from error
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LeapformerError
+from ..lines import find_text, read_lines, write_lines
 from . import prepared, releases
-from .lines import find_text, read_lines, write_lines
 from .text import tidy
 from .vocabulary import DICTIONARY, copy_vocabulary, encoded, load_vocabulary
 
@@ -117,7 +117,7 @@ def read_examples(path: Path, task: Task, labelled: bool = True) -> tuple[list[E
     LeapformerError for columns other than the task's, lines with more or fewer fields than the header, and labels that
     the task does not have.
     """
-    lines = (line.removesuffix("\r").split("\t") for line in read_lines(path))
+    lines = (line.split("\t") for line in read_lines(path))
     header = next(lines, [""])
     places = [_column(path, task, header, name) for name in task.inputs]
     label_place = _column(path, task, header, task.label) if labelled else None

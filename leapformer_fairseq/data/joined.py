@@ -18,8 +18,8 @@ import soundfile
 from ..audio import INT16_SCALE, SAMPLE_RATE, read_speech
 from ..errors import LeapformerError
 from ..files import replacing
+from ..lines import read_lines
 from .corpus.synthesize import coloured_noise
-from .lines import read_lines
 from .manifests import read_manifest
 from .recordings import Recording, need_file
 
@@ -85,7 +85,7 @@ def read_sentences(root: Path, split: str) -> list[Recording]:
     paths, targets = (root / f"{split}.{part}" for part in ("source", "target"))
     for path in (paths, targets):
         need_file(path)
-    recordings, references = ([line for line in read_lines(path) if line] for path in (paths, targets))
+    recordings, references = (list(read_lines(path)) for path in (paths, targets))
     manifest = root / f"{split}_asr.tsv"
     spoken = [row["tgt_text"] for row in read_manifest(manifest)] if manifest.is_file() else [""] * len(recordings)
     if not len(recordings) == len(references) == len(spoken) > 0:

@@ -22,11 +22,11 @@ from tqdm import tqdm
 from ..acoustics.mel import MelConfig, log_mel
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
+from ..lines import read_lines, write_lines
 from . import prepared, tts
 from .alignments import PAUSE, Interval, moved
 from .corpus.espeak import Espeak
 from .download import fetch, unpack
-from .lines import read_lines, write_lines
 from .manifests import CMVN, BinStatistics
 from .recordings import Recording, Unusable, need_file, need_recordings, read_mono, resample
 from .speech import SplitSummary, mapper, need_workers
@@ -88,7 +88,7 @@ def prepare(
         work = _Work(out, config, None if folder is None else _find_textgrids(folder))
         clips = _read_release(_find_release(root, download))
         prepared.begin(out, options)
-        with mapper(workers) as run:
+        with mapper(workers, "give fewer, and the same command begins anew") as run:
             state = {split: asdict(summary) for split, summary in _prepare_splits(work, clips, run).items()}
         prepared.finish(out, options, state)
     espeak = None if textgrids else {"voice": VOICE, "silence": False}

@@ -20,7 +20,7 @@ import yaml
 
 from ..errors import LeapformerError
 from ..files import replacing, write_text
-from .lines import write_lines
+from ..lines import read_table, write_lines
 
 BINS = 80
 CMVN = "gcmvn.npz"
@@ -104,9 +104,8 @@ def write_manifest(path: Path, rows: Iterable[Sequence[str]], columns: Sequence[
 
 
 def read_manifest(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of a manifest, one by one."""
-    with open(path, encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file, **_MANIFEST_FORMAT)
+    """The rows of a manifest, one by one. Raises LeapformerError as `read_table` does."""
+    yield from (row for _, row in read_table(path))
 
 
 def train_subwords(

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from ..errors import LeapformerError
+from ..lines import read_lines
 from .recordings import Recording, need_file, read_segment
 from .speech import SpeechDataset
 from .text import without_notes
@@ -65,7 +66,7 @@ def read_segments(wavs: Path, segments: Path, source: Path, target: Path) -> lis
 
 def _read_lines(path: Path) -> list[str]:
     need_file(path)
-    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    return list(read_lines(path))
 
 
 def _read_yaml(path: Path) -> list[Any]:

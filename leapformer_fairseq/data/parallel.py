@@ -19,8 +19,8 @@ import sentencepiece
 
 from ..errors import LeapformerError
 from ..files import replacing
+from ..lines import find_text, read_pairs, write_lines
 from . import prepared, releases
-from .lines import find_text, read_pairs, write_lines
 from .manifests import train_subwords
 from .text import tidy
 from .windows import SEPARATOR, Sentences, is_break, split_documents, windows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import soundfile
 
-from ..audio import SAMPLE_RATE, check_speech
+from .. import lines
+from ..audio import SAMPLE_RATE, AudioError, read_audio, read_speech
 from ..errors import LeapformerError
 
 SILENCE_RMS = 1e-3  # -60 dB of full scale, below any intelligible recording; clips of digital silence do occur
@@ -43,50 +42,26 @@ def read_segment(recording: Recording) -> np.ndarray:
 
     Raises LeapformerError if the file is missing, unreadable, not 16 kHz mono, or ends before the segment starts.
     """
-    try:
-        with soundfile.SoundFile(str(recording.path)) as file:
-            check_speech(file.channels, file.samplerate, str(recording.path))
-            start = round(recording.start * SAMPLE_RATE)
-            if start >= file.frames:
-                raise LeapformerError(
-                    f"{recording.path} ends at {file.frames / SAMPLE_RATE:.2f} s, before segment {recording.id} starts "
-                    f"({recording.start:.2f} s); is the file truncated?"
-                )
-            file.seek(start)
-            wanted = -1 if recording.duration is None else round(recording.duration * SAMPLE_RATE)
-            return file.read(wanted, dtype="float32")
-    except soundfile.LibsndfileError as error:
-        raise LeapformerError(f"{recording.path} cannot be read as audio ({error}); is the file truncated?") from error
+    return read_speech(recording.path, SAMPLE_RATE, recording.start, recording.duration)
 
 
 def read_audible(recording: Recording) -> np.ndarray:
     """The samples of a recording of any format, sample rate and number of channels, (T,) float32 at 16 kHz mono.
 
-    Raises Unusable if it cannot be decoded, ends before it starts, or is silent.
+    Raises Unusable if it cannot be decoded, ends before it starts, is silent, or is refused by the checks of `audio`.
     """
-    try:
-        with soundfile.SoundFile(str(recording.path)) as file:
-            start, rate = round(recording.start * file.samplerate), file.samplerate
-            if start >= file.frames:
-                raise Unusable("start after the end of the file")
-            file.seek(start)
-            wanted = -1 if recording.duration is None else round(recording.duration * rate)
-            samples = file.read(wanted, dtype="float32", always_2d=True).mean(axis=1)
-    except soundfile.LibsndfileError as error:
-        raise Unusable("broken") from error
-    if not np.isfinite(samples).all():
-        raise Unusable("samples that are no numbers")
+    samples, rate = read_mono(recording)
     if len(samples) and np.sqrt(np.mean(np.square(samples, dtype=np.float64))) < SILENCE_RMS:
         raise Unusable("silent")
     return resample(samples, rate)
 
 
 def read_mono(recording: Recording) -> tuple[np.ndarray, int]:
-    """The samples of a whole file, (T,) float32, mono at the file's own sample rate, and that rate. Raises Unusable."""
+    """The samples of a recording, (T,) float32, mono at the file's own sample rate, and that rate. Raises Unusable."""
     try:
-        samples, rate = soundfile.read(str(recording.path), dtype="float32", always_2d=True)
-    except soundfile.LibsndfileError as error:
-        raise Unusable("broken") from error
+        samples, rate = read_audio(recording.path, recording.start, recording.duration)
+    except AudioError as error:
+        raise Unusable(error.reason) from error
     return samples.mean(axis=1), rate
 
 
@@ -115,12 +90,10 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     Raises LeapformerError if the file or a column is missing.
     """
     need_file(path)
-    with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\")
-        missing = [column for column in columns if column not in (reader.fieldnames or ())]
-        if missing:
-            raise LeapformerError(f"{path} has no column {missing[0]!r}; is it the table of the data set's release?")
-        return [{column: row[column] or "" for column in columns} for row in reader]
+    rows = lines.read_table(
+        path, dict.fromkeys(columns, "is it the table of the data set's release?"), of_common_voice=True
+    )
+    return [{column: row[column] for column in columns} for _, row in rows]
 
 
 def need_file(path: Path) -> None:

@@ -12,8 +12,8 @@ from itertools import chain
 from pathlib import Path
 
 from ..errors import LeapformerError
+from ..lines import find_text, write_lines
 from .download import fetch, member_lines
-from .lines import find_text, write_lines
 
 MULTI30K = "https://github.com/multi30k/dataset/raw/master/data/task1/raw"
 MULTI30K_STEMS = ("train", "val", "test_2016_flickr")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,8 @@ from tqdm import tqdm
 from ..audio import FRAME_MS, SAMPLE_RATE, fbank
 from ..errors import LeapformerError
 from ..files import replacing
-from .lines import write_lines
+from ..lines import write_lines
+from ..processes import pool_of
 from .manifests import (
     BINS,
     CMVN,
@@ -258,11 +258,15 @@ def need_workers(workers: int) -> None:
 
 
 @contextmanager
-def mapper(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """`map`, in this process or in several; results arrive in order."""
+def mapper(
+    workers: int, kept: str = "what is finished is kept, give fewer and the same command goes on"
+) -> Iterator[Callable[..., Iterable[Any]]]:
+    """`map`, in this process or in several; results arrive in order.
+
+    Raises LeapformerError if a process dies; `kept` says what that costs.
+    """
     if workers == 1:
         yield map
         return
-    # Fresh processes: forked ones would inherit the threads of torch, if it was imported.
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        yield partial(pool.imap, chunksize=16)
+    with pool_of(workers, f"--workers {workers}", kept) as pool:
+        yield partial(pool.map, chunksize=16)

@@ -7,7 +7,6 @@ of a longer recording. Audio may have any format that libsndfile reads, any samp
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from functools import cache, partial
 from pathlib import Path
 
 import sentencepiece
-import soundfile
 
-from ..audio import FRAME_MS, SAMPLE_RATE
+from ..audio import FRAME_MS, SAMPLE_RATE, AudioError, open_audio
 from ..errors import LeapformerError
+from ..lines import read_table
 from ..schedule import STATE_FRAMES, fitting_ratio
 from .manifests import read_manifest
 from .recordings import Recording, need_file, read_audible
@@ -80,31 +79,8 @@ def _read_split(
 def _rows(table: Path, names: Mapping[str, str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Line numbers and rows. Raises LeapformerError for a file that is no table, or has not the columns."""
     need_file(table)
-    commas = table.suffix == ".csv"
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            if commas:
-                reader = csv.DictReader(file, delimiter=",", quoting=csv.QUOTE_MINIMAL)
-            else:
-                reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            header = list(reader.fieldnames or ())
-            for column in NEEDED:
-                if names[column] not in header:
-                    raise LeapformerError(
-                        f"{table} has no column {names[column]!r}, it has {', '.join(header)[:200] or 'none'}; say "
-                        f"which is meant with --columns {column}=NAME"
-                    )
-            for row in reader:
-                if None in row or None in row.values():
-                    raise LeapformerError(
-                        f"{table}, line {reader.line_num}: another number of fields than the {len(header)} of the "
-                        f"first line; separate them by {'commas' if commas else 'tabs'}"
-                    )
-                yield reader.line_num, row
-    except UnicodeDecodeError as error:
-        raise LeapformerError(f"{table} is not UTF-8 ({error.reason}); convert it") from error
-    except csv.Error as error:
-        raise LeapformerError(f"{table} cannot be read as a table ({error})") from error
+    needed = {names[column]: f"say which is meant with --columns {column}=NAME" for column in NEEDED}
+    return read_table(table, needed)
 
 
 def _span(table: Path, line: int, start: str, end: str) -> tuple[float, float | None]:
@@ -123,11 +99,12 @@ def kinds_of_audio(recordings: Sequence[Recording]) -> list[str]:
     counts: Counter[tuple[int, int]] = Counter()
     for path in sorted({recording.path for recording in recordings}):
         try:
-            info = soundfile.info(str(path))
-        except soundfile.LibsndfileError:
+            with open_audio(path) as file:
+                kind = file.samplerate, file.channels
+        except AudioError:
             continue  # left out, and counted, when it is read
-        if (info.samplerate, info.channels) != (SAMPLE_RATE, 1):
-            counts[info.samplerate, info.channels] += 1
+        if kind != (SAMPLE_RATE, 1):
+            counts[kind] += 1
     return [
         f"{count} files of {rate:,} Hz with {channels} channel{'s' * (channels > 1)} become {SAMPLE_RATE:,} Hz mono"
         for (rate, channels), count in sorted(counts.items())

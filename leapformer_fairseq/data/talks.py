@@ -18,13 +18,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import soundfile
-
-from ..audio import check_speech
+from ..audio import check_file
 from ..errors import LeapformerError
 from ..files import locked_folder, read_json, write_json
+from ..lines import read_lines, write_lines
 from . import mustc
-from .lines import read_lines, write_lines
 from .recordings import Recording, need_file, need_recordings
 from .text import tidy
 
@@ -83,15 +81,11 @@ def published(segments: Sequence[Recording], split: str) -> tuple[list[Recording
     """
     need_recordings(segments, split)
     for path, own in _by_talk(segments):
-        try:
-            info = soundfile.info(str(path))
-        except soundfile.LibsndfileError as error:
-            raise LeapformerError(f"{path} cannot be read as audio ({error}); is the file truncated?") from error
-        check_speech(info.channels, info.samplerate, str(path))
+        seconds = check_file(path)
         last = max(own, key=lambda one: one.start)
-        if last.start >= info.duration:
+        if last.start >= seconds:
             raise LeapformerError(
-                f"{path} ends at {info.duration:.2f} s, before segment {last.id} begins ({last.start:.2f} s); is the "
+                f"{path} ends at {seconds:.2f} s, before segment {last.id} begins ({last.start:.2f} s); is the "
                 "file truncated?"
             )
     return list(segments), {}
@@ -132,6 +126,6 @@ def _write(folder: Path, segments: Sequence[Recording]) -> dict[str, Any]:
     return {
         "talks": len(talks),
         "segments": len(ordered),
-        "audio_s": sum(soundfile.info(str(path)).duration for path in paths),
+        "audio_s": sum(map(check_file, paths)),
         "segments_s": sum(one.duration or 0.0 for one in ordered),
     }

@@ -14,9 +14,9 @@ from typing import Any
 from ..acoustics.mel import MelConfig
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
+from ..lines import write_lines
 from ..spoken import Manifests, Script
 from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
-from .lines import write_lines
 from .manifests import CMVN, read_manifest, write_manifest, write_yaml
 
 CONFIG, VOCABULARY = "config.yaml", "vocab.txt"

@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from ..errors import LeapformerError
+from ..lines import find_text, read_lines, write_lines
 from . import prepared, releases
-from .lines import find_text, read_lines, write_lines
 
 SIZES = {"wikitext2": 2, "wikitext103": 103}
 SPLITS = releases.WIKITEXT_SPLITS

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..attention import Option
 from ..errors import LeapformerError
+from ..lines import read_lines
 from .base import Predictor, Setting, Source, register
 
 PRECISION = 1000  # a table's durations are stored in units of 1 / PRECISION frames
@@ -93,10 +94,7 @@ class Lookup(Predictor):
 
 def _read_table(path: Path, dictionary: Any) -> Iterator[tuple[int, float]]:
     """Tokens and their mean frames, from a text file with one token and its frames per line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LeapformerError(f"--length-table {path} cannot be read ({error}); give a text file in UTF-8") from error
+    lines = list(read_lines(path, "--length-table", "give a text file in UTF-8"))
     for number, line in enumerate(lines, 1):
         token, *frames = line.split() or [""]
         try:

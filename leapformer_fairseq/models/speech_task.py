@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soundfile
+from fairseq.data.audio.audio_utils import SF_AUDIO_FILE_EXTENSIONS
 from fairseq.data.audio.speech_to_text_dataset import SpeechToTextDataset
 from fairseq.data.audio.text_to_speech_dataset import TextToSpeechDatasetCreator
 from fairseq.distributed.utils import get_global_rank
@@ -16,6 +18,7 @@ from fairseq.tasks.speech_to_text import SpeechToTextTask
 from fairseq.tasks.text_to_speech import TextToSpeechTask
 from torch import Tensor
 
+from ..audio import AudioError, check_samples, check_speech, open_audio
 from ..errors import LeapformerError
 from ..schedule import outrun
 from .joined_speech import JoinedSentences, join_sentences
@@ -72,15 +75,32 @@ def _read_or_name_row(dataset: SpeechToTextDataset, index: Any) -> Tensor:
     """Turn 'file not found' deep in a data loader into an error that names the manifest, the row and the file."""
     joined: JoinedSentences | None = dataset.dataset_transforms.get_transform(JoinedSentences)
     try:
+        for row in np.atleast_1d(index).tolist():
+            _check_recording(dataset, row)
         if joined is not None:
             return joined.source(dataset, index)
         return type(dataset)._get_source_audio(dataset, index)
-    except (OSError, soundfile.LibsndfileError) as error:
+    except (OSError, soundfile.LibsndfileError, AudioError) as error:
         rows = np.atleast_1d(index).tolist()  # several where recordings are joined
         where = ", ".join(f"row {row + 1} ({dataset.audio_paths[row]})" for row in rows)
         raise LeapformerError(
             f"{dataset.split}.tsv, {where}: the audio cannot be read ({error}); correct the path or remove the row"
         ) from error
+
+
+def _check_recording(dataset: SpeechToTextDataset, row: int) -> None:
+    """Refuse a recording of another rate, or with samples far beyond [-1, 1], from which fairseq makes other features.
+
+    It mixes channels down itself, and resamples what a model takes as a waveform. Raises LeapformerError.
+    """
+    path = dataset.audio_paths[row]
+    if Path(path).suffix.lower() not in SF_AUDIO_FILE_EXTENSIONS or not Path(path).is_file():
+        return  # features, or a part of an archive; a file that is missing is named later
+    with open_audio(path) as file:
+        if not dataset.cfg.use_audio_input:
+            check_speech(1, file.samplerate, path, dataset.cfg.use_sample_rate)
+        if file.subtype in ("FLOAT", "DOUBLE"):  # others cannot pass 1
+            check_samples(file.read(dtype="float32"), path)
 
 
 def check_durations(split: str, rows: list[dict[str, str]]) -> None:

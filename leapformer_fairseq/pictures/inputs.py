@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from ..audio import FRAME_MS, read_speech
 from ..errors import LeapformerError
+from ..lines import lines_or_text, read_table
 from ..loading import load_model
 from .heatmaps import Axis
 
@@ -218,11 +218,12 @@ def _recordings(request: Request, audio_root: str) -> list[tuple[str, str | None
     if request.target is not None:
         raise LeapformerError("--target is for a single audio file, a manifest has its own; leave it out")
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = list(islice(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE), request.lines))
-        found = [(str(Path(audio_root, row["audio"])), row["tgt_text"]) for row in rows]
-    except (OSError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise LeapformerError(f"{path} cannot be read as a manifest ({error!r}); check --input") from error
+        rows = read_table(path, dict.fromkeys(("audio", "tgt_text"), "give a manifest"))
+        found: list[tuple[str, str | None]] = [
+            (str(Path(audio_root, row["audio"])), row["tgt_text"]) for _, row in islice(rows, request.lines)
+        ]
+    except LeapformerError as error:
+        raise LeapformerError(f"{path} cannot be read as a manifest ({error}); check --input") from error
     if not found:
         raise LeapformerError(f"{path} holds no rows; choose another manifest")
     return found
@@ -240,7 +241,7 @@ def _chain(tokenizers: list[Any]) -> Callable[[str], list[str]]:
 # ----------------------------------------------------------------------------------------------------------- text
 def _sentences(request: Request) -> Iterator[tuple[str, ...]]:
     """(source,) or (source, target) of the first lines; pairs with an empty line are left out."""
-    sides = [_lines(request.input)] if request.target is None else [_lines(request.input), _lines(request.target)]
+    sides = [lines_or_text(side) for side in (request.input, request.target) if side is not None]
     if len({len(side) for side in sides}) > 1:
         raise LeapformerError(
             f"--input has {len(sides[0])} lines, --target {len(sides[1])}; give the target of every source line"
@@ -249,17 +250,6 @@ def _sentences(request: Request) -> Iterator[tuple[str, ...]]:
     if not found:
         raise LeapformerError(f"--input {request.input!r}: no text in it; give a sentence or a file with one per line")
     return islice(found, request.lines)
-
-
-def _lines(value: str) -> list[str]:
-    """The lines of the file of that name, else of the value itself."""
-    try:
-        text = Path(value).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise LeapformerError(f"{value} is not UTF-8 text ({error}); convert it") from error
-    except OSError:  # no file of that name, and no name at all where it is a long sentence
-        text = value
-    return text.removesuffix("\n").split("\n")
 
 
 def _subwords(model: str | None) -> Callable[[str], list[str]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from ..attention import OPTIONS, find
 from ..errors import LeapformerError
 from ..files import locked_folder, made_folder, read_json, write_json, write_text
 from ..pictures.probes import draw_probes
+from ..processes import pool_of
 from ..progress import Watch, unwatched
 from . import RATES
 from .model import ProbeModel
@@ -165,7 +165,7 @@ def _trained(runs: Sequence[Run], updates: int | None, jobs: int) -> Iterator[tu
     if jobs == 1:
         yield from ((run, train(run, updates)) for run in runs)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with pool_of(jobs, f"--jobs {jobs}", "finished trainings are kept, and the same command goes on") as pool:
         waiting = {pool.submit(train, run, updates): run for run in runs}
         yield from ((waiting[done], done.result()) for done in as_completed(waiting))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LeapformerError
+from ..lines import read_lines
 from ..trainings import Work
 from . import configuration
 from .options import Parser, list_of, one_of, whole
@@ -125,7 +126,7 @@ class Glue(FineTuning):
 
     def classes(self, run: Run) -> int | str:
         labels = self.data_of(run) / "text/label/dict.txt"
-        return "CLASSES" if self.shell.dry else len(labels.read_text(encoding="utf-8").splitlines())
+        return "CLASSES" if self.shell.dry else sum(1 for _ in read_lines(labels))
 
     def training_options(self, run: Run) -> list[str]:
         """The options of the task, then all others, so that the command line has the last word."""

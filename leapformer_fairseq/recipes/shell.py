@@ -18,6 +18,7 @@ from typing import Any
 from .. import trainings
 from ..errors import LeapformerError
 from ..files import write_text
+from ..lines import read_lines
 from ..trainings import Work
 
 DONE, COMMANDS = "done", "commands.sh"
@@ -162,7 +163,7 @@ class Shell:
             if not noted.is_file():
                 self.out.mkdir(parents=True, exist_ok=True)
                 write_text(noted, _HEADING)
-            if line not in noted.read_text(encoding="utf-8").splitlines():
+            if line not in read_lines(noted):
                 with noted.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
         return not self.dry

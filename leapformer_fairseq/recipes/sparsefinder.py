@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import shlex
 from pathlib import Path
 
 from ..errors import LeapformerError
+from ..lines import find_text, read_lines, write_lines
 from ..trainings import Work
 from . import configuration
 from .options import Parser, list_of, whole
@@ -120,21 +120,17 @@ class Sparsefinder(Recipe):
     def split_valid(self, out: Path) -> Work:
         """Split the validation text into training and validation text."""
         if not self.shell.dry:
-            lines = self.text("valid").splitlines(keepends=True)
+            lines = self.text("valid")
             kept = len(lines) * 9 // 10
-            parts = {"train": lines[:kept], "valid": lines[kept:], "test": [self.text("test")]}
-            for name, part in parts.items():
-                (out / f"{name}.txt").write_text("".join(part), encoding="utf-8")
+            for name, part in {"train": lines[:kept], "valid": lines[kept:], "test": self.text("test")}.items():
+                write_lines(out / f"{name}.txt", part)
         return
         yield
 
-    def text(self, name: str) -> str:
-        """A text in --root, decompressed if necessary."""
+    def text(self, name: str) -> list[str]:
+        """The lines of a text in --root, decompressed if necessary."""
         root: Path = self.settings.root
-        for file in (root / f"{name}.txt", root / f"wiki.{name}.tokens"):
-            if file.is_file():
-                return file.read_text(encoding="utf-8")
-            packed = file.with_name(f"{file.name}.gz")
-            if packed.is_file():
-                return gzip.decompress(packed.read_bytes()).decode("utf-8")
-        raise LeapformerError(f"--root {root} holds no {name}.txt and no wiki.{name}.tokens, nor with .gz")
+        file = find_text(root, (f"{name}.txt", f"wiki.{name}.tokens"))
+        if file is None:
+            raise LeapformerError(f"--root {root} holds no {name}.txt and no wiki.{name}.tokens, nor with .gz")
+        return list(read_lines(file))

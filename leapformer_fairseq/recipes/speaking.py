@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 from ..errors import LeapformerError
+from ..lines import read_lines, write_lines
 from ..trainings import Work
 from .options import Parser, list_of, one_of, positive, whole
 from .plans import Attention
@@ -123,8 +125,7 @@ class TextToSpeech(Recipe):
     def force(self, checkpoint: Path, out: Path) -> Work:
         examples = out / "examples.tsv"
         if not self.shell.dry:  # without the heading
-            _, _, rows = (self.data / "dev.tsv").read_text(encoding="utf-8").partition("\n")
-            examples.write_text(rows, encoding="utf-8")
+            write_lines(examples, islice(read_lines(self.data / "dev.tsv"), 1, None))
         words = ("--task", "text_to_speech", "--config-yaml", "config.yaml", "--valid-subset", "dev")
         yield from self.validate(self.data, checkpoint, out, examples, *words, "--max-tokens", 20000)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LeapformerError
+from ..lines import read_lines, write_lines
 from ..trainings import Work
 from .options import Parser, list_of, one_of, whole
 from .plans import Attention
@@ -233,12 +233,15 @@ def translate_offline(shell: Shell, data: Path, name: str, checkpoint: Path, out
 
 def write_longest(data: Path, count: int) -> None:
     """Write the longest utterances of the development set, as lists for simulation and as a manifest."""
-    with (data / "dev_st.tsv").open(encoding="utf-8", newline="") as file:
-        heading, *rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    frames = heading.index("n_frames")
-    order = sorted(range(len(rows)), key=lambda i: -int(rows[i][frames]))[:count]
+    from ..data.manifests import read_manifest, write_manifest  # imports sentencepiece, which other steps do not need
+
+    rows = list(read_manifest(data / "dev_st.tsv"))
+    order = sorted(range(len(rows)), key=lambda i: -int(rows[i]["n_frames"]))[:count]
     for part in ("source", "target"):
-        lines = (data / f"dev.{part}").read_text(encoding="utf-8").splitlines()
-        (data / f"{LONG}.{part}").write_text("".join(f"{lines[i]}\n" for i in order), encoding="utf-8")
-    chosen = [heading, *(rows[i] for i in order)]
-    (data / f"{LONG}_st.tsv").write_text("".join("\t".join(row) + "\n" for row in chosen), encoding="utf-8")
+        lines = list(read_lines(data / f"dev.{part}"))
+        if len(lines) != len(rows):
+            raise LeapformerError(
+                f"{data / f'dev.{part}'} has {len(lines)} lines, dev_st.tsv {len(rows)} rows; prepare the data again"
+            )
+        write_lines(data / f"{LONG}.{part}", (lines[i] for i in order))
+    write_manifest(data / f"{LONG}_st.tsv", (list(rows[i].values()) for i in order), list(rows[0]))

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import ClassVar
 
+from ..lines import read_lines, write_lines
 from ..trainings import Work
 from .options import Parser, one_of, whole
 from .plans import Attention
@@ -194,13 +195,13 @@ class Documents(Translation):
     def scored(self, translations: Path) -> Path:
         sentences = translations.with_name(f"sentences-{self.settings.set}.txt")
         if not self.shell.dry:
-            sentences.write_text(last_sentences(translations.read_text(encoding="utf-8")), encoding="utf-8")
+            write_lines(sentences, map(last_sentence, read_lines(translations)))
         return sentences
 
     def note(self) -> str:
         return super().note().rstrip(".") + ", in windows of sentences, of which the last one counts."
 
 
-def last_sentences(translations: str) -> str:
-    """fairseq-generate's output, reduced to what follows the last separator of every translated window."""
-    return re.sub(rf"^(D-\d+\t[^\t\n]*\t).*{SEPARATOR} ?", r"\1", translations, flags=re.MULTILINE)
+def last_sentence(line: str) -> str:
+    """A line of fairseq-generate's output; of a translated window, what follows its last separator."""
+    return re.sub(rf"^(D-\d+\t[^\t]*\t).*{SEPARATOR} ?", r"\1", line)

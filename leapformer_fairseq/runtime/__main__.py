@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import LeapformerError, one_line
+from ..lines import decoded
 from .beam import Search, go_on, translate
 from .engine import Graphs
 from .folder import LANGUAGE, SPEECH, SUBWORDS, SYNTHESIS, Folder
@@ -75,7 +76,7 @@ def _text(argv: list[str]) -> int:
     graphs = Graphs(Folder.read(args.folder), args.threads)
     cut, joined = _subwords(args.folder)
     vocabularies = graphs.folder.vocabularies
-    for line in sys.stdin:
+    for line in decoded(sys.stdin.buffer, "standard input"):
         pieces = cut(line.strip())
         if graphs.folder.task == LANGUAGE:
             found = go_on(graphs, vocabularies["target"].numbers(pieces)[:-1], options)

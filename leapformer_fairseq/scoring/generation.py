@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
+from ..lines import read_lines
 from .marks import length_ratio, marks
 from .quality import bleu, chrf
 
@@ -23,7 +24,7 @@ def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
                 f"no generation output {path}; run `leapformer generate ... --results-path {path.parent}`"
             )
         own: dict[int, str] = {}
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in read_lines(path):
             if line.startswith("D-"):
                 name, _, text = line.split("\t", 2)
                 own.setdefault(int(name[2:]), text)
@@ -34,13 +35,27 @@ def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
     return hypotheses
 
 
+def read_references(path: str | Path) -> list[str]:
+    """The references, one a line. Raises LeapformerError for a file that cannot be read, or is empty."""
+    references = list(read_lines(path, "--references"))
+    if not references:
+        raise LeapformerError(f"--references {path} is empty; give a reference a line")
+    return references
+
+
 def aligned_hypotheses(paths: Sequence[str | Path], references: Sequence[str]) -> list[str]:
     """The hypotheses in the order of the references.
 
-    Raises LeapformerError if a sentence is missing: for models other than ours, fairseq drops the last batch unless
-    `--required-batch-size-multiple 1` was given.
+    Raises LeapformerError if there are more sentences than references, which would be scored in part, or fewer: for
+    models other than ours, fairseq drops the last batch unless `--required-batch-size-multiple 1` was given.
     """
     hypotheses = read_hypotheses(paths)
+    last = max(hypotheses, default=-1)
+    if last >= len(references):
+        raise LeapformerError(
+            f"{', '.join(map(str, paths))} holds {len(hypotheses)} sentences, the last of number {last}, for "
+            f"{len(references)} references; give the references of this set, one for each sentence"
+        )
     missing = sorted(set(range(len(references))) - set(hypotheses))
     if missing:
         raise LeapformerError(
@@ -56,7 +71,7 @@ def score_generation(paths: Sequence[str | Path], references: str | Path, tokeni
 
     Raises LeapformerError if a sentence is missing.
     """
-    lines = Path(references).read_text(encoding="utf-8").splitlines()
+    lines = read_references(references)
     predictions = aligned_hypotheses(paths, lines)
     scores = (bleu(predictions, lines, tokenize), chrf(predictions, lines))
     lengths = length_ratio(predictions, lines)

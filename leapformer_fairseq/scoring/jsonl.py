@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import LeapformerError
+from ..lines import read_lines
 
 T = TypeVar("T")
 
@@ -18,14 +19,8 @@ def read_objects(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
     Raises LeapformerError for an unreadable file, and for a line that is not a JSON object.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise LeapformerError(f"{path} cannot be read ({error.strerror}); check the path") from error
-    except UnicodeDecodeError as error:
-        raise LeapformerError(f"{path} is not UTF-8 ({error.reason}); give a log in JSON Lines") from error
     entries = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         place = f"{path}:{number}"

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from ..errors import LeapformerError
+from ..lines import read_lines
 from .jsonl import duration, field, text
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is 10 times as fast, where libyaml is there
@@ -73,13 +74,7 @@ def by_recording(segments: Sequence[Segment]) -> Iterator[tuple[str, list[Segmen
 
 def read_sentences(path: str | Path, option: str) -> list[str]:
     """The lines of a text file, without outer spaces. Raises LeapformerError with the option that names the file."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise LeapformerError(f"{option} {path} cannot be read ({error.strerror}); check the path") from error
-    except UnicodeDecodeError as error:
-        raise LeapformerError(f"{option} {path} is not UTF-8 ({error.reason}); convert it") from error
-    return [line.strip() for line in (lines if lines[-1] else lines[:-1])]
+    return [line.strip() for line in read_lines(path, option)]
 
 
 def find_recording(name: str, recordings: Sequence[str]) -> str | None:

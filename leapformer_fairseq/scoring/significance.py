@@ -15,7 +15,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 from ..errors import LeapformerError
-from .generation import aligned_hypotheses
+from .generation import aligned_hypotheses, read_references
 
 SAMPLES = 1_000
 
@@ -69,11 +69,9 @@ def read_systems(places: Sequence[str], references: Path) -> tuple[dict[str, lis
     """The translations of runs by name, and the references, one per line.
 
     A path is a generate-*.txt, or a folder that contains one at any depth. Raises LeapformerError if there is none or
-    several, if two have the same name, and if sentences are missing.
+    several, if two have the same name, and if there are more or fewer sentences than references.
     """
-    lines = references.read_text(encoding="utf-8").splitlines() if references.is_file() else None
-    if not lines:
-        raise LeapformerError(f"--references {references}: no such file, or an empty one; one reference a line")
+    lines = read_references(references)
     systems: dict[str, list[str]] = {}
     for place in places:
         files = sorted(Path(place).glob("**/generate-*.txt")) if Path(place).is_dir() else [Path(place)]

@@ -5,7 +5,6 @@ A run is a folder with `manifest.tsv`, one row per sentence, and `run.json`, whi
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from ..acoustics.mel import MelConfig, log_mel
 from ..acoustics.vocoder import GriffinLim
 from ..audio import read_speech
 from ..errors import LeapformerError
+from ..lines import read_table
 from .distortion import Distortion, cepstra, distance, log_spectrum
 
 MANIFEST, DESCRIPTION = "manifest.tsv", "run.json"
@@ -101,15 +101,8 @@ def _description(path: Path) -> dict[str, Any]:
 def _sentences(path: Path) -> list[Sentence]:
     if not path.is_file():
         raise LeapformerError(f"no {path.name} in {path.parent}; give a folder of `leapformer tts`")
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-            if missing:
-                raise LeapformerError(f"{path} has no column {missing[0]!r}; give a folder of `leapformer tts`")
-            sentences = [_sentence(row, path) for row in reader]
-    except UnicodeDecodeError as error:
-        raise LeapformerError(f"{path} is not UTF-8 ({error.reason}); give a folder of `leapformer tts`") from error
+    rows = read_table(path, dict.fromkeys(COLUMNS, "give a folder of `leapformer tts`"))
+    sentences = [_sentence(row, path) for _, row in rows]
     if not sentences:
         raise LeapformerError(f"{path} lists no sentences; synthesise some first")
     return sentences

@@ -56,8 +56,8 @@ def kind_of(path: Path) -> str | None:
     """
     if not path.is_file():
         return None
-    with path.open(encoding="utf-8", errors="replace") as file:
-        first = next((line for line in file if line.strip()), "")
+    with path.open("rb") as file:  # it may be of any kind, so this is no error of its text
+        first = next((line for line in file if line.strip()), b"").decode("utf-8", "replace")
     if not first.lstrip().startswith("{"):
         return None
     entry = jsonl.parse(first, f"{path}:1")

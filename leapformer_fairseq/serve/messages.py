@@ -27,12 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from ..audio import SAMPLE_RATE, pcm_samples
+from ..audio import SAMPLE_RATE, TO_PCM, file_kind, pcm_samples
 from ..errors import LeapformerError
 
 RATES = 8_000, 192_000
 # what each key of a client's message must be; keys that are not here are other programs' and are ignored
 KEYS: dict[str, type] = {"sample_rate": int, "end_of_stream": bool, "drafts": bool, "talk": str, "lagging": int}
+HEAD_BYTES = 10_000  # more than a frame of MP3 or AAC
 LONGEST_SHOWN = 80  # characters of a message that an error quotes
 
 
@@ -61,10 +62,15 @@ class Samples:
 
     def __init__(self, rate: int = SAMPLE_RATE) -> None:
         """Raises LeapformerError if it must be resampled and soxr is not installed."""
+        self._head = b""  # of the audio, to tell a file from samples
         self._resampler = None if rate == SAMPLE_RATE else _resampler(rate)
 
     def of(self, pcm: bytes) -> np.ndarray:
-        """Those of mono 16-bit little-endian PCM. Raises LeapformerError for half a sample."""
+        """Those of mono 16-bit little-endian PCM. Raises LeapformerError for half a sample or a file."""
+        if len(self._head) < HEAD_BYTES:
+            self._head = (self._head + pcm)[:HEAD_BYTES]
+            if kind := file_kind(self._head):
+                raise LeapformerError(f"the audio is a file ({kind}), raw 16-bit PCM is needed; {TO_PCM}")
         if len(pcm) % 2:
             raise LeapformerError(f"{len(pcm)} bytes of audio; 16-bit samples take an even number")
         samples = pcm_samples(pcm)

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from ..attention.sparse.pattern import NONCAUSAL
-from ..data.lines import read_lines
 from ..errors import LeapformerError
 from ..files import locked_folder, read_json, write_json
+from ..lines import read_lines
 from ..loading import load_model
 from ..modules.capture import attentions_by_block
 from ..scoring.quality import bleu

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..data.vocabulary import load_spelling
 from ..errors import LeapformerError
 from ..files import write_text
+from ..lines import read_lines
 from .extraction import Graphs, Sentence
 from .grids import Point
 from .sweep import mechanisms
@@ -45,10 +46,7 @@ def read_tags(path: str) -> list[Tagged]:
 
     Raises LeapformerError for a line of another form.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LeapformerError(f"--tags {path} cannot be read ({error}); give a UTF-8 file") from error
+    lines = list(read_lines(path, "--tags"))
     for number, line in enumerate(lines, 1):
         if line.strip() and line.count("\t") != 1:
             raise LeapformerError(f"--tags {path}, line {number}: {line!r} is no word, tab and tag; mend it")

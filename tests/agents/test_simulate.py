@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from leapformer_fairseq import processes
 from leapformer_fairseq.agents import batch
 from leapformer_fairseq.agents import simulate as simulation_module
 from leapformer_fairseq.agents.batch import serves_batches
@@ -159,7 +160,7 @@ def test_nothing_is_repeated_in_batches_or_one_by_one(simulate, tmp_path, monkey
 
 def test_processes_write_the_same(simulate, tmp_path, monkeypatch) -> None:
     # Processes that start from scratch import everything again, which takes seconds.
-    monkeypatch.setattr(simulation_module, "get_context", lambda method: get_context("fork"))
+    monkeypatch.setattr(processes, "get_context", lambda method: get_context("fork"))
     assert simulate(tmp_path / "one", "--policy", "hold-n", model="ahead") == 0
     assert simulate(tmp_path / "two", "--policy", "hold-n", "--jobs", "2", model="ahead") == 0
     assert log(tmp_path / "one") == log(tmp_path / "two")
@@ -181,7 +182,7 @@ def failing(args: Namespace) -> Callable[[str], str]:
 
 
 def test_processes_that_cannot_begin_say_why(monkeypatch) -> None:
-    monkeypatch.setattr(simulation_module, "get_context", lambda method: get_context("fork"))
+    monkeypatch.setattr(processes, "get_context", lambda method: get_context("fork"))
     with pytest.raises(LeapformerError, match="the model cannot be read"):
         list(simulation_module.spread(str, failing, Namespace(), ["1", "2"], jobs=2))
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from leapformer_fairseq.agents import simulate as simulation_module
+from leapformer_fairseq import processes
 from leapformer_fairseq.agents import talks as talks_module
 from leapformer_fairseq.agents.session import Session
 from leapformer_fairseq.agents.talks import TalkSimulation, course, growth
@@ -154,7 +154,7 @@ def test_the_same_command_goes_on_after_the_last_talk(simulate, tmp_path, monkey
 
 def test_several_processes_write_the_same(simulate, tmp_path, monkeypatch) -> None:
     # Processes that start from scratch import everything again, which takes seconds.
-    monkeypatch.setattr(simulation_module, "get_context", lambda method: get_context("fork"))
+    monkeypatch.setattr(processes, "get_context", lambda method: get_context("fork"))
     assert simulate(tmp_path / "one") == 0 and simulate(tmp_path / "two", "--jobs", "2") == 0
     one, two = (without_times(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
     assert one == two and len(one) > 100

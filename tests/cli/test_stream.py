@@ -176,7 +176,7 @@ def test_short_silent_and_clipped_audio(system, tmp_path, capsys, samples) -> No
 @pytest.mark.parametrize(
     ("data", "terminal", "options", "message"),
     [
-        (b"RIFF....WAVE", False, [], "standard input begins with RIFF, raw PCM is needed"),
+        (b"RIFF....WAVE", False, [], "standard input is WAV: standard input cannot be read as audio"),
         (b"", True, [], "standard input is no audio; pipe it in"),
         (b"", False, ["--realtime"], "--realtime paces a recording"),
         (b"", False, ["--carry", "encoder"], "--carry encoder: this encoder sees whole utterances"),

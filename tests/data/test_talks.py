@@ -16,10 +16,10 @@ from leapformer_fairseq.audio import SAMPLE_RATE
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import joined, talks
 from leapformer_fairseq.data.joined import Joining
-from leapformer_fairseq.data.lines import read_lines
 from leapformer_fairseq.data.manifests import write_manifest
 from leapformer_fairseq.data.recordings import Recording
 from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.lines import read_lines
 from leapformer_fairseq.scoring.segmentation import Segment, by_recording, read_segments
 from tests.data.trees import RATE, mustc_tree, noises
 

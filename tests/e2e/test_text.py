@@ -145,7 +145,7 @@ class TestLanguageModel:
             assert "--fp16 needs a GPU; leave it out on a CPU" in capsys.readouterr().err.splitlines()[-1]
 
     def test_empty_lines_and_unknown_words_are_told(self, data, model, caplog, monkeypatch, capsys):
-        monkeypatch.setattr("sys.stdin", io.StringIO("the unheard house\n\n"))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the unheard house\n\n")))
         command = f"interactive {data / 'lm'} --task language_modeling --path {model} --beam 1 --max-len-b 12 --cpu"
         assert main(command.split()) == 0
         assert "'the unheard house': not in the dictionary: unheard; prepare the text as in training" in caplog.text

@@ -214,7 +214,7 @@ def test_language_models_go_on_as_in_fairseq(language, capsys, monkeypatch):
     other = copy.deepcopy(model)
     other.decoder.output_projection.weight.data.mul_(-1)
     assert compared(other, task, folder, 3).equal == 0
-    monkeypatch.setattr(sys, "stdin", io.StringIO("the dog sees\nred\n\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the dog sees\nred\n\n")))
     assert main([str(folder.path), "--max-len-b", "12"]) == 0
     lines = capsys.readouterr().out.split("\n")
     assert lines[0].startswith("the dog sees") and lines[1].startswith("red") and len(lines) == 4
@@ -315,7 +315,7 @@ def test_damaged_folders_are_told_in_one_line(exported, tmp_path, capsys, monkey
         shutil.copytree(exported[2].path, folder)
         if change is not None:
             change(folder)
-        monkeypatch.setattr(sys, "stdin", io.StringIO("red\n"))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"red\n")))
         assert main([str(folder), *options]) == 2
         return capsys.readouterr().err
 

@@ -60,7 +60,7 @@ def test_interactive(models, capsys, monkeypatch):
     said = []
     for path in (checkpoint, exported):
         capsys.readouterr()
-        monkeypatch.setattr(sys, "stdin", io.StringIO("the old tree sees the house\na dog\n"))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the old tree sees the house\na dog\n")))
         command = ["interactive", str(data), "--path", str(path), "--task", "translation", "--cpu", "--beam", "3"]
         assert main([*command, "--buffer-size", "2", "--batch-size", "2"]) == 0
         said.append(re.findall(r"^D-\d+\t\S+\t(.*)$", capsys.readouterr().out, re.MULTILINE))
@@ -115,7 +115,7 @@ def both(models, capsys, monkeypatch, pattern, *command, said=""):
     found = []
     for path in models[1:]:
         capsys.readouterr()
-        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
         name, *options = command
         assert main([name, str(models[0]), "--path", str(path), *options]) == 0
         output = capsys.readouterr()

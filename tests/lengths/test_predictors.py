@@ -232,7 +232,7 @@ def test_a_name_is_registered_once():
 
 def test_a_table_that_is_no_text_is_named(tmp_path):
     (tmp_path / "table").write_bytes(b"a 2\n\xff 3\n")
-    with pytest.raises(LeapformerError, match="table cannot be read .*; give a text file in UTF-8"):
+    with pytest.raises(LeapformerError, match="--length-table .*table, line 2, is not UTF-8"):
         predictor("lookup", length_table=str(tmp_path / "table"))
 
 

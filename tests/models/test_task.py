@@ -276,6 +276,16 @@ class TestManifests:
         with pytest.raises(LeapformerError, match=r"interactive\.tsv, row 2 \(gone\.wav\)"):
             dataset[1]
 
+    @pytest.mark.parametrize(
+        ("rate", "scale", "reason"), [(44_100, 1, "44100 Hz, 16000 Hz is needed"), (16_000, 2**15, "samples of")]
+    )
+    def test_with_another_rate_or_scale(self, tmp_path, rate, scale, reason):
+        samples = (0.3 * scale * np.sin(np.arange(rate))).astype(np.float32)
+        soundfile.write(tmp_path / "a.wav", samples, rate, subtype="FLOAT")
+        dataset = speech(tmp_path).build_dataset_for_inference([str(tmp_path / "a.wav")], [48])
+        with pytest.raises(LeapformerError, match=reason):
+            dataset[0]
+
     def test_joined_sentences_have_the_frames_and_texts_of_all(self, tmp_path):
         """The recordings are tones of different lengths; pauses between them are silent, or repeat their frames."""
         lengths = [8_000, 12_000, 16_000]

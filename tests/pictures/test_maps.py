@@ -204,7 +204,7 @@ def test_files_that_do_not_serve(lm, nmt, speech, data, tmp_path):
     nmt, speech = load(str(nmt)), load(str(speech))
     for model, request, message in [
         (nmt, Request("w1", str(tmp_path / "two")), "--input has 1 lines, --target 2"),
-        (nmt, Request(str(tmp_path / "bytes")), "is not UTF-8 text"),
+        (nmt, Request(str(tmp_path / "bytes")), "is not UTF-8"),
         (speech, Request(str(data / "fast.wav")), "sampled at 44100 Hz"),
         (speech, Request(str(data / "none.wav")), "no audio file at"),
         (speech, Request(str(data / "none.tsv")), "cannot be read as a manifest"),

@@ -17,7 +17,7 @@ from leapformer_fairseq.data.wikitext import count_tokens
 from leapformer_fairseq.data.windows import SEPARATOR
 from leapformer_fairseq.recipes import configuration
 from leapformer_fairseq.recipes.plans import Attention
-from leapformer_fairseq.recipes.translation import last_sentences
+from leapformer_fairseq.recipes.translation import last_sentence
 
 from ..data.text_trees import (
     SIZES,
@@ -245,7 +245,7 @@ def test_the_commands_of_a_recipe(words, expected, run):
 def test_of_a_window_only_the_last_sentence_counts():
     written = {0: "One. <sep> Two, two.", 10: "Alone.", 2: "", 3: "A <sep> b <sep> ", 4: "A<sep><sep>b"}
     lines = [f"{kind}-{n}\t-0.5\t{line}" for n, line in written.items() for kind in "HD"]
-    source, *found = last_sentences("\n".join(["S-0\tUno. <sep> Dos.", *lines])).split("\n")
+    source, *found = map(last_sentence, ["S-0\tUno. <sep> Dos.", *lines])
     assert source == "S-0\tUno. <sep> Dos." and found[::2] == lines[::2], "the rest is left as it is"
     assert found[1::2] == [f"D-{n}\t-0.5\t{line.split(SEPARATOR)[-1].strip()}" for n, line in written.items()]
 

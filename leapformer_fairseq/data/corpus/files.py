@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ...audio import fbank, read_speech
-from ..lines import write_lines
+from ...lines import write_lines
 from ..manifests import (
     CMVN,
     COLUMNS,
@@ -38,7 +38,7 @@ def write_features(folder: Path, utterances: Sequence[Utterance], workers: int =
     The bytes do not depend on the number of processes, `workers`: results are used in the order of the utterances.
     """
     places, statistics = {}, BinStatistics()
-    with FeatureArchive(folder / ARCHIVE, ARCHIVE) as archive, mapper(workers) as run:
+    with FeatureArchive(folder / ARCHIVE, ARCHIVE) as archive, mapper(workers, "give fewer, and make it again") as run:
         computed = run(features_of, [folder / utterance.wav for utterance in utterances])
         waiting = tqdm(utterances, desc="features", unit="utt", mininterval=1.0)
         for utterance, features in zip(waiting, computed, strict=True):

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from ... import PLUGIN_DIR
 from ...audio import SAMPLE_RATE
 from ...errors import LeapformerError
+from ...lines import read_lines
 from ..alignments import PAUSE, Interval, moved
 from ..textgrid import PHONES, write_textgrid
 from .espeak import Espeak
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
     kind, speak = TASKS[arguments[0]]
     plan_path, folder = map(Path, arguments[1:3])
     speakers, index = map(int, arguments[3:])
-    lines = plan_path.read_text(encoding="utf-8").splitlines()[index::speakers]
+    lines = list(read_lines(plan_path))[index::speakers]
     espeak = Espeak()
     for line in tqdm(lines, desc="speech", unit="utt", mininterval=1.0, disable=index > 0):
         speak(espeak, kind(**json.loads(line)), folder)

@@ -19,10 +19,10 @@ import numpy as np
 
 from ...errors import LeapformerError
 from ...files import replacing
+from ...lines import read_lines
 from ...progress import Watch, unwatched
 from .. import prepared
 from ..arrays import Example
-from ..lines import read_lines
 
 NAME = "listops"
 FILES = {"train": "basic_train.tsv", "dev": "basic_val.tsv", "test": "basic_test.tsv"}

@@ -13,10 +13,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -26,10 +24,11 @@ from PIL import Image
 
 from ...errors import LeapformerError
 from ...files import write_text
+from ...lines import read_lines
+from ...processes import pool_of
 from ...progress import Watch, unwatched
 from .. import prepared
 from ..arrays import Example
-from ..lines import read_lines
 from .pathfinder_canvas import PUBLISHED, Sizes
 from .pathfinder_curves import draw
 
@@ -131,7 +130,7 @@ def _in_processes(
     if workers <= 1:
         yield from map(make, batches, chosen)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with pool_of(workers, f"--workers {workers}", "finished pictures are kept, and the same command goes on") as pool:
         yield from pool.map(make, batches, chosen)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import LeapformerError
+from ...lines import read_lines
 from ..arrays import Example, Numbers
-from ..lines import read_lines
 
 LONGEST = 4000  # bytes
 SIDES = ("neg", "pos")
