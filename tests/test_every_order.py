@@ -355,7 +355,7 @@ def test_portions_are_spread_over_as_many_processes_as_asked(jobs: int, monkeypa
         return lambda portion: 10 * portion
 
     monkeypatch.setattr(InTurn, "made", [], raising=False)
-    monkeypatch.setattr(simulate, "ProcessPoolExecutor", InTurn)
+    monkeypatch.setattr("leapformer_fairseq.processes.ProcessPoolExecutor", InTurn)
     monkeypatch.setattr(simulate, "as_completed", lambda works: (Namespace(result=work) for work in works[::-1]))
     monkeypatch.setattr(simulate, "_work", None)
     monkeypatch.setattr(simulate.signal, "signal", lambda *given: None)

@@ -208,7 +208,7 @@ def test_half_precision_keeps_what_was_counted():
     ("name", "options", "message"),
     [
         ("ratio", {"length_ratio": -1.0}, "--length-ratio -1.0: give decoder steps per position, or 0"),
-        ("ratio", {"length_ratio": float("nan")}, "--length-ratio nan: give decoder steps per position, or 0"),
+        ("ratio", {"length_ratio": float("nan")}, "--length-ratio nan: give a number, as in --length-ratio 0"),
         ("ratio", {"length_ratio": "x"}, "--length-ratio 'x': give a number"),
         ("ratio", {"length_in_training": "never"}, "--length-in-training 'never': choose from: true, predicted"),
         ("guess", {}, "--length-predictor 'guess' is unknown; choose from: conv, lookup, oracle, ratio"),

@@ -183,7 +183,7 @@ def test_the_state_has_the_same_size_at_every_length():
             {"checkpoint_activations": True},
             "encoder-self attention, layer 0: luna .*leave --checkpoint-activations",
         ),
-        ({"luna_length": 0}, "--luna-length 0: give at least one"),
+        ({"luna_length": 0}, "--luna-length 0: give at least 1"),
         (
             {"encoder_embed_dim": 8, "decoder_self_attention": "softmax"},
             "decoder-cross attention, layer 0: luna .*make them equal",
