@@ -14,6 +14,8 @@ import torch
 from . import covering, made
 
 torch.set_num_threads(1)
+# A loader that was left in the middle, as by a command that fails, waits so long for each of its workers.
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the trainings that tests start, whose last digits depend on it
 COSTS = Path(__file__).with_name("costs.json")  # seconds of each file of tests, written by --costs
 
