@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -72,6 +73,15 @@ def _file_of(nodeid: str) -> str:
 def fixed_seed() -> None:
     torch.default_generator.manual_seed(0)  # torch.manual_seed writes down the stack of calls for each other device
     np.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def no_log_into_the_past() -> None:
+    """A command that a test runs in this process logs to that test's standard error, which is closed by now."""
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler, logging.StreamHandler) and getattr(handler.stream, "closed", False):
+            root.removeHandler(handler)
 
 
 @pytest.fixture(autouse=True)
