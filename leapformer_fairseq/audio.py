@@ -85,27 +85,7 @@ def read_audio(path: str | Path, start_s: float = 0.0, duration_s: float | None 
     `LONGEST` samples, here or at 16 kHz; nothing is decoded before that is known.
     """
     with open_audio(path) as file:
-        start = round(start_s * file.samplerate)
-        if start >= file.frames:
-            raise AudioError(
-                f"{path} ends at {file.frames / file.samplerate:.2f} s, before {start_s:.2f} s, where a segment "
-                "starts; is the file truncated?",
-                "start after the end of the file",
-            )
-        count = file.frames - start
-        if duration_s is not None:
-            count = min(count, round(duration_s * file.samplerate))
-        if max(count * file.channels, count / file.samplerate * SAMPLE_RATE) > LONGEST:
-            raise AudioError(
-                f"{path} has {count / file.samplerate / 3600:.1f} h of {file.channels} channels at "
-                f"{file.samplerate:,} Hz, more than fits in memory ({LONGEST:,} samples); cut it, or is its header "
-                "damaged?",
-                "too much to decode",
-            )
-        file.seek(start)
-        samples = file.read(count, dtype="float32", always_2d=True)
-        check_samples(samples, str(path))
-        return samples, file.samplerate
+        return _part(file, path, start_s, duration_s), file.samplerate
 
 
 def read_speech(
@@ -115,8 +95,34 @@ def read_speech(
 
     Raises AudioError as `read_audio` does, and when it is not mono or has another rate.
     """
-    check_file(path, sample_rate)
-    return read_audio(path, start_s, duration_s)[0][:, 0]
+    with open_audio(path) as file:
+        check_speech(file.channels, file.samplerate, str(path), sample_rate)
+        return _part(file, path, start_s, duration_s)[:, 0]
+
+
+def _part(file: soundfile.SoundFile, path: str | Path, start_s: float, duration_s: float | None) -> np.ndarray:
+    """What `read_audio` returns of an open file."""
+    start = round(start_s * file.samplerate)
+    if start >= file.frames:
+        raise AudioError(
+            f"{path} ends at {file.frames / file.samplerate:.2f} s, before {start_s:.2f} s, where a segment "
+            "starts; is the file truncated?",
+            "start after the end of the file",
+        )
+    count = file.frames - start
+    if duration_s is not None:
+        count = min(count, round(duration_s * file.samplerate))
+    if max(count * file.channels, count / file.samplerate * SAMPLE_RATE) > LONGEST:
+        raise AudioError(
+            f"{path} has {count / file.samplerate / 3600:.1f} h of {file.channels} channels at "
+            f"{file.samplerate:,} Hz, more than fits in memory ({LONGEST:,} samples); cut it, or is its header "
+            "damaged?",
+            "too much to decode",
+        )
+    file.seek(start)
+    samples = file.read(count, dtype="float32", always_2d=True)
+    check_samples(samples, str(path))
+    return samples
 
 
 def read_blocks(path: str | Path, size: int, sample_rate: int = SAMPLE_RATE) -> Iterator[np.ndarray]:
