@@ -60,7 +60,7 @@ def open_audio(source: str | Path | BinaryIO, name: str = "") -> Iterator[soundf
     if isinstance(source, (str, Path)):
         name, source = str(source), Path(source)
         if not source.is_file():
-            raise AudioError(f"no audio file at {name}; check the path, the manifest or the --audio root")
+            raise AudioError(f"no audio file at {name}; check the path, or the manifest that names it")
         source = str(source)
     try:
         with soundfile.SoundFile(source) as file:

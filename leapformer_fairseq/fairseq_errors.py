@@ -13,23 +13,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .errors import LeapformerError, one_line
+from . import errors
+from .errors import LeapformerError, frames, one_line
 
 #: packages that only some commands need, and the extra that brings each
 EXTRAS = {"simuleval": "simul", "entmax": "bench"}
 
 
 def explained(error: BaseException) -> LeapformerError | None:
-    """The user error that caused an exception of fairseq; None where the traceback is more useful."""
+    """The user's error that caused an exception of fairseq or Python; None where the traceback is more useful."""
     if isinstance(error, LeapformerError):
         return error
     if not isinstance(error, Exception):  # an interrupt is about nothing that it interrupts
         return None
-    for rule in _RULES:
-        message = rule(error)
-        if message:
-            return LeapformerError(message)
-    return None
+    message = next((found for rule in _RULES if (found := rule(error))), None)
+    return LeapformerError(message) if message else errors.explained(error)
 
 
 def print_in_one_line() -> None:
@@ -66,13 +64,10 @@ def another_task(arch: str, served: Sequence[str], task: str) -> str:
 
 def _locals(error: BaseException, module: str, function: str | None = None) -> dict[str, Any] | None:
     """The variables of the innermost call of a function of a module that the error passed; of any without a name."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
+    for frame in frames(error):
         if frame.f_globals.get("__name__") == module and function in (None, frame.f_code.co_name):
-            found = frame.f_locals
-        trace = trace.tb_next
-    return found
+            return frame.f_locals
+    return None
 
 
 def _in_another_process(error: BaseException) -> str | None:
@@ -91,11 +86,61 @@ def _missing_data(error: BaseException) -> str | None:
     setting_up = _locals(error, "fairseq.tasks", "setup_task")
     if "Could not infer language pair" in str(error) and setting_up:
         return f"{setting_up['cfg'].data}: no data of two languages; give the folder that `leapformer preprocess` wrote"
-    said = re.match(r"Dataset not found: .+ \((.+)\)|(.+\.yaml) not found", str(error))
-    missing = said[1] or said[2] if said else getattr(error, "filename", None)
+    said = re.match(r"(.+\.yaml) not found", str(error))
+    missing = said[1] if said else getattr(error, "filename", None)
     if not isinstance(error, FileNotFoundError) or not missing or not (setting_up or said):
         return None
     return f"{missing}: no such file or folder; check the path of the data, or prepare it (`leapformer prepare --help`)"
+
+
+def _missing_subset(error: BaseException) -> str | None:
+    """fairseq names a subset of text and its folder, one of a language model and its file, or a table of speech."""
+    said = re.match(r"Dataset not found: (?:(.+) \((.+)\)|(.+))$", str(error))
+    if not said or not isinstance(error, FileNotFoundError):
+        return None
+    path = Path(said[2] or said[3])
+    folder, subset = path if path.is_dir() else path.parent, said[1] or path.stem
+    if not folder.is_dir():
+        return f"{folder}: no such folder; check the path of the data, or prepare it (`leapformer prepare --help`)"
+    files = [*folder.glob("*.idx"), *folder.glob("*.tsv")]
+    known = ", ".join(sorted({file.name.partition(".")[0] for file in files}))
+    if not known:
+        return f"{folder} holds no prepared data; check the path, or prepare it (`leapformer prepare --help`)"
+    return (
+        f"{folder} holds no subset {subset!r}; it holds {known}; give one of them (--train-subset, --valid-subset, "
+        "--gen-subset), or prepare it"
+    )
+
+
+def _damaged_dictionary(error: BaseException) -> str | None:
+    inside = _locals(error, "fairseq.data.dictionary", "add_from_file")
+    if inside is None or isinstance(error, OSError):
+        return None
+    name = getattr(inside["f"], "name", inside["f"])
+    reason = re.sub(r"(Dictionary: '.*?'\.).*", r"\1", " ".join(str(error).split())).rstrip(".")
+    return f"{name} is no dictionary ({reason}); give the one of the prepared data, or prepare them again"
+
+
+def _dictionary_that_exists(error: BaseException) -> str | None:
+    preparing = _locals(error, "fairseq_cli.preprocess", "main")
+    if not isinstance(error, FileExistsError) or error.errno is not None or preparing is None:
+        return None
+    return f"{error} exists already; give it to --srcdict or --tgtdict, or choose another --destdir"
+
+
+def _batches_below_the_longest_sample(error: BaseException) -> str | None:
+    if str(error).startswith("The dataset is empty"):
+        return (
+            "no sample is left to train on: there is none, or all are too long; give more data, a larger --max-tokens, "
+            "or a model of more --max-source-positions and --max-target-positions"
+        )
+    found = re.match(r"Sentences lengths should not exceed max_tokens=(\d+)", str(error))
+    if not found:
+        return None
+    return (
+        f"--max-tokens {found[1]} is less than the length of the longest sample; give more, or leave out long ones "
+        "with --max-source-positions, --max-target-positions and --skip-invalid-size-inputs-valid-test"
+    )
 
 
 def _missing_checkpoint(error: BaseException) -> str | None:
@@ -230,6 +275,17 @@ def _number_of_classes(error: BaseException) -> str | None:
     )
 
 
+def _refused_options(error: BaseException) -> str | None:
+    """What fairseq says of options that are missing, contradict each other, or name nothing."""
+    if not isinstance(error, (ValueError, AssertionError)):
+        return None
+    text = " ".join(str(error).split())
+    required = re.fullmatch(r"(\w+) is required!", text)
+    if required:
+        return f"--{required[1].replace('_', '-')} is missing; give one of those in --help"
+    return text.partition(": {")[0][: errors.SHOWN] if text.startswith("--") else None
+
+
 def _missing_package(error: BaseException) -> str | None:
     """A package of an extra that is not installed."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -248,8 +304,13 @@ _RULES: tuple[Callable[[BaseException], str | None], ...] = (
     _too_long,
     _half_precision_without_gpu,
     _task_of_another_model,
+    _missing_subset,
     _missing_data,
+    _damaged_dictionary,
+    _dictionary_that_exists,
+    _batches_below_the_longest_sample,
     _no_task,
     _gradients_that_are_not_finite,
     _number_of_classes,
+    _refused_options,
 )

@@ -119,7 +119,8 @@ def environment(threads: int | None = None) -> dict[str, str]:
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     }
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
-    return {**unset, "OMP_NUM_THREADS": threads_text, "MKL_NUM_THREADS": threads_text}
+    threads_of = {"OMP_NUM_THREADS": threads_text, "MKL_NUM_THREADS": threads_text}
+    return {**unset, **threads_of, "LEAPFORMER_TRACEBACK": "1"}  # into the log
 
 
 def run_all(works: Iterable[Work], at_once: int = 1) -> None:
@@ -276,12 +277,12 @@ def _is_whole(checkpoint: Path) -> bool:
     return True
 
 
-def refusing(what: str) -> Callable[[str], NoReturn]:
-    """What a parser of training options does with an error: one line about `what`, instead of pages of usage."""
+def refusing(what: str, command: str = "train") -> Callable[[str], NoReturn]:
+    """What a parser of fairseq's options does with an error: one line about `what`, instead of pages of usage."""
 
     def refuse(message: str) -> NoReturn:
         reason = message.partition(" (choose from")[0]  # there are hundreds of architectures
-        raise LeapformerError(f"{what}: {reason}; see `leapformer train --help`")
+        raise LeapformerError(f"{what}: {reason}; see `leapformer {command} --help`")
 
     return refuse
 

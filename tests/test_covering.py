@@ -39,6 +39,7 @@ def test_impossible_rows_are_left_out():
 
 
 def test_the_full_tier_has_all_rows(monkeypatch):
+    monkeypatch.setattr(module, "whole_products", False)
     factors = {"mechanism": FACTORS[0], "form": FACTORS[1], "mask": FACTORS[2]}
     assert len(covering(**factors).args[1]) < 80
     monkeypatch.setattr(module, "whole_products", True)
@@ -51,6 +52,7 @@ def test_values_without_a_hash():
 
 
 def test_every_value_has_one_of_the_others(monkeypatch):
+    monkeypatch.setattr(module, "whole_products", False)
     assert each_with_one("abc", [1, 2]) == [("a", 1), ("b", 2), ("c", 1)]
     assert each_with_one("ab", [(1, 3), (2, 4)]) == [("a", 1, 3), ("b", 2, 4)]
     monkeypatch.setattr(module, "whole_products", True)

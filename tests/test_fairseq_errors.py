@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,11 +18,13 @@ from fairseq.tasks import FairseqTask  # noqa: E402
 from fairseq.tasks.sentence_prediction import SentencePredictionTask  # noqa: E402
 from fairseq.trainer import Trainer  # noqa: E402
 
+from leapformer_fairseq.cli.main import main  # noqa: E402
 from leapformer_fairseq.errors import LeapformerError  # noqa: E402
 from leapformer_fairseq.fairseq_errors import explained  # noqa: E402
 from leapformer_fairseq.loading import load_model  # noqa: E402
 
 from .commands import leapformer, run  # noqa: E402
+from .reversed_text import reversed_text  # noqa: E402
 
 
 def line(call, *args, **kwargs) -> str | None:
@@ -63,7 +67,9 @@ def test_a_checkpoint_without_a_model(tmp_path):
 def test_a_missing_checkpoint():
     said = line(checkpoint_utils.load_model_ensemble_and_task, ["nowhere.pt"])
     assert said == "model file not found: nowhere.pt; check the path"
-    assert line(checkpoint_utils.load_checkpoint_to_cpu, "nowhere.pt") is None, "the file's own error says it"
+    assert line(checkpoint_utils.load_checkpoint_to_cpu, "nowhere.pt") == (
+        "nowhere.pt: no such file or folder; check the path"
+    )
 
 
 class Loading:
@@ -156,7 +162,7 @@ MISSING = "no such file or folder; check the path of the data"
         (f"nowhere {LM} --batch-size 3", f"nowhere/dict.txt: {MISSING}"),
         (f"nowhere {NMT} --batch-size 3", f"nowhere: {MISSING}"),
         (f"nowhere {SPEECH} --batch-size 3", f"nowhere/c.yaml: {MISSING}"),
-        (f"words {LM} --batch-size 3", f"words/valid: {MISSING}"),
+        (f"words {LM} --batch-size 3", "words holds no prepared data; check the path, or prepare it"),
         (f"words {NMT} --batch-size 3", "words: no data of two languages; give the folder"),
         (f"words {LM}", "no batch size is given; give --max-tokens or --batch-size"),
     ],
@@ -167,6 +173,59 @@ def test_data_that_are_missing(words, said, tmp_path):
     ended = run(leapformer("train", *words.split()), cwd=tmp_path)
     assert ended.returncode == 2 and ended.stderr.splitlines()[-1].startswith(f"leapformer: error: {said}")
     assert "Traceback" not in ended.stderr
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return reversed_text(tmp_path_factory.mktemp("text"), train=20, valid=5, test=5)
+
+
+TRAIN = "train {text}/mt --arch leapformer_nmt_tiny --optimizer adam --lr 1e-3 --max-update 1 --save-dir o "
+PREPROCESS = "preprocess --source-lang en --target-lang de --trainpref {text}/train "
+MISTAKES = [
+    (TRAIN + "--max-tokens 2", "no sample is left to train on: there is none, or all are too long; give more data"),
+    (TRAIN + "--max-tokens 6", "--max-tokens 6 is less than the length of the longest sample; give more, or"),
+    (TRAIN + "--max-tokens 0", "train: --max-tokens 0: give at least 1"),
+    (TRAIN + "--max-tokens 500 --update-freq 0", "train: --update-freq 0: give at least 1"),
+    (TRAIN + "--max-tokens 500 --log-interval 0", "train: --log-interval 0: give at least 1"),
+    (TRAIN + "--max-tokens 500 --dropout -1", "train: --dropout -1.0: give at least 0"),
+    (TRAIN + "--max-tokens 500 --valid-subset other", "{text}/mt holds no subset 'other'; it holds test, train, valid"),
+    (
+        TRAIN + "--max-tokens 500 --max-update many",
+        "train: argument --max-update: invalid int value: 'many'; see `leap",
+    ),
+    (TRAIN + "--max-tokens 500 --optimizer none", "train: argument --optimizer: invalid choice: 'none'; see `leapform"),
+    (TRAIN + "--max-tokens 500 --no-such-option", "train: unrecognized arguments: --no-such-option; see `leapformer t"),
+    ("generate {text}/mt --path x --beam 0", "generate: --beam 0: give at least 1"),
+    ("generate {text}/mt --path x --beam 2 --nbest 3", "generate: --nbest 3 needs as many hypotheses; give --beam 3"),
+    ("generate {text}/mt --path x --batch-size -1", "generate: --batch-size -1: give at least 1"),
+    ("generate {text} --path x --no-such", "generate: unrecognized arguments: --no-such; see `leapformer generate"),
+    (PREPROCESS + "--destdir {text}/mt", "{text}/mt/dict.en.txt exists already; give it to --srcdict or --tgtdict"),
+    (
+        PREPROCESS + "--destdir o --srcdict {text}/twice",
+        "{text}/twice is no dictionary (Duplicate word found",
+    ),
+    (
+        PREPROCESS + "--destdir o --srcdict {text}/no-count",
+        "{text}/no-count is no dictionary (Incorrect dictionary",
+    ),
+    (PREPROCESS + "--destdir o --srcdict {text}/latin1", "{text}/latin1 is no dictionary (Incorrect encoding"),
+    (PREPROCESS + "--destdir o --srcdict {text}/none", "{text}/none: no such file or folder; check the path"),
+    ("preprocess --source-lang en --target-lang de --trainpref {text}/none --destdir o", "{text}/none.en: no such fil"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES, ids=[words for words, _ in MISTAKES])
+def test_a_mistake_is_one_line(words, said, text, tmp_path, monkeypatch, capfd):
+    (text / "twice").write_text("a 1\na 2\n")
+    (text / "no-count").write_text("a b\n")
+    (text / "latin1").write_bytes("ä 1\n".encode("latin-1"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    status = main([*shlex.split(words.format(text=text)), *(["--num-workers", "0"] * (words[0] in "tg"))])
+    err = capfd.readouterr().err
+    assert status == 2 and "Traceback" not in err and "usage:" not in err
+    assert err.splitlines()[-1].startswith(f"leapformer: error: {said.format(text=text)}")
 
 
 def test_a_validation_without_a_task():

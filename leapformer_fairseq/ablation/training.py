@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
+from ..fairseq_errors import explained
 from ..modules import BLOCKS, MechanismAttention, expand_plan
 from ..modules.swap import layers_of
 from ..trainings import LAST, PROGRAM, parse_options, refusing
@@ -169,8 +170,8 @@ def _trying() -> Iterator[None]:
     except LeapformerError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        found = explained(error)
+        reason = str(found) if found else " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise LeapformerError(
-            f"the training command cannot start: {type(error).__name__}: {reason}; "
-            "`leapformer train` alone with it shows more"
+            f"the training command cannot start: {reason}; `leapformer train` alone with it shows more"
         ) from error

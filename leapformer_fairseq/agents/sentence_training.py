@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..audio import FRAME_MS, STATE_MS
 from ..data.manifests import read_manifest
-from ..errors import LeapformerError
+from ..errors import LeapformerError, first_line
+from ..files import write_with
 from ..models.joined_speech import LONGEST_PAUSE, pause
 from ..progress import Watch, unwatched
 from ..runtime.sentences import FRAMES, SentenceModel
@@ -30,6 +32,7 @@ LEVEL_DB = 3.0  # standard deviation of the level of a recording
 TRIMMED, PAUSES = 0.7, 0.4  # shares of recordings without silence at the edges, and of ends with a pause
 SECONDS = 12.0  # least length of a sample
 ROWS, CLIP, WARM_UP = 16, 1.0, 50
+KEPT_EVERY = 25  # updates between two states of the training on disk, a minute or less
 RARE = -3.0  # logit of a step at the beginning of training
 NEAR, POSITIVE = 0.5, 3.0  # target one step beside an end; weight of steps with an end
 EXACT = 0.2  # weight of the error of an end, in steps
@@ -86,7 +89,7 @@ class Recordings:
         if not Path(manifest).is_file():
             raise LeapformerError(f"{manifest}: no such manifest; `leapformer prepare` or `corpus` writes it")
         self._root = Path(manifest).parent
-        self._addresses = [row["audio"] for row in read_manifest(Path(manifest))]
+        self._addresses = [row["audio"] for row in read_manifest(Path(manifest), "audio")]
         if len(self._addresses) < 2:
             raise LeapformerError(f"{manifest} has fewer than two recordings, so none follows another")
 
@@ -141,14 +144,24 @@ def train(
     settings: Settings,
     signature: str = "",
     watch: Watch = unwatched,
+    kept: Path | None = None,
 ) -> SentenceModel:
-    """Train on recordings of single sentences, and choose the threshold that finds most ends of those `held_out`."""
+    """Train on recordings of single sentences, and choose the threshold that finds most ends of those `held_out`.
+
+    The file `kept` holds the training while it runs: an interrupted one goes on from it. Raises LeapformerError if it
+    is that of other settings or recordings.
+    """
     rng, ahead = np.random.default_rng(settings.seed), settings.ahead_ms // STATE_MS
     torch.manual_seed(settings.seed)
     mean, std = statistics(recordings, rng)
     network = Network(len(mean), settings.units)
     optimizer = torch.optim.Adam(network.parameters(), settings.rate)
-    for update in range(settings.updates):
+    all_of_it = {**asdict(settings), "recordings": len(recordings), "mean": mean.tolist(), "std": std.tolist()}
+    training = _Training(all_of_it, network, optimizer, rng)
+    begin = training.resume(kept) if kept is not None and kept.is_file() else 0
+    for update in range(begin, settings.updates):
+        if kept is not None and update % KEPT_EVERY == 0 and update > begin:
+            training.keep(kept, update)
         watch(update, settings.updates)
         share = min(1.0, (update + 1) / WARM_UP) * (1 - update / settings.updates)
         for group in optimizer.param_groups:
@@ -165,6 +178,41 @@ def train(
     about = {"settings": asdict(settings), "found": asdict(found[threshold]), "signature": signature}
     model: SentenceModel = network.numpy(mean, std, ahead, threshold, about)
     return model
+
+
+class _Training(NamedTuple):
+    """What changes from update to update, and what of the training does not."""
+
+    about: dict[str, Any]
+    network: Network
+    optimizer: torch.optim.Adam
+    rng: np.random.Generator
+
+    def keep(self, path: Path, update: int) -> None:
+        """Write all that the updates from this one on need."""
+        state = {"about": self.about, "update": update, "rng": self.rng.bit_generator.state}
+        state |= {"network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+        write_with(path, partial(torch.save, state))
+
+    def resume(self, path: Path) -> int:
+        """Take up what `keep` wrote, and return the next update."""
+        try:
+            state = torch.load(path, weights_only=True)
+            theirs, update = state["about"], int(state["update"])
+        except Exception as error:  # of pickle, zipfile or torch, whatever a file holds
+            raise LeapformerError(
+                f"{path} holds no training ({first_line(error)}); delete it to begin again"
+            ) from error
+        if theirs != self.about:
+            other = next((name for name in self.about if theirs.get(name) != self.about[name]), "settings")
+            raise LeapformerError(
+                f"{path} holds an interrupted training with another {other.replace('_', '-')}; repeat its command, or "
+                "delete it to begin again"
+            )
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.rng.bit_generator.state = state["rng"]
+        return update
 
 
 def statistics(

@@ -10,16 +10,24 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import PLUGIN_DIR, register
+from .. import PLUGIN_DIR, register, trainings
 from ..errors import LeapformerError
 from . import logs
 
 ARCH_PREFIX = "leapformer_"
+#: the least values of options that fairseq takes as they are, and fails at, or loops for ever, after its work has begun
+LEAST = {
+    **dict.fromkeys(("max_tokens", "batch_size", "max_tokens_valid", "batch_size_valid", "tokens_per_sample"), 1),
+    **dict.fromkeys(("beam", "nbest", "update_freq", "log_interval", "required_batch_size_multiple"), 1),
+    **dict.fromkeys(("save_interval", "validate_interval", "distributed_world_size"), 1),
+    **dict.fromkeys(("num_workers", "max_update", "max_epoch", "warmup_updates", "max_len_a", "max_len_b"), 0),
+    **dict.fromkeys(("clip_norm", "weight_decay", "label_smoothing", "dropout", "attention_dropout"), 0),
+}
 EXPORTED = ("generate", "interactive", "eval-lm")  # what exported models can be given to
 
 
@@ -69,6 +77,7 @@ def run(name: str, arguments: list[str]) -> int:
     if not isinstance(module.main, _Main):
         module.main = _Main(module.main)
     with ExitStack() as meanwhile:
+        meanwhile.enter_context(_one_line_refusals(name))
         if exported is not None:
             from ..models.exported import exported_models
 
@@ -100,6 +109,55 @@ def _check_shards(arguments: list[str]) -> None:
             f"{processes} processes would each translate everything into one file; without torchrun, start each by "
             f"itself with --distributed-world-size {processes} --distributed-rank N and its own --results-path"
         )
+
+
+@contextmanager
+def _one_line_refusals(name: str) -> Iterator[None]:
+    """Let fairseq refuse options in one line, not after pages of usage, and numbers that it fails at later."""
+    from fairseq import options
+
+    make, parse = options.get_parser, options.parse_args_and_arch
+
+    def get_parser(*args: Any, **kwargs: Any) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = make(*args, **kwargs)
+        parser.error = trainings.refusing(name, name)  # type: ignore[assignment,method-assign]
+        return parser
+
+    def parse_args_and_arch(*args: Any, **kwargs: Any) -> Any:
+        found = parse(*args, **kwargs)
+        options_of = found[0] if isinstance(found, tuple) else found
+        _check_numbers(name, options_of)
+        _check_beginnings(name, options_of)
+        return found
+
+    options.get_parser, options.parse_args_and_arch = get_parser, parse_args_and_arch
+    try:
+        yield
+    finally:
+        options.get_parser, options.parse_args_and_arch = make, parse
+
+
+def _check_numbers(name: str, args: argparse.Namespace) -> None:
+    for option, least in LEAST.items():
+        value = getattr(args, option, None)
+        for number in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(number, (int, float)) and not number >= least:
+                raise LeapformerError(f"{name}: --{option.replace('_', '-')} {number}: give at least {least}")
+    if getattr(args, "nbest", 1) > getattr(args, "beam", 1):
+        raise LeapformerError(f"{name}: --nbest {args.nbest} needs as many hypotheses; give --beam {args.nbest}")
+
+
+def _check_beginnings(name: str, args: argparse.Namespace) -> None:
+    """Refuse a checkpoint to begin from that is no file: fairseq would begin with random parameters."""
+    for option in ("finetune_from_model", "restore_file", "continue_once"):
+        given = getattr(args, option, None)
+        if given and not (option == "restore_file" and given == trainings.LAST) and not _is_checkpoint(Path(given)):
+            raise LeapformerError(f"{name}: --{option.replace('_', '-')} {given}: no such file; check the path")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether there is this file, or a part of it for each process."""
+    return path.is_file() or any(path.parent.glob(f"{path.stem}-*{path.suffix}"))
 
 
 class _Main:

@@ -21,9 +21,10 @@ DEPRECATED = (
     (r"`broadcast_buffers` is deprecated", FutureWarning, r"leapformer_fairseq\.compat\.distributed"),
 )
 FAIRSEQS = {"ignore:semaphore_tracker:UserWarning"}  # which it leaves in the environment of what a process starts later
-# logger -> beginning of what it logs while it is imported
+# logger -> beginning of what it logs while it is imported, or before an error that ends the command
 KNOWN = {
     "fairseq.tasks.text_to_speech": "Please install tensorboardX",  # also where no speech is synthesised
+    "fairseq.checkpoint_utils": "Traceback (most recent call last)",  # of a checkpoint that cannot be written
     "fairseq.utils": f"--user-dir={PLUGIN_DIR} has already been imported",  # by this command
 }
 

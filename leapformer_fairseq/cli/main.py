@@ -1,19 +1,17 @@
-"""Entry point of `leapformer`: finds the sub-command, imports only its module, and prints errors as one line."""
+"""Entry point of `leapformer`: finds the sub-command, and imports only its module."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import logging
-import os
-import signal
 import sys
 from typing import NamedTuple, NoReturn
 
 from .. import __version__
-from ..errors import LeapformerError, one_line, suggestion
+from ..errors import LeapformerError, suggestion
 from ..fairseq_errors import explained
-from . import fairseq_commands
+from . import ending, fairseq_commands
 
 
 class Command(NamedTuple):
@@ -70,24 +68,13 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one sub-command and return the exit status: 0, 2 for a user's error, 130 when interrupted."""
-    try:
-        return _dispatch(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:
-        print("leapformer: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except Exception as error:
-        found = explained(error)
-        if found is None:
-            raise
-        print(f"leapformer: error: {one_line(found)}", file=sys.stderr)
-        return 2
+    """Run one sub-command and return its exit status, which `ending.status_of` tells of."""
+    words, shown = ending.without_flag(sys.argv[1:] if argv is None else argv)
+    return ending.status_of(lambda: _dispatch(words), explained, words, shown, "leapformer")
 
 
 def _dispatch(argv: list[str]) -> int:
+    logging.raiseExceptions = False  # a log that cannot be written is no reason for a traceback
     command = argv[0] if argv else None
     if command in fairseq_commands.COMMANDS:
         # Not through argparse, which would take options of ours and fairseq's for its own.
@@ -129,7 +116,8 @@ class _Overview(_Parser):
 
     def format_help(self) -> str:
         lines = ["Linear attention for sequence generation with fairseq.", "", "usage: leapformer COMMAND ..."]
-        lines += ["       leapformer COMMAND --help tells the options of a command, --version the version"]
+        lines += ["       leapformer COMMAND --help tells the options of a command, --version the version,"]
+        lines += [f"       {ending.FLAG} shows where in the code a command failed"]
         for title, group in GROUPS.items():
             lines.append(f"{title}:")
             lines += [f"  {name:14} {command.help}" for name, command in group.items()]

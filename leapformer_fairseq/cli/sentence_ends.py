@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--train", required=True, metavar="TSV", help="manifest of recordings of a sentence each, such as train_st.tsv")
     add("--valid", required=True, metavar="TSV", help="others, that choose the threshold, such as dev_st.tsv")
-    add("--out", required=True, type=Path, metavar="FILE", help="the trained network, such as sentence_ends.npz")
+    add("--out", required=True, type=Path, metavar="FILE", help="the trained network, such as sentence_ends.npz; "
+        "the same command goes on with an interrupted training")  # fmt: skip
     add("--updates", type=int, default=1500, metavar="N", help="of 16 samples of 12 s (default: 1500)")
     add("--ahead-ms", type=int, default=320, metavar="MS", help="of the next sentence that are heard before an end is "
         "told; less is quicker and finds fewer (default: 320)")  # fmt: skip
@@ -38,9 +39,11 @@ def run(args: argparse.Namespace) -> int:
     set_threads(args.num_threads)
     training, held_out = Recordings(args.train), Recordings(args.valid)
     made_folder(args.out.parent)
+    kept = args.out.with_name(f".{args.out.name}.training")
     with progress("sentence ends", "update") as watch:
-        model = train(training, held_out, settings, signature(seed=args.seed), watch)
+        model = train(training, held_out, settings, signature(seed=args.seed), watch, kept)
     model.save(args.out)
+    kept.unlink(missing_ok=True)
     found = Found(**model.about["found"])
     off = found.off_ms / max(1, found.right)
     print(

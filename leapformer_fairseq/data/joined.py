@@ -87,7 +87,8 @@ def read_sentences(root: Path, split: str) -> list[Recording]:
         need_file(path)
     recordings, references = (list(read_lines(path)) for path in (paths, targets))
     manifest = root / f"{split}_asr.tsv"
-    spoken = [row["tgt_text"] for row in read_manifest(manifest)] if manifest.is_file() else [""] * len(recordings)
+    rows = read_manifest(manifest, "tgt_text") if manifest.is_file() else [{"tgt_text": ""} for _ in recordings]
+    spoken = [row["tgt_text"] for row in rows]
     if not len(recordings) == len(references) == len(spoken) > 0:
         counts = f"{len(recordings)} recordings, {len(references)} references, {len(spoken)} transcripts"
         raise LeapformerError(f"split {split} of {root} does not fit together: {counts}; prepare it again")

@@ -103,9 +103,10 @@ def write_manifest(path: Path, rows: Iterable[Sequence[str]], columns: Sequence[
         writer.writerows(rows)
 
 
-def read_manifest(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of a manifest, one by one. Raises LeapformerError as `read_table` does."""
-    yield from (row for _, row in read_table(path))
+def read_manifest(path: Path, *needed: str) -> Iterator[dict[str, str]]:
+    """The rows of a manifest with the `needed` columns, one by one. Raises LeapformerError as `read_table` does."""
+    columns = dict.fromkeys(needed, "give a manifest that `leapformer prepare` or `leapformer corpus` wrote")
+    yield from (row for _, row in read_table(path, columns))
 
 
 def train_subwords(

@@ -240,13 +240,13 @@ def _new_wav_folder(out: Path, split: str) -> Path:
 def _write_subwords(out: Path, task: str, dataset: SpeechDataset, vocab_size: int) -> None:
     subwords = out / f"spm_{task}"
     if not subwords.with_suffix(".model").is_file():
-        texts = (row["tgt_text"] for row in read_manifest(out / f"{dataset.splits[0]}_{task}.tsv"))
+        texts = (row["tgt_text"] for row in read_manifest(out / f"{dataset.splits[0]}_{task}.tsv", "tgt_text"))
         train_subwords(subwords, texts, vocab_size, dataset.vocab_type)
 
 
 def _write_evaluation_lists(out: Path, split: str) -> None:
     """SimulEval's lists, with absolute paths; written again by every run, in case the folder was moved."""
-    rows = list(read_manifest(out / f"{split}_st.tsv"))
+    rows = list(read_manifest(out / f"{split}_st.tsv", "id", "tgt_text"))
     write_lines(out / f"{split}.source", (out / "wav" / split / f"{row['id']}.wav" for row in rows))
     write_lines(out / f"{split}.target", (row["tgt_text"] for row in rows))
 

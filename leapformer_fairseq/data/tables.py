@@ -120,6 +120,11 @@ class Measured:
     ratio: int
 
     @property
+    def step_ms(self) -> int:
+        """Speech that a target token waits for in a wait-k step of the `ratio`."""
+        return self.ratio * STATE_FRAMES * FRAME_MS
+
+    @property
     def batch(self) -> int:
         """Batch size in frames."""
         return 16_000 if self.hours < 20 else 40_000
@@ -135,7 +140,7 @@ def measure(out: Path) -> Measured:
     need_file(out / "spm_st.model")
     model = sentencepiece.SentencePieceProcessor(model_file=str(out / "spm_st.model"))
     tokens = frames = 0
-    for row in read_manifest(out / "train_st.tsv"):
+    for row in read_manifest(out / "train_st.tsv", "tgt_text", "n_frames"):
         tokens += len(model.encode(row["tgt_text"])) + 1  # the end
         frames += int(row["n_frames"])
     seconds = frames * FRAME_MS / 1000
@@ -149,7 +154,7 @@ def advice(out: Path) -> list[str]:
     of = f"train evaluate --out {out.parent}" if out.name == "data" else "with these tables and --out DIR"
     return [
         f"a target token lasts {found.token_seconds:.2f} s on average: for wait-k, --fixed-pre-decision-ratio "
-        f"{found.ratio} writes one for each {found.ratio * STATE_FRAMES * FRAME_MS} ms; a much smaller ratio asks for "
+        f"{found.ratio} writes one for each {found.step_ms} ms; a much smaller ratio asks for "
         "words before they are said",
         f"{found.hours:.1f} h to train on are, as a rule of thumb, {suits}",
         f"next, a recogniser, then a wait-k model that begins with its encoder: leapformer recipe speech {of}",

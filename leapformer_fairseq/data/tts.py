@@ -105,7 +105,9 @@ def scripts_of(manifests: Manifests, subset: str, speakers: Mapping[str, int] | 
     if not manifest.is_file():
         raise LeapformerError(f"there is no manifest {manifest}; choose another --subset or --data")
     scripts = dict[str, Script]()
-    for number, row in enumerate(read_manifest(manifest), 2):  # line 1 holds the names of the columns
+    for number, row in enumerate(
+        read_manifest(manifest, "id", "tgt_text", "n_frames"), 2
+    ):  # line 1 holds the names of the columns
         try:
             name, phonemes, frames = row["id"], row["tgt_text"], int(row["n_frames"])
         except (KeyError, TypeError, ValueError) as error:

@@ -123,17 +123,17 @@ def parser_for(name: str, words: Sequence[str] = ()) -> tuple[Parser, dict[str, 
 
 
 def start(name: str, words: Sequence[str], titles: Titles | None = None, **of_shell: Any) -> Job:
-    """The recipe of a data set with the options in `words`, which may begin with steps; `of_shell` is for `Shell`.
+    """The recipe of a data set with the options in `words`, and steps among them; `of_shell` is for `Shell`.
 
     Raises LeapformerError for wrong names, options and values.
     """
     parser, configured = parser_for(name, words)
     about = DATASETS[name]
-    steps, words = apart(words)
+    steps, words = parser.apart(words)
     known = (*about.recipe.steps, *about.recipe.more_steps)
     for step in steps:
         if step not in known:
-            raise LeapformerError(f"{name} has no step {step}; choose from {', '.join(known)}")
+            raise LeapformerError(f"{name} has no step {step}; choose from {', '.join(known)}, and quote lists")
     settings = parser.read(words)
     if settings.out is None:
         raise LeapformerError("no --out given; see --help")
@@ -146,12 +146,6 @@ def start(name: str, words: Sequence[str], titles: Titles | None = None, **of_sh
     return Job(recipe, steps)
 
 
-def apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split words into the steps at the beginning and the options."""
-    options = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    return list(words[:options]), list(words[options:])
-
-
 def fill(name: str, words: Sequence[str], rows: Sequence[str], failed: Any, **of_shell: Any) -> list[str]:
     """Train and evaluate the rows of a table, one after the other; return those that failed.
 
@@ -161,7 +155,7 @@ def fill(name: str, words: Sequence[str], rows: Sequence[str], failed: Any, **of
     titles = Titles(name, rows or table.rows, table.expect)
     chosen: list[str | None] = [*(rows or table.rows)]
     wrong = []
-    steps, options = apart(words)
+    steps, options = parser_for(table.recipe)[0].apart(words)
     words = [*(steps or table.steps), *table.options, *options]
     own = {row: ["--attention", row] if row else [] for row in chosen or [None]}
     # All rows are checked before the first one costs hours.

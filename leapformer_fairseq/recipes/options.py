@@ -32,6 +32,17 @@ class Parser(argparse.ArgumentParser):
         """Add an option without a value."""
         self.add_argument(name, action="store_true", help=help)
 
+    def apart(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Tell steps, which may stand anywhere, from options and their values."""
+        steps, options = list[str](), list[str]()
+        rest = iter(words)
+        for word in rest:
+            (options if word.startswith("-") else steps).append(word)
+            unknown = word.startswith("--") and word.partition("=")[0] not in self._option_string_actions
+            if word in self._with_value or unknown:  # whose value is no step
+                options += [value for value in [next(rest, None)] if value is not None]
+        return steps, options
+
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the values. Raises LeapformerError for unknown options and wrong values."""
         joined: list[str] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,10 @@ from .shell import Shell
 
 if TYPE_CHECKING:
     from ..attention import Mask
+    from ..data import tables
 
 LONG = "dev-long"
+CHUNK, UNKNOWN_MS = "encoder-chunk-ms", 280  # milliseconds of a chunk that is to be a step, before the data is prepared
 TABLES = ("train", "dev", "test")
 
 
@@ -160,7 +162,36 @@ class SpeechTranslation(Recipe):
 
 
 class OwnSpeech(SpeechTranslation):
-    """A user's own recordings, described by tables. Batch size, updates and pre-decision ratio follow from the data."""
+    """A user's own recordings, described by tables.
+
+    Batch size, updates, the pre-decision ratio and, with `encoder-chunk-ms=step`, the chunks follow from the data.
+    """
+
+    def check(self) -> None:
+        self._asked = self.settings.attention
+        self._fit_chunks()
+
+    def _fit_chunks(self) -> None:
+        """Let chunks of a `step` last as long as one, which is known once the data is prepared."""
+        asked: Attention = self._asked
+        step = f"{CHUNK}={self.measured.step_ms if self._prepared else UNKNOWN_MS}"
+        self.settings.attention = Attention(asked.text.replace(f"{CHUNK}=step", step))
+
+    @property
+    def _prepared(self) -> bool:
+        return (self.data / "config_st.yaml").is_file()
+
+    @cached_property
+    def measured(self) -> tables.Measured:
+        """What the options for fairseq follow from."""
+        from ..data import tables  # which takes a second, and not every command needs it
+
+        return tables.measure(self.data)
+
+    def run(self, steps: Iterable[str]) -> None:
+        for step in steps:
+            super().run([step])
+            self._fit_chunks()
 
     @classmethod
     def add_data_options(cls, parser: Parser, about: DataSet) -> None:
@@ -183,12 +214,10 @@ class OwnSpeech(SpeechTranslation):
     @cached_property
     def fitted(self) -> dict[str, list[str]]:
         """Options for fairseq that follow from the data."""
-        from ..data import tables  # which takes a second, and not every command needs it
-
-        if self.shell.dry and not (self.data / "config_st.yaml").is_file():
+        if self.shell.dry and not self._prepared:
             self.shell.say("not prepared yet: --max-tokens, --max-update, --fixed-pre-decision-ratio are left out")
             return {}
-        found = tables.measure(self.data)
+        found = self.measured
         sizes = {"max-tokens": found.batch, "max-update": found.updates, "warmup-updates": found.updates // 10}
         words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
         return {"asr": words, "st": words, "simul": ["--fixed-pre-decision-ratio", str(found.ratio)]}
@@ -235,7 +264,7 @@ def write_longest(data: Path, count: int) -> None:
     """Write the longest utterances of the development set, as lists for simulation and as a manifest."""
     from ..data.manifests import read_manifest, write_manifest  # imports sentencepiece, which other steps do not need
 
-    rows = list(read_manifest(data / "dev_st.tsv"))
+    rows = list(read_manifest(data / "dev_st.tsv", "n_frames"))
     order = sorted(range(len(rows)), key=lambda i: -int(rows[i]["n_frames"]))[:count]
     for part in ("source", "target"):
         lines = list(read_lines(data / f"dev.{part}"))

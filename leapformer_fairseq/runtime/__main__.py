@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import LeapformerError, one_line
+from ..errors import LeapformerError, explained
 from ..lines import decoded
 from .beam import Search, go_on, translate
 from .engine import Graphs
@@ -15,16 +15,18 @@ from .folder import LANGUAGE, SPEECH, SUBWORDS, SYNTHESIS, Folder
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Translate what is given; 2 for a user's error."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        if argv[:1] == ["demo"] and not Path("demo").is_dir():
-            return _demo(argv[1:])
-        task = Folder.read(argv[0]).task if argv and not argv[0].startswith("-") else ""
-        return {SPEECH: _speech, SYNTHESIS: _speaking}.get(task, _text)(argv)
-    except LeapformerError as error:
-        print(f"runtime: error: {one_line(error)}", file=sys.stderr)
-        return 2
+    """Translate what is given, and return the exit status."""
+    from ..cli import ending
+
+    words, shown = ending.without_flag(sys.argv[1:] if argv is None else argv)
+    return ending.status_of(lambda: _dispatch(words), explained, words, shown, "runtime")
+
+
+def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["demo"] and not Path("demo").is_dir():
+        return _demo(argv[1:])
+    task = Folder.read(argv[0]).task if argv and not argv[0].startswith("-") else ""
+    return {SPEECH: _speech, SYNTHESIS: _speaking}.get(task, _text)(argv)
 
 
 def _demo(argv: list[str]) -> int:

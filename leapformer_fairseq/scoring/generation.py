@@ -10,28 +10,44 @@ from ..errors import LeapformerError
 from ..lines import read_lines
 from .marks import length_ratio, marks
 from .quality import bleu, chrf
+from .runlog import INSTANCES_LOG
 
 
 def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
     """Best detokenised hypothesis by sample number, from the D- lines of one generate-*.txt, or of one for each shard.
 
-    Raises LeapformerError if a file is missing, or if two of them have the same sentence.
+    Raises LeapformerError if a file is missing or holds no translations, or if two of them have the same sentence.
     """
     hypotheses: dict[int, str] = {}
     for path in map(Path, paths):
+        if (path / INSTANCES_LOG).is_file():
+            raise LeapformerError(
+                f"{path} is the folder of a simulation, which has its references; leave --references out"
+            )
+        if path.is_dir():
+            found = sorted(one.name for one in path.glob("generate-*.txt"))
+            raise LeapformerError(
+                f"{path} is a folder; give a generate-*.txt in it, it has {', '.join(found) or 'none'}"
+            )
         if not path.is_file():
             raise LeapformerError(
                 f"no generation output {path}; run `leapformer generate ... --results-path {path.parent}`"
             )
         own: dict[int, str] = {}
-        for line in read_lines(path):
+        for number, line in enumerate(read_lines(path), 1):
             if line.startswith("D-"):
-                name, _, text = line.split("\t", 2)
+                name, *_, text = fields = line.split("\t", 2)
+                if len(fields) < 3 or not name[2:].isdecimal():
+                    raise LeapformerError(f"{path}, line {number}, is cut off; generate it again")
                 own.setdefault(int(name[2:]), text)
         twice = sorted(own.keys() & hypotheses.keys())
         if twice:
             raise LeapformerError(f"{path} has sentence {twice[0]} again; give each shard (--shard-id) once")
         hypotheses |= own
+    if not hypotheses:
+        raise LeapformerError(
+            f"{', '.join(map(str, paths))} holds no translations (lines D-...); give what `leapformer generate` wrote"
+        )
     return hypotheses
 
 

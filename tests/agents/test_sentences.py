@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,34 @@ def test_training_is_the_same_again() -> None:
     np.testing.assert_array_equal(first.input_weight, second.input_weight)
     third = train(recordings, recordings, Settings(updates=2, units=4, seed=2))
     assert not np.array_equal(first.input_weight, third.input_weight)
+
+
+def test_an_interrupted_training_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sentence_training, "KEPT_EVERY", 2)
+    recordings, kept = [sentence(n) for n in range(30)], tmp_path / "kept"
+    settings = Settings(updates=5, units=4)
+    whole = train(recordings, recordings, settings)
+
+    def interrupted(update: int, updates: int) -> None:
+        if update == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recordings, recordings, settings, watch=interrupted, kept=kept)
+    for other in (replace(settings, seed=2), replace(settings, updates=6)):
+        with pytest.raises(LeapformerError, match="holds an interrupted training with another (seed|updates); repeat"):
+            train(recordings, recordings, other, kept=kept)
+    with pytest.raises(LeapformerError, match="another recordings"):
+        train(recordings[1:], recordings, settings, kept=kept)
+    seen = list[int]()
+    again = train(recordings, recordings, settings, watch=lambda update, _: seen.append(update), kept=kept)
+    assert seen == [2, 3, 4, 5]
+    for name, array in vars(whole).items():
+        if isinstance(array, np.ndarray):
+            assert np.array_equal(array, getattr(again, name)), name
+    kept.write_bytes(b"x")
+    with pytest.raises(LeapformerError, match="kept holds no training .*delete it to begin again"):
+        train(recordings, recordings, settings, kept=kept)
 
 
 def test_joined_sentences_and_their_ends() -> None:

@@ -378,7 +378,7 @@ class TestSpeed:
         ([], ["--save-dir"], "argument --save-dir: expected one argument"),
         ([], ["--arch", "transformer"], "--arch transformer has no attention plans; `leapformer list`"),
         ([], ["--arch", "former"], "argument --arch/-a: invalid choice: 'former'; see"),
-        ([], ["-t", "fr"], "the training command cannot start: FileNotFoundError"),
+        ([], ["-t", "fr"], "dict.fr.txt: no such file or folder; check the path of the data"),
     ],
 )
 def test_what_does_not_serve_ends_with_one_line_before_anything_is_trained(

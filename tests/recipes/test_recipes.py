@@ -129,7 +129,11 @@ def test_speech_of_ones_own(speech, tmp_path, one_at_a_time):
     assert "--max-tokens 16000 --max-update 1500 --warmup-updates 150 --arch leapformer_s2t_tiny" in asr
     assert f"--fixed-pre-decision-ratio {ratio} --arch leapformer_simulst_tiny --waitk-lagging 1-9,offline" in st
     assert st.rstrip().endswith(TINY)
-    assert finished("speech", "train", "evaluate", *options[8:]).count("is finished, skipped") == 5
+    assert finished("speech", *options[8:], "train", "evaluate").count("is finished, skipped") == 5
+    dry = finished("speech", *options[8:-2], "--dry-run", "train")
+    assert f"--encoder-chunk-ms {40 * ratio} " in dry and f"asr-leap_encoder-chunk-ms_{40 * ratio}/" in dry
+    dry = finished("speech", *options[8:-1], "leap:encoder-chunk-ms=200", "--dry-run", "train")
+    assert "--encoder-chunk-ms 200 " in dry and f"--fixed-pre-decision-ratio {ratio} " in dry
 
 
 def test_speech_of_ones_own_needs_its_tables(tmp_path):
