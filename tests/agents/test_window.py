@@ -382,7 +382,7 @@ def test_what_is_written_depends_on_the_audio_alone(
     """Not on how it is cut, nor on drafts."""
     system, samples = system_of("ahead", policy), speech(2.0)
     expected = heard(Session(system, OPTIONS, WINDOW, carry), samples, 640)
-    assert len(expected) > 3
+    assert len(expected) > 2
     for size, drafts in (999, False), (64_000, True):
         found = heard(Session(system, OPTIONS, WINDOW, carry, drafts), samples, size)
         assert finals(found) == expected and drafts == (len(found) > len(expected))

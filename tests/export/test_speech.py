@@ -93,7 +93,7 @@ def test_speech_is_pytorchs(made):
     "options", [{}, {"encoder_transformer_layers": 2, "decoder_transformer_layers": 2}], ids=["1", "2"]
 )
 def test_voices_of_one_speaker(options, tmp_path):
-    model = synthesizer(speakers=0, decoder_cross_attention="leap", length_predictor="oracle", **options)
+    model = synthesizer(speakers=0, decoder_cross_attention="leap", length_predictor=None, **options)
     write_voice(model, tmp_path)
     assert same(model, ExportedVoice(Folder.read(tmp_path)))
 

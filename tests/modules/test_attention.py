@@ -95,6 +95,8 @@ def pruned(layer):
 
 
 def normed(layer):
+    if not layer.weight.any():  # such as a gate that begins open, whose direction would be 0 / 0
+        torch.nn.init.normal_(layer.weight)
     return torch.nn.utils.parametrizations.weight_norm(layer)
 
 
