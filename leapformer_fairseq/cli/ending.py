@@ -7,6 +7,7 @@ logs of processes that our commands start, it is what tells more.
 
 from __future__ import annotations
 
+import argparse
 import os
 import select
 import shlex
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from .. import __version__
 from ..errors import LeapformerError, first_line, frames, one_line
@@ -25,6 +27,13 @@ FLAG, VARIABLE = "--traceback", "LEAPFORMER_TRACEBACK"
 USERS_ERROR, DEFECT, INTERRUPTED, NOBODY_READS = 2, 1, 128 + signal.SIGINT, 128 + signal.SIGPIPE
 _OURS = ("leapformer_fairseq", "fairseq", "fairseq_cli", "simuleval")
 Explain = Callable[[BaseException], LeapformerError | None]
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses wrong options in one line; its sub-commands do so, too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LeapformerError(f"{message}; `{self.prog} --help` tells more")
 
 
 def without_flag(words: Sequence[str]) -> tuple[list[str], bool]:

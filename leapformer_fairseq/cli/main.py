@@ -6,7 +6,7 @@ import argparse
 import importlib
 import logging
 import sys
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from .. import __version__
 from ..errors import LeapformerError, suggestion
@@ -95,7 +95,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     """The parser of all sub-commands, of which only `command` has its own arguments."""
     parser = _Overview(prog="leapformer", usage="leapformer COMMAND ...")
     parser.add_argument("--version", action="version", version=f"leapformer {__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, prog="leapformer", parser_class=_Parser)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, prog="leapformer", parser_class=ending.Parser)
     if command in COMMANDS:
         module = importlib.import_module(f".{COMMANDS[command].module}", __package__)
         subparser = subparsers.add_parser(command, description=module.HELP)
@@ -104,14 +104,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses wrong options in one line; its sub-commands do so, too."""
-
-    def error(self, message: str) -> NoReturn:
-        raise LeapformerError(f"{message}; `{self.prog} --help` tells more")
-
-
-class _Overview(_Parser):
+class _Overview(ending.Parser):
     """Its help is one screen of all commands in groups."""
 
     def format_help(self) -> str:

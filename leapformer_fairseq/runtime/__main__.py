@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ..cli import ending
 from ..errors import LeapformerError, explained
 from ..lines import decoded
 from .beam import Search, go_on, translate
@@ -16,8 +16,6 @@ from .folder import LANGUAGE, SPEECH, SUBWORDS, SYNTHESIS, Folder
 
 def main(argv: list[str] | None = None) -> int:
     """Translate what is given, and return the exit status."""
-    from ..cli import ending
-
     words, shown = ending.without_flag(sys.argv[1:] if argv is None else argv)
     return ending.status_of(lambda: _dispatch(words), explained, words, shown, "runtime")
 
@@ -33,7 +31,7 @@ def _demo(argv: list[str]) -> int:
     """As `leapformer demo`."""
     from ..cli import demo
 
-    parser = argparse.ArgumentParser(prog="python -m leapformer_fairseq.runtime demo", description=demo.HELP)
+    parser = ending.Parser(prog="python -m leapformer_fairseq.runtime demo", description=demo.HELP)
     demo.add_arguments(parser)
     return demo.run(parser.parse_args(argv))
 
@@ -42,7 +40,7 @@ def _speech(argv: list[str]) -> int:
     """As `leapformer stream`, whose options these are."""
     from ..cli import stream
 
-    parser = argparse.ArgumentParser(prog="python -m leapformer_fairseq.runtime DIR", description=stream.HELP)
+    parser = ending.Parser(prog="python -m leapformer_fairseq.runtime DIR", description=stream.HELP)
     stream.add_arguments(parser)
     return stream.run(parser.parse_args(["--checkpoint", *argv]))
 
@@ -51,14 +49,15 @@ def _speaking(argv: list[str]) -> int:
     """As `leapformer tts`, whose options these are."""
     from ..cli import tts
 
-    parser = argparse.ArgumentParser(prog="python -m leapformer_fairseq.runtime DIR", description=tts.HELP)
+    parser = ending.Parser(prog="python -m leapformer_fairseq.runtime DIR", description=tts.HELP)
     tts.add_arguments(parser)
     return tts.run(parser.parse_args(["--path", *argv]))
 
 
 def _text(argv: list[str]) -> int:
     """Standard input, line by line: sources to translate, or prompts."""
-    parser = argparse.ArgumentParser(prog="python -m leapformer_fairseq.runtime", description=__doc__)
+
+    parser = ending.Parser(prog="python -m leapformer_fairseq.runtime", description=__doc__)
     add = parser.add_argument
     add(
         "folder",
