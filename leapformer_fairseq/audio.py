@@ -67,11 +67,11 @@ def open_audio(source: str | Path | BinaryIO, name: str = "") -> Iterator[soundf
             if not RATES[0] <= file.samplerate <= RATES[1]:
                 raise AudioError(
                     f"{name} claims {file.samplerate:,} samples per second, {RATES[0]:,} to {RATES[1]:,} can be; is "
-                    "its header damaged? remove it from the list",
+                    "its header damaged? record it again or leave it out",
                     f"sample rate outside {RATES[0] // 1000} to {RATES[1] // 1000} kHz",
                 )
             if not file.frames:
-                raise AudioError(f"{name} holds no samples; remove it from the list", "no samples")
+                raise AudioError(f"{name} holds no samples; record it again or leave it out", "no samples")
             yield file
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: raw samples, of which it must be told all
         reason = getattr(error, "error_string", error)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
+from typing import Any
 
 from .errors import LeapformerError
 
@@ -29,3 +30,36 @@ def pool_of(count: int, what: str, remedy: str) -> Iterator[ProcessPoolExecutor]
             raise LeapformerError(f"a process of {what} was killed, perhaps out of memory; {remedy}") from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+class Pool:
+    """As much of `multiprocessing.Pool` as fairseq uses. Raises LeapformerError where one of its processes dies."""
+
+    def __init__(self, processes: int) -> None:
+        self._count = processes
+        self._executor = ProcessPoolExecutor(processes)
+
+    def apply_async(self, work: Callable[..., Any], args: Sequence[Any] = (), kwds: Mapping[str, Any] = {}) -> _Result:
+        """Let a process work; `get` of what is returned waits for the result."""
+        return _Result(self._executor.submit(work, *args, **kwds), self._count)
+
+    def close(self) -> None:
+        """No more work comes."""
+        self._executor.shutdown(wait=False)
+
+    def join(self) -> None:
+        """Wait for all work."""
+        self._executor.shutdown()
+
+
+class _Result:
+    def __init__(self, future: Future[Any], count: int) -> None:
+        self._future, self._count = future, count
+
+    def get(self) -> Any:
+        try:
+            return self._future.result()
+        except BrokenProcessPool as error:
+            raise LeapformerError(
+                f"one of {self._count} processes was killed, perhaps out of memory; give fewer --workers"
+            ) from error

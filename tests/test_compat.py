@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -16,12 +17,14 @@ import soundfile
 import torch
 
 from leapformer_fairseq import audio, compat
+from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
 
 from .fresh import run_after
 
 pytest.importorskip("fairseq")
-from fairseq import checkpoint_utils, file_chunker_utils, options  # noqa: E402
+from fairseq import binarizer, checkpoint_utils, file_chunker_utils, options  # noqa: E402
+from fairseq.data import Dictionary  # noqa: E402
 from fairseq.data.audio import audio_utils  # noqa: E402
 from fairseq_cli import interactive, preprocess  # noqa: E402
 
@@ -85,6 +88,8 @@ def test_a_defect_is_looked_for_and_not_taken_for_granted():
         "utils.eval = lambda source: [0]\n"
         "data_cfg.get_config_from_yaml = lambda path: {'audio_root': '/beside'}\n"
         "iterators.BufferedIterator._create_consumer = argparse.Namespace.__eq__\n"
+        "from fairseq import binarizer; from fairseq.data import dictionary\n"
+        "binarizer.Pool = dictionary.Pool = None\n"
         "import inspect; inspect.getsource = lambda function: 'daemon = False, \"rb\" !='\n"
         "assert compat.apply() == [], compat.apply()"
     )
@@ -190,6 +195,26 @@ def test_bf16_is_no_tpu(asked):
 
 
 SENTENCES = ["one", "two\rhalves", "three\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029parts", "four"]
+
+
+def dies(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("where", ["dictionary", "binarizer"])
+def test_a_killed_process_ends_preprocess(where, tmp_path, monkeypatch, capfd):
+    """Forked processes have the changed functions, too."""
+    (tmp_path / "text").write_text("a b c\n" * 100)
+    if where == "dictionary":
+        monkeypatch.setattr(Dictionary, "_add_file_to_dictionary_single_worker", dies)
+    else:
+        monkeypatch.setattr(binarizer.FileBinarizer, "_binarize_chunk_and_finalize", dies)
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    words = f"--only-source --trainpref {tmp_path}/text --destdir {tmp_path}/out --workers 3"
+    assert main(["preprocess", *words.split()]) == 2
+    assert (
+        "processes was killed, perhaps out of memory; give fewer --workers" in capfd.readouterr().err.splitlines()[-1]
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -6,6 +6,7 @@ import atexit
 import functools
 import inspect
 import math
+import multiprocessing
 import os
 import queue
 import sys
@@ -26,6 +27,7 @@ import torch
 from ..errors import LeapformerError
 from ..files import paths_beside
 from ..lines import decoded, read_lines
+from ..processes import Pool
 from .patch import Patch
 
 
@@ -244,7 +246,28 @@ def _paired(args: Any) -> Iterator[tuple[str, str]]:
         yield from ((source, other) for other in others if os.path.isfile(source) and os.path.isfile(other))
 
 
+def _pools_wait_for_the_dead() -> bool:
+    from fairseq import binarizer
+    from fairseq.data import dictionary
+
+    return multiprocessing.Pool in (binarizer.Pool, dictionary.Pool)
+
+
+def _let_pools_notice_the_dead() -> None:
+    from fairseq import binarizer
+    from fairseq.data import dictionary
+
+    binarizer.Pool = dictionary.Pool = Pool
+
+
 PATCHES = (
+    Patch(
+        "pools",
+        "preprocess --workers waits for ever for a process that was killed",
+        "every fairseq",
+        _pools_wait_for_the_dead,
+        _let_pools_notice_the_dead,
+    ),
     Patch(
         "lines-of-files",
         "preprocess ends a line at a carriage return inside a sentence, which pairs every later line with a wrong one; "
