@@ -57,6 +57,10 @@ class Samples:
         """Pass a unit to a stream."""
         stream.push(unit)
 
+    def length(self, unit: Any) -> int:
+        """Samples of a unit."""
+        return len(unit)
+
     def last(self, units: Iterable[Any], milliseconds: int) -> list[Any]:
         """The end of units."""
         samples = np.concatenate([np.zeros(0, np.float32), *units])
@@ -122,6 +126,8 @@ class Session:
         self._lead: deque[Any] = deque(maxlen=self.segments.lead_ms // STATE_MS + 2)  # some of it is less than 40 ms
         self._rest = np.zeros(0, np.float32)
         self._drafted = 0  # steps of source that the last draft is of
+        self.settled = 0  # samples up to the end of the last segment that has ended
+        self._n_given = 0  # samples whose place is known
         self._hears = False  # a call is being answered, or was left midway
 
     @property
@@ -187,6 +193,7 @@ class Session:
 
     def _translate(self, place: Place, unit: Any) -> Iterator[Event]:
         """One more unit, in the order of the audio."""
+        self._n_given += self._input.length(unit)
         if place is Place.BETWEEN:
             self._lead.append(unit)
             return
@@ -221,6 +228,7 @@ class Session:
         stream.advance(source_finished=ends)
         text, segment = stream.flush(final=ends), self.n_segments + 1
         if ends:
+            self.settled = self._n_given
             self.n_segments, self.n_tokens = segment, self.n_tokens + self._forgotten[0] + stream.n_tokens
             self._stream, self._window, self._forgotten = None, [], (0, 0)
         if text or ends:

@@ -16,7 +16,7 @@ from ..models.streaming_encoder import ArrivingSource
 from ..modules import PassOptions
 from .engine import EncodedEngine
 from .features import FeatureStream
-from .segments import Place
+from .segments import PIECE, Place
 from .session import Samples
 from .stream import DecodingOptions, TranslationStream
 from .system import TranslationSystem
@@ -61,6 +61,10 @@ class States(Samples):
             states = self.encoder.extend(self._source, torch.from_numpy(np.concatenate(steps)).to(weight), final)
         self.times.encoder_passes += 1
         return [(self._places.popleft(), state) for state in states.split(1) if len(state)]
+
+    def length(self, unit: Tensor) -> int:
+        """Samples of a state."""
+        return PIECE
 
     def stream(self) -> TranslationStream:
         engine = EncodedEngine(self.system.model, self.system.eos, self.times)

@@ -58,7 +58,9 @@ def run(args: Namespace) -> int:
     if args.page:
         if args.audio:
             raise LeapformerError(f"--page: choose {args.audio} on the page, and leave it out here")
-        return _show_page([*words, "--port", str(args.port), "--title", "the quickstart's model", "--open"], example)
+        return _show_page(
+            [*words, "--port", str(args.port), "--title", "the quickstart's model", "--open", "--no-talks"], example
+        )
     _translate(words, None if args.audio is None else Path(args.audio), example, args.live)
     print(NEXT)
     return 0

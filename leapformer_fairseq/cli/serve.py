@@ -9,10 +9,13 @@ import logging
 import os
 import secrets
 import signal
+import sys
 import webbrowser
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from ..errors import LeapformerError
 
@@ -38,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, for this machine alone)")
     add("--port", type=int, default=8000, help="0: any that is free (default: 8000)")
     add("--token", help="what clients must know (default: none on this machine alone, else a random one)")
+    add("--allow-host", action="append", default=[], metavar="NAME", help="a name by which browsers call this server, "
+        "such as that of a proxy; addresses, localhost and this machine's name are known; may be repeated")  # fmt: skip
+    add("--talks", type=Path, metavar="DIR", help="where the texts of talks are kept, a file each (default: "
+        "leapformer/talks below the user's folder of states)")  # fmt: skip
+    add("--no-talks", action="store_true", help="keep no texts: they end with the server")
     add("--open", action="store_true", help="open the page in a browser on this machine")
     add("--title", help="what the page calls the model (default: the name of its folder)")
     for limit in fields(Limits):
@@ -53,28 +61,40 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise LeapformerError("serve needs websockets; pip install 'leapformer_fairseq[live]'") from error
     logging.getLogger("websockets.server").setLevel(logging.CRITICAL)  # each broken handshake, with a traceback
-    asyncio.run(_serve(_server(args), args))
+    server = _server(args)
+    asyncio.run(_serve(server, args))
+    if getattr(server, "busy", False):  # Python waits for threads, and a pass of a model may take long
+        sys.stdout.flush()
+        os._exit(0)
     return 0
 
 
+CLOSE_S = 1.5  # for connections to end
+
+
 async def _serve(server: LiveServer | FileServer, args: argparse.Namespace) -> None:
+    from ..serve.texts import Texts
+
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     listening = await server.start(args.host, args.port)
     port = listening.sockets[0].getsockname()[1]
-    query = f"?token={server.token}" if server.token else ""
+    query = f"?token={quote(server.token, safe='')}" if server.token else ""
     host = f"[{args.host}]" if ":" in args.host else args.host
     page = f"http://{host}:{port}/{query}"
     print(f"open {page} in a browser; Ctrl-C ends the server", flush=True)
+    if isinstance(texts := getattr(server, "texts", None), Texts):
+        print(f"texts of talks are kept in {texts.folder} (--no-talks: nowhere)", flush=True)
     if args.open and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):  # else it may be one of text
         loop.run_in_executor(None, webbrowser.open, page)
     if not _is_local(args.host):
         print("browsers give their microphone to pages at localhost or over https only: put an https proxy in front")
     await stopped.wait()
-    listening.close()
     server.close()
-    await listening.wait_closed()
+    listening.close()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(listening.wait_closed(), CLOSE_S)
 
 
 def _server(args: argparse.Namespace) -> LiveServer | FileServer:
@@ -82,6 +102,7 @@ def _server(args: argparse.Namespace) -> LiveServer | FileServer:
     from ..serve.files import FileServer, model_files, page_files
     from ..serve.server import LiveServer
     from ..serve.talk import Limits
+    from ..serve.texts import Texts, state_folder
 
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
     if not 0 <= args.port < 65_536:
@@ -97,10 +118,17 @@ def _server(args: argparse.Namespace) -> LiveServer | FileServer:
     }
     if args.in_browser:
         about["local"] = _translator(system, options, args)
-        return FileServer({**page_files(about), **model_files(path, args.onnxruntime_web)})
+        files = {**page_files(about), **model_files(path, args.onnxruntime_web)}
+        return FileServer(files, _token(args), args.allow_host)
     _warm_up(make(True))
-    token = args.token or (None if _is_local(args.host) else secrets.token_urlsafe(12))
-    return LiveServer(make, about, limits, token, options.unit, prepare_thread(args))
+    texts = None if args.no_talks else Texts(args.talks or state_folder())
+    prepare = prepare_thread(args)
+    return LiveServer(make, about, limits, _token(args), options.unit, prepare, texts, args.allow_host)
+
+
+def _token(args: argparse.Namespace) -> str | None:
+    """What clients must know."""
+    return args.token or (None if _is_local(args.host) else secrets.token_urlsafe(12))
 
 
 def _check_browser(args: argparse.Namespace, path: Path) -> None:
@@ -110,7 +138,7 @@ def _check_browser(args: argparse.Namespace, path: Path) -> None:
     if not path.is_dir():
         raise LeapformerError(f"--in-browser with {path}; give a folder made by `leapformer export` as --checkpoint")
     only_ones: dict[str, Any] = {"history": "segment", "carry": "none", "sentence_ends": None, "num_threads": 1}
-    only_ones |= {"token": None, **{f"max_{limit.name}": limit.default for limit in fields(Limits)}}
+    only_ones |= {"talks": None, "no_talks": False, **{f"max_{limit.name}": limit.default for limit in fields(Limits)}}
     for option, only in only_ones.items():
         value = getattr(args, option)
         if value != only:

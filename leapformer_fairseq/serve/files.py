@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import ipaddress
 import json
 import mimetypes
-from collections.abc import Iterator, Mapping
+import re
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from http.cookies import SimpleCookie
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
@@ -19,14 +26,17 @@ from ..errors import LeapformerError
 from ..runtime.folder import GRAPHS, MODEL, SPEECH, WEIGHTS
 
 # Pages load nothing from other sites, and only code of their own; onnxruntime-web compiles WebAssembly.
-POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self' ws: wss:; frame-ancestors 'none'"
+POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'{sockets}; frame-ancestors 'none'"
+COOKIE = "leapformer_token"
 HEADERS = {
-    "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # of onnxruntime-web
+
+HOST = re.compile(r"[\w.:\[\]-]+")  # of a header, which is repeated in another
+CLOSE_S = 1.0  # for a client to agree to the end of a connection
 
 Files = dict[str, tuple[str, bytes]]  # kind and content by path
 
@@ -53,7 +63,39 @@ def model_files(folder: Path, runtime: Path) -> Files:
                 f"{runtime} has no {name}; run `npm install onnxruntime-web` here, or give its folder dist by "
                 "--onnxruntime-web"
             )
+    for path, file in found.items():
+        if path.startswith("/model/") and not file.resolve().is_relative_to(folder.resolve()):
+            raise LeapformerError(f"{file} is a link that leaves its folder; put the file itself there")
     return {path: (_kind(path), file.read_bytes()) for path, file in found.items()}
+
+
+class Hosts:
+    """The names by which a browser may call a server: addresses, localhost, this machine's name, and those given.
+
+    A page of another site can make its own name mean this machine's address, but not an address itself: whoever calls
+    by another name is refused.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
+
+    def add(self, host: str) -> None:
+        """The one that the server listens at."""
+        self._names.add(host.lower())
+
+    def allows(self, host: str) -> bool:
+        """Whether a request with this Host header is answered."""
+        name = urlsplit(f"//{host}").hostname or ""
+        with suppress(ValueError):
+            ipaddress.ip_address(name)
+            return True
+        return name in self._names
+
+    @staticmethod
+    def refusal(host: str) -> Response:
+        """What is answered to others."""
+        name = "".join(letter for letter in host[:80] if letter.isprintable())
+        return response(403, "Forbidden", "text/plain", f"not known as {name!r}; start with --allow-host\n".encode())
 
 
 def answer(files: Files, request: Request) -> Response:
@@ -61,44 +103,66 @@ def answer(files: Files, request: Request) -> Response:
     path = urlsplit(request.path).path
     if path not in files:
         return response(404, "Not Found", "text/plain", b"no such page\n")
-    return response(200, "OK", *files[path])
+    found = response(200, "OK", *files[path])
+    host = request.headers.get("Host", "")
+    if host and HOST.fullmatch(host):  # older browsers do not count WebSockets as 'self'
+        del found.headers["Content-Security-Policy"]
+        found.headers["Content-Security-Policy"] = POLICY.format(sockets=f" ws://{host} wss://{host}")
+    return found
 
 
 def response(status: int, phrase: str, kind: str, body: bytes) -> Response:
     """What is answered to a request that is not for a WebSocket."""
     kind += "; charset=utf-8" if kind.startswith("text/") else ""
     headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close", **HEADERS}
+    headers["Content-Security-Policy"] = POLICY.format(sockets="")
     return Response(status, phrase, Headers(headers), body)
 
 
 async def listen(host: str, port: int, **options: Any) -> Server:
     """`websockets.serve`. Raises LeapformerError for an address that cannot be had."""
     try:
-        return await serve(host=host, port=port, **options)
+        return await serve(host=host, port=port, close_timeout=CLOSE_S, **options)
     except OSError as error:
         raise LeapformerError(f"cannot listen at {host}:{port} ({error.strerror}); give another --port") from error
 
 
 class FileServer:
-    """Serves files and nothing else."""
+    """Serves files and nothing else, with a `token` only to who opened the page with it."""
 
-    token = None
-
-    def __init__(self, files: Files) -> None:
-        self.files = files
+    def __init__(self, files: Files, token: str | None = None, hosts: Collection[str] = ()) -> None:
+        self.files, self.token, self.hosts = files, token, Hosts(hosts)
 
     async def start(self, host: str, port: int) -> Server:
         """Listen; the caller closes what is returned. Raises LeapformerError for an address that cannot be had."""
+        self.hosts.add(host)
         return await listen(host, port, handler=self._refused, process_request=self._request)
 
     def close(self) -> None:
         """Nothing is left to be ended."""
 
     def _request(self, connection: ServerConnection, request: Request) -> Response:
-        return answer(self.files, request)
+        host = request.headers.get("Host", "")
+        if not self.hosts.allows(host):
+            return self.hosts.refusal(host)
+        if self.token is None:
+            return answer(self.files, request)
+        asked = parse_qs(urlsplit(request.path).query).get("token", [""])[0]
+        cookie, worth = SimpleCookie(request.headers.get("Cookie", "")).get(COOKIE), _digest(self.token)
+        given = [_digest(asked), cookie.value if cookie else ""]
+        if not any(hmac.compare_digest(one.encode(), worth.encode()) for one in given):
+            return response(401, "Unauthorized", "text/plain", b"add ?token=TOKEN, as the server has printed it\n")
+        found = answer(self.files, request)
+        if asked:  # the page's own files are asked for without it
+            found.headers["Set-Cookie"] = f"{COOKIE}={worth}; HttpOnly; SameSite=Strict; Path=/"
+        return found
 
     async def _refused(self, connection: ServerConnection) -> None:
         """No connection gets so far."""
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _below(folder: Traversable, path: str = "") -> Iterator[tuple[str, Traversable]]:

@@ -9,12 +9,16 @@ from clients
 `sample_rate`  of the audio that follows, in Hz (16,000 unless told)
 `end_of_stream`  true: no more audio; the connection may be used again
 `drafts`       ours: also show words that may still change
-`talk`         ours: go on with this talk after a lost connection
+`talk`         ours: go on with this talk, by its key, after a lost connection or a restart of the server
+`from`         ours: the next audio begins with this sample of the talk; what was received is skipped
 `lagging`      ours: another k of wait-k, from the next segment on
 from the server
 `events`       the same as objects: text, final, ends (its segment), segment, audio_s
 `heard_s`      seconds of audio that are translated; `behind_s`: that are received and wait; `rtf`: real-time factor
-`talk`         the talk's name, once, at its beginning; `history`: its final events so far, for who comes later
+`listen`       the talk's name, once, at its beginning: /listen/NAME shows the same text
+`history`      its final events so far, for who comes later
+`talk`         to a speaker: the key of the talk, which nobody else should know; `received`: samples that came so far
+`settled`      samples whose text is final whatever happens; a client keeps those after them, to send them again
 `error`        one line
 `end_of_processing`  all is translated
 =============  ===================================================================================================
@@ -32,7 +36,14 @@ from ..errors import LeapformerError
 
 RATES = 8_000, 192_000
 # what each key of a client's message must be; keys that are not here are other programs' and are ignored
-KEYS: dict[str, type] = {"sample_rate": int, "end_of_stream": bool, "drafts": bool, "talk": str, "lagging": int}
+KEYS: dict[str, type] = {
+    "sample_rate": int,
+    "end_of_stream": bool,
+    "drafts": bool,
+    "talk": str,
+    "lagging": int,
+    "from": int,
+}
 HEAD_BYTES = 10_000  # more than a frame of MP3 or AAC
 LONGEST_SHOWN = 80  # characters of a message that an error quotes
 
@@ -52,6 +63,8 @@ def parse(text: str) -> dict[str, Any]:
     rate = known.get("sample_rate", SAMPLE_RATE)
     if not RATES[0] <= rate <= RATES[1]:
         raise LeapformerError(f"sample_rate is {rate}; give Hz from {RATES[0]:,} to {RATES[1]:,}")
+    if known.get("from", 0) < 0:
+        raise LeapformerError(f"from is {known['from']}; give a number of samples")
     if known.get("lagging", 1) < 1:
         raise LeapformerError(f"lagging is {known['lagging']}; give k of wait-k, at least 1")
     return known

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import json
-import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from websockets.asyncio.server import Server, ServerConnection
-from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from ..agents.session import Session
+from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError, one_line
-from .files import answer, listen, page_files, response
-from .messages import Samples, parse
+from .files import Hosts, answer, listen, page_files, response
+from .messages import parse
 from .talk import Limits, Listener, Talk
+from .texts import Texts
 
 LISTEN = "/listen/"
 POLICY_VIOLATION, UNSUPPORTED_DATA, TRY_LATER = 1008, 1003, 1013  # RFC 6455, section 7.4.1, and its registry
-
-logger = logging.getLogger(__name__)
+UNREAD_BYTES, WATCH_S = 1 << 20, 1.0  # what may wait for a client that does not read, and how often that is looked at
 
 
 class Refused(Exception):
@@ -34,6 +36,9 @@ class Refused(Exception):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+_NO_SUCH_TALK = Refused(POLICY_VIOLATION, "there is no such talk, or it ended some time ago")
 
 
 class LiveServer:
@@ -50,63 +55,96 @@ class LiveServer:
         token: str | None = None,
         unit: str = "word",
         prepare: Callable[[], None] | None = None,
+        texts: Texts | None = None,
+        hosts: Collection[str] = (),
     ) -> None:
-        """`token`: what clients must know, as `?token=`. `unit`: of the text. `prepare`: called once in each thread."""
+        """`token`: what speakers must know, as `?token=`. `unit`: of the text. `prepare`: called once in each thread.
+
+        `texts`: where texts are kept. `hosts`: names by which browsers may call this server, beside addresses.
+        """
         self.make_session, self.limits, self.token, self.unit = make_session, limits, token, unit
+        self.texts, self.hosts = texts, Hosts(hosts)
         self.talks: dict[str, Talk] = {}
+        self._about = {"model": about.get("model")}
         self._pool = ThreadPoolExecutor(limits.talks, "talk", prepare)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._runs: dict[str, asyncio.Task[None]] = {}
         self._waits: dict[str, asyncio.TimerHandle] = {}  # until a talk is forgotten
-        self._connections = 0
+        self._connections: set[ServerConnection] = set()
+        self._listening = 0  # of them
+        self._addresses: Counter[str] = Counter()
         self._files = page_files(about)
 
     async def start(self, host: str, port: int) -> Server:
         """Listen; the caller closes what is returned. Raises LeapformerError for an address that cannot be had."""
+        self.hosts.add(host)
         limits = {"max_size": self.limits.message_bytes}
-        return await listen(host, port, handler=self._connected, process_request=self._request, **limits)
+        server = await listen(host, port, handler=self._connected, process_request=self._request, **limits)
+        self._keep(asyncio.create_task(self._watch()))
+        return server
 
     def close(self) -> None:
-        """End all talks; audio that waits is not translated."""
+        """End all work; texts stay, and audio that waits is not translated."""
         for task in self._tasks:
             task.cancel()
-        self._pool.shutdown(cancel_futures=True)
+        for waits in self._waits.values():
+            waits.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread still translates."""
+        return any(thread.is_alive() for thread in self._pool._threads)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # ----------------------------------------------------------------------------------------------------------- HTTP
     def _request(self, connection: ServerConnection, request: Request) -> Response | None:
         """A file of the page, a refusal, or None for a WebSocket."""
+        host = request.headers.get("Host", "")
+        if not self.hosts.allows(host):
+            return self.hosts.refusal(host)
         if request.headers.get("Upgrade", "").lower() != "websocket":
             return answer(self._files, request)
-        if self._is_from_elsewhere(request.headers):
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != host:
             return response(403, "Forbidden", "text/plain", b"a page of another server may not connect\n")
-        if self.token is not None:
+        listens = urlsplit(request.path).path.startswith(LISTEN)  # whoever knows the talk may
+        if self.token is not None and not listens:
             given = parse_qs(urlsplit(request.path).query).get("token", [""])[0]
             if not hmac.compare_digest(given.encode(), self.token.encode()):
                 return response(401, "Unauthorized", "text/plain", b"add ?token=TOKEN, as the server has printed it\n")
-        if self._connections >= self.limits.connections:
+        speaking = len(self._connections) - self._listening
+        address = _address(connection)
+        full = self._listening >= self.limits.listeners if listens else speaking >= self.limits.connections
+        if full or (address and self._addresses[address] >= self.limits.per_address):
             return response(503, "Service Unavailable", "text/plain", b"too many connections; try again later\n")
         return None
-
-    @staticmethod
-    def _is_from_elsewhere(headers: Headers) -> bool:
-        """Whether a browser says that another site's page opens the connection."""
-        origin = headers.get("Origin")
-        return origin is not None and urlsplit(origin).netloc != headers.get("Host")
 
     # ---------------------------------------------------------------------------------------------------- connections
     async def _connected(self, connection: ServerConnection) -> None:
         path = urlsplit(connection.request.path).path if connection.request else "/"
-        self._connections += 1
+        listens, address = path.startswith(LISTEN), _address(connection)
+        self._connections.add(connection)
+        self._listening += listens
+        self._addresses[address] += 1
         try:
-            if path.startswith(LISTEN):
+            if listens:
                 await self._listen(connection, self._talk(path.removeprefix(LISTEN)))
             else:
                 await Speaker(self, connection).serve()
         except Refused as refused:
-            await _close(connection, refused.code, str(refused))
+            await close(connection, refused.code, str(refused))
         except ConnectionClosed:
             pass
         finally:
-            self._connections -= 1
+            self._connections.discard(connection)
+            self._listening -= listens
+            self._addresses[address] -= 1
+            if not self._addresses[address]:
+                del self._addresses[address]
 
     async def _listen(self, connection: ServerConnection, talk: Talk) -> None:
         """To the end of the talk; what a listener sends is not read."""
@@ -121,29 +159,79 @@ class LiveServer:
 
     async def send(self, connection: ServerConnection, listener: Listener) -> None:
         """All messages of a listener. A client that does not read is disconnected."""
-        while not listener.lost and (message := await listener.next()) is not None:
-            try:
-                await asyncio.wait_for(connection.send(json.dumps(message)), self.limits.send_s)
-            except TimeoutError:
-                listener.lost = True
-        if listener.lost:
-            connection.transport.abort()  # a close frame would not be read either
+        with suppress(ConnectionClosed):
+            while not listener.lost and (message := await listener.next()) is not None:
+                try:
+                    await asyncio.wait_for(connection.send(json.dumps(message)), self.limits.send_s)
+                except TimeoutError:
+                    listener.lost = True
+            if listener.lost:
+                connection.transport.abort()  # a close frame would not be read either
+
+    async def _watch(self) -> None:
+        """Disconnect who makes the server answer, by pings for instance, and does not read the answers."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for connection in list(self._connections):
+                if connection.transport.get_write_buffer_size() > UNREAD_BYTES:
+                    connection.transport.abort()
 
     # ---------------------------------------------------------------------------------------------------------- talks
-    def open(self, drafts: bool) -> Talk:
-        """A new talk. Raises Refused when all are taken."""
-        if sum(not talk.done.is_set() for talk in self.talks.values()) >= self.limits.talks:
-            raise Refused(TRY_LATER, f"all {self.limits.talks} talks of this server are in use; try again later")
-        talk = Talk(self.make_session(drafts), self.unit, self._pool, self.limits.backlog_s)
+    def open(self, drafts: bool, rate: int) -> Talk:
+        """A new talk, which waits for a place. Raises LeapformerError for a rate that cannot be resampled."""
+        talk = self._made(drafts, rate)
+        if self.texts is not None:
+            talk.text = self.texts.begin(talk.name, talk.secret, rate, self._about)
+        return self._run(talk)
+
+    def _run(self, talk: Talk) -> Talk:
         self.talks[talk.name] = talk
-        task = asyncio.create_task(talk.run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        async def run() -> None:
+            await talk.run()
+            self._fill()
+
+        self._runs[talk.name] = asyncio.create_task(run())
+        self._keep(self._runs[talk.name])
         return talk
 
-    def resume(self, name: str) -> Talk:
-        """A talk whose speaker comes back. Raises Refused if there is none."""
-        talk = self._talk(name)
+    def place(self, talk: Talk) -> None:
+        """Let a talk translate if there is a place, or one of who is not heard. Raises Refused if there is none."""
+        if talk.placed.is_set():
+            return
+        placed = [one for one in self.talks.values() if one.placed.is_set() and not one.done.is_set()]
+        if len(placed) >= self.limits.talks:
+            if not talk.speaks:
+                return
+            unheard = [one for one in placed if not one.speaks]
+            silent = [one for one in placed if one.silent_s >= self.limits.silent_s]
+            if unheard:
+                unheard[0].placed.clear()
+            elif silent:
+                max(silent, key=lambda one: one.silent_s).end()
+            else:
+                self._runs[talk.name].cancel()
+                self._drop(talk)
+                raise Refused(TRY_LATER, f"all {self.limits.talks} talks of this server are in use; try again later")
+        talk.placed.set()
+
+    def _fill(self) -> None:
+        """Give a place that is free to those that wait, who is heard first."""
+        for talk in sorted(self.talks.values(), key=lambda one: not one.speaks):
+            if not talk.done.is_set():
+                with suppress(Refused):
+                    self.place(talk)
+
+    def resume(self, key: str, drafts: bool) -> Talk:
+        """A talk whose speaker comes back, also after a restart. Raises Refused if there is none of this speaker."""
+        name, _, secret = key.partition(".")
+        talk = self._talk(name, drafts)
+        if not talk.secret and self.texts is not None and self.texts.find(name, secret):
+            talk.secret, talk.text = secret, self.texts.again(name)
+            if not talk.done.is_set():
+                self._run(talk)
+        if not talk.is_mine(key):
+            raise _NO_SUCH_TALK
         if waiting := self._waits.pop(name, None):
             waiting.cancel()
         return talk
@@ -153,15 +241,32 @@ class LiveServer:
 
         def forget() -> None:
             talk.end()
-            self.talks.pop(talk.name, None)
-            self._waits.pop(talk.name, None)
+            self._drop(talk)
 
+        if waiting := self._waits.pop(talk.name, None):
+            waiting.cancel()
         self._waits[talk.name] = asyncio.get_running_loop().call_later(self.limits.idle_s, forget)
 
-    def _talk(self, name: str) -> Talk:
-        if name not in self.talks:
-            raise Refused(POLICY_VIOLATION, "there is no such talk, or it ended some time ago")
-        return self.talks[name]
+    def _drop(self, talk: Talk) -> None:
+        self.talks.pop(talk.name, None)
+        self._runs.pop(talk.name, None)
+        if waiting := self._waits.pop(talk.name, None):
+            waiting.cancel()
+
+    def _talk(self, name: str, drafts: bool = False) -> Talk:
+        """By name; one that only its file knows can be listened to. Raises Refused if there is none."""
+        if name in self.talks:
+            return self.talks[name]
+        kept = self.texts.find(name) if self.texts is not None else None
+        if kept is None:
+            raise _NO_SUCH_TALK
+        talk = self._made(drafts, kept.rate, name, kept)
+        self.talks[name] = talk
+        self.release(talk)
+        return talk
+
+    def _made(self, drafts: bool, *more: Any) -> Talk:
+        return Talk(lambda: self.make_session(drafts), self.unit, self._pool, self.limits.backlog_s, *more)
 
 
 class Speaker:
@@ -176,7 +281,7 @@ class Speaker:
 
     def _begin(self) -> None:
         """What a new talk starts with."""
-        self._drafts, self._samples = False, Samples()
+        self._drafts, self._rate, self._skip = False, SAMPLE_RATE, 0
 
     async def serve(self) -> None:
         """Until the client goes."""
@@ -198,18 +303,26 @@ class Speaker:
             self._part()
 
     async def _audio(self, pcm: bytes) -> None:
-        samples = self._samples.of(pcm)
-        await self._current().hear(samples)
+        skipped = min(self._skip, len(pcm))
+        self._skip -= skipped
+        talk = self._current()
+        talk.hear(pcm[skipped:])
+        self.server.place(talk)
+        await talk.room()
 
     async def _told(self, text: str) -> None:
         request = parse(text)
         if "drafts" in request:
             self._drafts = request["drafts"]
-        if "sample_rate" in request:
-            self._samples = Samples(request["sample_rate"])
+        if "sample_rate" in request and "talk" not in request:
+            if self._talk is not None and self._talk.rate != request["sample_rate"]:
+                raise LeapformerError(f"the talk has {self._talk.rate} samples a second; end it to change that")
+            self._rate = request["sample_rate"]
         if "talk" in request:
             self._part()
-            self._attend(self.server.resume(request["talk"]))
+            self._attend(self.server.resume(request["talk"], self._drafts))
+        if "from" in request:
+            self._skip = self._current().continue_from(request["from"])
         if "lagging" in request:
             self._current().session.use_lagging(request["lagging"])
         if request.get("end_of_stream"):
@@ -218,36 +331,57 @@ class Speaker:
     async def _end(self) -> None:
         """Translate all, then the connection is as new."""
         talk, sender = self._current(), self._sender
-        await talk.hear(self._samples.rest())
-        talk.end()
+        talk.finish()
         if sender is not None:
             await sender
         self._part()
         self._begin()
 
     def _current(self) -> Talk:
-        return self._talk or self._attend(self.server.open(self._drafts))
+        if self._talk is not None and self._talk.speaker is not self:
+            raise Refused(POLICY_VIOLATION, "another connection speaks now")
+        return self._talk or self._attend(self.server.open(self._drafts, self._rate))
 
     def _attend(self, talk: Talk) -> Talk:
-        self._talk, self._listener = talk, talk.join()
+        """Speak from now on, in place of an earlier connection, which may be lost without having been closed."""
+        before, talk.speaker = talk.speaker, self
+        if isinstance(before, Speaker):
+            before.replaced()
+        self._talk, self._listener = talk, talk.join(speaker=True)
         self._sender = asyncio.create_task(self.server.send(self.connection, self._listener))
         return talk
 
+    def replaced(self) -> None:
+        """Another connection of the same speaker has taken over."""
+        self.server._keep(
+            asyncio.create_task(close(self.connection, POLICY_VIOLATION, "another connection speaks now"))
+        )
+
     def _part(self) -> None:
         """Leave the talk as it is."""
-        if self._talk is not None and self._listener is not None:
-            self._talk.leave(self._listener)
-            self.server.release(self._talk)
+        talk = self._talk
+        if talk is not None and self._listener is not None:
+            talk.leave(self._listener)
+            if talk.speaker is self:
+                talk.speaker = None
+                if talk.name in self.server.talks:
+                    self.server.release(talk)
         self._talk = self._listener = self._sender = None
 
     async def _answer(self, message: dict[str, Any]) -> None:
         await asyncio.wait_for(self.connection.send(json.dumps(message)), self.server.limits.send_s)
 
 
-async def _close(connection: ServerConnection, code: int, reason: str) -> None:
+async def close(connection: ServerConnection, code: int, reason: str) -> None:
     """With the reason as a message, too: browsers and simulstream's clients do not show the other one."""
-    try:
+    with suppress(ConnectionClosed):
         await connection.send(json.dumps({"error": reason}))
         await connection.close(code, reason[:120])
-    except ConnectionClosed:
-        pass
+
+
+def _address(connection: ServerConnection) -> str:
+    """That of a client; of this machine's, which may be a proxy's, nothing."""
+    address = str((connection.remote_address or ("",))[0])
+    with suppress(ValueError):
+        return "" if ipaddress.ip_address(address.partition("%")[0]).is_loopback else address
+    return address

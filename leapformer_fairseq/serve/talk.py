@@ -1,4 +1,4 @@
-"""A talk: one speaker's audio, the translation, and who listens to it."""
+"""A talk: one speaker's audio, the translation, its text on disk, and who listens to it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import logging
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,12 @@ from ..agents.session import Event, Session
 from ..agents.shown import Shown
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError, one_line
+from .messages import Samples
+from .texts import Kept, Text
 
 LONGEST_CHUNK = SAMPLE_RATE // 2  # samples that are translated before the text so far is shown
 UNSENT = 1_000  # messages that wait for a listener, at most
+AUDIBLE_DB, AUDIBLE_S = -55.0, 1.0  # of full scale; who has sent so much of that speaks
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +37,15 @@ class Limits:
     """What a server grants; the commands' help is what each field says of itself."""
 
     talks: int = _limit(4, "that are translated at a time")
-    connections: int = _limit(64, "of speakers and listeners")
+    connections: int = _limit(64, "of speakers")
+    listeners: int = _limit(256, "of all talks")
+    per_address: int = _limit(16, "connections from one address; from this machine, where a proxy may be, as many as "
+                              "there are")  # fmt: skip
     message_bytes: int = _limit(1 << 20, "of one message")
     backlog_s: float = _limit(10.0, "seconds of audio of a talk that wait for translation; then its sender must wait")
     idle_s: float = _limit(300.0, "seconds without audio until a connection is closed, and that a talk waits for its "
                            "speaker to come back")  # fmt: skip
+    silent_s: float = _limit(60.0, "seconds of silence after which a talk ends if another needs its place")
     send_s: float = _limit(10.0, "seconds that a client may take to read a message")
 
     def __post_init__(self) -> None:
@@ -66,34 +74,92 @@ class Listener:
 class Talk:
     """Audio goes in with `hear` and `end`; messages for its listeners come out while `run` runs.
 
-    Everything but the translation itself, which is in a thread of `pool`, happens in the event loop.
+    Everything but the translation itself, which is in a thread of `pool`, happens in the event loop. `name` lets one
+    listen, `key` speak. A talk translates once it is given a place (`placed`), and keeps its audio until then.
     """
 
-    def __init__(self, session: Session, unit: str, pool: Executor, backlog_s: float) -> None:
-        self.name = secrets.token_hex(8)  # who knows it may listen
-        self.session = session
-        self.history: list[Event] = []  # final text
-        self.done = asyncio.Event()
+    def __init__(
+        self,
+        make: Callable[[], Session],
+        unit: str,
+        pool: Executor,
+        backlog_s: float,
+        rate: int = SAMPLE_RATE,
+        name: str = "",
+        kept: Kept | None = None,
+    ) -> None:
+        """`kept`: what is known of it from before a restart, when it was called `name`.
+
+        Raises LeapformerError for a rate that cannot be resampled.
+        """
+        self.name = name or secrets.token_hex(16)
+        self.secret = "" if name else secrets.token_hex(16)  # of a talk of an earlier server its speaker has to say it
+        self.rate, self._make = rate, make
+        self._session: Session | None = None
+        self.text: Text | None = None
+        self.history = [] if kept is None else list(kept.events)  # final text
+        self.received = 0 if kept is None else kept.settled  # samples of the client's audio
+        self.speaker: object | None = None
+        self.done, self.placed = asyncio.Event(), asyncio.Event()
+        self._samples = Samples(rate)
+        self._segments = max((event.segment for event in self.history), default=0)  # of earlier sessions
+        self._start = self.received  # samples of the client's audio before those that the session knows
         self._pool, self._backlog = pool, round(backlog_s * SAMPLE_RATE)
         self._shown = Shown(unit)
+        self._shown.changed(self.history)
         self._listeners: list[Listener] = []
         self._waiting: deque[np.ndarray] = deque()
         self._n_waiting = 0
+        self._audible, self._sounded = 0, time.monotonic()  # samples, and when the last of them came
         self._wake, self._room = asyncio.Event(), asyncio.Event()
         self._room.set()
         self._ended = False
         self._compute_s = 0.0
+        if kept is not None and kept.ended:
+            self._ended = True
+            self.done.set()
+
+    @property
+    def key(self) -> str:
+        """Who knows it may speak."""
+        return f"{self.name}.{self.secret}"
+
+    @property
+    def session(self) -> Session:
+        """Made when it is needed: who only reads what a talk said needs none."""
+        if self._session is None:
+            self._session = self._make()
+        return self._session
 
     @property
     def behind_s(self) -> float:
         """Seconds of audio that wait for translation."""
         return self._n_waiting / SAMPLE_RATE
 
-    def join(self) -> Listener:
-        """Listen from now on; the first message tells what was written before."""
+    @property
+    def speaks(self) -> bool:
+        """Whether there was a second of sound: silence alone takes no place from others."""
+        return self._audible >= AUDIBLE_S * SAMPLE_RATE
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last sound."""
+        return time.monotonic() - self._sounded
+
+    def is_mine(self, key: str) -> bool:
+        """Whether this key lets one speak."""
+        return bool(self.secret) and secrets.compare_digest(key.encode(), self.key.encode())
+
+    # ------------------------------------------------------------------------------------------------------ listeners
+    def join(self, speaker: bool = False) -> Listener:
+        """Listen from now on; the first message tells what was written before, and a speaker the key."""
         listener = Listener()
-        listener.put({"talk": self.name, "history": [asdict(event) for event in self.history], **self._state()})
+        first = {"listen": self.name, "history": [asdict(event) for event in self.history], **self._state()}
+        if speaker:
+            first |= {"talk": self.key, "received": self.received, "settled": self._settled()}
+        listener.put(first)
         if self.done.is_set():
+            listener.put({"end_of_processing": True})
             listener.put(None)
         else:
             self._listeners.append(listener)
@@ -105,51 +171,109 @@ class Talk:
             self._listeners.remove(listener)
         listener.put(None)
 
-    async def hear(self, samples: np.ndarray) -> None:
-        """Take in samples at 16 kHz; returns when there is room for more."""
-        if self._ended or not len(samples):
+    # ---------------------------------------------------------------------------------------------------------- audio
+    def continue_from(self, place: int) -> int:
+        """How many bytes to skip of audio that begins with sample `place` of the talk.
+
+        Raises LeapformerError if samples before it are missing.
+        """
+        if place > self.received and self._session is None and not self._n_waiting:
+            self._start = self.received = place  # lost with an earlier server; there is nobody to ask for it
+        if place > self.received:
+            raise LeapformerError(f"the audio goes on at sample {place}, {self.received} came; send all, in order")
+        return 2 * (self.received - place)
+
+    def hear(self, pcm: bytes) -> None:
+        """Take in audio; wait for `room` before the next. Raises LeapformerError as `Samples.of` does."""
+        if self._ended:
             return
-        self._waiting.append(samples)
-        self._n_waiting += len(samples)
-        self._wake.set()
-        if self._n_waiting > self._backlog:
+        samples = self._samples.of(pcm)
+        self.received += len(pcm) // 2
+        self._take_in(samples)
+
+    async def room(self) -> None:
+        """Wait until so much audio is translated that more may come."""
+        late = self._n_waiting > self._backlog and (self.placed.is_set() or self.speaks)
+        if late and not self.done.is_set():
             self._room.clear()
             self._tell({"new": "", "deleted": "", "events": [], **self._state()})  # how far it is behind
             await self._room.wait()
+
+    def finish(self) -> None:
+        """There is no more audio."""
+        if not self._ended:
+            self._take_in(self._samples.rest())
+        self.end()
+
+    def _take_in(self, samples: np.ndarray) -> None:
+        if not len(samples):
+            return
+        if _level(samples) >= AUDIBLE_DB:
+            self._audible, self._sounded = self._audible + len(samples), time.monotonic()
+        self._waiting.append(samples)
+        self._n_waiting += len(samples)
+        self._wake.set()
+        if not self.placed.is_set() and not self.speaks:
+            self._forget_silence()
+
+    def _forget_silence(self) -> None:
+        """Of what waits, the oldest: it was silence, and nobody has had time for it."""
+        while self._n_waiting > self._backlog:
+            dropped = len(self._waiting.popleft())
+            self._n_waiting -= dropped
+            self._start += round(dropped * self.rate / SAMPLE_RATE)
 
     def end(self) -> None:
         """There is no more audio; `done` will be set."""
         self._ended = True
         self._wake.set()
+        self.placed.set()
 
+    # ---------------------------------------------------------------------------------------------------- translation
     async def run(self) -> None:
         """Translate to the end. An error ends this talk only; its listeners are told."""
-        loop = asyncio.get_running_loop()
+        loop, cancelled = asyncio.get_running_loop(), True
         try:
             while not self.done.is_set():
+                await self.placed.wait()
                 await self._wake.wait()
                 samples, last = self._take()
                 if not len(samples) and not last:
                     self._wake.clear()
                     continue
-                events = await loop.run_in_executor(self._pool, self._translate, samples, last)
-                self.history += [event for event in events if event.final and (event.text or event.ends)]
-                new, deleted = self._shown.changed(events).strings
-                self._tell({"new": new, "deleted": deleted, "events": list(map(asdict, events)), **self._state()})
+                self._written(await loop.run_in_executor(self._pool, self._translate, samples, last))
                 if last:
                     break
+            if self.text is not None:
+                self.text.end()
+            cancelled = False
         except Exception as error:
+            cancelled = False
             logger.exception("a talk failed")
             reason = one_line(error) if isinstance(error, LeapformerError) else "the translation failed; see the log"
             self._tell({"error": reason})
         finally:
+            if self.text is not None:
+                self.text.close()
             self._ended = True
             self.done.set()
             self._room.set()
             for listener in self._listeners:
-                listener.put({"end_of_processing": True})
+                if not cancelled:  # else the server ends, and the talk may go on with the next one
+                    listener.put({"end_of_processing": True})
                 listener.put(None)
             self._listeners.clear()
+
+    def _written(self, events: list[Event]) -> None:
+        """Keep final events and tell all."""
+        before, seconds = self._segments, self._start / self.rate
+        events = [replace(one, segment=one.segment + before, audio_s=round(one.audio_s + seconds, 6)) for one in events]
+        final = [event for event in events if event.final and (event.text or event.ends)]
+        self.history += final
+        if self.text is not None:
+            self.text.add(final, self._settled())
+        new, deleted = self._shown.changed(events).strings
+        self._tell({"new": new, "deleted": deleted, "events": list(map(asdict, events)), **self._state()})
 
     def _take(self) -> tuple[np.ndarray, bool]:
         """Samples that wait, not too many at a time, and whether they are the last."""
@@ -174,10 +298,21 @@ class Talk:
         self._compute_s += time.perf_counter() - start
         return events
 
+    def _settled(self) -> int:
+        """Samples of the client's audio whose text is final, however the server may end."""
+        return self._start + (self._session.settled * self.rate // SAMPLE_RATE if self._session else 0)
+
     def _state(self) -> dict[str, float]:
-        heard = self.session.audio_s
-        return {"heard_s": heard, "behind_s": self.behind_s, "rtf": self._compute_s / heard if heard else 0.0}
+        heard = self._session.audio_s if self._session else 0.0
+        rtf = self._compute_s / heard if heard else 0.0
+        seconds = heard + self._start / self.rate
+        return {"heard_s": seconds, "behind_s": self.behind_s, "rtf": rtf, "settled": self._settled()}
 
     def _tell(self, message: dict[str, Any]) -> None:
         for listener in self._listeners:
             listener.put(message)
+
+
+def _level(samples: np.ndarray) -> float:
+    """In decibels of full scale."""
+    return float(10 * np.log10(np.mean(np.square(samples, dtype=np.float64)) + 1e-10))

@@ -113,7 +113,7 @@ def test_speaking_losing_the_connection_reloading_and_listening(browser, served)
     browser.go(served.url)  # a reload: the speaker is gone, the text is not
     until(lambda: shown(browser) == written, "the text is back")
 
-    browser.go(f"{served.url}?talk={talk.name}")
+    browser.go(f"{served.url}?listen={talk.name}")
     until(lambda: shown(browser) == written, "a listener has the whole text")
     assert browser.evaluate("document.getElementById('start').disabled")
     served.loop.call_soon_threadsafe(talk.end)

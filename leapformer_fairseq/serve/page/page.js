@@ -1,55 +1,67 @@
 // The page of `leapformer serve`: a microphone or a file in, text out. The protocol is described in messages.py.
+import { Outbox, RATE } from "./outbox.js";
 import { Talk, srt } from "./talk.js";
 
-const RATE = 16000;
 const PIECE = 1280; // samples of a file that are sent at once
-const STORED = "talk"; // the name of the talk, for a reload of the page
-const TEXT = "text"; // what was written, where no server keeps it
+const STORED = "talk"; // the key of the talk, for a reload of the page
+const NAME = "name"; // by which others listen to it
+const TEXT = "text"; // what was written, for a reload after the end
 const RETRY_MS = [500, 1000, 2000, 5000];
+const QUIET_MS = 15000; // without an answer to audio: the connection is lost, though nobody has said so
 const get = (id) => document.getElementById(id);
 const token = new URLSearchParams(location.search).get("token");
-const listening = new URLSearchParams(location.search).get("talk");
+const listening = new URLSearchParams(location.search).get("listen");
 
 const config = await (await fetch("config.json")).json();
 const local = config.local ? await import("./local/socket.js") : null; // the browser translates by itself
 const talk = new Talk(config.between);
+const box = new Outbox();
 let socket = null;
 let source = null; // what gives samples: { stop(), paused }
 let attempts = 0;
-let sent = []; // [samples sent so far, when], of audio whose translation has not come
-let sentSamples = 0;
-let offset = 0; // samples that the server heard before this page's connection
-let unsent = []; // pieces that were recorded without a connection
+let ready = false; // whether the server has said from where it wants the audio
+let stopping = false; // whether there is no more audio
 let resumed = false; // whether the connection goes on with a talk
-let earlier = 0; // seconds of the talk before a reload, where the browser translates by itself
+let answered = 0; // when the server was heard last
+let reloaded = Boolean(sessionStorage.getItem(STORED)); // whether an earlier page has sent audio of the talk
+let earlier = 0; // seconds of text from before this talk
 
 // ------------------------------------------------------------------------------------------------------- connection
 function address(path) {
   const url = new URL(path, location.href.replace(/^http/, "ws"));
-  url.search = token ? `?token=${encodeURIComponent(token)}` : "";
+  url.search = token && !listening ? `?token=${encodeURIComponent(token)}` : "";
   return url;
 }
 
 function connect() {
-  socket = local ? new local.LocalSocket() : new WebSocket(address(listening ? `/listen/${listening}` : "/"));
+  const made = local ? new local.LocalSocket() : new WebSocket(address(listening ? `/listen/${listening}` : "/"));
+  socket = made;
   socket.binaryType = "arraybuffer";
   socket.onopen = () => {
     attempts = 0;
+    answered = performance.now();
     status(listening ? "Listening" : source ? "Listening to you" : local ? "Ready" : "Connected");
     if (listening) return;
-    const name = sessionStorage.getItem(STORED);
-    resumed = Boolean(name);
-    send({ sample_rate: RATE, drafts: true, ...(name ? { talk: name } : {}) });
-    if (!name) begin();
+    const key = sessionStorage.getItem(STORED);
+    resumed = Boolean(key);
+    ready = !resumed;
+    send({ sample_rate: RATE, drafts: true, ...(key ? { talk: key } : {}) });
+    if (ready) begin();
   };
-  socket.onmessage = (event) => received(JSON.parse(event.data));
-  socket.onclose = () => {
-    socket = null;
-    if (talk.ended || !(source || listening || sessionStorage.getItem(STORED))) return;
-    const wait = RETRY_MS[Math.min(attempts++, RETRY_MS.length - 1)];
-    status(`No connection; trying again in ${wait / 1000} s. The text stays.`, true);
-    setTimeout(() => socket || connect(), wait);
+  socket.onmessage = (event) => {
+    answered = performance.now();
+    if (socket === made) received(JSON.parse(event.data));
   };
+  socket.onclose = () => { if (socket === made) lost(); };
+}
+
+function lost() {
+  socket = null;
+  ready = false;
+  if (talk.ended || !(source || stopping || listening || sessionStorage.getItem(STORED))) return;
+  const wait = RETRY_MS[Math.min(attempts++, RETRY_MS.length - 1)];
+  status(`No connection; trying again in ${wait / 1000} s. The text stays.`, true);
+  setTimeout(() => socket || connect(), wait);
 }
 
 function send(message) {
@@ -57,47 +69,74 @@ function send(message) {
 }
 
 function begin() {
-  // A new talk: what was recorded before it was there comes first.
+  // A new talk.
   const lagging = Number(get("lagging").value);
   if (!get("lagging-label").hidden && lagging !== config.lagging) send({ lagging });
-  const pieces = unsent;
-  unsent = [];
-  for (const piece of pieces) audio(piece);
+  pump();
+}
+
+/** Send what waits, in order. */
+function pump() {
+  if (!ready || socket?.readyState !== WebSocket.OPEN) return;
+  for (let pcm = box.take(performance.now()); pcm; pcm = box.take(performance.now())) socket.send(pcm);
+  if (stopping) {
+    send({ end_of_stream: true });
+    ready = false; // nothing follows
+  }
 }
 
 function received(message) {
   if (message.error) return failed(message.error);
-  if (message.talk) {
+  if (message.listen) {
     if (resumed || listening) {
       talk.restart(message.history);
-      offset = Math.round((message.heard_s + message.behind_s) * RATE);
-      sentSamples = 0;
-      sent = [];
+      earlier = 0;
     }
-    if (!listening) {
+    if (message.talk) {
       sessionStorage.setItem(STORED, message.talk);
-      if (unsent.length) begin();
+      sessionStorage.setItem(NAME, message.listen);
+      if (resumed) {
+        if (reloaded) box.shift(message.received);
+        reloaded = false;
+        send({ from: box.rewind(message.received) });
+        ready = true;
+        pump();
+      }
     }
     get("share").disabled = Boolean(listening);
   }
   for (const event of message.events ?? []) talk.add({ ...event, audio_s: event.audio_s + earlier }, delayOf(event));
   const changed = message.end_of_processing || message.events?.some((event) => event.final);
-  if (local && changed) sessionStorage.setItem(TEXT, JSON.stringify({ segments: talk.segments, ended: Boolean(message.end_of_processing) }));
+  if (changed && !listening) keep(Boolean(message.end_of_processing));
+  if (!listening) box.settle(local ? Math.round((message.heard_s ?? 0) * RATE) : message.settled ?? 0);
   if (message.heard_s !== undefined) figures(message);
   if (message.end_of_processing) ended();
   draw();
+}
+
+/** For a reload of the page. */
+function keep(ended) {
+  sessionStorage.setItem(TEXT, JSON.stringify({ segments: talk.segments, ended }));
 }
 
 function failed(reason) {
   if (reason.startsWith("there is no such talk")) {
     sessionStorage.removeItem(STORED); // the server has forgotten it; the text here stays
     if (listening) talk.ended = true;
+    else if (source || stopping) {
+      earlier = talk.segments.at(-1)?.end_s ?? 0;
+      box.rebase(); // what has no final text goes to another talk
+    }
+  } else if (reason.startsWith("another connection speaks")) {
+    release(); // another window of this browser has taken over
+    sessionStorage.removeItem(STORED);
   }
   status(reason, true);
 }
 
 function ended() {
   talk.ended = true;
+  stopping = false;
   sessionStorage.removeItem(STORED);
   status("Finished");
   release();
@@ -105,22 +144,25 @@ function ended() {
 
 /** Milliseconds from when the last sample that an event is of was sent until now. */
 function delayOf(event) {
-  const heard = event.audio_s * RATE - offset;
-  let when = null;
-  while (sent.length && sent[0][0] <= heard) when = sent.shift()[1];
-  if (when === null && sent.length && heard > 0) when = sent[0][1];
+  const when = box.sentAt(event.audio_s * RATE);
   return when === null ? null : performance.now() - when;
 }
 
 // ------------------------------------------------------------------------------------------------------------- audio
 function audio(piece) {
-  if (socket?.readyState !== WebSocket.OPEN) {
-    unsent.push(piece);
+  box.add(piece);
+  if (box.full) {
+    stop();
+    status("No connection for 30 minutes: the recording has ended. It is sent when there is one.", true);
     return;
   }
-  socket.send(piece);
-  sentSamples += piece.byteLength / 2;
-  sent.push([sentSamples, performance.now()]);
+  if (socket && !local && performance.now() - answered > QUIET_MS && box.next > 0) {
+    const gone = socket;
+    lost();
+    gone.close();
+    return;
+  }
+  pump();
 }
 
 async function microphone() {
@@ -171,6 +213,7 @@ async function recording(file) {
 
 async function start(make) {
   if (talk.ended || !sessionStorage.getItem(local ? TEXT : STORED)) fresh();
+  stopping = false;
   try {
     source = await make();
   } catch (error) {
@@ -181,21 +224,27 @@ async function start(make) {
   for (const id of ["start", "open", "clear"]) get(id).disabled = true;
   status("Listening to you");
   if (!socket) connect();
-  else if (socket.readyState === WebSocket.OPEN) begin();
+  else if (socket.readyState === WebSocket.OPEN) {
+    ready = true;
+    answered = performance.now();
+    begin();
+  }
 }
 
 function fresh() {
   talk.restart([]);
-  sent = [];
-  sentSamples = offset = earlier = 0;
+  box.restart();
+  earlier = 0;
+  stopping = false;
   sessionStorage.removeItem(TEXT);
   draw();
 }
 
 function stop() {
   release();
-  status("Translating the rest");
-  send({ end_of_stream: true });
+  stopping = true;
+  status(socket ? "Translating the rest" : "No connection; the rest is translated when there is one", !socket);
+  pump();
 }
 
 function release() {
@@ -247,8 +296,8 @@ function save(name, kind, text) {
 }
 
 async function share() {
-  const url = new URL(location.href);
-  url.searchParams.set("talk", sessionStorage.getItem(STORED));
+  const url = new URL(location.pathname, location.href); // without the token of this server
+  url.searchParams.set("listen", sessionStorage.getItem(NAME));
   try {
     await navigator.clipboard.writeText(url.href);
     status("The link for listeners is on the clipboard");
@@ -283,20 +332,20 @@ document.onkeydown = (event) => {
   event.preventDefault();
   pause();
 };
+const kept = listening ? null : JSON.parse(sessionStorage.getItem(TEXT) ?? "null"); // a reload: the text comes back
+if (kept && (local || !sessionStorage.getItem(STORED))) {
+  talk.resume(kept.segments, kept.ended);
+  earlier = kept.segments.at(-1)?.end_s ?? 0;
+  draw();
+}
 if (local) {
   get("share").hidden = true;
   get("privacy").textContent = "Nothing leaves this browser.";
-  const kept = JSON.parse(sessionStorage.getItem(TEXT) ?? "null"); // a reload: the text comes back
-  if (kept) {
-    talk.resume(kept.segments, kept.ended);
-    earlier = kept.segments.at(-1)?.end_s ?? 0;
-    draw();
-  }
   status("Loading the model");
   connect();
 } else if (listening) {
   for (const id of ["start", "open", "clear"]) get(id).disabled = true;
   connect();
 } else if (sessionStorage.getItem(STORED)) {
-  connect(); // a reload: the text comes back
+  connect(); // a reload: the talk goes on
 }

@@ -1,0 +1,159 @@
+"""The texts of talks on disk: final words are there as soon as they are written, and outlive the server.
+
+A file for each talk, NAME.jsonl, which only its owner may read: a line about the talk, one for each final event, and a
+last one when the talk has ended. A talk that lost its server goes on from the end of its last finished segment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..agents.session import Event
+from ..errors import LeapformerError
+from ..lines import read_lines
+
+NAME = re.compile(r"[0-9a-f]{32}")
+ENDED, SETTLED = "ended", "settled"
+
+logger = logging.getLogger(__name__)
+
+
+def state_folder() -> Path:
+    """Where texts are kept unless another folder is given: below the user's folder for the state of programs."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(state) if Path(state).is_absolute() else Path.home() / ".local/state") / "leapformer/talks"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is known of a talk: its final events up to the end of the last finished segment, and where that was.
+
+    settled: samples of the client's audio that the events are the text of; rate: of the audio.
+    """
+
+    events: list[Event]
+    settled: int
+    rate: int
+    ended: bool
+
+
+class Texts:
+    """The folder of the texts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises LeapformerError if it cannot be made or written to."""
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            probe = os.open(folder / f".{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            os.close(probe)
+            (folder / f".{os.getpid()}").unlink()
+        except OSError as error:
+            raise LeapformerError(
+                f"--talks {folder}: texts cannot be kept there ({error.strerror}); choose another folder, or --no-talks"
+            ) from error
+
+    def begin(self, name: str, secret: str, rate: int, about: dict[str, Any]) -> Text:
+        """The file of a new talk."""
+        first = {"talk": name, "secret": _digest(secret), "sample_rate": rate, "began": _now(), **about}
+        return Text(self._path(name), first)
+
+    def again(self, name: str) -> Text:
+        """The file of a talk that goes on after a restart."""
+        return Text(self._path(name), {"again": _now()})
+
+    def find(self, name: str, secret: str | None = None) -> Kept | None:
+        """What is kept of a talk, for its speaker if a `secret` is given; None if there is none, or not of this one."""
+        if not NAME.fullmatch(name) or not self._path(name).is_file():
+            return None
+        entries = []
+        with suppress(LeapformerError):
+            for line in read_lines(self._path(name)):
+                try:
+                    entries.append(json.loads(line))
+                except ValueError:
+                    break  # the last line, of which a server was killed midway
+        if not entries or "sample_rate" not in entries[0]:
+            return None
+        if secret is not None and not hmac.compare_digest(str(entries[0].get("secret")), _digest(secret)):
+            return None
+        return _kept(entries)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.jsonl"
+
+
+class Text:
+    """The file of one talk. If it cannot be written, the talk goes on without."""
+
+    def __init__(self, path: Path, first: dict[str, Any]) -> None:
+        self._path = path
+        self._number: int | None = None
+        try:
+            self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            self._give_up(error)
+        self._write(first)
+
+    def add(self, events: Iterable[Event], settled: int) -> None:
+        """Final events; after the last of a segment, `settled` samples of the client's audio have their text."""
+        self._write(*({**asdict(event), **({SETTLED: settled} if event.ends else {})} for event in events))
+
+    def end(self) -> None:
+        """There will be no more."""
+        self._write({ENDED: _now()})
+        self.close()
+
+    def close(self) -> None:
+        """The talk may go on later."""
+        if self._number is not None:
+            os.close(self._number)
+            self._number = None
+
+    def _write(self, *entries: dict[str, Any]) -> None:
+        if self._number is None or not entries:
+            return
+        lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
+        try:
+            if os.write(self._number, lines) < len(lines):
+                raise OSError(0, "the disk is full")
+            if any(SETTLED in entry or ENDED in entry for entry in entries):
+                os.fsync(self._number)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        logger.warning("%s cannot be written (%s); the talk goes on, its text is not kept", self._path, error.strerror)
+        self.close()
+
+
+def _kept(entries: list[dict[str, Any]]) -> Kept:
+    events, settled, whole = list[Event](), 0, 0
+    for entry in entries[1:]:
+        if "again" in entry:  # the segment that the restart found unfinished was translated again
+            del events[whole:]
+        elif "text" in entry:
+            events.append(Event(**{name: entry[name] for name in Event.__dataclass_fields__}))
+            if SETTLED in entry:
+                settled, whole = int(entry[SETTLED]), len(events)
+    ended = ENDED in entries[-1]
+    return Kept(events if ended else events[:whole], settled, int(entries[0]["sample_rate"]), ended)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
