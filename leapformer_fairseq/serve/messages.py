@@ -10,6 +10,7 @@ from clients
 `end_of_stream`  true: no more audio; the connection may be used again
 `drafts`       ours: also show words that may still change
 `talk`         ours: go on with this talk, by its key, after a lost connection or a restart of the server
+`begin`        ours, true: or begin it with this key, NAME.SECRET, random hexadecimal digits of which NAME has 32
 `from`         ours: the next audio begins with this sample of the talk; what was received is skipped
 `lagging`      ours: another k of wait-k, from the next segment on
 from the server
@@ -18,6 +19,7 @@ from the server
 `listen`       the talk's name, once, at its beginning: /listen/NAME shows the same text
 `history`      its final events so far, for who comes later
 `talk`         to a speaker: the key of the talk, which nobody else should know; `received`: samples that came so far
+`begun`        to a speaker: the talk began just now, there was none of this key
 `settled`      samples whose text is final whatever happens; a client keeps those after them, to send them again
 `error`        one line
 `end_of_processing`  all is translated
@@ -43,6 +45,7 @@ KEYS: dict[str, type] = {
     "talk": str,
     "lagging": int,
     "from": int,
+    "begin": bool,
 }
 HEAD_BYTES = 10_000  # more than a frame of MP3 or AAC
 LONGEST_SHOWN = 80  # characters of a message that an error quotes

@@ -6,10 +6,13 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from secrets import token_hex
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -23,9 +26,10 @@ from ..errors import LeapformerError, one_line
 from .files import Hosts, answer, listen, page_files, response
 from .messages import parse
 from .talk import Limits, Listener, Talk
-from .texts import Texts
+from .texts import NAME, Kept, Texts
 
 LISTEN = "/listen/"
+KEY = re.compile(rf"{NAME.pattern}\.[0-9a-f]{{16,64}}")
 POLICY_VIOLATION, UNSUPPORTED_DATA, TRY_LATER = 1008, 1003, 1013  # RFC 6455, section 7.4.1, and its registry
 UNREAD_BYTES, WATCH_S = 1 << 20, 1.0  # what may wait for a client that does not read, and how often that is looked at
 
@@ -177,11 +181,11 @@ class LiveServer:
                     connection.transport.abort()
 
     # ---------------------------------------------------------------------------------------------------------- talks
-    def open(self, drafts: bool, rate: int) -> Talk:
+    def open(self, drafts: bool, rate: int, name: str = "", secret: str = "") -> Talk:
         """A new talk, which waits for a place. Raises LeapformerError for a rate that cannot be resampled."""
-        talk = self._made(drafts, rate)
+        talk = self._made(drafts, rate, name or token_hex(16), secret or token_hex(16))
         if self.texts is not None:
-            talk.text = self.texts.begin(talk.name, talk.secret, rate, self._about)
+            talk.keep = partial(self.texts.begin, talk.name, talk.secret, rate, self._about)
         return self._run(talk)
 
     def _run(self, talk: Talk) -> Talk:
@@ -222,19 +226,24 @@ class LiveServer:
                 with suppress(Refused):
                     self.place(talk)
 
-    def resume(self, key: str, drafts: bool) -> Talk:
-        """A talk whose speaker comes back, also after a restart. Raises Refused if there is none of this speaker."""
+    def resume(self, key: str, drafts: bool, rate: int | None = None) -> tuple[Talk, bool]:
+        """A talk whose speaker comes back, also after a restart, and whether it is new, which needs a `rate`.
+
+        Raises Refused if there is none of this speaker.
+        """
         name, _, secret = key.partition(".")
+        if rate is not None and KEY.fullmatch(key) and name not in self.talks and not self._kept(name):
+            return self.open(drafts, rate, name, secret), True
         talk = self._talk(name, drafts)
         if not talk.secret and self.texts is not None and self.texts.find(name, secret):
-            talk.secret, talk.text = secret, self.texts.again(name)
+            talk.secret, talk.keep = secret, partial(self.texts.again, name)
             if not talk.done.is_set():
                 self._run(talk)
         if not talk.is_mine(key):
             raise _NO_SUCH_TALK
         if waiting := self._waits.pop(name, None):
             waiting.cancel()
-        return talk
+        return talk, False
 
     def release(self, talk: Talk) -> None:
         """A talk without a speaker is kept for a while, then it ends and is forgotten."""
@@ -257,13 +266,16 @@ class LiveServer:
         """By name; one that only its file knows can be listened to. Raises Refused if there is none."""
         if name in self.talks:
             return self.talks[name]
-        kept = self.texts.find(name) if self.texts is not None else None
+        kept = self._kept(name)
         if kept is None:
             raise _NO_SUCH_TALK
-        talk = self._made(drafts, kept.rate, name, kept)
+        talk = self._made(drafts, kept.rate, name, "", kept)  # its speaker has to say the secret
         self.talks[name] = talk
         self.release(talk)
         return talk
+
+    def _kept(self, name: str) -> Kept | None:
+        return self.texts.find(name) if self.texts is not None else None
 
     def _made(self, drafts: bool, *more: Any) -> Talk:
         return Talk(lambda: self.make_session(drafts), self.unit, self._pool, self.limits.backlog_s, *more)
@@ -314,13 +326,15 @@ class Speaker:
         request = parse(text)
         if "drafts" in request:
             self._drafts = request["drafts"]
-        if "sample_rate" in request and "talk" not in request:
-            if self._talk is not None and self._talk.rate != request["sample_rate"]:
+        if "sample_rate" in request:
+            if "talk" not in request and self._talk is not None and self._talk.rate != request["sample_rate"]:
                 raise LeapformerError(f"the talk has {self._talk.rate} samples a second; end it to change that")
             self._rate = request["sample_rate"]
         if "talk" in request:
             self._part()
-            self._attend(self.server.resume(request["talk"], self._drafts))
+            begins = request.get("begin", False)
+            talk, new = self.server.resume(request["talk"], self._drafts, self._rate if begins else None)
+            self._attend(talk, new)
         if "from" in request:
             self._skip = self._current().continue_from(request["from"])
         if "lagging" in request:
@@ -342,12 +356,12 @@ class Speaker:
             raise Refused(POLICY_VIOLATION, "another connection speaks now")
         return self._talk or self._attend(self.server.open(self._drafts, self._rate))
 
-    def _attend(self, talk: Talk) -> Talk:
+    def _attend(self, talk: Talk, new: bool = True) -> Talk:
         """Speak from now on, in place of an earlier connection, which may be lost without having been closed."""
         before, talk.speaker = talk.speaker, self
         if isinstance(before, Speaker):
             before.replaced()
-        self._talk, self._listener = talk, talk.join(speaker=True)
+        self._talk, self._listener = talk, talk.join(speaker=True, new=new)
         self._sender = asyncio.create_task(self.server.send(self.connection, self._listener))
         return talk
 

@@ -86,16 +86,17 @@ class Talk:
         backlog_s: float,
         rate: int = SAMPLE_RATE,
         name: str = "",
+        secret: str = "",
         kept: Kept | None = None,
     ) -> None:
-        """`kept`: what is known of it from before a restart, when it was called `name`.
+        """`kept`: what is known of it from before a restart.
 
         Raises LeapformerError for a rate that cannot be resampled.
         """
-        self.name = name or secrets.token_hex(16)
-        self.secret = "" if name else secrets.token_hex(16)  # of a talk of an earlier server its speaker has to say it
+        self.name, self.secret = name, secret
         self.rate, self._make = rate, make
         self._session: Session | None = None
+        self.keep: Callable[[], Text] | None = None  # makes the file of the text
         self.text: Text | None = None
         self.history = [] if kept is None else list(kept.events)  # final text
         self.received = 0 if kept is None else kept.settled  # samples of the client's audio
@@ -151,12 +152,15 @@ class Talk:
         return bool(self.secret) and secrets.compare_digest(key.encode(), self.key.encode())
 
     # ------------------------------------------------------------------------------------------------------ listeners
-    def join(self, speaker: bool = False) -> Listener:
-        """Listen from now on; the first message tells what was written before, and a speaker the key."""
+    def join(self, speaker: bool = False, new: bool = False) -> Listener:
+        """Listen from now on; the first message tells what was written before, and a speaker the key.
+
+        new: whether the talk begins now.
+        """
         listener = Listener()
         first = {"listen": self.name, "history": [asdict(event) for event in self.history], **self._state()}
         if speaker:
-            first |= {"talk": self.key, "received": self.received, "settled": self._settled()}
+            first |= {"talk": self.key, "received": self.received, "settled": self._settled(), "begun": new}
         listener.put(first)
         if self.done.is_set():
             listener.put({"end_of_processing": True})
@@ -270,6 +274,8 @@ class Talk:
         events = [replace(one, segment=one.segment + before, audio_s=round(one.audio_s + seconds, 6)) for one in events]
         final = [event for event in events if event.final and (event.text or event.ends)]
         self.history += final
+        if final and self.keep is not None:
+            self.text, self.keep = self.keep(), None
         if self.text is not None:
             self.text.add(final, self._settled())
         new, deleted = self._shown.changed(events).strings

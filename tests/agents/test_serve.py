@@ -46,11 +46,11 @@ def session(make_system) -> Callable[[bool], Session]:
 class Running:
     """A server on a free port of this machine."""
 
-    def __init__(self, server: LiveServer) -> None:
-        self.server, self.port = server, 0
+    def __init__(self, server: LiveServer, port: int = 0) -> None:
+        self.server, self.port = server, port
 
     async def __aenter__(self) -> Running:
-        self.listening = await self.server.start("127.0.0.1", 0)
+        self.listening = await self.server.start("127.0.0.1", self.port)
         self.port = next(iter(self.listening.sockets)).getsockname()[1]
         return self
 

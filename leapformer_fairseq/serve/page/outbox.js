@@ -52,15 +52,6 @@ export class Outbox {
     return this.next;
   }
 
-  /** The talk is lost: the first sample that is kept becomes the first of another. */
-  rebase() {
-    const first = this.pieces[0]?.from ?? this.end;
-    for (const piece of this.pieces) piece.from -= first;
-    this.end -= first;
-    this.next = 0;
-    return first;
-  }
-
   /** What was recorded follows so many samples that another page has sent. */
   shift(samples) {
     for (const piece of this.pieces) piece.from += samples;

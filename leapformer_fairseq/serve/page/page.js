@@ -1,13 +1,12 @@
 // The page of `leapformer serve`: a microphone or a file in, text out. The protocol is described in messages.py.
-import { Outbox, RATE } from "./outbox.js";
+import { Line, TIMES } from "./line.js";
+import { RATE } from "./outbox.js";
 import { Talk, srt } from "./talk.js";
 
 const PIECE = 1280; // samples of a file that are sent at once
 const STORED = "talk"; // the key of the talk, for a reload of the page
 const NAME = "name"; // by which others listen to it
 const TEXT = "text"; // what was written, for a reload after the end
-const RETRY_MS = [500, 1000, 2000, 5000];
-const QUIET_MS = 15000; // without an answer to audio: the connection is lost, though nobody has said so
 const get = (id) => document.getElementById(id);
 const token = new URLSearchParams(location.search).get("token");
 const listening = new URLSearchParams(location.search).get("listen");
@@ -15,100 +14,60 @@ const listening = new URLSearchParams(location.search).get("listen");
 const config = await (await fetch("config.json")).json();
 const local = config.local ? await import("./local/socket.js") : null; // the browser translates by itself
 const talk = new Talk(config.between);
-const box = new Outbox();
-let socket = null;
 let source = null; // what gives samples: { stop(), paused }
-let attempts = 0;
-let ready = false; // whether the server has said from where it wants the audio
-let stopping = false; // whether there is no more audio
-let resumed = false; // whether the connection goes on with a talk
-let answered = 0; // when the server was heard last
-let reloaded = Boolean(sessionStorage.getItem(STORED)); // whether an earlier page has sent audio of the talk
 let earlier = 0; // seconds of text from before this talk
 
 // ------------------------------------------------------------------------------------------------------- connection
-function address(path) {
-  const url = new URL(path, location.href.replace(/^http/, "ws"));
+const store = {
+  get: () => (listening ? null : sessionStorage.getItem(STORED)),
+  set: (key) => sessionStorage.setItem(STORED, key),
+  remove: () => sessionStorage.removeItem(STORED),
+};
+const told = {
+  wanted: () => !talk.ended && Boolean(source || line.stopping || listening || store.get()),
+  opened: () => status(listening ? "Listening" : source ? "Listening to you" : local ? "Ready" : "Connected"),
+  waits: (ms) => status(`No connection; trying again in ${ms / 1000} s. The text stays.`, true),
+  full: () => {
+    stop();
+    status("No connection for 30 minutes: the recording has ended. It is sent when there is one.", true);
+  },
+  message: received,
+};
+const line = new Line(open, store, greeting, told, local ? { ...TIMES, quiet: 1e9 } : TIMES); // a model may take long to load
+
+function greeting() {
+  if (listening) return null;
+  if (!local) return { sample_rate: RATE, drafts: true };
+  line.say({ drafts: true });
+  return null;
+}
+
+function open() {
+  if (local) return new local.LocalSocket();
+  const url = new URL(listening ? `/listen/${listening}` : "/", location.href.replace(/^http/, "ws"));
   url.search = token && !listening ? `?token=${encodeURIComponent(token)}` : "";
-  return url;
+  return new WebSocket(url);
 }
 
-function connect() {
-  const made = local ? new local.LocalSocket() : new WebSocket(address(listening ? `/listen/${listening}` : "/"));
-  socket = made;
-  socket.binaryType = "arraybuffer";
-  socket.onopen = () => {
-    attempts = 0;
-    answered = performance.now();
-    status(listening ? "Listening" : source ? "Listening to you" : local ? "Ready" : "Connected");
-    if (listening) return;
-    const key = sessionStorage.getItem(STORED);
-    resumed = Boolean(key);
-    ready = !resumed;
-    send({ sample_rate: RATE, drafts: true, ...(key ? { talk: key } : {}) });
-    if (ready) begin();
-  };
-  socket.onmessage = (event) => {
-    answered = performance.now();
-    if (socket === made) received(JSON.parse(event.data));
-  };
-  socket.onclose = () => { if (socket === made) lost(); };
-}
-
-function lost() {
-  socket = null;
-  ready = false;
-  if (talk.ended || !(source || stopping || listening || sessionStorage.getItem(STORED))) return;
-  const wait = RETRY_MS[Math.min(attempts++, RETRY_MS.length - 1)];
-  status(`No connection; trying again in ${wait / 1000} s. The text stays.`, true);
-  setTimeout(() => socket || connect(), wait);
-}
-
-function send(message) {
-  if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message));
-}
-
-function begin() {
-  // A new talk.
+/** Tell the k that was chosen. */
+function chosen() {
   const lagging = Number(get("lagging").value);
-  if (!get("lagging-label").hidden && lagging !== config.lagging) send({ lagging });
-  pump();
-}
-
-/** Send what waits, in order. */
-function pump() {
-  if (!ready || socket?.readyState !== WebSocket.OPEN) return;
-  for (let pcm = box.take(performance.now()); pcm; pcm = box.take(performance.now())) socket.send(pcm);
-  if (stopping) {
-    send({ end_of_stream: true });
-    ready = false; // nothing follows
-  }
+  if (!get("lagging-label").hidden && lagging !== config.lagging) line.say({ lagging });
 }
 
 function received(message) {
   if (message.error) return failed(message.error);
   if (message.listen) {
-    if (resumed || listening) {
-      talk.restart(message.history);
-      earlier = 0;
-    }
-    if (message.talk) {
-      sessionStorage.setItem(STORED, message.talk);
-      sessionStorage.setItem(NAME, message.listen);
-      if (resumed) {
-        if (reloaded) box.shift(message.received);
-        reloaded = false;
-        send({ from: box.rewind(message.received) });
-        ready = true;
-        pump();
-      }
-    }
+    if (!message.begun) talk.restart(message.history); // else what is here is all that is left of a talk
+    earlier = 0;
+    if (message.talk) sessionStorage.setItem(NAME, message.listen);
+    if (message.begun) chosen();
     get("share").disabled = Boolean(listening);
   }
   for (const event of message.events ?? []) talk.add({ ...event, audio_s: event.audio_s + earlier }, delayOf(event));
   const changed = message.end_of_processing || message.events?.some((event) => event.final);
   if (changed && !listening) keep(Boolean(message.end_of_processing));
-  if (!listening) box.settle(local ? Math.round((message.heard_s ?? 0) * RATE) : message.settled ?? 0);
+  if (local && message.heard_s) line.box.settle(Math.round(message.heard_s * RATE));
   if (message.heard_s !== undefined) figures(message);
   if (message.end_of_processing) ended();
   draw();
@@ -120,51 +79,29 @@ function keep(ended) {
 }
 
 function failed(reason) {
-  if (reason.startsWith("there is no such talk")) {
-    sessionStorage.removeItem(STORED); // the server has forgotten it; the text here stays
-    if (listening) talk.ended = true;
-    else if (source || stopping) {
-      earlier = talk.segments.at(-1)?.end_s ?? 0;
-      box.rebase(); // what has no final text goes to another talk
-    }
+  if (listening && reason.startsWith("there is no such talk")) {
+    talk.ended = true;
   } else if (reason.startsWith("another connection speaks")) {
     release(); // another window of this browser has taken over
-    sessionStorage.removeItem(STORED);
+    store.remove();
   }
   status(reason, true);
 }
 
 function ended() {
   talk.ended = true;
-  stopping = false;
-  sessionStorage.removeItem(STORED);
+  store.remove();
   status("Finished");
   release();
 }
 
 /** Milliseconds from when the last sample that an event is of was sent until now. */
 function delayOf(event) {
-  const when = box.sentAt(event.audio_s * RATE);
+  const when = line.box.sentAt(event.audio_s * RATE);
   return when === null ? null : performance.now() - when;
 }
 
 // ------------------------------------------------------------------------------------------------------------- audio
-function audio(piece) {
-  box.add(piece);
-  if (box.full) {
-    stop();
-    status("No connection for 30 minutes: the recording has ended. It is sent when there is one.", true);
-    return;
-  }
-  if (socket && !local && performance.now() - answered > QUIET_MS && box.next > 0) {
-    const gone = socket;
-    lost();
-    gone.close();
-    return;
-  }
-  pump();
-}
-
 async function microphone() {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
   const context = new AudioContext({ sampleRate: RATE });
@@ -174,7 +111,7 @@ async function microphone() {
   const made = { paused: false, stop: () => { stream.getTracks().forEach((track) => track.stop()); context.close(); } };
   recorder.port.onmessage = ({ data }) => {
     get("level").value = made.paused ? -60 : data.level;
-    if (!made.paused) audio(data.pcm);
+    if (!made.paused) line.add(data.pcm);
   };
   return made;
 }
@@ -200,7 +137,7 @@ async function recording(file) {
         return Math.max(-32768, Math.min(32767, Math.round(value * 32768)));
       });
       get("level").value = 10 * Math.log10(power / piece.length + 1e-10);
-      audio(pcm.buffer);
+      line.add(pcm.buffer);
       place += PIECE;
       due += (1000 * PIECE) / RATE;
     }
@@ -213,7 +150,7 @@ async function recording(file) {
 
 async function start(make) {
   if (talk.ended || !sessionStorage.getItem(local ? TEXT : STORED)) fresh();
-  stopping = false;
+  line.stopping = false;
   try {
     source = await make();
   } catch (error) {
@@ -223,28 +160,22 @@ async function start(make) {
   for (const id of ["pause", "stop"]) get(id).disabled = false;
   for (const id of ["start", "open", "clear"]) get(id).disabled = true;
   status("Listening to you");
-  if (!socket) connect();
-  else if (socket.readyState === WebSocket.OPEN) {
-    ready = true;
-    answered = performance.now();
-    begin();
-  }
+  if (!line.socket) line.connect();
+  else if (line.up) chosen();
 }
 
 function fresh() {
   talk.restart([]);
-  box.restart();
+  line.restart();
   earlier = 0;
-  stopping = false;
   sessionStorage.removeItem(TEXT);
   draw();
 }
 
 function stop() {
   release();
-  stopping = true;
-  status(socket ? "Translating the rest" : "No connection; the rest is translated when there is one", !socket);
-  pump();
+  line.stop();
+  status(line.up ? "Translating the rest" : "No connection; the rest is translated when there is one", !line.up);
 }
 
 function release() {
@@ -312,7 +243,7 @@ if (config.lagging && !listening) {
   get("lagging").value = get("lagging-value").value = config.lagging;
 }
 get("lagging").oninput = () => { get("lagging-value").value = get("lagging").value; };
-get("lagging").onchange = () => { if (source) send({ lagging: Number(get("lagging").value) }); };
+get("lagging").onchange = () => { if (source) line.say({ lagging: Number(get("lagging").value) }); };
 get("start").onclick = () => start(microphone);
 get("open").onclick = () => get("file").click();
 get("file").onchange = () => {
@@ -342,10 +273,10 @@ if (local) {
   get("share").hidden = true;
   get("privacy").textContent = "Nothing leaves this browser.";
   status("Loading the model");
-  connect();
+  line.connect();
 } else if (listening) {
   for (const id of ["start", "open", "clear"]) get(id).disabled = true;
-  connect();
+  line.connect();
 } else if (sessionStorage.getItem(STORED)) {
-  connect(); // a reload: the talk goes on
+  line.connect(); // a reload: the talk goes on
 }

@@ -1,0 +1,139 @@
+// A speaker's line to the server: every sample arrives once, in order, however often the connection is lost.
+
+import { Outbox } from "./outbox.js";
+
+export const TIMES = { retry: [500, 1000, 2000, 5000], quiet: 15000 }; // ms; quiet: audio that long without an answer
+
+export class Line {
+  /**
+   * open() makes a socket; store keeps the key of the talk: { get(), set(key), remove() }; greeting() is what is said
+   * first, null where no server is at the other end. told: { wanted(), opened(), message(message), waits(ms), full() }.
+   */
+  constructor(open, store, greeting, told, times = TIMES) {
+    Object.assign(this, { open, store, greeting, told, times });
+    this.box = new Outbox();
+    this.socket = null;
+    this.attempts = 0;
+    this.ready = false; // whether it is known from where the server wants the audio
+    this.stopping = false; // whether there is no more audio
+    this.reloaded = Boolean(store.get()); // whether an earlier page has sent audio of the talk
+    this.asked = 0; // when something was sent last that the server answers
+    this.answered = 0; // when the server was heard last
+  }
+
+  get up() {
+    return this.socket?.readyState === 1;
+  }
+
+  connect() {
+    const socket = this.open();
+    this.socket = socket;
+    this.answered = performance.now();
+    this.watch ??= setInterval(() => this.look(), this.times.quiet / 3);
+    socket.binaryType = "arraybuffer";
+    socket.onopen = () => {
+      if (this.socket === socket) this.opened();
+    };
+    socket.onmessage = (event) => {
+      this.answered = performance.now();
+      if (this.socket === socket) this.received(JSON.parse(event.data));
+    };
+    socket.onclose = socket.onerror = () => {
+      if (this.socket === socket) this.lost();
+    };
+  }
+
+  /** A connection may be lost without anybody saying so. */
+  look() {
+    const waits = !this.up || this.stopping || this.asked > this.answered;
+    if (!this.socket || !waits || performance.now() - this.answered < this.times.quiet) return;
+    const gone = this.socket;
+    this.lost();
+    gone.close?.();
+  }
+
+  opened() {
+    this.attempts = 0;
+    this.begin();
+    this.told.opened();
+  }
+
+  /** Go on with the talk or, if there is none, begin one, under a key that only this page and the server know. */
+  begin() {
+    const greeting = this.greeting();
+    this.ready = !greeting; // a translator in this page keeps no talks
+    if (!greeting) return this.pump();
+    if (!this.store.get()) this.store.set(`${random(32)}.${random(32)}`);
+    this.say({ ...greeting, talk: this.store.get(), begin: true });
+    this.asked = performance.now();
+  }
+
+  received(message) {
+    if (message.talk) {
+      if (this.reloaded) this.box.shift(message.received);
+      this.reloaded = false;
+      this.say({ from: this.box.rewind(message.received) });
+      this.ready = true;
+    }
+    this.told.message(message);
+    if (message.settled !== undefined) this.box.settle(message.settled);
+    if (message.end_of_processing) {
+      this.stopping = false;
+      this.store.remove();
+    }
+    this.pump();
+  }
+
+  lost() {
+    this.socket = null;
+    this.ready = false;
+    if (!this.told.wanted()) return;
+    const wait = this.times.retry[Math.min(this.attempts++, this.times.retry.length - 1)];
+    this.told.waits(wait);
+    setTimeout(() => this.socket || this.connect(), wait);
+  }
+
+  say(message) {
+    if (this.up) this.socket.send(JSON.stringify(message));
+  }
+
+  /** 16-bit samples. */
+  add(pcm) {
+    this.box.add(pcm);
+    if (this.box.full) this.told.full();
+    this.pump();
+  }
+
+  /** There is no more audio; what waits is sent first. */
+  stop() {
+    this.stopping = true;
+    this.pump();
+  }
+
+  /** Another talk begins. */
+  restart() {
+    this.box.restart();
+    this.stopping = this.reloaded = false;
+    this.store.remove();
+    if (this.up) {
+      this.begin();
+    }
+  }
+
+  /** Send what waits, in order. */
+  pump() {
+    if (!this.ready || !this.up) return;
+    for (let pcm = this.box.take(performance.now()); pcm; pcm = this.box.take(performance.now())) {
+      this.socket.send(pcm);
+      this.asked = performance.now();
+    }
+    if (!this.stopping) return;
+    this.say({ end_of_stream: true });
+    this.ready = false; // nothing follows
+  }
+}
+
+function random(digits) {
+  const bytes = crypto.getRandomValues(new Uint8Array(digits / 2));
+  return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}

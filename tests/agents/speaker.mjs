@@ -1,0 +1,37 @@
+// The page's line to the server, in node: speaks a recording faster than real time, and prints the final events.
+import { readFileSync } from "node:fs";
+
+const [folder, url, recording, pieceMs] = process.argv.slice(2);
+const { Line } = await import(`${folder}/line.js`);
+const pcm = readFileSync(recording);
+const PIECE = 2560; // bytes
+let key = null;
+let events = [];
+let ended = false;
+const store = { get: () => key, set: (given) => { key = given; }, remove: () => { key = null; } };
+const told = {
+  wanted: () => !ended,
+  opened: () => {},
+  waits: () => {},
+  full: () => {},
+  message: (message) => {
+    if (process.env.LOUD) console.error(JSON.stringify({...message, history: undefined, events: message.events?.length}));
+    if (message.listen) events = message.history;
+    for (const event of message.events ?? []) if (event.final) events.push(event);
+    if (!message.end_of_processing) return;
+    ended = true;
+    console.log(JSON.stringify(events));
+    process.exit(0);
+  },
+};
+const line = new Line(() => new WebSocket(url), store, () => ({ sample_rate: 16000 }), told, { retry: [10, 20, 40], quiet: 300 });
+line.connect();
+let place = 0;
+const timer = setInterval(() => {
+  const piece = pcm.subarray(place, place + PIECE);
+  place += PIECE;
+  if (piece.length) line.add(piece.buffer.slice(piece.byteOffset, piece.byteOffset + piece.length));
+  if (place < pcm.length) return;
+  clearInterval(timer);
+  line.stop();
+}, Number(pieceMs));

@@ -1,0 +1,476 @@
+"""What goes wrong with live talks: lost connections, restarts, others who know a part of the address, crowds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+websockets = pytest.importorskip("websockets", reason="the extra live")
+from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
+
+from leapformer_fairseq import serve  # noqa: E402
+from leapformer_fairseq.agents.session import Event, Session  # noqa: E402
+from leapformer_fairseq.audio import SAMPLE_RATE  # noqa: E402
+from leapformer_fairseq.errors import LeapformerError  # noqa: E402
+from leapformer_fairseq.serve.server import LiveServer  # noqa: E402
+from leapformer_fairseq.serve.talk import Limits  # noqa: E402
+from leapformer_fairseq.serve.texts import Texts  # noqa: E402
+from tests.agents.test_serve import (  # noqa: E402
+    END,
+    OPTIONS,
+    SEGMENTS,
+    Running,
+    alone,
+    final,
+    heard,
+    pcm,
+    received,
+    running,
+    session,  # noqa: F401
+    shown,
+    speak,
+    test,
+)
+
+PAGE = Path(serve.__file__).parent / "page"
+NODE = shutil.which("node")
+
+
+def live(make: Callable[[bool], Session], texts: Path | None = None, port: int = 0, **limits: Any) -> Running:
+    about = {"model": "tiny", "between": " ", "lagging": 3}
+    return Running(LiveServer(make, about, Limits(**limits), texts=None if texts is None else Texts(texts)), port)
+
+
+async def first(client: Any) -> dict[str, Any]:
+    return json.loads(await client.recv())
+
+
+# ----------------------------------------------------------------------------------------------------- lost connections
+class Network:
+    """Between clients and a server: it can cut connections, swallow what is sent, and be away."""
+
+    def __init__(self, port: Callable[[], int]) -> None:
+        self._target, self._pairs = port, list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]]()
+        self.swallows = self.away = False
+
+    async def __aenter__(self) -> Network:
+        self._server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cut()
+        self._server.close()
+
+    def cut(self) -> None:
+        for writers in self._pairs:
+            for writer in writers:
+                writer.transport.abort()
+        self._pairs.clear()
+
+    async def trouble(self, rng: random.Random, seconds: float) -> None:
+        """One disconnect: a cut, a network that is away, or one that swallows everything and says nothing."""
+        kind = rng.choice(["cut", "away", "swallow"])
+        self.away, self.swallows = kind == "away", kind == "swallow"
+        if kind != "swallow":
+            self.cut()
+        await asyncio.sleep(seconds)
+        self.away = self.swallows = False
+        if kind == "swallow" and rng.random() < 0.5:  # else the old connection lives on, half open
+            self.cut()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.away:
+            writer.transport.abort()
+            return
+        try:
+            there = await asyncio.open_connection("127.0.0.1", self._target())
+        except OSError:
+            writer.transport.abort()
+            return
+        self._pairs.append((writer, there[1]))
+        with suppress(OSError, asyncio.CancelledError):
+            await asyncio.gather(self._pump(reader, there[1]), self._pump(there[0], writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lost = False
+        while data := await reader.read(65_536):
+            lost = lost or self.swallows  # TCP loses nothing in the middle: what follows never comes either
+            if not lost:
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+
+
+class Recorded(Session):
+    """Remembers what it heard."""
+
+    heard: list[np.ndarray]
+
+    def push(self, samples: np.ndarray) -> Iterator[Event]:
+        self.heard.append(samples)
+        return super().push(samples)
+
+
+@pytest.fixture
+def recorded(make_system) -> tuple[Callable[[bool], Session], list[Recorded]]:
+    """Sessions that remember, and all that were made."""
+    system, made = make_system(), list[Recorded]()
+
+    def make(drafts: bool) -> Session:
+        made.append(Recorded(system, OPTIONS, SEGMENTS, drafts=drafts))
+        made[-1].heard = []
+        return made[-1]
+
+    return make, made
+
+
+async def in_node(url: str, samples: np.ndarray, folder: Path, piece_ms: int = 3) -> asyncio.subprocess.Process:
+    (folder / "speech.pcm").write_bytes(pcm(samples))
+    words = ["--experimental-websocket", "--no-warnings", str(Path(__file__).with_name("speaker.mjs")), PAGE.as_uri()]
+    assert NODE is not None
+    return await asyncio.create_subprocess_exec(
+        NODE, *words, url, str(folder / "speech.pcm"), str(piece_ms), stdout=asyncio.subprocess.PIPE
+    )
+
+
+def text_of(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    return [(event["text"], round(event["audio_s"], 3)) for event in events if event["text"]]
+
+
+@pytest.mark.skipif(NODE is None, reason="no node")
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 20))])
+def test_every_sample_comes_once_and_in_order(seed, recorded, speech, tmp_path):
+    """The page's own script, through a network that is cut, away, or silent."""
+    make, made = recorded
+    samples, rng = speech(24.0), random.Random(seed)
+
+    async def body() -> None:
+        async with live(make, idle_s=20) as server, Network(lambda: server.port) as network:
+            client = await in_node(f"ws://127.0.0.1:{network.port}/", samples, tmp_path, 15)
+            troubles = 0
+            done = asyncio.create_task(client.communicate())
+            while not done.done():
+                await asyncio.wait([done], timeout=rng.uniform(0.02, 0.2))
+                if not done.done() and troubles < 12:
+                    await network.trouble(rng, rng.uniform(0.001, 0.3))
+                    troubles += 1
+            out, _ = await done
+            assert client.returncode == 0 and troubles >= 8
+            (talk,) = made
+            np.testing.assert_array_equal(np.concatenate(talk.heard), heard(samples))
+            expected = [vars(event) for event in alone(make, samples) if event.final]
+            assert text_of(json.loads(out)) == text_of(expected)
+
+    test(body())
+
+
+@pytest.mark.skipif(NODE is None, reason="no node")
+@pytest.mark.parametrize("restarts", [3, pytest.param(50, marks=pytest.mark.full)])
+def test_texts_outlive_the_server(restarts, recorded, speech, tmp_path):
+    """Every restart forgets the session; what has no final text is sent and translated again."""
+    make, _ = recorded
+    samples, rng = speech(6.0 + 2.4 * restarts), random.Random(restarts)
+    texts = tmp_path / "texts"
+
+    async def body() -> None:
+        at = 0
+        async with Network(lambda: at) as network:
+            client = await in_node(f"ws://127.0.0.1:{network.port}/", samples, tmp_path, 4)
+            done = asyncio.create_task(client.communicate())
+            for _ in range(restarts):
+                async with live(make, texts) as server:
+                    at = server.port
+                    await asyncio.wait([done], timeout=rng.uniform(0.1, 0.4))
+            async with live(make, texts) as server:
+                at = server.port
+                out, _ = await done
+                assert client.returncode == 0
+                expected = [vars(event) for event in alone(make, samples) if event.final]
+                said = json.loads(out)
+                assert [text for text, _ in text_of(said)] == [text for text, _ in text_of(expected)]
+                (path,) = texts.glob("*.jsonl")
+                kept = Texts(texts).find(path.stem)
+                assert kept is not None and kept.ended and [vars(one) for one in kept.events] == said
+                async with server.connect(f"/listen/{path.stem}") as late:
+                    shown_first = await first(late)
+                    assert shown_first["history"] == said and (await first(late))["end_of_processing"]
+
+    test(body())
+
+
+def test_the_timer_of_a_lost_connection_ends_no_talk(session, speech):  # noqa: F811
+    """Half open: the server takes the old connection for alive, and closes it while the new one speaks."""
+
+    async def body() -> None:
+        async with running(session, idle_s=0.6) as server, server.connect() as lost:
+            await lost.send(pcm(speech(2)))
+            key = (await first(lost))["talk"]
+            async with server.connect() as client:
+                await client.send(json.dumps({"talk": key}))
+                assert (await first(client))["received"] == 2 * SAMPLE_RATE
+                for _ in range(8):
+                    await asyncio.sleep(0.2)
+                    await client.send(pcm(speech(0.2)))
+                (talk,) = server.server.talks.values()
+                assert not talk.done.is_set()
+                with pytest.raises(ConnectionClosed):
+                    while True:
+                        assert "end_of_processing" not in await first(lost)
+
+    test(body())
+
+
+def test_audio_of_a_replaced_connection_is_not_heard(session, speech):  # noqa: F811
+    async def body() -> None:
+        async with running(session) as server, server.connect() as old, server.connect() as new:
+            await old.send(pcm(speech(2)))
+            key = (await first(old))["talk"]
+            await new.send(json.dumps({"talk": key}))
+            await first(new)
+            with suppress(ConnectionClosed):
+                await old.send(pcm(speech(1)))
+            await asyncio.sleep(0.2)
+            (talk,) = server.server.talks.values()
+            assert talk.received == 2 * SAMPLE_RATE
+
+    test(body())
+
+
+def test_audio_is_placed_by_its_number(session, speech):  # noqa: F811
+    samples = speech(4)
+
+    async def body() -> None:
+        async with running(session) as server, server.connect() as client:
+            await client.send(pcm(samples[: 2 * SAMPLE_RATE]))
+            await client.send(json.dumps({"from": SAMPLE_RATE}))
+            assert shown(await speak(client, samples[SAMPLE_RATE:])) == final(alone(session, samples))
+        async with running(session) as server, server.connect() as client:
+            await client.send(pcm(samples[: 2 * SAMPLE_RATE]))
+            await client.send(json.dumps({"from": 3 * SAMPLE_RATE}))
+            while "error" not in (message := await first(client)):
+                pass
+            assert "the audio goes on at sample 48000, 32000 came" in message["error"]
+
+    test(body())
+
+
+def test_an_ended_talk_is_reported_to_who_comes_back(session, speech):  # noqa: F811
+    async def body() -> None:
+        async with running(session) as server:
+            async with server.connect() as client:
+                await client.send(pcm(speech(2)))
+                key = (await first(client))["talk"]
+                await client.send(END)
+                client.transport.abort()
+            (talk,) = server.server.talks.values()
+            await asyncio.wait_for(talk.done.wait(), 10)
+            async with server.connect() as client:
+                await client.send(json.dumps({"talk": key}))
+                assert (await first(client))["history"] and (await first(client))["end_of_processing"]
+
+    test(body())
+
+
+# ------------------------------------------------------------------------------------------------------------ listeners
+def test_who_listens_cannot_speak(session, speech):  # noqa: F811
+    """Neither by the name of the talk, nor at the listeners' address."""
+
+    async def body() -> None:
+        async with running(session, token="secret") as server, server.connect("/?token=secret") as client:
+            await client.send(pcm(speech(2)))
+            name = (await first(client))["listen"]
+            (talk,) = server.server.talks.values()
+            async with server.connect(f"/listen/{name}") as listener:  # without the token
+                assert "talk" not in await first(listener)
+                await listener.send(pcm(speech(1)))
+                await listener.send(END)
+                await asyncio.sleep(0.3)
+                assert talk.received == 2 * SAMPLE_RATE and not talk.done.is_set()
+            for key in (name, f"{name}.", f"{name}.{'0' * 32}"):
+                async with server.connect("/?token=secret") as thief:
+                    await thief.send(json.dumps({"talk": key}))
+                    assert "there is no such talk" in (await first(thief))["error"]
+            with pytest.raises(InvalidStatus, match="401"):
+                async with server.connect("/"):
+                    pass
+
+    test(body())
+
+
+# ---------------------------------------------------------------------------------------------------------------- texts
+def test_texts_are_for_their_owner_and_hold_no_key(session, speech, tmp_path):  # noqa: F811
+    async def body() -> None:
+        async with live(session, tmp_path / "texts") as server, server.connect() as client:
+            await client.send(pcm(speech(3)))
+            key = (await first(client))["talk"]
+            await client.send(END)
+            await received(client)
+            (path,) = (tmp_path / "texts").iterdir()
+            assert key.partition(".")[2] not in path.read_text()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+    test(body())
+
+
+def test_a_full_disk_stops_the_text_and_not_the_talk(session, speech, tmp_path, monkeypatch, caplog):  # noqa: F811
+    def full(number: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    async def body() -> None:
+        async with live(session, tmp_path / "texts") as server, server.connect() as client:
+            monkeypatch.setattr(os, "write", full)
+            assert shown(await speak(client, speech(3))) == final(alone(session, speech(3)))
+            monkeypatch.undo()
+        assert "the talk goes on, its text is not kept" in caplog.text and caplog.text.count("WARNING") == 1
+
+    test(body())
+
+
+def test_a_folder_that_cannot_keep_texts_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LeapformerError, match=r"--talks .*: texts cannot be kept there .*choose another folder, or"):
+        Texts(tmp_path / "file" / "texts")
+
+
+def test_a_text_whose_server_was_killed_midway_is_read(tmp_path):
+    texts = Texts(tmp_path)
+    text = texts.begin("a" * 32, "secret", 16_000, {})
+    events = [Event(word, True, word == "b", 1, 1.0) for word in "ab"] + [Event("c", True, False, 2, 2.0)]
+    text.add(events, 16_000)
+    text.close()
+    with (tmp_path / f"{'a' * 32}.jsonl").open("a") as file:
+        file.write('{"text": "d", "fin')
+    kept = texts.find("a" * 32, "secret")
+    assert kept is not None and (kept.events, kept.settled, kept.ended) == (events[:2], 16_000, False)
+    assert texts.find("a" * 32, "other") is None and texts.find("b" * 32) is None and texts.find("../x") is None
+
+
+# --------------------------------------------------------------------------------------------------------------- places
+def test_silence_takes_no_place_from_who_speaks(session, speech):  # noqa: F811
+    async def body() -> None:
+        async with running(session, talks=1) as server, server.connect() as quiet, server.connect() as client:
+            await quiet.send(pcm(np.zeros(SAMPLE_RATE)))
+            await first(quiet)
+            for _ in range(30):  # of silence, none of which is kept
+                await quiet.send(pcm(np.zeros(SAMPLE_RATE)))
+            assert shown(await speak(client, speech(3))) == final(alone(session, speech(3)))
+            async with server.connect() as other:
+                await other.send(pcm(speech(3)))
+                await first(other)
+                await quiet.send(pcm(speech(3)))
+                while "error" not in (message := await first(quiet)):
+                    pass
+                assert "all 1 talks of this server are in use" in message["error"]
+
+    test(body())
+
+
+def test_who_is_silent_gives_way(session, speech):  # noqa: F811
+    async def body() -> None:
+        async with running(session, talks=1, silent_s=0.3) as server, server.connect() as idle:
+            await idle.send(pcm(speech(2)))
+            await first(idle)
+            await asyncio.sleep(0.5)
+            async with server.connect() as client:
+                assert shown(await speak(client, speech(3))) == final(alone(session, speech(3)))
+            assert shown(await received(idle)) == final(alone(session, speech(2)))  # it was told all
+
+    test(body())
+
+
+def test_listeners_take_no_place_from_speakers(session, speech):  # noqa: F811
+    async def body() -> None:
+        async with running(session, connections=1, listeners=2) as server, server.connect() as client:
+            await client.send(pcm(speech(2)))
+            name = (await first(client))["listen"]
+            async with server.connect(f"/listen/{name}"), server.connect(f"/listen/{name}"):
+                with pytest.raises(InvalidStatus, match="503"):
+                    async with server.connect(f"/listen/{name}"):
+                        pass
+            with pytest.raises(InvalidStatus, match="503"):
+                async with server.connect():
+                    pass
+
+    test(body())
+
+
+def test_one_address_gets_only_so_many_connections(session, monkeypatch):  # noqa: F811
+    from leapformer_fairseq.serve import server as module
+
+    monkeypatch.setattr(module, "_address", lambda connection: "192.0.2.1")
+
+    async def body() -> None:
+        async with running(session, per_address=1) as server:
+            async with server.connect():
+                with pytest.raises(InvalidStatus, match="503"):
+                    async with server.connect():
+                        pass
+            await asyncio.sleep(0.1)
+            async with server.connect():
+                pass
+
+    test(body())
+
+
+def test_pings_without_end_stall_nobody(session, speech):  # noqa: F811
+    """Who sends them and does not read the answers is disconnected."""
+
+    async def body() -> None:
+        async with running(session) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(
+                f"GET / HTTP/1.1\r\nHost: localhost:{server.port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+            )
+            await reader.readuntil(b"\r\n\r\n")
+
+            async def flood() -> None:
+                with suppress(OSError):
+                    while True:
+                        writer.write((b"\x89\xfd\x00\x00\x00\x00" + b"x" * 125) * 500)
+                        await writer.drain()
+                        await asyncio.sleep(0)
+
+            task = asyncio.create_task(flood())
+            async with server.connect() as client:
+                assert shown(await speak(client, speech(3))) == final(alone(session, speech(3)))
+            await asyncio.wait_for(task, 20)
+
+    test(body())
+
+
+# ---------------------------------------------------------------------------------------------------- names and tokens
+def test_a_name_that_is_not_known_is_refused(session):  # noqa: F811
+    """A page of another site may make its own name mean this address."""
+
+    async def body() -> None:
+        async with running(session) as server:
+            server.server.hosts.add("talks.example")
+            for host, good in (
+                ("localhost", True), ("127.0.0.1", True), ("[::1]", True), ("192.168.1.7", True),
+                ("talks.example", True), ("TALKS.example", True), ("evil.example", False), ("", False),
+                ("localhost.evil.example", False), ("a b", False),
+            ):  # fmt: skip
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(f"GET / HTTP/1.1\r\nHost: {host}:{server.port}\r\n\r\n".encode())
+                answer = (await reader.read()).decode()
+                assert answer.startswith(f"HTTP/1.1 {200 if good else 403}"), host
+                policy = next(line for line in answer.splitlines() if line.startswith("Content-Security-Policy"))
+                assert "ws:;" not in policy and "ws: " not in policy and "*" not in policy
+                assert (f" ws://{host}:{server.port}" in policy) == good
+                writer.close()
+
+    test(body())
