@@ -473,6 +473,9 @@ SERVE: dict[str, tuple[list[str], set[str]]] = {
     "--host": (["--host", "localhost"], {"listens", "out"}),
     "--port": (["--port", "8123"], {"listens", "out"}),
     "--token": (["--token", "secret"], {"token", "out"}),
+    "--allow-host": (["--allow-host", "talks.example"], {"hosts"}),
+    "--talks": (["--talks", "kept"], {"texts", "out"}),
+    "--no-talks": (["--no-talks"], {"texts", "out"}),
     "--open": (["--open"], {"opened"}),
     "--title": (["--title", "A model"], {"page"}),
     "--device": (["--device", "cuda:7"], {"device"}),
@@ -483,7 +486,7 @@ SERVE: dict[str, tuple[list[str], set[str]]] = {
 }  # fmt: skip
 BROWSER: dict[str, tuple[list[str], set[str]]] = {
     "--onnxruntime-web": (["--onnxruntime-web", "elsewhere"], {"files"}),
-    **{option: SERVE[option] for option in ("--host", "--port", "--open", "--title")},
+    **{option: SERVE[option] for option in ("--host", "--port", "--token", "--allow-host", "--open", "--title")},
 }
 OF_SESSIONS = {*ARRIVES, "--checkpoint", "--sentence-ends"}
 
@@ -495,6 +498,8 @@ def serve(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 
     async def start(self: Any, host: str, port: int) -> Any:
         seen.update(listens=(host, port), server=type(self).__name__, token=self.token)
+        seen["hosts"] = sorted(self.hosts._names)
+        seen["texts"] = str(self.texts.folder) if getattr(self, "texts", None) else None
         pages = self.files if isinstance(self, FileServer) else self._files
         seen["page"] = json.loads(pages["/config.json"][1])
         for limit in fields(Limits) if hasattr(self, "limits") else ():
@@ -528,6 +533,7 @@ def serve(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     monkeypatch.setattr(served_files, "model_files", model_files)
     monkeypatch.setattr("webbrowser.open", lambda page: seen.update(opened=page))
     monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     (folder / "folder").mkdir(exist_ok=True)
 
     def run(*words: str) -> Found:

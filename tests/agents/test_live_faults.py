@@ -7,7 +7,10 @@ import json
 import os
 import random
 import shutil
+import signal
 import stat
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,14 +18,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 
 websockets = pytest.importorskip("websockets", reason="the extra live")
+from websockets.asyncio.client import connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
 from leapformer_fairseq import serve  # noqa: E402
 from leapformer_fairseq.agents.session import Event, Session  # noqa: E402
 from leapformer_fairseq.audio import SAMPLE_RATE  # noqa: E402
+from leapformer_fairseq.cli import demo  # noqa: E402
 from leapformer_fairseq.errors import LeapformerError  # noqa: E402
+from leapformer_fairseq.runtime.folder import GRAPHS, MODEL, SPEECH, WEIGHTS  # noqa: E402
+from leapformer_fairseq.serve.files import RUNTIME, FileServer, model_files  # noqa: E402
 from leapformer_fairseq.serve.server import LiveServer  # noqa: E402
 from leapformer_fairseq.serve.talk import Limits  # noqa: E402
 from leapformer_fairseq.serve.texts import Texts  # noqa: E402
@@ -472,5 +480,79 @@ def test_a_name_that_is_not_known_is_refused(session):  # noqa: F811
                 assert "ws:;" not in policy and "ws: " not in policy and "*" not in policy
                 assert (f" ws://{host}:{server.port}" in policy) == good
                 writer.close()
+
+    test(body())
+
+
+def test_a_served_model_is_for_who_knows_the_token(tmp_path):
+    """With --in-browser: the page's own files are asked for without it, by its cookie."""
+    files = {"/": ("text/html", b"page"), "/model/a": ("application/octet-stream", b"weights")}
+
+    async def body() -> None:
+        server = FileServer(files, "s c/ret")
+        listening = await server.start("127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+
+        async def get(path: str, cookie: str = "") -> tuple[int, str]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
+            answer = (await reader.read()).decode()
+            writer.close()
+            return int(answer.split()[1]), answer
+
+        assert (await get("/"))[0] == (await get("/model/a"))[0] == (await get("/?token=wrong"))[0] == 401
+        status, answer = await get("/?token=s%20c%2Fret")
+        cookie = answer.partition("Set-Cookie: ")[2].partition(";")[0]
+        assert status == 200 and "HttpOnly; SameSite=Strict" in answer and "ret" not in cookie
+        assert (await get("/model/a", cookie))[0] == 200
+        assert (await get("/model/a", cookie[:-1]))[0] == 401
+        listening.close()
+        await listening.wait_closed()
+
+    test(body())
+
+
+def test_links_that_leave_a_served_folder_are_refused(tmp_path):
+    for folder in ("model", "runtime"):
+        (tmp_path / folder).mkdir()
+    for name in RUNTIME:
+        (tmp_path / "runtime" / name).touch()
+    for name in (MODEL, WEIGHTS, *GRAPHS[SPEECH]):
+        (tmp_path / "model" / name).touch()
+    assert model_files(tmp_path / "model", tmp_path / "runtime")
+    (tmp_path / "secret").touch()
+    (tmp_path / "model" / WEIGHTS).unlink()
+    (tmp_path / "model" / WEIGHTS).symlink_to(tmp_path / "secret")
+    with pytest.raises(LeapformerError, match="is a link that leaves its folder"):
+        model_files(tmp_path / "model", tmp_path / "runtime")
+
+
+def test_the_command_prints_an_address_that_can_be_opened_and_ends_soon(tmp_path):
+    """Also while somebody speaks; his text is there after that."""
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "leapformer_fairseq.cli.main", "serve", "--checkpoint", str(demo.MODEL)]
+
+    async def body() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *command, "--port", "0", "--token", "a b&c", env=environment, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        address = (await process.stdout.readline()).decode().split()[1]
+        assert address.endswith("/?token=a%20b%26c")
+        assert str(tmp_path / "leapformer/talks") in (await process.stdout.readline()).decode()
+        samples, _ = soundfile.read(demo.FOLDER / json.loads(demo.EXAMPLE.read_text())["audio"], dtype="float32")
+        async with connect(address.replace("http", "ws"), proxy=None) as client:
+            for _ in range(2):
+                await client.send(pcm(np.concatenate([samples, np.zeros(SAMPLE_RATE, np.float32)])))
+            while not any(event["ends"] for event in (await first(client)).get("events", [])):
+                pass
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            _, err = await process.communicate()
+            assert process.returncode == 0 and not err and time.monotonic() - began < 4
+        (path,) = (tmp_path / "leapformer/talks").glob("*.jsonl")
+        kept = Texts(path.parent).find(path.stem)
+        assert kept is not None and kept.events and not kept.ended and kept.settled > 0
 
     test(body())
