@@ -18,7 +18,8 @@ from the server
 `heard_s`      seconds of audio that are translated; `behind_s`: that are received and wait; `rtf`: real-time factor
 `listen`       the talk's name, once, at its beginning: /listen/NAME shows the same text
 `history`      its final events so far, for who comes later
-`talk`         to a speaker: the key of the talk, which nobody else should know; `received`: samples that came so far
+`talk`         to a speaker: the key of the talk, which nobody else should know
+`received`     samples that came so far
 `begun`        to a speaker: the talk began just now, there was none of this key
 `settled`      samples whose text is final whatever happens; a client keeps those after them, to send them again
 `error`        one line

@@ -160,7 +160,7 @@ class Talk:
         listener = Listener()
         first = {"listen": self.name, "history": [asdict(event) for event in self.history], **self._state()}
         if speaker:
-            first |= {"talk": self.key, "received": self.received, "settled": self._settled(), "begun": new}
+            first |= {"talk": self.key, "begun": new}
         listener.put(first)
         if self.done.is_set():
             listener.put({"end_of_processing": True})
@@ -304,15 +304,18 @@ class Talk:
         self._compute_s += time.perf_counter() - start
         return events
 
+    def _received(self) -> dict[str, int]:
+        return {"received": self.received, "settled": self._settled()}
+
     def _settled(self) -> int:
         """Samples of the client's audio whose text is final, however the server may end."""
         return self._start + (self._session.settled * self.rate // SAMPLE_RATE if self._session else 0)
 
-    def _state(self) -> dict[str, float]:
+    def _state(self) -> dict[str, Any]:
         heard = self._session.audio_s if self._session else 0.0
         rtf = self._compute_s / heard if heard else 0.0
         seconds = heard + self._start / self.rate
-        return {"heard_s": seconds, "behind_s": self.behind_s, "rtf": rtf, "settled": self._settled()}
+        return {"heard_s": seconds, "behind_s": self.behind_s, "rtf": rtf, **self._received()}
 
     def _tell(self, message: dict[str, Any]) -> None:
         for listener in self._listeners:

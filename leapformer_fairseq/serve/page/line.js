@@ -2,6 +2,7 @@
 
 import { Outbox } from "./outbox.js";
 
+const BUFFERED = 1 << 20; // bytes that may wait in the browser
 export const TIMES = { retry: [500, 1000, 2000, 5000], quiet: 15000 }; // ms; quiet: audio that long without an answer
 
 export class Line {
@@ -76,7 +77,7 @@ export class Line {
       this.ready = true;
     }
     this.told.message(message);
-    if (message.settled !== undefined) this.box.settle(message.settled);
+    if (message.settled !== undefined) this.box.settle(message.settled, message.received);
     if (message.end_of_processing) {
       this.stopping = false;
       this.store.remove();
@@ -123,11 +124,14 @@ export class Line {
   /** Send what waits, in order. */
   pump() {
     if (!this.ready || !this.up) return;
-    for (let pcm = this.box.take(performance.now()); pcm; pcm = this.box.take(performance.now())) {
+    const room = () => (this.socket.bufferedAmount ?? 0) < BUFFERED; // more is sent when the server has answered
+    while (room()) {
+      const pcm = this.box.take(performance.now());
+      if (!pcm) break;
       this.socket.send(pcm);
       this.asked = performance.now();
     }
-    if (!this.stopping) return;
+    if (!this.stopping || this.box.next < this.box.end) return;
     this.say({ end_of_stream: true });
     this.ready = false; // nothing follows
   }

@@ -2,7 +2,7 @@
 // connection what did not arrive, after a restart of the server what has no final text.
 
 export const RATE = 16000;
-const KEPT = 120 * RATE; // samples that were sent and have no final text, at most
+const KEPT = 120 * RATE; // samples that the server has received and that have no final text, at most
 const LONGEST = 30 * 60 * RATE; // samples that wait to be sent, at most
 
 export class Outbox {
@@ -31,18 +31,18 @@ export class Outbox {
 
   /** What is to be sent next, or null. */
   take(now) {
-    const piece = this.pieces.find(({ from, length }) => from + length > this.next);
+    const piece = this.pieces[this.place(this.next)];
     if (!piece) return null;
     const skipped = Math.max(0, this.next - piece.from);
     this.next = piece.from + piece.length;
     piece.when ??= now;
-    this.drop((one) => one.from + one.length < this.next - KEPT);
     return skipped ? piece.pcm.slice(2 * skipped) : piece.pcm;
   }
 
-  /** The text of the samples before this one is final. */
-  settle(sample) {
-    this.drop((one) => one.from + one.length <= Math.min(sample, this.next));
+  /** The server has received so many samples, and the text of the first `settled` is final. */
+  settle(settled, received) {
+    const done = Math.max(settled, received - KEPT);
+    this.pieces.splice(0, this.place(Math.min(done, this.next)));
   }
 
   /** Begin again with this sample or, if it is not kept any more, the first that is. */
@@ -61,10 +61,18 @@ export class Outbox {
 
   /** When a sample was sent first; null if that is not known. */
   sentAt(sample) {
-    return this.pieces.find(({ from, length }) => from + length >= sample)?.when ?? null;
+    return this.pieces[this.place(sample - 1)]?.when ?? null;
   }
 
-  drop(done) {
-    while (this.pieces.length && done(this.pieces[0])) this.pieces.shift();
+  /** Which piece holds a sample; how many there are if it is a later one. */
+  place(sample) {
+    let [low, high] = [0, this.pieces.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      const { from, length } = this.pieces[middle];
+      if (from + length > sample) high = middle;
+      else low = middle + 1;
+    }
+    return low;
   }
 }

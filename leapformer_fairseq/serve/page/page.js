@@ -67,7 +67,7 @@ function received(message) {
   for (const event of message.events ?? []) talk.add({ ...event, audio_s: event.audio_s + earlier }, delayOf(event));
   const changed = message.end_of_processing || message.events?.some((event) => event.final);
   if (changed && !listening) keep(Boolean(message.end_of_processing));
-  if (local && message.heard_s) line.box.settle(Math.round(message.heard_s * RATE));
+  if (local && message.heard_s) line.box.settle(Math.round(message.heard_s * RATE), 0);
   if (message.heard_s !== undefined) figures(message);
   if (message.end_of_processing) ended();
   draw();
