@@ -47,11 +47,15 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result for an utterance; `compute` is the stream's report, None if it was decoded in a batch."""
+    """The result for an utterance; `compute` is the stream's report, None if it was decoded in a batch.
+
+    `left_out_s`: seconds of silence before its first sound that were left out.
+    """
 
     utterance: Utterance
     instance: Instance
     compute: dict[str, float] | None
+    left_out_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,8 @@ class Simulation:
             elapsed=tuple(elapsed),
             source_length=_milliseconds(len(samples)),
         )
-        return Outcome(utterance, instance, {**stream.report(), "threads": self.threads})
+        compute = {**stream.report(), "threads": self.threads}
+        return Outcome(utterance, instance, compute, stream.beginning.n_left_out / SAMPLE_RATE)
 
 
 def _untimed(outcome: Outcome) -> Outcome:

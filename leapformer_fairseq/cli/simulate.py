@@ -98,11 +98,17 @@ def _translate(args: argparse.Namespace, simulation: Simulation, waiting: list[A
 
     from ..agents.simulate import log_outcome, simulate
 
-    way = "in batches" if simulation.batched else "one by one"
+    way, left_out = "in batches" if simulation.batched else "one by one", list[float]()
     with tqdm(total=total, initial=total - len(waiting), unit="sentence", desc=f"simulation, {way}") as progress:
         for outcome in simulate(args, simulation, waiting, args.jobs):
             log_outcome(Path(args.out), outcome)
+            left_out += [outcome.left_out_s] if outcome.left_out_s else []
             progress.update()
+    if left_out:
+        print(
+            f"{len(left_out)} recordings begin with long silence, {sum(left_out):.1f} s of it were left out; "
+            "--silence-db off translates it"
+        )
 
 
 def _score(folder: Path, args: argparse.Namespace) -> None:
