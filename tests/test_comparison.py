@@ -183,3 +183,8 @@ def test_a_report_has_the_threads_of_the_runs(folder, capsys):
         path.write_text(json.dumps(scores))
     assert main(["report", str(folder)]) == 0
     assert "per second of audio, with 3 threads." in report.read_text() and "|threads:3|" in report.read_text()
+    path = next(folder.glob("leap/k9/scores.json"))
+    scores = json.loads(path.read_text())
+    path.write_text(json.dumps(scores | {"compute": {**scores["compute"], "threads": 2}}))  # as SimulEval's agent logs
+    assert main(["report", str(folder)]) == 0
+    assert "with 2 threads or 3 threads." in report.read_text() and "|threads:None|" in report.read_text()

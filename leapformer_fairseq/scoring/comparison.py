@@ -82,7 +82,9 @@ def _row(name: str, scores: dict[str, Any]) -> dict[str, Any]:
 
 
 def _threads(scores: dict[str, Any]) -> int | None:
-    """The threads of the run that was scored, as its signature says; None if it does not."""
+    """The threads of the run that was scored, as its log of computation or its signature says; None if neither does."""
+    if logged := (scores["compute"] or {}).get("threads"):
+        return int(logged)
     found = re.search(r"\|threads:(\d+)", str((scores.get("model") or {}).get("signature")))
     return int(found[1]) if found else None
 
