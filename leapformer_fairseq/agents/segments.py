@@ -17,6 +17,7 @@ from ..audio import SAMPLE_RATE, STATE_MS
 from ..errors import LeapformerError
 from ..runtime.sentences import SentenceEnds, SentenceModel
 from .silence import (
+    MIDDLE_MS,
     ONSET_DB,
     PIECE,
     QUIET_ONSET_MS,
@@ -43,8 +44,9 @@ class SegmentOptions:
     a "segment" is kept completely; a "window" forgets text older than the last `history_words` words (or pieces, if the
     unit is "char") with its source, so that a segment may last for hours. `silence_db`: the first segment begins with
     the first sound above this level, in decibels relative to full scale (see `silence.Beginning`), and where pauses end
-    segments, audio below it is never speech; with None, audio begins with its first sample, and silence is only
-    relative to earlier audio. `lead_ms`: silence before a sound that its segment begins with.
+    segments, audio below it is never speech; where none does, silence of more than a second is cut to a second. With
+    None, audio begins with its first sample, and silence is only relative to earlier audio. `lead_ms`: silence before a
+    sound that its segment begins with.
     """
 
     kind: str = "pause"
@@ -100,9 +102,10 @@ class Place(enum.Enum):
 class Segmenter:
     """Assigns pieces of audio, (T,) samples in [-1, 1], to segments, one after the other, in constant memory.
 
-    The first segment begins with the first sound (without `silence_db`, with the first piece); longer silence before it
-    has no place. After a pause, the next segment begins with the next sound: silence is not translated. The threshold
-    for silence is then low enough that a much quieter speaker is detected.
+    The first segment begins with the first sound (without `silence_db`, with the first piece); silence before it has no
+    place, nor has long silence where no pause ends a segment. After a pause, the next segment begins with the next
+    sound: silence is not translated. The threshold for silence is then low enough that a much quieter speaker is
+    detected.
     """
 
     def __init__(self, options: SegmentOptions, grid: int = SAMPLE_RATE // 1000) -> None:
@@ -115,6 +118,7 @@ class Segmenter:
         self._floor = math.inf  # level of the quietest of them, and of those between segments
         self._silence = -math.inf if options.silence_db is None else options.silence_db
         self._beginning = Beginning(options.silence_db, QUIET_ONSET_MS, options.lead_ms, grid)
+        self._n_silent = 0  # samples of silence that were heard last
         self._open = True
         self._ends_of = SentenceEnds(options.sentences) if options.kind == "sentence" and options.sentences else None
         self._waiting = np.zeros(0, np.float32)  # samples whose segment is not known yet
@@ -127,7 +131,13 @@ class Segmenter:
         """
         heard = self._beginning.push(piece)
         for start in range(0, len(heard), PIECE):
-            yield from self._hear(heard[start : start + PIECE], n_tokens, n_forgotten)
+            part = heard[start : start + PIECE]
+            if self.options.kind in AT_PAUSES or not self._is_long_silence(part):
+                yield from self._hear(part, n_tokens, n_forgotten)
+
+    def _is_long_silence(self, piece: np.ndarray) -> bool:
+        self._n_silent = self._n_silent + len(piece) if level_of(piece) < self._silence else 0
+        return self._n_silent > MIDDLE_MS * SAMPLE_RATE // 1000
 
     def _hear(self, piece: np.ndarray, n_tokens: int, n_forgotten: int) -> Iterator[tuple[Place, np.ndarray]]:
         if self._ends_of is None:

@@ -23,6 +23,7 @@ LOUD_DB = -40.0  # what is louder is a sound, also where the noise is as loud; s
 ONSET_DB = 10.0  # so much above the quietest piece so far is a sound, however quiet
 QUIET_ONSET_MS = 100  # the first sound may be quiet, as consonants are; what is quiet for longer is silence
 UTTERANCE_MS = 1000  # of silence that the recordings of a data set may begin with
+MIDDLE_MS = 1000  # of silence that stay in a segment that no pause ends
 
 
 def level_of(piece: np.ndarray) -> float:

@@ -157,7 +157,7 @@ class TestParts:
     def test_events_are_those_of_python(self, parts, folder, speech, policy, decoding, segments):
         system = ExportedSystem.load(folder, policy)
         decoding, segments = replace(DECODING, **decoding), replace(SEGMENTS, **segments)
-        quiet = 0.001 * speech(0.7, 5)
+        quiet = 0.001 * speech(1.3, 5)
         pcm = pcm_of(
             np.concatenate([0.5 * quiet[:9_999], speech(2.3, 1), quiet, speech(1.9, 2), quiet, speech(0.45, 3)])
         )

@@ -108,6 +108,16 @@ def test_below_a_level_there_is_no_speech() -> None:
         assert [place for place, _ in found] == ["speech", "end", "between", "speech"]
 
 
+@pytest.mark.parametrize("options", [{"kind": "tokens"}, {"kind": "seconds", "history": "window"}])
+def test_long_silence_where_no_pause_ends_a_segment_is_cut_to_a_second(options: dict) -> None:
+    for silence in (np.zeros(16_000 * 65), noise(65, -60)):
+        audio = [noise(3, -20), silence, noise(3, -20), noise(1, -60), noise(1, -20)]
+        assert places(audio, **options) == [("speech", 9.0)]
+        assert places(audio, **options, silence_db=None, max_seconds=90) == [("speech", 73.0)]
+    assert places([noise(65, -50)], **options, max_seconds=90) == [], "steady noise before any sound"
+    assert places([noise(1, -20), noise(65, -50)], **options, max_seconds=90) == [("speech", 66.0)], "it may be speech"
+
+
 def test_after_ten_seconds_the_quieter_level_is_the_recent_one() -> None:
     """Then its own pauses are found, too."""
     quiet = [noise(3, -45), noise(0.6, -75)]

@@ -7,6 +7,7 @@ const RECENT = 10000 / STATE_MS; // pieces whose loudest one is the recent level
 const LOUD_DB = -40; // what is louder is a sound, also where the noise is as loud
 const ONSET_DB = 10; // so much above the quietest piece of a pause is no silence, however quiet
 const QUIET_ONSET = 1600; // samples that the first sound may be quiet
+const MIDDLE = 16000; // samples of silence that stay in a segment that no pause ends
 const SPEECH = "speech"; // a piece that belongs to the segment
 export const END = "end"; // the segment's last piece
 export const BETWEEN = "between"; // silence after a pause
@@ -52,6 +53,7 @@ export class Segmenter {
     this.floor = Infinity; // level of the quietest of them, and of those between segments
     this.silence = options.silence_db ?? -Infinity;
     this.beginning = new Beginning(options.silence_db, options.lead_ms);
+    this.silent = 0; // samples of silence that were heard last
     this.open = true;
   }
 
@@ -60,9 +62,15 @@ export class Segmenter {
     const heard = this.beginning.push(piece);
     const parts = [];
     for (let start = 0; start < heard.length; start += PIECE) {
-      parts.push(...this.placed(heard.subarray(start, start + PIECE), tokens));
+      const part = heard.subarray(start, start + PIECE);
+      if (this.options.kind === "pause" || !this.isLongSilence(part)) parts.push(...this.placed(part, tokens));
     }
     return parts;
+  }
+
+  isLongSilence(piece) {
+    this.silent = levelOf(piece) < this.silence ? this.silent + piece.length : 0;
+    return this.silent > MIDDLE;
   }
 
   placed(piece, tokens) {
