@@ -16,10 +16,8 @@ from ..errors import LeapformerError
 
 PIECE = SAMPLE_RATE * STATE_MS // 1000  # samples
 FRAME = SAMPLE_RATE * FRAME_MS // 1000
-SILENCE_DB = (
-    -55.0
-)  # of full scale: what is quieter is silence; the noise of a microphone in a quiet room is at -70 to -60
-LOUD_DB = -40.0  # what is louder is a sound, also where the noise is as loud; speech near a microphone is at -30 to -15
+SILENCE_DB = -55.0  # of full scale: what is quieter is silence
+LOUD_DB = -40.0  # what is louder is a sound, also where the noise is as loud
 ONSET_DB = 10.0  # so much above the quietest piece so far is a sound, however quiet
 QUIET_ONSET_MS = 100  # the first sound may be quiet, as consonants are; what is quiet for longer is silence
 UTTERANCE_MS = 1000  # of silence that the recordings of a data set may begin with
