@@ -102,26 +102,32 @@ def read_speech(
 
 def _part(file: soundfile.SoundFile, path: str | Path, start_s: float, duration_s: float | None) -> np.ndarray:
     """What `read_audio` returns of an open file."""
-    start = round(start_s * file.samplerate)
+    count = None if duration_s is None else round(duration_s * file.samplerate)
+    return samples_of(file, str(path), round(start_s * file.samplerate), count)
+
+
+def samples_of(file: soundfile.SoundFile, name: str, start: int = 0, count: int | None = None) -> np.ndarray:
+    """At most `count` samples (T, channels) float32 of an open file, from `start` on.
+
+    Raises AudioError as `read_audio` does.
+    """
     if start >= file.frames:
         raise AudioError(
-            f"{path} ends at {file.frames / file.samplerate:.2f} s, before {start_s:.2f} s, where a segment "
-            "starts; is the file truncated?",
+            f"{name} ends at {file.frames / file.samplerate:.2f} s, before {start / file.samplerate:.2f} s, where a "
+            "segment starts; is the file truncated?",
             "start after the end of the file",
         )
-    count = file.frames - start
-    if duration_s is not None:
-        count = min(count, round(duration_s * file.samplerate))
+    count = file.frames - start if count is None else min(count, file.frames - start)
     if max(count * file.channels, count / file.samplerate * SAMPLE_RATE) > LONGEST:
         raise AudioError(
-            f"{path} has {count / file.samplerate / 3600:.1f} h of {file.channels} channels at "
+            f"{name} has {count / file.samplerate / 3600:.1f} h of {file.channels} channels at "
             f"{file.samplerate:,} Hz, more than fits in memory ({LONGEST:,} samples); cut it, or is its header "
             "damaged?",
             "too much to decode",
         )
     file.seek(start)
-    samples = file.read(count, dtype="float32", always_2d=True)
-    check_samples(samples, str(path))
+    samples: np.ndarray = file.read(count, dtype="float32", always_2d=True)
+    check_samples(samples, name)
     return samples
 
 

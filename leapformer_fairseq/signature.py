@@ -17,7 +17,10 @@ LIBRARIES = {"torch": "torch", "fairseq": "fairseq-fixed", "simuleval": "simulev
 
 
 def environment() -> dict[str, str | int | None]:
-    """What a result depends on besides its own options; None for what is not installed or cannot be known."""
+    """What a result depends on besides its own options; None for what is not installed or cannot be known.
+
+    `threads` are those of this process.
+    """
     return {
         "leapformer_fairseq": __version__,
         "commit": _commit(PLUGIN_DIR),
@@ -30,7 +33,10 @@ def environment() -> dict[str, str | int | None]:
 
 
 def signature(**options: object) -> str:
-    """The environment, and `options` such as a seed, in one line: `leapformer_fairseq:0.1.0|commit:...|seed:1`."""
+    """The environment, and `options` such as a seed, in one line: `leapformer_fairseq:0.1.0|commit:...|seed:1`.
+
+    Give `threads` where another process than this one did what the result is of: its number, or None if unknown.
+    """
     return "|".join(f"{name}:{value}" for name, value in {**environment(), **options}.items())
 
 

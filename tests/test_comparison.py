@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.pictures.comparison import comparison_figure, draw_comparison, spread
 from leapformer_fairseq.scoring.comparison import collect, table
@@ -168,3 +169,22 @@ def test_damaged_scores_are_named(folder, content):
     (folder / "leap/k9/scores.json").write_text(content)
     with pytest.raises(LeapformerError, match="k9/scores.json is damaged .*; score this run again"):
         collect(folder)
+
+
+def test_a_report_has_the_threads_of_the_runs(folder, capsys):
+    """Not those of the process that writes it; they are unknown where a run does not say."""
+    report = folder / "report.md"
+    assert main(["report", str(folder)]) == 0
+    assert (
+        "a number of threads that the runs do not say" in report.read_text() and "|threads:None|" in report.read_text()
+    )
+    for path in folder.glob("*/**/scores.json"):
+        scores = json.loads(path.read_text()) | {"model": {"signature": "leapformer_fairseq:1|threads:3|date:x"}}
+        path.write_text(json.dumps(scores))
+    assert main(["report", str(folder)]) == 0
+    assert "per second of audio, with 3 threads." in report.read_text() and "|threads:3|" in report.read_text()
+    path = next(folder.glob("leap/k9/scores.json"))
+    scores = json.loads(path.read_text())
+    path.write_text(json.dumps(scores | {"compute": {**scores["compute"], "threads": 2}}))  # as SimulEval's agent logs
+    assert main(["report", str(folder)]) == 0
+    assert "with 2 threads or 3 threads." in report.read_text() and "|threads:None|" in report.read_text()

@@ -153,6 +153,43 @@ def test_fairseqs_features_are_ours(tmp_path, suffix):
     np.testing.assert_array_equal(audio_utils.get_fbank(str(path)), audio.fbank(tone()))
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"frames": 900, "start": 100}, {"start": -300}, {"normalization": False},
+    {"mono": False, "output_sample_rate": 8_000}, {"always_2d": False, "normalize_volume": True},
+])  # fmt: skip
+def test_waveforms_are_those_of_soundfile(tmp_path, options):
+    samples = np.stack([tone(), 0.5 * tone()], 1)
+    soundfile.write(tmp_path / "a.wav", samples, audio.SAMPLE_RATE, subtype="FLOAT")
+    more = {name: options.get(name, default) for name, default in (("frames", -1), ("start", 0))}
+    expected, rate = soundfile.read(tmp_path / "a.wav", dtype="float32", always_2d=True, **more)
+    expected, rate = audio_utils.convert_waveform(
+        expected.T, rate, options.get("normalize_volume", False), options.get("mono", True),
+        options.get("output_sample_rate"),
+    )  # fmt: skip
+    expected = expected * (1 if options.get("normalization", True) else 2.0**15)
+    expected = expected if options.get("always_2d", True) else expected[0]
+    for file in (str(tmp_path / "a.wav"), io.BytesIO((tmp_path / "a.wav").read_bytes())):  # of an archive
+        found = audio_utils.get_waveform(file, **options)
+        np.testing.assert_array_equal(found[0], expected)
+        assert found[1] == rate and found[0].dtype == np.float32
+
+
+def test_waveforms_are_bounded_and_checked_before_they_are_decoded(tmp_path, monkeypatch):
+    for name, samples, rate in (("slow", tone(), 1), ("loud", 3e4 * tone(), 16_000), ("long", tone(), 16_000)):
+        soundfile.write(tmp_path / f"{name}.wav", samples, rate, subtype="FLOAT")
+    for name, said in (("slow", "claims 1 samples per second"), ("loud", "samples of"), ("gone", "no audio file at")):
+        with pytest.raises(audio.AudioError, match=said) as error:
+            audio_utils.get_fbank(str(tmp_path / f"{name}.wav"))
+        assert "\n" not in str(error.value)
+    monkeypatch.setattr(audio, "LONGEST", 1_000)
+    monkeypatch.setattr(soundfile.SoundFile, "read", lambda *given, **more: pytest.fail("it was decoded"))
+    for file in (str(tmp_path / "long.wav"), io.BytesIO((tmp_path / "long.wav").read_bytes())):
+        with pytest.raises(audio.AudioError, match="more than fits in memory"):
+            audio_utils.get_waveform(file)
+    with pytest.raises(ValueError, match="Unsupported audio format: .mp3"):
+        audio_utils.get_waveform("a.mp3")
+
+
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
 def test_resampling_keeps_the_tone_and_the_type(kind):
     wave = kind(tone(48_000)[None])

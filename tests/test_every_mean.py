@@ -121,12 +121,13 @@ def test_chance_is_the_share_of_the_most_frequent_label(labels, monkeypatch, tmp
     best = {"updates": 7, "parameters": 11}
     monkeypatch.setattr(grid, "Split", lambda *given: SimpleNamespace(labels=np.array(labels)))
     monkeypatch.setattr(grid, "describe_checkpoint", lambda path: best)
-    monkeypatch.setattr(grid, "signature", str)
+    monkeypatch.setattr(grid, "signature", lambda **about: str(about))
     one, cell = grid.Grid(load("reduced"), tmp_path, tmp_path, ()), grid.Cell("listops", "leap", 3)
     one.folder(cell).mkdir(parents=True)
     (one.folder(cell) / "test.log").write_text("valid on 'test' subset | loss 2 | accuracy 90.5\n")
     (one.folder(cell) / "train.log").write_text("")
     found = one._found(cell)
+    assert found["signature"] == "{'threads': 1}", "those of the training"
     assert found["chance"] == max(labels.count(label) for label in labels) / len(labels)
     assert (found["examples"], found["accuracy"], found["dev"]) == (len(labels), 90.5, None)
     assert {name: found[name] for name in ("task", "row", "seed", *best)} == {**cell._asdict(), **best}

@@ -431,13 +431,13 @@ def test_probes_are_trained_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_repeats_of_a_curve_go_on_after_the_last_utterance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = []
 
+    @dataclass
     class Stub:
-        system, options, segment_ms, unit = None, None, 40, "word"
-
-        def __init__(self, *given: Any) -> None:
-            pass
+        unit: str = "word"
+        alone: bool = False
 
         def translate(self, portion: Any) -> list[Outcome]:
+            assert self.alone
             made.extend(one.index for one in portion)
             return [
                 Outcome(one, Instance(one.index, "a", "a", (1.0,), (2.0,), 5.0), {"features_s": 1.0, "encoder_s": 1.0,
@@ -446,8 +446,8 @@ def test_repeats_of_a_curve_go_on_after_the_last_utterance(monkeypatch: pytest.M
             ]  # fmt: skip
 
     monkeypatch.setattr(curves, "build_simulation", lambda args: Stub())
-    monkeypatch.setattr(curves, "_OneByOne", Stub)
-    monkeypatch.setattr(curves, "score_run", lambda *given: {"scores": {}})
+    timed = dict.fromkeys(("features_s", "encoder_s", "decoder_s"), 1.0)
+    monkeypatch.setattr(curves, "score_run", lambda *given: {"compute": timed, "n_instances": 5, "n_empty": 0})
     utterances = [Utterance(index, tmp_path / "x.wav", "a") for index in range(5)]
     setting: Any = None
     run = curves.Run(setting, [], SimpleNamespace(out=tmp_path, tokenize="13a"))  # type: ignore[arg-type]

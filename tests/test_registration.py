@@ -101,7 +101,7 @@ def test_an_import_leaves_fairseq_as_it_is_and_register_does_not():
         # No hook, no class of a task or model: what the patches say and nothing else.
         "patched = {'safe', 'convert_waveform', '_get_torchaudio_fbank', '_create_consumer', 'parse_args_and_arch'}\n"
         "patched |= {'call_main', 'all_gather_list', '_broadcast_object_slow', 'DistributedDataParallel'}\n"
-        "patched |= {'load_checkpoint_to_cpu', 'get_config_from_yaml'}\n"
+        "patched |= {'load_checkpoint_to_cpu', 'get_config_from_yaml', 'get_waveform'}\n"
         "patched |= {'__enter__', '__exit__'}\n"  # of the Chunker, which reads the lines of preprocess
         "assert replaced == patched, replaced\n"
         "leapformer_fairseq.register()\n"

@@ -14,10 +14,10 @@ from leapformer_fairseq.cli import score as score_command
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.scoring import latency
 from leapformer_fairseq.scoring.latency import latency_scores, simultaneity, yet_another_average_lagging
-from leapformer_fairseq.scoring.marks import length_ratio, marks
+from leapformer_fairseq.scoring.marks import below_twins, length_ratio, marks
 from leapformer_fairseq.scoring.quality import bleu, chrf
 from leapformer_fairseq.scoring.report import score_run
-from leapformer_fairseq.scoring.runlog import Instance, read_compute, read_instances
+from leapformer_fairseq.scoring.runlog import Instance, read_compute, read_instances, read_threads
 
 # Four words, 1200 ms of source, three words in the reference.
 DELAYS, ELAPSED, SOURCE, REFERENCE = (300.0, 600.0, 1200.0, 1200.0), (350.0, 700.0, 1400.0, 1400.0), 1200.0, 3
@@ -231,6 +231,38 @@ def test_compute_is_summed_over_utterances(tmp_path: Path) -> None:
     assert read_compute(tmp_path).without_prenet == pytest.approx(0.5 / 2)
     (tmp_path / "compute.jsonl").write_text("")
     assert read_compute(tmp_path).seconds_per_second is None
+
+
+@pytest.mark.parametrize("part", ["features_s", "encoder_s", "decoder_s"])
+def test_tokens_that_took_no_time_were_not_timed(tmp_path: Path, part: str) -> None:
+    line = {"features_s": 0.1, "encoder_s": 0.2, "decoder_s": 0.3, "audio_s": 2.0, "tokens": 4}
+    (tmp_path / "compute.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps({**line, part: 0.0})}\n")
+    with pytest.raises(LeapformerError, match=rf"compute.jsonl:2 has 4 tokens and {part} 0, so .* was not timed"):
+        read_compute(tmp_path)
+    (tmp_path / "compute.jsonl").write_text(json.dumps({**line, part: 0.0, "tokens": 0}))  # too short for a frame
+    assert read_compute(tmp_path).audio_s == 2.0
+
+
+def test_the_threads_are_those_of_the_run(tmp_path: Path) -> None:
+    line = {"features_s": 0.1, "encoder_s": 0.2, "decoder_s": 0.3, "audio_s": 2.0, "tokens": 4}
+    assert read_threads(tmp_path) is None
+    (tmp_path / "simulate.json").write_text(json.dumps({"options": {"num_threads": 5}}))
+    assert read_threads(tmp_path) == 5, "of a run that was not timed"
+    for counts, expected in (((3, 3), 3), ((3, None), 5), ((3, 4), 5)):
+        lines = [json.dumps(line | ({} if count is None else {"threads": count})) for count in counts]
+        (tmp_path / "compute.jsonl").write_text("\n".join(lines))
+        assert read_threads(tmp_path) == expected, "as logged, where all lines say the same"
+
+
+def test_a_latency_below_its_twin_is_marked(tmp_path: Path) -> None:
+    """Computation moves the second word behind the end of the source, where YAAL does not count it."""
+    times = {"delays": [100.0, 1000.0, 1200.0, 1200.0], "elapsed": [110.0, 1210.0, 1400.0, 1400.0]}
+    report = score_run(write_run(tmp_path, entry(**times)))
+    assert report["scores"]["YAAL_CA"] < report["scores"]["YAAL"]
+    (told,) = [line for line in report["marks"] if "_CA" in line]
+    assert told.startswith("YAAL_CA 110.00 is below YAAL 400.00: with computation, fewer units")
+    assert not below_twins({"AL": 1.0, "AL_CA": 1.0, "BLEU": 3.0, "AP_CA": 1.0})
+    assert len(below_twins({"LongYAAL": 2.0, "LongYAAL_CA_queued": 1.0, "LongYAAL_CA": 1.5})) == 2
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

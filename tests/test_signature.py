@@ -23,6 +23,12 @@ def test_signature_is_one_line_with_options_last():
     assert "\n" not in text
 
 
+def test_the_threads_of_another_process_can_be_given():
+    for threads in (7, None):
+        text = signature.signature(threads=threads, seed=3)
+        assert text.count("threads:") == 1 and f"|threads:{threads}|date:" in text and text.endswith("|seed:3")
+
+
 def test_a_missing_library_is_none(monkeypatch):
     monkeypatch.setattr(signature, "LIBRARIES", {"absent": "no-such-distribution"})
     assert signature.environment()["absent"] is None

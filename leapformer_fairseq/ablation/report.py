@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 def write_reports(study: Study) -> None:
     """table.md, table.json, commands.sh and ablation.png in the folder of the ablation, replaced as wholes."""
-    made_with = signature()
+    made_with = signature(**({} if study.settings.jobs == 1 else {"threads": 1}))
     content = {
         "arch": study.training.args.arch,
         "metric": study.training.metric,

@@ -57,7 +57,7 @@ def complete(
         epoch=best["epoch"],
         updates=best["updates"],
         parameters=best["parameters"],
-        signature=signature(),
+        signature=signature(**({} if threads is None else {"threads": threads})),
     )
     write_json(folder / DONE, asdict(result))
     return result

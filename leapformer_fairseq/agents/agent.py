@@ -75,7 +75,7 @@ class LeapformerAgent(SpeechToTextAgent):
         """Load the model and run it once, so that no utterance pays for the start. Raises LeapformerError."""
         self._options = decoding_options(args)
         self._system = open_system(args)
-        self._compute_log = _new_compute_log(args)
+        self._compute_log, self._threads = _new_compute_log(args), args.num_threads
         self._warm_up()
         super().__init__(args)
 
@@ -117,7 +117,7 @@ class LeapformerAgent(SpeechToTextAgent):
             return
         self._compute_log.parent.mkdir(parents=True, exist_ok=True)
         with self._compute_log.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(stream.report()) + "\n")
+            log.write(json.dumps({**stream.report(), "threads": self._threads}) + "\n")
 
 
 def _new_compute_log(args: Namespace) -> Path | None:

@@ -20,6 +20,7 @@ from ..models.simulst import END_CLOSED
 from ..modules import IncrementalState
 from .engine import IncrementalEngine, engine_for
 from .features import FeatureStream
+from .silence import Beginning
 from .stream import DecodingOptions, System, TranslationStream, repeating
 from .system import TranslationSystem
 
@@ -49,7 +50,8 @@ def translate_batch(
 
     Push the utterance's samples into it; it returns text at the same times as a separate stream.
     """
-    frames = {i: found for i, samples in enumerate(batch) if (found := _frames(system, samples)) is not None}
+    heard = [_after_silence(options, samples) for samples in batch]
+    frames = {i: found for i, samples in enumerate(heard) if (found := _frames(system, samples)) is not None}
     written = dict(zip(frames, _wait_k(system, options, list(frames.values())), strict=True)) if frames else {}
     engines = [_Replay(system, written.get(i, [])) for i in range(len(batch))]
     return [TranslationStream(system, options, engine=engine) for engine in engines]
@@ -64,6 +66,12 @@ class _Replay(IncrementalEngine):
 
     def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int:
         return self._script[self.n_tokens]
+
+
+def _after_silence(options: DecodingOptions, samples: np.ndarray) -> np.ndarray:
+    """What a stream of its own would hear of an utterance."""
+    beginning = Beginning.of_utterance(options.silence_db, options.lead_ms)
+    return np.concatenate([beginning.push(samples), beginning.finish()])
 
 
 def _frames(system: TranslationSystem, samples: np.ndarray) -> Tensor | None:

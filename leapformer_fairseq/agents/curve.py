@@ -11,16 +11,18 @@ import re
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from ..errors import LeapformerError
 from ..files import write_json
 from ..scoring.report import score_run
+from ..scoring.runlog import PARTS_S
 from .live import open_system
 from .policy import POLICIES, PolicyOptions
-from .simulate import Simulation, Utterance, build_simulation, log_outcome, logged
+from .simulate import Utterance, build_simulation, log_outcome, logged
 
 SCORES = "scores.json"
 # policy -> what its grid varies: the field of PolicyOptions, and the option of `leapformer simulate`
@@ -196,32 +198,35 @@ def _refusal(args: Namespace) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------- measurement
-class _OneByOne(Simulation):
-    """The same translation, but each utterance has the machine to itself."""
-
-    @property
-    def batched(self) -> bool:
-        return False
-
-
 def measure(run: Run, utterances: Sequence[Utterance], repeats: int, heard: Callable[[], None]) -> None:
     """Time the computation of a run in its folders repeat1, repeat2, ...; `heard` is called for each utterance.
 
-    Finished utterances in these folders are not repeated. Raises LeapformerError as `Simulation.translate` does.
+    Finished utterances in these folders are not repeated. Raises LeapformerError as `Simulation.translate` does, and
+    where a part of the computation took no time, so was not measured.
     """
     folders = [run.folder / f"repeat{number}" for number in range(1, repeats + 1)]
     waiting = [folder for folder in folders if not (folder / SCORES).is_file()]
     if not waiting:
         return
-    made = build_simulation(run.args)
-    simulation = _OneByOne(made.system, made.options, made.segment_ms, made.unit)
+    simulation = replace(build_simulation(run.args), alone=True)
     simulation.translate(utterances[:1])  # the first one pays for what is made once: compiled steps, tables, memory
     for folder in waiting:
         folder.mkdir(exist_ok=True)
-        done = logged(folder, made.unit)
+        done = logged(folder, simulation.unit)
         for one in utterances:
             if one.index not in done:
                 log_outcome(folder, *simulation.translate([one]))
             heard()
-        scores = score_run(folder, run.args.tokenize, made.unit)
+        scores = score_run(folder, run.args.tokenize, simulation.unit)
+        check_timed(folder, scores)
         write_json(folder / SCORES, scores)
+
+
+def check_timed(folder: Path, scores: Mapping[str, Any]) -> None:
+    """Raise LeapformerError for a repeat that wrote something in no time: it was not measured."""
+    untimed = [part for part in PARTS_S if not (scores["compute"] or {}).get(part)]
+    if untimed and scores["n_empty"] < scores["n_instances"]:
+        raise LeapformerError(
+            f"{folder} has no time of the {untimed[0].removesuffix('_s')}: earlier versions decoded it in batches, "
+            "which are not timed; delete it, and the same command measures again"
+        )

@@ -11,12 +11,12 @@ from typing import Any
 from tabulate import tabulate
 
 from ..files import read_json, write_json, write_text
-from ..pictures.latency import PARTS, draw_curve
+from ..pictures.latency import BELOW, PARTS, draw_curve, is_below
 from ..scoring.comparison import COLUMNS
 from ..scoring.latency import HIGH_MS, LOW_MS
 from ..scoring.talks import QUEUED
 from ..signature import signature
-from .curve import SCORES, Curve, Run
+from .curve import SCORES, Curve, Run, check_timed
 from .talks import LOGS, course, read_usage
 
 DATA, TABLE, PICTURE, COMMANDS = "curve.json", "table.md", "curve.png", "commands.sh"
@@ -46,11 +46,16 @@ _TALK_COLUMNS = {
     "time growth": "compute_growth",
 }
 _UTTERANCE_NOTES = (
-    "AL, LAAL, DAL, ATD are milliseconds, AP is a ratio; the ratio counts encoder states of 40 ms a step."
+    "AL, LAAL, DAL, ATD are milliseconds; AP is a ratio, above 1 where hypotheses are longer than references; the "
+    "ratio counts encoder states of 40 ms a step."
 )
 _MEASURED = (
     "`_CA` adds the time of computation, `compute` is its seconds per second of audio, `without pre-net` the same "
     "without the convolutions: each utterance alone, the mean over the repeats (least–greatest)."
+)
+_BELOW_NOTE = (
+    f"`{BELOW}`: below the latency without computation, because with computation fewer units are written before the "
+    "end of the source, and only those count."
 )
 _TALK_NOTES = (
     f"Latency is low up to a LongYAAL of {LOW_MS:.0f} ms and high up to {HIGH_MS:.0f} ms, without computation. `_CA`: "
@@ -68,7 +73,7 @@ def write_reports(curve: Curve, checkpoints: Mapping[str, Any]) -> None:
 
     `checkpoints`: information about each. Raises LeapformerError for runs whose scores are damaged.
     """
-    found, made_with = rows(curve), signature()
+    found, made_with = rows(curve), signature(threads=curve.runs[0].args.num_threads)
     content = {
         "checkpoints": checkpoints,
         "rows": found,
@@ -116,7 +121,7 @@ def _about(run: Run) -> Row:
 
 def _row(run: Run) -> Row:
     scored = read_json(run.folder / SCORES)
-    repeats = [read_json(folder / SCORES) for folder in run.measured]
+    repeats = [_measured(folder) for folder in run.measured]
     return {
         **_about(run),
         "sentences": scored["n_instances"],
@@ -129,6 +134,13 @@ def _row(run: Run) -> Row:
         "signatures": scored["signatures"],
         "signature": scored["model"]["signature"],
     }
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    """The scores of a repeat. Raises LeapformerError as `check_timed` does."""
+    scored = read_json(folder / SCORES)
+    check_timed(folder, scored)
+    return scored
 
 
 def _talk_row(run: Run) -> Row:
@@ -180,7 +192,10 @@ def table(found: Sequence[Row], style: str = "simple") -> str:
             **({"segment": row["segment"]} if of_talks else {}),
             "ratio": "trained" if row["pre_decision_ratio"] is None else str(row["pre_decision_ratio"]),
             "segment ms": str(row["segment_ms"]),
-            **{title: _cell(_total(row[name]), _DIGITS.get(name, ".0f")) for title, name in titles.items()},
+            **{
+                title: _cell(_total(row[name]), _DIGITS.get(name, ".0f")) + BELOW * is_below(row, name)
+                for title, name in titles.items()
+            },
         }
         for row in found
     ]
@@ -236,6 +251,7 @@ def _markdown(curve: Curve, found: Sequence[Row], made_with: str) -> str:
         f"![BLEU against {latency}]({PICTURE})",
         notes,
         *([_MEASURED] if any(row.get("repeats") for row in found) else []),
+        *([_BELOW_NOTE] if any(is_below(row, name) for row in found for name in row) else []),
         "\n".join(f"* {text}" for text in [*scores, f"leapformer_fairseq: `{made_with}`"]),
     ]
     return "\n\n".join(parts) + "\n"

@@ -10,6 +10,7 @@ from ..runtime.sentences import SentenceModel
 from .policy import POLICIES, PolicyOptions
 from .segments import HISTORIES, SEGMENTS, SegmentOptions
 from .session import CARRY
+from .silence import SILENCE_DB
 from .stream import EARLY_EOS, DecodingOptions
 from .text import EMITTERS
 
@@ -59,6 +60,12 @@ def add_system_options(parser: TakesOptions) -> None:
     add("--unit", choices=tuple(EMITTERS), help="write words, or pieces at once (default: --eval-latency-unit)")
     add("--early-eos", choices=EARLY_EOS, default="mask", help="wait-k: end of sentence before that of the source:"
         " forbid it, or take it back and wait for more source")  # fmt: skip
+    add("--silence-db", type=_decibels, default=SILENCE_DB, metavar="DB", help="what is quieter, in decibels of full "
+        "scale, is no speech: neither before the first sound nor where pauses end a segment; off: audio begins with "
+        f"its first sample, and pauses are only relative (default: {SILENCE_DB:g})")  # fmt: skip
+    add("--lead-ms", type=int, metavar="MS", help="of silence before a sound that an utterance or segment begins with, "
+        "as much as the recordings of the training do (default: live 0; of recordings up to a second, and 0 of longer "
+        "silence)")  # fmt: skip
     add("--num-threads", type=int, default=1, help="CPU threads of torch; fixed, so that timings can be compared")
 
 
@@ -77,10 +84,6 @@ def add_segment_options(parser: TakesOptions) -> None:
     add("--pause-ms", type=int, default=default.pause_ms, help=f"a pause is so long (default: {default.pause_ms})")
     add("--pause-db", type=float, default=default.pause_db, help="and so much quieter than the loudest of the last "
         f"10 s (default: {default.pause_db:g})")  # fmt: skip
-    add("--silence-db", type=float, metavar="DB", help="never translate what is quieter, in decibels of full scale, as "
-        "in -50 (default: only silence after a pause is left out)")  # fmt: skip
-    add("--lead-ms", type=int, default=default.lead_ms, metavar="MS", help="of silence after a pause that the next "
-        f"segment begins with; as much as the recordings of the training do (default: {default.lead_ms})")  # fmt: skip
     add("--segment-tokens", type=int, default=default.tokens, metavar="N", help="--segment tokens: target tokens of a "
         f"segment (default: {default.tokens})")  # fmt: skip
     add("--min-seconds", type=float, metavar="S", help=f"of a segment (default: {default.min_seconds:g}; with "
@@ -107,7 +110,7 @@ def segment_options(args: Namespace) -> SegmentOptions:
         history=args.history,
         history_words=args.history_words,
         silence_db=args.silence_db,
-        lead_ms=args.lead_ms,
+        lead_ms=SegmentOptions.lead_ms if args.lead_ms is None else args.lead_ms,
         sentences=sentences,
     )
 
@@ -126,8 +129,13 @@ def decoding_options(args: Namespace) -> DecodingOptions:
             f"--hold {args.hold} of the --max-draft {args.max_draft} tokens looked ahead leaves none to write; give a "
             "larger --max-draft"
         )
-    limits = args.max_after_read, args.no_repeat_ngram_size
-    return DecodingOptions(args.max_len_a, args.max_len_b, args.max_draft, args.early_eos, _output_unit(args), *limits)
+    more = args.max_after_read, args.no_repeat_ngram_size, args.silence_db, args.lead_ms
+    return DecodingOptions(args.max_len_a, args.max_len_b, args.max_draft, args.early_eos, _output_unit(args), *more)
+
+
+def _decibels(text: str) -> float | None:
+    """A level, or None for off."""
+    return None if text == "off" else float(text)
 
 
 def _output_unit(args: Namespace) -> str:

@@ -13,15 +13,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..audio import FRAME_MS, SAMPLE_RATE, STATE_MS
+from ..audio import SAMPLE_RATE, STATE_MS
 from ..errors import LeapformerError
 from ..runtime.sentences import SentenceEnds, SentenceModel
+from .silence import (
+    MIDDLE_MS,
+    ONSET_DB,
+    PIECE,
+    QUIET_ONSET_MS,
+    SILENCE_DB,
+    Beginning,
+    check_silence,
+    level_of,
+    quiet_samples,
+)
 
-PIECE = SAMPLE_RATE * STATE_MS // 1000  # samples
-FRAME = SAMPLE_RATE * FRAME_MS // 1000
-QUIET_ONSET = 100 // FRAME_MS  # frames
 RECENT = 10_000 // STATE_MS  # pieces whose loudest one is the recent level
-ONSET_DB = 10.0  # so much above the quietest piece of a pause is no silence, however quiet
 SEGMENTS = ("pause", "sentence", "tokens", "seconds")
 AT_PAUSES = ("pause", "sentence")  # end at pauses, too
 HISTORIES = ("segment", "window")
@@ -35,9 +42,11 @@ class SegmentOptions:
     the last 10 s of speech; with "sentence", there and where `sentences` finds the end of one; with "tokens", after
     `tokens` target tokens; with "seconds", only after `max_seconds`, which is always the most that is kept. `history`:
     a "segment" is kept completely; a "window" forgets text older than the last `history_words` words (or pieces, if the
-    unit is "char") with its source, so that a segment may last for hours. `silence_db`: audio below this level, in
-    decibels relative to full scale, is never speech; with None, silence is only relative to earlier audio. `lead_ms`:
-    silence before a sound that its segment begins with.
+    unit is "char") with its source, so that a segment may last for hours. `silence_db`: the first segment begins with
+    the first sound above this level, in decibels relative to full scale (see `silence.Beginning`), and where pauses end
+    segments, audio below it is never speech; where none does, silence of more than a second is cut to a second. With
+    None, audio begins with its first sample, and silence is only relative to earlier audio. `lead_ms`: silence before a
+    sound that its segment begins with.
     """
 
     kind: str = "pause"
@@ -48,7 +57,7 @@ class SegmentOptions:
     max_seconds: float = 30.0
     history: str = "segment"
     history_words: int = 10
-    silence_db: float | None = None
+    silence_db: float | None = SILENCE_DB
     lead_ms: int = 0
     sentences: SentenceModel | None = None
 
@@ -70,14 +79,11 @@ class SegmentOptions:
             raise LeapformerError(f"--history {self.history!r}: choose from {', '.join(HISTORIES)}")
         if self.history_words < 1:
             raise LeapformerError(f"--history-words {self.history_words}: give the words to keep in mind, at least 1")
-        if self.silence_db is not None and self.kind not in AT_PAUSES:
-            raise LeapformerError(f"--silence-db with --segment {self.kind}, which looks for no silence; take pause")
         if self.lead_ms < 0:
             raise LeapformerError(f"--lead-ms {self.lead_ms}: give at least 0")
         if self.kind == "sentence" and self.sentences is None:
             raise LeapformerError("--segment sentence needs --sentence-ends FILE; `leapformer sentence-ends` makes one")
-        if self.silence_db is not None and not self.silence_db < 0:
-            raise LeapformerError(f"--silence-db {self.silence_db}: give decibels of full scale, below 0, as in -50")
+        check_silence(self.silence_db)
 
     @property
     def forgets(self) -> bool:
@@ -96,9 +102,10 @@ class Place(enum.Enum):
 class Segmenter:
     """Assigns pieces of audio, (T,) samples in [-1, 1], to segments, one after the other, in constant memory.
 
-    The first segment begins with the first piece (with `silence_db`, with the first sound). After a pause, the next
-    segment begins with the next sound: silence is not translated. The threshold for silence is then low enough that a
-    much quieter speaker is detected.
+    The first segment begins with the first sound (without `silence_db`, with the first piece); silence before it has no
+    place, nor has long silence where no pause ends a segment. After a pause, the next segment begins with the next
+    sound: silence is not translated. The threshold for silence is then low enough that a much quieter speaker is
+    detected.
     """
 
     def __init__(self, options: SegmentOptions, grid: int = SAMPLE_RATE // 1000) -> None:
@@ -110,7 +117,9 @@ class Segmenter:
         self._n_quiet = 0  # that the segment ends with so far
         self._floor = math.inf  # level of the quietest of them, and of those between segments
         self._silence = -math.inf if options.silence_db is None else options.silence_db
-        self._open = options.silence_db is None
+        self._beginning = Beginning(options.silence_db, QUIET_ONSET_MS, options.lead_ms, grid)
+        self._n_silent = 0  # samples of silence that were heard last
+        self._open = True
         self._ends_of = SentenceEnds(options.sentences) if options.kind == "sentence" and options.sentences else None
         self._waiting = np.zeros(0, np.float32)  # samples whose segment is not known yet
         self._n_placed = 0  # samples before them
@@ -120,6 +129,17 @@ class Segmenter:
 
         In its possible segment, `n_tokens` were written and `n_forgotten` pieces were forgotten.
         """
+        heard = self._beginning.push(piece)
+        for start in range(0, len(heard), PIECE):
+            part = heard[start : start + PIECE]
+            if self.options.kind in AT_PAUSES or not self._is_long_silence(part):
+                yield from self._hear(part, n_tokens, n_forgotten)
+
+    def _is_long_silence(self, piece: np.ndarray) -> bool:
+        self._n_silent = self._n_silent + len(piece) if level_of(piece) < self._silence else 0
+        return self._n_silent > MIDDLE_MS * SAMPLE_RATE // 1000
+
+    def _hear(self, piece: np.ndarray, n_tokens: int, n_forgotten: int) -> Iterator[tuple[Place, np.ndarray]]:
         if self._ends_of is None:
             yield from self._placed(piece, n_tokens, n_forgotten)
             return
@@ -132,6 +152,8 @@ class Segmenter:
 
     def finish(self, n_tokens: int = 0, n_forgotten: int = 0) -> Iterator[tuple[Place, np.ndarray]]:
         """The pieces whose places are not known yet, once the audio has ended."""
+        if len(rest := self._beginning.finish()):
+            yield from self._hear(rest, n_tokens, n_forgotten)
         while len(self._waiting):
             yield from self._next(PIECE, n_tokens, n_forgotten)
 
@@ -142,8 +164,8 @@ class Segmenter:
             yield from self._next(PIECE, n_tokens, n_forgotten)
             samples -= PIECE
         yield from self._next(samples, n_tokens, n_forgotten, ended=True)
-        # The first sound may be quiet, as consonants are; what is quiet for longer is a pause.
-        self._open = self._open or self._quiet_frames(self._waiting, self._quiet_level()) <= QUIET_ONSET
+        quiet_ms = 1000 * quiet_samples(self._waiting, self._quiet_level()) // SAMPLE_RATE
+        self._open = self._open or quiet_ms <= QUIET_ONSET_MS
 
     def _next(
         self, samples: int, n_tokens: int, n_forgotten: int, ended: bool = False
@@ -172,12 +194,7 @@ class Segmenter:
         self._open = level >= sound
         if not self._open:
             return len(piece)
-        return self._quiet_frames(piece, sound) * FRAME // self._grid * self._grid
-
-    def _quiet_frames(self, samples: np.ndarray, sound: float) -> int:
-        """How many times 10 ms are quieter than a sound before the first that is one."""
-        starts = range(0, len(samples), FRAME)
-        return next((n for n, at in enumerate(starts) if level_of(samples[at : at + FRAME]) >= sound), len(starts))
+        return quiet_samples(piece, sound) // self._grid * self._grid
 
     def _place(self, piece: np.ndarray, n_tokens: int, n_forgotten: int, ended: bool) -> Place:
         level = level_of(piece)
@@ -212,8 +229,3 @@ class Segmenter:
     def _quiet_level(self) -> float:
         """What is below this is a pause."""
         return max(self._silence, max(self._levels, default=-math.inf) - self.options.pause_db)
-
-
-def level_of(piece: np.ndarray) -> float:
-    """Root mean square of samples in [-1, 1], in decibels; -100 is silence."""
-    return 10 * math.log10(float(np.mean(np.square(piece, dtype=np.float64))) + 1e-10)

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..audio import SAMPLE_RATE, STATE_MS
 from ..errors import LeapformerError
-from .segments import PIECE, Place, Segmenter, SegmentOptions
+from .segments import Place, Segmenter, SegmentOptions
+from .silence import PIECE
 from .stream import DecodingOptions, System, TranslationStream
 from .times import ComputeTimes
 from .window import forgettable
@@ -112,6 +113,7 @@ class Session:
                 "--history window: --policy offline writes nothing before the end, so nothing could be forgotten; take "
                 "another policy"
             )
+        options = replace(options, silence_db=None)  # the segmenter finds the first sound
         self._input = _input(carry)(system, options, self.times, self.segments.forgets)
         # An encoder that goes on has states of 40 ms, which segments begin and end with; others begin at any time.
         goes_on = carry == "encoder"

@@ -47,26 +47,36 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result for an utterance; `compute` is the stream's report, None if it was decoded in a batch."""
+    """The result for an utterance; `compute` is the stream's report, None if it was decoded in a batch.
+
+    `left_out_s`: seconds of silence before its first sound that were left out.
+    """
 
     utterance: Utterance
     instance: Instance
     compute: dict[str, float] | None
+    left_out_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A policy and the conditions of its test: audio in segments of `segment_ms`, delays counted per `unit`."""
+    """A policy and the conditions of its test: audio in segments of `segment_ms`, delays counted per `unit`.
+
+    `threads`: of each process that translates. `alone`: utterances are never decoded in batches, so that their
+    computation can be timed.
+    """
 
     system: System
     options: DecodingOptions
     segment_ms: int
     unit: str
+    threads: int = 1
+    alone: bool = False
 
     @property
     def batched(self) -> bool:
         """Whether utterances are decoded in batches; their computation is not timed then."""
-        return serves_batches(self.system, self.options)
+        return not self.alone and serves_batches(self.system, self.options)
 
     def portions(self, utterances: Sequence[Utterance]) -> list[list[Utterance]]:
         """The units of work: batches of similar length, or single utterances."""
@@ -83,12 +93,11 @@ class Simulation:
     def translate(self, portion: Sequence[Utterance]) -> list[Outcome]:
         """Translate a portion. Raises LeapformerError for audio that is missing, broken, not mono or not 16 kHz."""
         recordings = [read_speech(one.audio) for one in portion]
-        if serves_batches(self.system, self.options):
+        if not self.alone and serves_batches(self.system, self.options):
             streams = translate_batch(self.system, self.options, recordings)
-        else:
-            streams = [TranslationStream(self.system, self.options) for _ in portion]
-        outcomes = [self._listen(*which) for which in zip(portion, recordings, streams, strict=True)]
-        return [_untimed(one) for one in outcomes] if self.batched else outcomes
+            return [_untimed(self._listen(*which)) for which in zip(portion, recordings, streams, strict=True)]
+        streams = [TranslationStream(self.system, self.options) for _ in portion]
+        return [self._listen(*which) for which in zip(portion, recordings, streams, strict=True)]
 
     def _listen(self, utterance: Utterance, samples: np.ndarray, stream: TranslationStream) -> Outcome:
         """Let the stream hear the recording as SimulEval would, and note what it writes when."""
@@ -112,7 +121,8 @@ class Simulation:
             elapsed=tuple(elapsed),
             source_length=_milliseconds(len(samples)),
         )
-        return Outcome(utterance, instance, stream.report())
+        compute = {**stream.report(), "threads": self.threads}
+        return Outcome(utterance, instance, compute, stream.beginning.n_left_out / SAMPLE_RATE)
 
 
 def _untimed(outcome: Outcome) -> Outcome:
@@ -125,7 +135,8 @@ def build_simulation(args: Namespace) -> Simulation:
     if args.source_segment_size < 1:
         raise LeapformerError(f"--source-segment-size {args.source_segment_size}: give milliseconds, at least 1")
     options = decoding_options(args)
-    return Simulation(open_system(args, args.device), options, args.source_segment_size, args.eval_latency_unit)
+    system = open_system(args, args.device)
+    return Simulation(system, options, args.source_segment_size, args.eval_latency_unit, args.num_threads)
 
 
 def read_utterances(source: str | Path, target: str | Path) -> list[Utterance]:

@@ -15,6 +15,7 @@ from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError
 from .features import Cmvn, FeatureStream
 from .policy import PolicyOptions
+from .silence import SILENCE_DB, Beginning, check_silence
 from .text import EMITTERS, Detokenizer
 from .times import ComputeTimes
 
@@ -117,7 +118,8 @@ class DecodingOptions:
     treatment of an end of sentence before the end of the source: "mask" forbids it, "wait" takes the token back and
     reads on. `unit` is "word" or "char", see `text`. `max_draft`: the number of tokens beyond those written that a
     policy may look at after a step of source. `no_repeat_ngram_size`: no n-gram of this size occurs twice in an
-    utterance; 0: no restriction.
+    utterance; 0: no restriction. `silence_db`, `lead_ms`: what is left out before the first sound, see
+    `silence.Beginning.of_utterance`; sessions find the first sound themselves.
     """
 
     max_len_a: float = 0.0
@@ -127,6 +129,8 @@ class DecodingOptions:
     unit: str = "word"
     max_after_read: int | None = None
     no_repeat_ngram_size: int = 0
+    silence_db: float | None = SILENCE_DB
+    lead_ms: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_len_a < math.inf or self.max_len_b < 0 or self.max_len_a + self.max_len_b == 0:
@@ -139,6 +143,9 @@ class DecodingOptions:
             raise LeapformerError(f"--max-after-read {self.max_after_read}: give a number of tokens, at least 0")
         if self.no_repeat_ngram_size < 0:
             raise LeapformerError(f"--no-repeat-ngram-size {self.no_repeat_ngram_size}: give tokens, or 0 for no limit")
+        check_silence(self.silence_db)
+        if self.lead_ms is not None and self.lead_ms < 0:
+            raise LeapformerError(f"--lead-ms {self.lead_ms}: give at least 0")
         for value, option, choices in (self.early_eos, "--early-eos", EARLY_EOS), (self.unit, "--unit", EMITTERS):
             if value not in choices:
                 raise LeapformerError(f"{option} is {value!r}; choose from {', '.join(choices)}")
@@ -181,6 +188,7 @@ class TranslationStream:
         self.system, self.options = system, options
         self.policy = system.policy.make()
         self.times = ComputeTimes() if times is None else times
+        self.beginning = Beginning.of_utterance(options.silence_db, options.lead_ms)
         self.features = FeatureStream(system.step_frames, system.cmvn)
         self.engine = system.begin(self.times) if engine is None else engine
         self.emitter = EMITTERS[options.unit](system.detokenizer)
@@ -195,11 +203,16 @@ class TranslationStream:
     def push(self, samples: np.ndarray) -> None:
         """Add samples in [-1, 1] at 16 kHz, shape (T,), of any length."""
         self.n_samples += len(samples)
+        self._hear(self.beginning.push(samples))
+
+    def _hear(self, samples: np.ndarray) -> None:
         with self.times.measure("features_s"):
             self.features.push(samples)
 
     def advance(self, source_finished: bool) -> bool:
         """Read and write as far as the audio allows; False: more audio is needed, True: the translation is complete."""
+        if source_finished and len(last := self.beginning.finish()):
+            self._hear(last)
         while self._read(source_finished):
             self.policy.write(self)
         if source_finished and self.engine.n_frames:  # at least one window of audio was heard
@@ -229,6 +242,7 @@ class TranslationStream:
         """An independent copy of the current state, to try the effect of other audio."""
         other = copy.copy(self)
         other.policy, other.features = copy.copy(self.policy), self.features.fork()
+        other.beginning = copy.copy(self.beginning)  # it changes no array
         other.engine, other.emitter = self.engine.fork(), self.emitter.fork()
         other.aligned = list(self.aligned)
         other.times = other.engine.times

@@ -115,8 +115,8 @@ def _write(folder: Path, name: str, benchmark: ModuleType, found: Found, options
     from ..signature import environment, signature
 
     method = benchmark.__doc__ or ""
-    signed = signature(**options)
-    about = {"benchmark": name, "signature": signed, "environment": environment()}
+    signed = signature(threads=1, **options)  # as `measure.one_thread` has it
+    about = {"benchmark": name, "signature": signed, "environment": {**environment(), "threads": 1}}
     if left:
         method += f"\nNot finished: {left} cases are left.\n"
     content = {**about, "options": options, "cases_left": left, "method": method, **found}

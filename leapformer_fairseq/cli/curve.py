@@ -213,7 +213,8 @@ def _shared_flags(args: argparse.Namespace) -> list[str]:
     values = {option: value for option, (value, default) in _shared(args).items() if value != default}
     if args.limit and not args.talks:
         values |= _lists(args)
-    return [text for option, value in values.items() for text in ([option] if value is True else [option, str(value)])]
+    words = {option: "off" if value is None else str(value) for option, value in values.items()}  # --silence-db
+    return [word for option, text in words.items() for word in ([option] if text == "True" else [option, text])]
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -36,6 +36,6 @@ def run(args: argparse.Namespace) -> int:
 
     study = Study(args.probes, args.attention, args.rates, args.seeds, args.updates)
     with progress("probes", "training") as watch:
-        lines = measure(study, args.out, signature(), args.jobs, watch)
+        lines = measure(study, args.out, signature(threads=1), args.jobs, watch)
     print("\n".join(lines))
     return 0

@@ -27,7 +27,9 @@ def run(args: argparse.Namespace) -> int:
     """
     folder = Path(args.folder)
     comparison = collect(folder)
-    comparison["signatures"]["leapformer_fairseq"] = signature()
+    counts = {row["threads"] for system in comparison["systems"].values() for row in system["rows"]} - {None}
+    threads = counts.pop() if len(counts) == 1 else None
+    comparison["signatures"]["leapformer_fairseq"] = signature(threads=threads)
     write_json(folder / "scores.json", comparison)
     drawn = draw_comparison(comparison, folder / "curve.png")
     if not drawn:
@@ -44,10 +46,10 @@ def _markdown(comparison: dict[str, Any], drawn: bool, last: list[str]) -> str:
     signatures = [f"* {name}: `{text}`" for name, text in comparison["signatures"].items()]
     picture = ["![BLEU against average lagging](curve.png)", ""] if drawn else []
     explained = "k: how many steps of speech the translation stays behind. AL, LAAL, DAL and ATD in milliseconds of "
-    explained += "speech, AP a ratio. "
+    explained += "speech, AP a ratio, above 1 where hypotheses are longer than references. "
     if timed:
-        explained += "`_CA` adds the time of computation; compute is seconds of computation per second of audio, one "
-        explained += "thread. "
+        explained += "`_CA` adds the time of computation; compute is seconds of computation per second of audio"
+        explained += f", with {_threads(systems)}. "
     explained += "Offline: the whole source, beam 5."
     return "\n".join(
         [
@@ -67,6 +69,14 @@ def _markdown(comparison: dict[str, Any], drawn: bool, last: list[str]) -> str:
             "",
         ]
     )
+
+
+def _threads(systems: dict[str, Any]) -> str:
+    """With how many threads the runs were timed, as they say."""
+    known = {row["threads"] for system in systems.values() for row in system["rows"] if "AL_CA" in row}
+    if None in known:
+        return "a number of threads that the runs do not say"
+    return " or ".join(f"{count} thread{'s' * (count > 1)}" for count in sorted(known))
 
 
 def _heading(systems: dict[str, Any]) -> str:

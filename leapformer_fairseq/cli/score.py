@@ -13,7 +13,7 @@ from ..lines import read_lines
 from ..scoring.generation import score_generation
 from ..scoring.perplexity import score_evaluation
 from ..scoring.report import score_run
-from ..scoring.runlog import UNITS
+from ..scoring.runlog import UNITS, read_threads
 from ..scoring.validation import score_validation
 from ..signature import signature
 from . import score_talks
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             "--references is for translations, --text for language models, --examples for validate; give one of them"
         )
     of_talks = score_talks.serves(args)
+    threads: int | None = None  # of the run, which logs of other programs do not tell
     if len(args.output) > 1 and not args.references and not of_talks:
         raise LeapformerError(f"{args.output[1]}: only translations are scored from several files, with --references")
     (output, *_) = args.output
@@ -79,11 +80,11 @@ def run(args: argparse.Namespace) -> int:
     elif args.examples:
         report = score_validation(output, sum(1 for _ in read_lines(Path(args.examples))))
     else:
-        report = score_run(output, args.tokenize, args.unit)
+        report, threads = score_run(output, args.tokenize, args.unit), read_threads(output)
     if args.checkpoint:
         from ..checkpoints import describe_checkpoint  # imports torch, which scores do not need
 
-        report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature()}
+        report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature(threads=threads)}
     if args.json:
         write_json(args.json, report, "--json")
     counted = "tokens" if args.text else "lines" if args.examples else None

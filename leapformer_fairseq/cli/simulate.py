@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LeapformerError
 from ..files import locked_folder
 from ..scoring.quality import bleu
-from ..scoring.runlog import UNITS
+from ..scoring.runlog import SIMULATION, UNITS
 from . import score, simulate_talks
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ HELP = (
     "translate a test set simultaneously, with delays and scores: utterances as SimulEval does, without it, or "
     "whole talks"
 )
-RECORD = "simulate.json"
 # What does not change the result, and what is not an option.
 _FREE = ("out", "jobs", "tokenize", "run", *simulate_talks.FREE)
 
@@ -91,7 +90,7 @@ def _locked_folder(args: argparse.Namespace, without: Collection[str]) -> Path:
 
     options = {name: value for name, value in vars(args).items() if name not in (*_FREE, *without)}
     about = {"options": options, "model": describe_checkpoint(args.checkpoint)}
-    return locked_folder(args.out, RECORD, about, "simulation", signature())
+    return locked_folder(args.out, SIMULATION, about, "simulation", signature(threads=args.num_threads))
 
 
 def _translate(args: argparse.Namespace, simulation: Simulation, waiting: list[Any], total: int) -> None:
@@ -99,11 +98,17 @@ def _translate(args: argparse.Namespace, simulation: Simulation, waiting: list[A
 
     from ..agents.simulate import log_outcome, simulate
 
-    way = "in batches" if simulation.batched else "one by one"
+    way, left_out = "in batches" if simulation.batched else "one by one", list[float]()
     with tqdm(total=total, initial=total - len(waiting), unit="sentence", desc=f"simulation, {way}") as progress:
         for outcome in simulate(args, simulation, waiting, args.jobs):
             log_outcome(Path(args.out), outcome)
+            left_out += [outcome.left_out_s] if outcome.left_out_s else []
             progress.update()
+    if left_out:
+        print(
+            f"{len(left_out)} recordings begin with long silence, {sum(left_out):.1f} s of it were left out; "
+            "--silence-db off translates it"
+        )
 
 
 def _score(folder: Path, args: argparse.Namespace) -> None:

@@ -98,9 +98,11 @@ def score(args: argparse.Namespace, recordings: list[Path]) -> None:
 
     out, folder = Path(args.out), Path(args.talks)
     log = join_logs(out, recordings, args.eval_latency_unit)
-    options = talk_report.TalkOptions(args.eval_latency_unit, args.segmenter, args.lang, args.tokenize)
+    options = talk_report.TalkOptions(
+        args.eval_latency_unit, args.segmenter, args.lang, args.tokenize, threads=args.num_threads
+    )
     report = talk_report.score_talks([str(log)], str(folder / SEGMENTS), str(folder / REFERENCES), options)
-    report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature()}
+    report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature(threads=args.num_threads)}
     report["usage"] = summarise_usage(out, recordings)
     write_json(out / "scores.json", report)
     print("\n".join([*score_talks.lines(report), *_usage(report["usage"])]))

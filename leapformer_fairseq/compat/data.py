@@ -89,6 +89,51 @@ def _replace_torchaudio() -> None:
     audio_utils._get_torchaudio_fbank = _kaldi_fbank
 
 
+def _audio_is_not_checked() -> bool:
+    from fairseq.data.audio import audio_utils
+
+    return "sf.read" in inspect.getsource(audio_utils.get_waveform)
+
+
+def _check_audio() -> None:
+    from fairseq.data.audio import audio_utils
+
+    audio_utils.get_waveform = _get_waveform
+
+
+def _get_waveform(
+    path_or_fp: str | BinaryIO,
+    normalization: bool = True,
+    mono: bool = True,
+    frames: int = -1,
+    start: int = 0,
+    always_2d: bool = True,
+    output_sample_rate: int | None = None,
+    normalize_volume: bool = False,
+    waveform_transforms: Any = None,
+) -> tuple[np.ndarray, int]:
+    """fairseq's `get_waveform`, which reads a file once, as all our readers do. Raises AudioError as they do."""
+    from fairseq.data.audio import audio_utils
+
+    from ..audio import open_audio, samples_of
+
+    named = isinstance(path_or_fp, str)
+    name = str(path_or_fp) if named else "a recording in an archive"
+    if named and Path(name).suffix not in audio_utils.SF_AUDIO_FILE_EXTENSIONS:
+        raise ValueError(f"Unsupported audio format: {Path(name).suffix}")
+    with open_audio(path_or_fp, name) as file:
+        first = start if start >= 0 else max(0, file.frames + start)
+        samples, rate = samples_of(file, name, first, None if frames < 0 else frames), file.samplerate
+    waveform, rate = audio_utils.convert_waveform(
+        samples.T, rate, normalize_volume=normalize_volume, to_mono=mono, to_sample_rate=output_sample_rate
+    )
+    if not normalization:
+        waveform = waveform * np.float32(2**15)
+    if waveform_transforms is not None:
+        waveform, rate = waveform_transforms(waveform, rate)
+    return (waveform if always_2d else waveform.squeeze(axis=0)), rate
+
+
 def _consumer_is_daemon() -> bool:
     from fairseq.data.iterators import BufferedIterator
 
@@ -304,6 +349,14 @@ PATCHES = (
         "torchaudio >= 2.9, absent, or built for another torch",
         _torchaudio_fails,
         _replace_torchaudio,
+    ),
+    Patch(
+        "checked-audio",
+        "audio of any length, rate and scale is decoded: a damaged header fills the memory, and 16-bit integers taken "
+        "for floats give features of another level; here it is read as everywhere else",
+        "every fairseq",
+        _audio_is_not_checked,
+        _check_audio,
     ),
     Patch(
         "exit-code-134",

@@ -49,5 +49,5 @@ def _row(student: dict[str, Any]) -> dict[str, Any]:
         "loss, teacher": student["loss"]["teacher"],
         "student": student["loss"]["student"],
         "updates": " + ".join(map(str, updates.values())) + f" (teacher {student['updates']['teacher']})",
-        "minutes": sum(student["seconds"].values()) / 60,
+        "minutes": sum(student["seconds"].values()) / 60 or None,  # where the logs do not tell
     }

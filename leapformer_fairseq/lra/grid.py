@@ -176,7 +176,7 @@ class Grid:
             "speed": trainings.speed(folder / "train.log", "ups"),
             "parameters": best["parameters"],
             "cores": os.cpu_count(),
-            "signature": signature(),
+            "signature": signature(threads=1),  # of the training, see `environment`
         }
 
 

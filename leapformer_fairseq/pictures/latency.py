@@ -16,6 +16,7 @@ LATENCIES = {"AL": "average lagging AL (ms)", "LAAL": "length-adaptive average l
 TALK_LATENCIES = {"LongYAAL": "LongYAAL (ms); shaded: low and high latency", "StreamLAAL": "StreamLAAL (s)"}
 REGIME_GREYS = ("0.88", "0.95")
 BAR = 0.22  # inches of a bar's height
+BELOW = "*"  # marks a latency with computation that is below the same without
 _TELL_APART = {"pre_decision_ratio": "r{}", "segment_ms": "{} ms"}  # at points, where there are several
 _TIMED = {"linestyle": "--", "capsize": 3, "markersize": 5, "markerfacecolor": "none"}
 
@@ -88,6 +89,17 @@ def _draw_lines(axes: Any, rows: Sequence[Row], latency: str) -> None:
             ]
             label += ", computation-aware"
             axes.errorbar(means, [y for _, y in timed], xerr=bars, label=label, **_TIMED, **style)
+        for row in line:
+            if is_below(row, f"{latency}_CA"):
+                mark = f"{BELOW} below the latency without computation"
+                place = row[f"{latency}_CA"]["mean"], row["BLEU"]
+                axes.annotate(mark, place, textcoords="offset points", xytext=(4, -10), fontsize=7)
+
+
+def is_below(row: Row, name: str) -> bool:
+    """Whether a mean latency with computation, `name` (in _CA), is below the same latency without."""
+    aware, plain = row.get(name), row.get(name.removesuffix("_CA"))
+    return name.endswith("_CA") and aware is not None and plain is not None and aware["mean"] < plain
 
 
 def _lines(rows: Sequence[Row]) -> Iterator[list[Row]]:

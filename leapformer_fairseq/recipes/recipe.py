@@ -182,7 +182,7 @@ def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parse
         + ".",
         epilog=REPEATED,
     )
-    parser.option("--out", "DIR", "prepared data, runs, results, and commands.sh with all commands", Path)
+    parser.option("--out", "DIR", "prepared data, runs, results, and commands.sh with the commands that were run", Path)
     if configuration.names(name):
         parser.option(
             "--paper", "NAME", f"hyperparameters: {', '.join(configuration.names(name))}", default=about.paper

@@ -76,8 +76,17 @@ def _options(run: Path, folder: Path) -> str:
 def _row(name: str, scores: dict[str, Any]) -> dict[str, Any]:
     compute = scores["compute"] or {}
     row = {"k": int(name[1:]) if re.fullmatch(r"k\d+", name) else name, "sentences": scores["n_instances"]}
+    row["threads"] = _threads(scores)
     times = {"compute": compute.get("seconds_per_second"), "without_prenet": compute.get("without_prenet")}
     return row | scores["scores"] | times
+
+
+def _threads(scores: dict[str, Any]) -> int | None:
+    """The threads of the run that was scored, as its log of computation or its signature says; None if neither does."""
+    if logged := (scores["compute"] or {}).get("threads"):
+        return int(logged)
+    found = re.search(r"\|threads:(\d+)", str((scores.get("model") or {}).get("signature")))
+    return int(found[1]) if found else None
 
 
 def table(comparison: dict[str, Any], style: str = "simple") -> str:

@@ -17,6 +17,20 @@ def length_ratio(predictions: Sequence[str], references: Sequence[str]) -> float
     return written / wanted if wanted else None
 
 
+def below_twins(means: Mapping[str, float]) -> list[str]:
+    """A line for each latency with computation (`_CA`) that is below the same latency without, which no delay explains.
+
+    `means` are latencies in ms by name, as `report.score_run` and `talk_report.score_pieces` have them.
+    """
+    twins = {name: name.partition("_CA")[0] for name in means if "_CA" in name}
+    return [
+        f"{name} {means[name]:.2f} is below {twin} {means[twin]:.2f}: with computation, fewer units are written before "
+        "the end of the source, and only those count"
+        for name, twin in twins.items()
+        if means[name] < means.get(twin, means[name])
+    ]
+
+
 def marks(
     lengths: float | None, lagging: float | None = None, shares: Mapping[str, float] | None = None, name: str = "AL"
 ) -> list[str]:

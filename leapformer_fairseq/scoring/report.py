@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from .latency import latency_scores, simultaneity
-from .marks import length_ratio, marks
+from .marks import below_twins, length_ratio, marks
 from .quality import bleu, chrf
 from .runlog import read_compute, read_instances
 
@@ -39,7 +39,7 @@ def score_run(output: str | Path, tokenize: str = "13a", unit: str = "word") -> 
         },
         "simultaneity": shares,
         "length_ratio": lengths,
-        "marks": marks(lengths, means.get("AL"), shares),
+        "marks": [*marks(lengths, means.get("AL"), shares), *below_twins(means)],
         "signatures": {score.name: score.signature for score in quality},
         "compute": None
         if compute is None

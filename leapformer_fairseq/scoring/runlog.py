@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
+from ..files import read_json
 from .jsonl import field, number, numbers, read_objects
 
 INSTANCES_LOG = "instances.log"
 COMPUTE_LOG = "compute.jsonl"
+SIMULATION = "simulate.json"  # what `leapformer simulate` notes of its run
 UNITS = ("word", "char")
+PARTS_S = ("features_s", "encoder_s", "decoder_s")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Instance:
 class ComputeTotals:
     """Seconds of computation by part and seconds of audio, summed over the utterances of a run.
 
-    `prenet_s`: the part of `encoder_s` for the convolutions; 0 if not measured.
+    `prenet_s`: the part of `encoder_s` for the convolutions; 0 if not measured. `threads`: with how many it was
+    measured; None if that is not known, or if they were not always as many.
     """
 
     features_s: float
@@ -42,6 +46,7 @@ class ComputeTotals:
     decoder_s: float
     audio_s: float
     prenet_s: float = 0.0
+    threads: int | None = None
 
     @property
     def seconds_per_second(self) -> float | None:
@@ -79,15 +84,37 @@ def read_instances(output: str | Path, unit: str = "word") -> list[Instance]:
 
 
 def read_compute(output: str | Path) -> ComputeTotals | None:
-    """The agent's computation in the run, None if it was not logged. Raises LeapformerError for a damaged log."""
+    """The agent's computation in the run, None if it was not logged.
+
+    Raises LeapformerError for a damaged log, and for tokens that took no time: they were not measured.
+    """
     path = Path(output) / COMPUTE_LOG
     if not path.is_file():
         return None
-    totals = dict.fromkeys(ComputeTotals.__dataclass_fields__, 0.0)
+    totals, threads = dict.fromkeys((*PARTS_S, "audio_s", "prenet_s"), 0.0), set[int | None]()
     for place, entry in read_objects(path):
-        for key in totals:
-            totals[key] += field({"prenet_s": 0.0, **entry}, key, number, place)  # of older runs
-    return ComputeTotals(**totals)
+        seconds = {key: field({"prenet_s": 0.0, **entry}, key, number, place) for key in totals}  # of older runs
+        if entry.get("tokens") and (untimed := [part for part in PARTS_S if not seconds[part] > 0]):
+            raise LeapformerError(
+                f"{place} has {entry['tokens']} tokens and {untimed[0]} 0, so this run was not timed (as one in "
+                f"batches, that earlier versions logged); delete {path.parent}, and the same command measures again"
+            )
+        totals = {key: totals[key] + seconds[key] for key in totals}
+        threads.add(int(found) if (found := entry.get("threads")) and isinstance(found, int) else None)
+    return ComputeTotals(**totals, threads=threads.pop() if len(threads) == 1 else None)
+
+
+def read_threads(output: str | Path) -> int | None:
+    """The CPU threads of the run in folder `output`, from its log of computation or what `leapformer simulate` noted.
+
+    None if neither says so. Raises LeapformerError for damaged files.
+    """
+    compute, record = read_compute(output), Path(output) / SIMULATION
+    if compute is not None and compute.threads is not None:
+        return compute.threads
+    options = read_json(record).get("options") if record.is_file() else None
+    threads = options.get("num_threads") if isinstance(options, dict) else None
+    return threads if isinstance(threads, int) else None
 
 
 def count_units(text: str, unit: str) -> int:

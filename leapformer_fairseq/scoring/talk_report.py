@@ -17,7 +17,7 @@ from ..errors import LeapformerError
 from ..signature import signature
 from . import jsonl
 from .latency import long_form_scores, regime, simultaneity
-from .marks import length_ratio, marks
+from .marks import below_twins, length_ratio, marks
 from .pieces import Piece, cut, read_pieces, write_pieces
 from .quality import QualityScore, bleu, chrf
 from .quality_command import score_by_command
@@ -37,7 +37,8 @@ class TalkOptions:
     """How talks are scored: `unit` "word" or "char", `segmenter` as in `pieces.cut`, `tokenize` of sacreBLEU.
 
     `quality_command`: a program that scores pieces, see `quality_command`; `transcripts`: for it, the source text of
-    the segments, one per line. `resegmented`: output file for the pieces.
+    the segments, one per line. `resegmented`: output file for the pieces. `threads`: of the process that translated,
+    if they are known.
     """
 
     unit: str = "word"
@@ -47,6 +48,7 @@ class TalkOptions:
     quality_command: str | None = None
     transcripts: str | None = None
     resegmented: str | None = None
+    threads: int | None = None
 
 
 def kind_of(path: Path) -> str | None:
@@ -128,9 +130,15 @@ def score_pieces(pieces: Sequence[Piece], options: TalkOptions) -> dict[str, Any
         "regime": regime(means.get("LongYAAL")),
         "simultaneity": shares,
         "length_ratio": lengths,
-        "marks": [*marks(lengths, means.get("LongYAAL"), shares, "LongYAAL"), *_piled_up(means)],
+        "marks": [
+            *marks(lengths, means.get("LongYAAL"), shares, "LongYAAL"),
+            *_piled_up(means),
+            *below_twins(means),
+        ],
         "signatures": {score.name: score.signature for score in quality},
-        "signature": signature(level=options.unit, segmenter=options.segmenter, lang=options.lang),
+        "signature": signature(
+            threads=options.threads, level=options.unit, segmenter=options.segmenter, lang=options.lang
+        ),
         "n_instances": len(pieces),
         "n_empty": sum(not one.delays for one in instances),
         "n_recordings": len({piece.place[0] for piece in pieces}),

@@ -93,11 +93,42 @@ def check_measurement(rows: list[dict], out: Path) -> None:
         parts = [json.loads(line) for folder in folders for line in (folder / "compute.jsonl").read_text().splitlines()]
         audio = sum(part["audio_s"] for part in parts)
         for name in ("features", "encoder", "decoder"):
+            assert all(part[f"{name}_s"] > 0 for part in parts if part["tokens"]), "what was decoded took time"
+            assert row["compute"][name]["min"] > 0
             expected = sum(part[f"{name}_s"] for part in parts) / audio  # the repeats hear equally much
             assert row["compute"][name]["mean"] == pytest.approx(expected)
         assert row["compute"]["total"]["mean"] == pytest.approx(
             sum(row["compute"][name]["mean"] for name in ("features", "encoder", "decoder"))
         )
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_what_is_timed_is_computed_and_not_replayed(curve, tmp_path, capsys, monkeypatch) -> None:
+    """An encoder in chunks: its run is decoded in batches, its repeats are not, and a repeat of none is no result."""
+    out, options = tmp_path / "out", ["--k", "1", "--repeats", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(curve_module, "replace", lambda simulation, **_: simulation)  # in batches
+        assert curve(out, *options, models=("ahead",)) == 2
+    assert "repeat1 has no time of the features" in capsys.readouterr().err.splitlines()[-1] and not list(
+        out.glob("runs/*/repeat1/scores.json")
+    )
+    assert curve(tmp_path / "timed", *options, models=("ahead",)) == 0
+    (row,) = found(tmp_path / "timed")
+    (repeat,) = repeats_of(row, tmp_path / "timed")
+    scores = json.loads((repeat / "scores.json").read_text())
+    assert min(scores["compute"][f"{part}_s"] for part in ("features", "encoder", "decoder")) > 0
+    assert scores["compute"]["threads"] == 1 and "|threads:1|" in (tmp_path / "timed" / "table.md").read_text()
+    instances = [json.loads(line) for line in (repeat / "instances.log").read_text().splitlines()]
+    lines = [json.loads(line) for line in (repeat / "compute.jsonl").read_text().splitlines()]
+    for one, spent in zip(instances, lines, strict=True):
+        if one["delays"]:  # all that was computed came before the last word was written
+            computed = sum(spent[f"{part}_s"] for part in ("features", "encoder", "decoder"))
+            assert one["elapsed"][-1] - one["delays"][-1] >= 0.9 * 1000 * computed
+    scores["compute"]["encoder_s"] = 0.0  # as an earlier version wrote it
+    (repeat / "scores.json").write_text(json.dumps(scores))
+    capsys.readouterr()
+    assert curve(tmp_path / "timed", *options, models=("ahead",)) == 2
+    assert "repeat1 has no time of the encoder" in one_line_error(capsys)
 
 
 @pytest.mark.usefixtures("without_pictures")

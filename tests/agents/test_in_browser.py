@@ -149,7 +149,7 @@ class TestParts:
                 {"max_draft": 6, "max_after_read": 3},
                 {"silence_db": -30.0, "lead_ms": 200},
             ),
-            (PolicyOptions("offline"), {"max_len_a": 0.02, "max_len_b": 1}, {"pause_ms": 200}),
+            (PolicyOptions("offline"), {"max_len_a": 0.02, "max_len_b": 1}, {"pause_ms": 200, "silence_db": None}),
             (PolicyOptions(k=1), {"early_eos": "wait"}, {}),
         ],
         ids=lambda one: one.name if isinstance(one, PolicyOptions) else "",
@@ -157,8 +157,10 @@ class TestParts:
     def test_events_are_those_of_python(self, parts, folder, speech, policy, decoding, segments):
         system = ExportedSystem.load(folder, policy)
         decoding, segments = replace(DECODING, **decoding), replace(SEGMENTS, **segments)
-        quiet = 0.001 * speech(0.7, 5)
-        pcm = pcm_of(np.concatenate([speech(2.3, 1), quiet, speech(1.9, 2), quiet, speech(0.45, 3)]))
+        quiet = 0.001 * speech(1.3, 5)
+        pcm = pcm_of(
+            np.concatenate([0.5 * quiet[:9_999], speech(2.3, 1), quiet, speech(1.9, 2), quiet, speech(0.45, 3)])
+        )
         session = Session(system, decoding, segments, drafts=True)
         expected = [*session.push(pcm.astype(np.float32) / 32768), *session.finish()]
         assert len({event.segment for event in expected}) > 1 and any(event.text for event in expected)

@@ -7,7 +7,8 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from leapformer_fairseq.agents.segments import PIECE, Segmenter, SegmentOptions, level_of
+from leapformer_fairseq.agents.segments import Segmenter, SegmentOptions
+from leapformer_fairseq.agents.silence import PIECE, level_of
 from leapformer_fairseq.errors import LeapformerError
 
 
@@ -73,11 +74,15 @@ def test_a_segment_that_gets_too_long_in_a_pause_leaves_the_rest_of_it_out() -> 
 
 @pytest.mark.parametrize("level", [-90, -60, -20])
 def test_what_is_equally_loud_throughout_has_no_pauses(level: float) -> None:
-    assert places([noise(12, level)]) == [("speech", 12.0)]
+    assert places([noise(12, level)], silence_db=None) == [("speech", 12.0)]
 
 
 def test_silence_is_one_segment_up_to_the_longest() -> None:
-    assert places([np.zeros(16_000 * 5)], max_seconds=4) == [("speech", 3.96), ("end", 0.04), ("speech", 1.0)]
+    assert places([np.zeros(16_000 * 5)], max_seconds=4, silence_db=None) == [
+        ("speech", 3.96),
+        ("end", 0.04),
+        ("speech", 1.0),
+    ]
 
 
 def test_steady_noise_behind_a_pause_is_no_speech_however_long() -> None:
@@ -93,10 +98,24 @@ def test_below_a_level_there_is_no_speech() -> None:
     """Not at the beginning, nor in an hour of silence; what is above it is heard as ever."""
     audio = [noise(3, -70), noise(3, -20), noise(1, -60), noise(3, -30)]
     found = places(audio, silence_db=-50)
-    assert found == [("between", 3.0), ("speech", 3.36), ("end", 0.04), ("between", 0.6), ("speech", 3.0)]
-    assert places([np.zeros(16_000 * 60), noise(60, -60)], silence_db=-50) == [("between", 120.0)]
+    assert found == [("speech", 3.36), ("end", 0.04), ("between", 0.6), ("speech", 3.0)]
+    for options in ({}, {"silence_db": -50}, {"kind": "tokens"}, {"kind": "seconds", "history": "window"}):
+        assert places([np.zeros(16_000 * 60), noise(60, -60)], **options) == []
     assert places([noise(3, -35), noise(1, -52)], silence_db=-50)[-1][0] == "between", "also where it is no pause"
     assert places([noise(3, -35), noise(1, -52)]) == [("speech", 4.0)]
+    for pause in (noise(2, -60), np.zeros(16_000)):  # what comes after a pause of zeros is not louder for that
+        found = places([noise(3, -20), pause, noise(40, -60), noise(1, -20)])
+        assert [place for place, _ in found] == ["speech", "end", "between", "speech"]
+
+
+@pytest.mark.parametrize("options", [{"kind": "tokens"}, {"kind": "seconds", "history": "window"}])
+def test_long_silence_where_no_pause_ends_a_segment_is_cut_to_a_second(options: dict) -> None:
+    for silence in (np.zeros(16_000 * 65), noise(65, -60)):
+        audio = [noise(3, -20), silence, noise(3, -20), noise(1, -60), noise(1, -20)]
+        assert places(audio, **options) == [("speech", 9.0)]
+        assert places(audio, **options, silence_db=None, max_seconds=90) == [("speech", 73.0)]
+    assert places([noise(65, -50)], **options, max_seconds=90) == [], "steady noise before any sound"
+    assert places([noise(1, -20), noise(65, -50)], **options, max_seconds=90) == [("speech", 66.0)], "it may be speech"
 
 
 def test_after_ten_seconds_the_quieter_level_is_the_recent_one() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leapformer_fairseq.agents import loading, sentence_training
-from leapformer_fairseq.agents.segments import PIECE, Place, Segmenter, SegmentOptions
+from leapformer_fairseq.agents.segments import Place, Segmenter, SegmentOptions
 from leapformer_fairseq.agents.sentence_training import (
     Found,
     Network,
@@ -30,6 +30,7 @@ from leapformer_fairseq.agents.sentence_training import (
     trimmed,
 )
 from leapformer_fairseq.agents.session import Session
+from leapformer_fairseq.agents.silence import PIECE
 from leapformer_fairseq.agents.stream import DecodingOptions
 from leapformer_fairseq.audio import fbank
 from leapformer_fairseq.cli import main as cli

@@ -86,7 +86,7 @@ def text_of(events: Iterable[Event]) -> list[str]:
 
 
 def whole_text(system: TranslationSystem, samples: np.ndarray) -> str:
-    stream = TranslationStream(system, OPTIONS)
+    stream = TranslationStream(system, replace(OPTIONS, silence_db=None))
     stream.push(samples)
     assert stream.advance(source_finished=True)
     return stream.flush(final=True)
@@ -415,7 +415,7 @@ def test_audio_without_a_window_gives_no_text(arriving, carry: str, samples: int
 
 
 @pytest.mark.parametrize("carry", ["none", "encoder"])
-def test_silence_and_clipping_are_audio_as_any_other(arriving, speech, carry: str) -> None:
+def test_clipping_and_silence_if_wanted_are_audio_as_any_other(arriving, speech, carry: str) -> None:
     for samples in (np.zeros(40_000, np.float32), (100 * speech(2.0)).clip(-1, 1)):
-        session = Session(arriving("causal"), OPTIONS, carry=carry)
+        session = Session(arriving("causal"), OPTIONS, SegmentOptions(silence_db=None), carry)
         assert text_of(heard(session, samples)) == [whole_text(arriving("causal"), samples)]

@@ -286,6 +286,18 @@ class TestManifests:
         with pytest.raises(LeapformerError, match=reason):
             dataset[0]
 
+    def test_floats_are_read_once_and_lengths_are_bounded(self, tmp_path, monkeypatch):
+        path, task, reads = str(tmp_path / "a.wav"), speech(tmp_path), []
+        soundfile.write(path, 0.3 * np.sin(np.arange(8_000)), 16_000, subtype="FLOAT")
+        read = soundfile.SoundFile.read
+        monkeypatch.setattr(soundfile.SoundFile, "read", lambda *given, **more: reads.append(1) or read(*given, **more))
+        assert task.build_dataset_for_inference([path], [48])[0].source.shape == (48, 80) and len(reads) == 1
+        assert task.get_interactive_tokens_and_lengths([path], None) == ([path], [48])
+        monkeypatch.setattr(audio, "LONGEST", 1_000)
+        with pytest.raises(LeapformerError, match="more than fits in memory"):
+            task.get_interactive_tokens_and_lengths([path], None)
+        assert len(reads) == 2, "nothing was decoded to say so"
+
     def test_joined_sentences_have_the_frames_and_texts_of_all(self, tmp_path):
         """The recordings are tones of different lengths; pauses between them are silent, or repeat their frames."""
         lengths = [8_000, 12_000, 16_000]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from matplotlib.container import BarContainer, ErrorbarContainer
 
+from leapformer_fairseq.agents.curve_report import table
 from leapformer_fairseq.pictures.latency import PARTS, curve_figure, draw_curve
 from tests.pictures.images import pixels
 
@@ -52,6 +53,18 @@ def test_lines_and_error_bars(panel: int, shift: float) -> None:
     assert {text.get_text() for text in axes.texts} == {"1 r7", "3 r7", "1 r3"}
     ends = timed[2][0].get_segments()[0][:, 0]
     assert ends.tolist() == [990.0 + shift, 1040.0 + shift]
+
+
+def test_a_latency_below_the_one_without_computation_is_marked() -> None:
+    """In the picture and in the table, and only there."""
+    below = ROWS[-1] | {"run": "b", "AL_CA": spread(940.0, 10.0, 40.0), "repeats": 2, "without_prenet": None}
+    for rows, count in ((ROWS, 0), ([*ROWS[:-1], below], 1)):
+        left, right, *_ = panels(curve_figure(rows))
+        assert [text.get_text() for text in left.texts].count("* below the latency without computation") == count
+        assert not [text for text in right.texts if "below" in text.get_text()]
+    shown = {"chrF": 1.0, "AP": 1.0, "DAL": 1.0, "ATD": 1.0}
+    text = table([below | shown])
+    assert text.count("*") == 1 and "940 (930–980)*" in text
 
 
 def test_bars_only_where_the_computation_was_measured(tmp_path: Path) -> None:
