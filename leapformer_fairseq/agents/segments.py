@@ -119,6 +119,7 @@ class Segmenter:
         self._silence = -math.inf if options.silence_db is None else options.silence_db
         self._beginning = Beginning(options.silence_db, QUIET_ONSET_MS, options.lead_ms, grid)
         self._n_silent = 0  # samples of silence that were heard last
+        self._n_cut = 0  # samples of it that have no place
         self._open = True
         self._ends_of = SentenceEnds(options.sentences) if options.kind == "sentence" and options.sentences else None
         self._waiting = np.zeros(0, np.float32)  # samples whose segment is not known yet
@@ -134,6 +135,13 @@ class Segmenter:
             part = heard[start : start + PIECE]
             if self.options.kind in AT_PAUSES or not self._is_long_silence(part):
                 yield from self._hear(part, n_tokens, n_forgotten)
+            else:
+                self._n_cut += len(part)
+
+    @property
+    def n_left_out(self) -> int:
+        """Samples so far that have no place."""
+        return self._beginning.n_left_out + self._n_cut
 
     def _is_long_silence(self, piece: np.ndarray) -> bool:
         self._n_silent = self._n_silent + len(piece) if level_of(piece) < self._silence else 0

@@ -230,7 +230,7 @@ class Session:
         stream.advance(source_finished=ends)
         text, segment = stream.flush(final=ends), self.n_segments + 1
         if ends:
-            self.settled = self._n_given
+            self.settled = self._n_given + self._segmenter.n_left_out
             self.n_segments, self.n_tokens = segment, self.n_tokens + self._forgotten[0] + stream.n_tokens
             self._stream, self._window, self._forgotten = None, [], (0, 0)
         if text or ends:

@@ -105,6 +105,24 @@ class Said(list[torch.Tensor]):
         return steps
 
 
+def test_a_session_that_begins_where_all_was_settled_writes_the_rest(make_system, speech):
+    """Silence that was left out before the first segment counts, too."""
+    samples = np.concatenate([np.zeros(48_000, np.float32), speech(9.0)])
+    options, system = SegmentOptions("seconds", min_seconds=1, max_seconds=2), make_system()
+    session, settled, words = Session(system, OPTIONS, options), list[tuple[int, int]](), list[str]()
+    for start in range(0, len(samples), 640):
+        for event in session.push(samples[start : start + 640]):
+            words += [event.text] if event.text else []
+            if event.ends:
+                settled.append((session.settled, len(words)))
+    words += [event.text for event in session.finish() if event.text]
+    assert [place for place, _ in settled] == [80_000, 112_000, 144_000, 176_000]
+    for place, count in settled:
+        again = Session(system, OPTIONS, options)
+        rest = [*again.push(samples[place:]), *again.finish()]
+        assert [event.text for event in rest if event.text] == words[count:], place
+
+
 @pytest.mark.parametrize("carry", [False, True])
 def test_one_segment_is_what_one_stream_writes_however_the_audio_is_cut(any_system, speech, carry: bool) -> None:
     system, can = any_system
