@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from ..audio import SAMPLE_RATE
@@ -11,6 +13,8 @@ from ..scoring.streamlog import Chunk, StreamLogWriter, fresh_file, refuse_exist
 from ..scoring.talks import write_talks
 from .session import Event
 from .shown import Change, Shown
+
+logger = logging.getLogger(__name__)
 
 LOG_FORMATS = ("simulstream", "omnisteval")
 
@@ -58,18 +62,29 @@ class Recorder:
             self._add(self._shown.changed(heard), spent)
 
     def close(self) -> None:
-        """End the log; a remaining draft does not count as written."""
+        """End the log; a remaining draft does not count as written.
+
+        Raises LeapformerError if the format "omnisteval" cannot be written.
+        """
         left = self._shown.changed([], ends=True)
         if left.deleted:
             self._add(left, 0.0)
         if self._writer is not None:
-            self._writer.close()
-        else:
+            self._write(self._writer.close)
+        elif self.form == "omnisteval":
             write_talks(self.path, [talk_of(self.recording, self._chunks, self.unit)], self.unit)
 
     def _add(self, change: Change, seconds: float) -> None:
         chunk = Chunk(self._n_samples / SAMPLE_RATE, seconds, change.new, change.deleted)
         if self._writer is not None:
-            self._writer.add(self._stream, chunk)
-        else:
+            self._write(partial(self._writer.add, self._stream, chunk))
+        elif self.form == "omnisteval":
             self._chunks.append(chunk)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """If the log cannot be written, the talk goes on without."""
+        try:
+            write()
+        except OSError as error:
+            logger.warning("--log %s ends here (%s); the translation goes on", self.path, error.strerror)
+            self._writer = None

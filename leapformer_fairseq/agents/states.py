@@ -16,8 +16,9 @@ from ..models.streaming_encoder import ArrivingSource
 from ..modules import PassOptions
 from .engine import EncodedEngine
 from .features import FeatureStream
-from .segments import PIECE, Place
+from .segments import Place
 from .session import Samples
+from .silence import PIECE
 from .stream import DecodingOptions, TranslationStream
 from .system import TranslationSystem
 from .times import ComputeTimes

@@ -6,10 +6,13 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from io import BufferedReader
 from itertools import chain, islice
@@ -50,33 +53,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate until the end or Ctrl-C, then print how much audio and computation there was."""
+    """Translate until the end, Ctrl-C, SIGTERM or SIGHUP, then print how much audio and computation there was."""
     from ..agents.live import load_sessions
 
     blocks = _blocks(args)
     output, recorder = _output(args), _recorder(args)
     began = time.perf_counter()
     session = load_sessions(args)[2](output.shows_drafts and not args.no_drafts)
+    ending = Ending()
     if recorder is not None:
         recorder.begin(time.perf_counter() - began)
-    status = 0
     try:
-        for block in blocks:
+        for block in ending.of(blocks):
             for event in _recorded(recorder, session.push(block), len(block)):
                 output.show(event)
             output.state(f"{session.audio_s:.1f} s heard, real-time factor {_factor(session)}")
         for event in _recorded(recorder, session.finish()):
             output.show(event)
-    except KeyboardInterrupt:
-        status = 130
+    except KeyboardInterrupt:  # the second one
+        ending.status = 130
     except BrokenPipeError:  # nobody reads any more, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
-        output.close()
+        with suppress(OSError):  # a terminal that is gone
+            output.close()
         if recorder is not None:
             recorder.close()
+        ending.restore()
     output.summarise(_summary(session))
-    return status
+    return ending.status
+
+
+class Ending:
+    """Lets Ctrl-C, SIGTERM and a closed terminal end the audio: what is held back is written. The second ends all."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self._waits = False  # whether more audio is waited for, and nothing else is done
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        in_main = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.signal(number, self._told) for number in numbers if in_main}
+
+    def of(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        """The audio, until it ends."""
+        while not self.status:
+            self._waits = True
+            try:
+                block = next(blocks, None)
+            except KeyboardInterrupt:
+                self.status = self.status or 130
+                return
+            finally:
+                self._waits = False
+            if block is None:
+                return
+            yield block
+
+    def restore(self) -> None:
+        """Signals mean again what they meant before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _told(self, number: int, _: object) -> None:
+        second, self.status = bool(self.status), 128 + number
+        if self._waits or second:
+            raise KeyboardInterrupt
 
 
 def _recorder(args: argparse.Namespace) -> Recorder | None:

@@ -6,6 +6,9 @@ import io
 import itertools
 import json
 import re
+import signal
+import subprocess
+import sys
 import time
 import types
 from pathlib import Path
@@ -17,9 +20,10 @@ import soundfile
 from leapformer_fairseq.agents import loading
 from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.audio import read_blocks
+from leapformer_fairseq.cli import demo
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.cli import stream as command
-from leapformer_fairseq.scoring.streamlog import read_stream_log
+from leapformer_fairseq.scoring.streamlog import StreamLogWriter, read_stream_log
 from leapformer_fairseq.scoring.talks import read_talks
 from tests.agents.conftest import detokenizer, make_system, speech, spm_model, symbols  # noqa: F401  (fixtures)
 
@@ -106,8 +110,8 @@ def test_ctrl_c_keeps_the_text_so_far(monkeypatch, system, recording, capsys) ->
     monkeypatch.setattr(command, "read_blocks", interrupted)
     assert cli.main(["stream", str(path), *NEEDED]) == 130
     out, err = capsys.readouterr()
-    assert whole.startswith(out.rstrip("\n")) and out.endswith("\n") and len(out) > 5
-    assert re.match(SUMMARY, err).groups() == ("4.0", "1")
+    assert out.splitlines()[0] == whole.splitlines()[0] and out.endswith("\n")
+    assert re.match(SUMMARY, err).groups() == ("4.0", "2"), "what was held back is written, too"
 
 
 def test_realtime_waits_for_the_speech(monkeypatch, system, recording) -> None:
@@ -301,7 +305,7 @@ def test_omnistevals_format_has_the_same_words(system, recording, tmp_path) -> N
     assert all(after > before for before, after in zip(other.delays, other.aware["CA"], strict=True))
 
 
-def test_an_interrupted_log_ends_without_the_draft(monkeypatch, system, recording, tmp_path, capsys) -> None:
+def test_an_interrupted_log_has_every_word_and_no_draft(monkeypatch, system, recording, tmp_path, capsys) -> None:
     def interrupted(*args):
         yield from itertools.islice(read_blocks(*args), 18)
         raise KeyboardInterrupt
@@ -311,7 +315,7 @@ def test_an_interrupted_log_ends_without_the_draft(monkeypatch, system, recordin
     events = [event for event in map(json.loads, capsys.readouterr().out.splitlines()) if "text" in event]
     (talk,) = read_stream_log(tmp_path / "log", "word")
     assert list(talk.units) == " ".join(event["text"] for event in events if event["final"]).split()
-    assert not events[-1]["final"] and events[-1]["text"], "or nothing was left to take back"
+    assert events[-1]["final"] and not all(event["final"] for event in events)
 
 
 def test_a_log_is_never_appended_to(system, recording, tmp_path, capsys) -> None:
@@ -334,3 +338,41 @@ def test_a_log_of_characters(system, recording, tmp_path, capsys) -> None:
     assert cli.main(["stream", str(recording[0]), *NEEDED, "--unit", "char", "--log", str(log)]) == 0
     (talk,) = read_stream_log(log, "char")
     assert "".join(talk.units) == capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_writes_what_was_held_back_and_closes_the_log(number, tmp_path) -> None:
+    """While audio is waited for; the text is that of the audio so far."""
+    samples, _ = soundfile.read(demo.FOLDER / json.loads(demo.EXAMPLE.read_text())["audio"], dtype="int16")
+    program = [sys.executable, "-m", "leapformer_fairseq.cli.main", "stream", "-", "--checkpoint", str(demo.MODEL)]
+    whole = subprocess.run(program, input=samples.tobytes(), capture_output=True, timeout=60)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    streaming = subprocess.Popen([*program, "--log", str(tmp_path / "log")], **pipes)
+    streaming.stdin.write(samples.tobytes())
+    streaming.stdin.flush()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:  # until it is heard, as far as nothing more has to come for that
+        time.sleep(0.1)
+        if (tmp_path / "log").is_file() and (tmp_path / "log").read_text().count("\n") > 3:
+            break
+    streaming.send_signal(number)
+    out, err = streaming.communicate(timeout=20)
+    assert streaming.returncode == 128 + number and b"s of audio" in err and b"Traceback" not in err
+    assert out.decode().split() == whole.stdout.decode().split() != []
+    (talk,) = read_stream_log(tmp_path / "log", "word")
+    assert list(talk.units) == whole.stdout.decode().split()
+
+
+def test_a_full_disk_ends_the_log_and_not_the_translation(monkeypatch, system, recording, tmp_path, capsys, caplog):
+    assert cli.main(["stream", str(recording[0]), *NEEDED]) == 0
+    whole, written = capsys.readouterr().out, list[int]()
+
+    def full(self, stream, chunk):
+        written.append(stream)
+        if len(written) > 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(StreamLogWriter, "add", full)
+    assert cli.main(["stream", str(recording[0]), *NEEDED, "--log", str(tmp_path / "log")]) == 0
+    assert capsys.readouterr().out == whole and len(written) == 4
+    assert "log ends here (No space left on device); the translation goes on" in caplog.text
