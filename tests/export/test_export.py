@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -323,12 +324,18 @@ def test_damaged_folders_are_told_in_one_line(exported, tmp_path, capsys, monkey
         about = json.loads((folder / MODEL).read_text())
         (folder / MODEL).write_text(json.dumps({**about, "format": 9}))
 
-    assert "has format 9, not 4; export it again" in said(formatted)
+    assert "has format 9, not 5; export it again" in said(formatted)
     assert "is damaged" in said(lambda folder: (folder / MODEL).write_text("{}"))
     assert f"has no {MODEL}; give a folder" in said(lambda folder: (folder / MODEL).unlink())
     assert f"has no {STEP}; export" in said(lambda folder: (folder / STEP).unlink())
-    assert "cannot be read" in said(lambda folder: (folder / STEP).write_bytes(b"no graph"))
+    assert "is damaged, or of another export" in said(lambda folder: (folder / STEP).write_bytes(b"no graph"))
+
+    def rewritten(folder: Path) -> None:
+        (folder / STEP).write_bytes(b"no graph")
+        replace(exported[2], path=folder).write()
+
+    assert "cannot be read" in said(rewritten)
     assert f"has no {WEIGHTS}; export" in said(lambda folder: (folder / WEIGHTS).unlink())
     half = (exported[2].path / WEIGHTS).read_bytes()[:5_000]
-    assert "cannot be read" in said(lambda folder: (folder / WEIGHTS).write_bytes(half))
+    assert "is damaged, or of another export" in said(lambda folder: (folder / WEIGHTS).write_bytes(half))
     assert "--beam 0: give at least 1" in said(None, "--beam", "0")
