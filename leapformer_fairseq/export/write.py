@@ -286,7 +286,7 @@ def write(
         raise LeapformerError(f"{error.name} is not installed; pip install 'leapformer_fairseq[onnx]'") from error
     # With gradients enabled states are not changed in place, which a graph could not do; nothing wants one. Which
     # implementation runs may not depend on the length of the example.
-    with _quiet(), torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):
+    with _quiet(), _exactly(), torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):
         try:
             traced = torch.export.export(part.eval(), given, dynamic_shapes=dynamic, strict=False)
             program = torch.onnx.export(
@@ -305,6 +305,23 @@ def write(
 
 def vocabulary(dictionary: Any) -> Vocabulary:
     return Vocabulary(list(dictionary.symbols), dictionary.pad(), dictionary.eos(), dictionary.unk())
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    """Without onnxscript's rules for sums with 0 and products with 1, which hold any number within 1e-8 for one.
+
+    What keeps a division from 0 / 0 is less, and a graph without it makes NaN of padding.
+    """
+    from onnxscript import rewriter
+    from onnxscript.rewriter.rules.common import _no_op
+
+    rules, inexact = rewriter._DEFAULT_REWRITE_RULES, {id(rule) for rule in _no_op.rules}
+    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if id(rule) not in inexact)
+    try:
+        yield
+    finally:
+        rewriter._DEFAULT_REWRITE_RULES = rules
 
 
 @contextmanager
