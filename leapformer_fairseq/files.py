@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,86 @@ def locked_folder(
     if not wanted.keys() <= found.keys():
         write_json(kept, {**found, **wanted, **({"signature": signature} if signature else {})}, "--out")
     return folder
+
+
+@contextmanager
+def replacing_folder(path: str | Path, record: str, names: Container[str], what: str) -> Iterator[Path]:
+    """A folder to make instead of that of --out; it becomes --out as a whole, when the block ends well.
+
+    What is replaced must be such a folder, `what` it is called: with a `record` and other files of these `names` only.
+    It keeps its place until another takes it, at once where the system can exchange folders. Raises LeapformerError
+    for anything else in the way, and where nothing can be written.
+    """
+    folder = Path(path).resolve()
+    _check_replaced(path, folder, record, names, what)
+    partial = folder.with_name(f".{folder.name}.{os.urandom(6).hex()}.partial")
+    try:
+        with _written(path):
+            partial.mkdir(parents=True)
+        yield partial
+        with _written(path):
+            for file in partial.iterdir():
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
+            _check_replaced(path, folder, record, names, what)
+            _take_place(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _written(path: str | Path) -> Iterator[None]:
+    """Raises LeapformerError where the system cannot write beside --out."""
+    try:
+        yield
+    except OSError as error:
+        raise LeapformerError(f"--out {path} cannot be written: {error.strerror}; choose another folder") from error
+
+
+def _check_replaced(path: str | Path, folder: Path, record: str, names: Container[str], what: str) -> None:
+    """Raises LeapformerError where files would be lost that no command like this one made."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise LeapformerError(f"--out {path} is a file; choose another folder")
+    found = sorted(one.name for one in folder.iterdir())
+    if found and not (folder / record).is_file():
+        raise LeapformerError(f"--out {path} is not empty and holds no {what}; choose another folder")
+    foreign = next((name for name in found if name not in names or not (folder / name).is_file()), None)
+    if foreign is not None:
+        raise LeapformerError(
+            f"--out {path} has {foreign} in it, which is of no {what} and would be lost; choose another folder"
+        )
+
+
+def _take_place(new: Path, old: Path) -> None:
+    """Rename a folder; what had the name has that of the new one then, if it had anything in it."""
+    try:
+        os.rename(new, old)  # where there is none, or an empty one
+    except OSError:
+        if not old.is_dir():
+            raise
+        if not _exchanged(new, old):
+            aside = new.with_suffix(".old")
+            os.rename(old, aside)
+            try:
+                os.rename(new, old)
+            except OSError:
+                os.rename(aside, old)
+                raise
+            os.rename(aside, new)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether two names were exchanged at once, which Linux can on most file systems."""
+    import ctypes
+
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def _difference(name: str, theirs: Any, ours: Any) -> str:

@@ -6,6 +6,8 @@ of several tensors, and others than zeros at first; predicted lengths; look-ahea
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.agents.text import Detokenizer
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.export.write import export_speech, export_synthesis
-from leapformer_fairseq.runtime.folder import Folder
+from leapformer_fairseq.runtime.folder import HASH, MODEL, Folder, _hash
 from leapformer_fairseq.runtime.voice import ExportedVoice
 
 from .agents.conftest import subwords
@@ -34,6 +36,14 @@ MELS = MelConfig(sample_rate=8000, n_fft=64, win_length=50, hop_length=20, n_mel
 LENGTHS = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0}
 SPEAKERS = {"ann": 0, "bob": 1, "cid": 2}
 EOS = 2
+
+
+def resealed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what the model.json of a folder says, with a hash that fits."""
+    about = json.loads((path / MODEL).read_text())
+    del about[HASH]
+    about = change(about) or about
+    (path / MODEL).write_text(json.dumps({**about, HASH: _hash(about)} if isinstance(about, dict) else about))
 
 
 # ---------------------------------------------------------------------------------------------------------------- text

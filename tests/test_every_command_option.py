@@ -422,8 +422,9 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
 
     def written(model: Any, *given: Any) -> Any:
         out = next(one for one in given if isinstance(one, Path))
-        out.mkdir()
         (out / "graph").write_text(str(model))
+        if isinstance(given[-1], Path) and given[-1] != out:
+            (out / "subwords.model").write_bytes(given[-1].read_bytes())
         return out
 
     def compared(*given: Any) -> Any:
@@ -444,6 +445,7 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
     monkeypatch.setattr(runtime_voice, "ExportedVoice", lambda folder: folder)
     for name in ("export_translation", "export_synthesis", "export_speech"):
         monkeypatch.setattr(write, name, written)
+    monkeypatch.setattr(export_command.Folder, "read", lambda path: path)
     monkeypatch.setattr(write, "quantize", lambda folder: seen.update(quantized=folder.name))
     for name in ("compared", "compared_synthesis", "compared_speech"):
         monkeypatch.setattr(check, name, compared)

@@ -73,7 +73,7 @@ class ExportedSystem:
             Graphs(folder, threads),
             about,
             target.eos,
-            Detokenizer(target.symbols, path / SUBWORDS),
+            Detokenizer(target.symbols, folder.file(SUBWORDS)),
             Cmvn(np.array(about.mean, np.float32), np.array(about.std, np.float32)) if normalised else None,
             policy,
             about.step_frames if pre_decision_ratio is None else about.state_frames * pre_decision_ratio,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints import describe_checkpoint, load_checkpoint
 from ..errors import LeapformerError
+from ..files import replacing_folder
 from ..loading import load_model
-from ..runtime.folder import SUBWORDS, Folder
+from ..runtime.folder import FILES, MODEL, Folder
 from ..signature import signature
 
 if TYPE_CHECKING:
     from ..export.check import Compared
+
+    Exported = tuple[Folder, Callable[[Folder], Compared]]  # and what compares it, once it is in its place
 
 HELP = "a trained model as ONNX graphs with explicit states, to run without PyTorch and fairseq"
 SPEECH, LANGUAGE_MODEL, TEXT = ("leapformer_simulst", "leapformer_s2t"), ("leapformer_lm",), ("leapformer_nmt",)
@@ -68,22 +70,19 @@ def run(args: argparse.Namespace) -> int:
         raise LeapformerError(f"--check {args.check}: give a number of sources, or 0 for no comparison")
     arch = _architecture(args.path)
     _check_options(args, arch)
-    ways, is_new = {SPEECH: _speech, SYNTHESIS: _synthesis}, not args.out.exists()
-    try:
-        folder, compare = next((way for kinds, way in ways.items() if arch.startswith(kinds)), _text)(args)
-    except BaseException:
-        if is_new:  # some graphs of a model are of no use
-            shutil.rmtree(args.out, ignore_errors=True)
-        raise
-    if args.quantize:
-        from ..export.write import quantize
+    ways = {SPEECH: _speech, SYNTHESIS: _synthesis}
+    with replacing_folder(args.out, MODEL, FILES, "export") as partial:
+        way = next((way for kinds, way in ways.items() if arch.startswith(kinds)), _text)
+        folder, compare = way(args, partial)
+        if args.quantize:
+            from ..export.write import quantize
 
-        quantize(folder)
+            quantize(folder)
     size = sum(path.stat().st_size for path in args.out.iterdir() if path.is_file())
     print(f"{args.out}: {size / 2**20:.1f} MiB; `python -m leapformer_fairseq.runtime {args.out}`")
     if not args.check:
         return 0
-    found = compare()
+    found = compare(Folder.read(args.out))
     print(f"{found.equal} of {found.sources} sources have equal output; largest error {found.error:.1e}")
     return 0 if args.quantize or found.equal == found.sources else 1
 
@@ -107,7 +106,7 @@ def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]
     return load_model(args.path, kinds, "export", {} if args.data is None else {"data": args.data})
 
 
-def _text(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
+def _text(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.check import compared
     from ..export.write import export_language_model, export_translation
 
@@ -116,23 +115,21 @@ def _text(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
         raise LeapformerError(f"--sentencepiece-model {subwords}: no such file")
     model, task = _loaded(args, (*TEXT, *LANGUAGE_MODEL))
     export = export_translation if hasattr(model, "encoder") else export_language_model
-    folder = export(model, task, args.out, signature(), describe_checkpoint(args.path))
-    if subwords is not None:
-        shutil.copyfile(subwords, args.out / SUBWORDS)
-    return folder, lambda: compared(model, task, folder, args.check)
+    folder = export(model, task, out, signature(), describe_checkpoint(args.path), subwords)
+    return folder, lambda made: compared(model, task, made, args.check)
 
 
-def _synthesis(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
+def _synthesis(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.check import compared_synthesis
     from ..export.write import export_synthesis
     from ..runtime.voice import ExportedVoice
 
     model, task = _loaded(args, SYNTHESIS)
-    folder = export_synthesis(model, task, args.out, signature(), describe_checkpoint(args.path))
-    return folder, lambda: compared_synthesis(model, ExportedVoice(folder), args.check)
+    folder = export_synthesis(model, task, out, signature(), describe_checkpoint(args.path))
+    return folder, lambda made: compared_synthesis(model, ExportedVoice(made), args.check)
 
 
-def _speech(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
+def _speech(args: argparse.Namespace, out: Path) -> Exported:
     from ..agents.loading import load_system
     from ..agents.policy import PolicyOptions
     from ..export.check import compared_speech
@@ -142,5 +139,5 @@ def _speech(args: argparse.Namespace) -> tuple[Folder, Callable[[], Compared]]:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
     policy = PolicyOptions("offline")  # whichever it is run with
     system = load_system(args.path, args.data, args.config_yaml, policy, args.pre_decision_ratio)
-    folder = export_speech(system, args.out, signature(), describe_checkpoint(args.path))
-    return folder, lambda: compared_speech(system, folder, args.check)
+    folder = export_speech(system, out, signature(), describe_checkpoint(args.path))
+    return folder, lambda made: compared_speech(system, made, args.check)

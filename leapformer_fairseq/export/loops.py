@@ -56,7 +56,11 @@ def token_by_token(
 
 def with_rows(attention: MechanismAttention, state: State, x: Tensor, tokens: TokenInfo) -> State:
     """The state of an attention block that has read more rows x (S, B, C)."""
-    mechanism, (k, v) = attention.mechanism, attention._kv(x)
+    return with_keys(attention.mechanism, state, *attention._kv(x), tokens)
+
+
+def with_keys(mechanism: Mechanism, state: State, k: Tensor, v: Tensor, tokens: TokenInfo) -> State:
+    """The same of a mechanism, given keys and values (B, H, S, D) as they are after a convolution."""
     if not isinstance(mechanism, RecurrentMechanism):
         return mechanism.write(state, k, v, tokens)
     kv, _ = row_by_row(state.of(LinearState).kv, mechanism._writing(k, v, tokens))

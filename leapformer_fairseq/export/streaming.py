@@ -6,17 +6,21 @@ Shapes: T frames (10 ms) of a chunk and of the row before it, m rows (encoder st
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..attention import State, TokenInfo, sinusoids
+from ..attention import ChunkMask, State, TokenInfo, sinusoids
+from ..attention.linear.base import LinearState
+from ..attention.mechanism import Inputs
+from ..attention.recurrent.convolution import ConvolvedMechanism, ConvolvedState
 from ..errors import LeapformerError
 from ..modules import PassOptions
 from ..modules.attention import MechanismAttention
 from ..runtime.folder import CROSS, HEARD
-from .loops import with_rows
+from .loops import with_keys, with_rows
 from .states import held, tensors_of
 
 
@@ -83,11 +87,31 @@ class _Chunk(nn.Module):
     def forward(self, query: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
         attention, own, rows = self.attention, self.own, len(query)
         tokens = attention._described(self.tokens, query).cleared()
-        self.state = seen = with_rows(attention, self.state, query[:own], tokens.narrow(0, own))
+        mechanism, q, (k, v) = attention.mechanism, attention._q(query), attention._kv(query)
+        read: Any = mechanism.read
+        tail = None
+        if isinstance(mechanism, ConvolvedMechanism) and mechanism.convolution is not None:
+            q, k, v, tail = _together(mechanism, self.state.of(ConvolvedState).tail, (q, k, v), tokens, own)
+            read = super(ConvolvedMechanism, mechanism).read
+        seen = with_keys(mechanism, self.state, k[:, :, :own], v[:, :, :own], tokens.narrow(0, own))
+        self.state = ConvolvedState(seen.of(LinearState).kv, tail) if tail is not None else seen
         if rows > own:
-            seen = with_rows(attention, seen, query[own:], tokens.narrow(own, rows))
-        out = attention.mechanism.read(seen, attention._q(query), tokens)
-        return attention._out(out), None
+            seen = with_keys(mechanism, seen, k[:, :, own:], v[:, :, own:], tokens.narrow(own, rows))
+        return attention._out(read(seen, q, tokens)), None
+
+
+def _together(
+    mechanism: ConvolvedMechanism, tail: Tensor, inputs: tuple[Tensor, Tensor, Tensor], tokens: TokenInfo, own: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys and values of a chunk after the convolution, and its next tail.
+
+    Only the last chunk has rows that are not real, behind all others: they are zeros, and its tail is of no use.
+    """
+    assert tokens.keep is not None
+    q, k, v = (x.where(tokens.keep[:, None, :, None], 0) for x in inputs)
+    real = replace(tokens, keep=None)
+    x, tail = mechanism._convolved(Inputs(q, k, v, real, real, ChunkMask(own, q.shape[2] - own)), tail)
+    return x.q, x.k, x.v, tail
 
 
 class Writing(nn.Module):
@@ -97,9 +121,17 @@ class Writing(nn.Module):
     """
 
     def __init__(self, decoder: Any) -> None:
+        """Raises LeapformerError for a mechanism that reads a source at once."""
         super().__init__()
         self.decoder = decoder
         self.blocks = held(decoder, CROSS)
+        for layer, block in enumerate(self.blocks, 1):
+            mechanism = block.attention.mechanism
+            if not mechanism.capabilities.append:
+                raise LeapformerError(
+                    f"cross-attention, layer {layer}: {mechanism.name} reads a source at once, and speech arrives in "
+                    "parts; export a model without it"
+                )
 
     def forward(self, rows: Tensor, count: Tensor, start: Tensor, states: list[Tensor]) -> list[Tensor]:
         given, tokens = iter(states), _placed(rows, start, count)

@@ -68,21 +68,28 @@ SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # of the examples that are traced
 ANY = torch.export.Dim.DYNAMIC  # a size that a graph leaves open, or else cannot be made
 
 
-def export_translation(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
+def export_translation(
+    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Path | None = None
+) -> Folder:
     """Write the graphs of a text translation model, and what goes with them; `origin` as in `Folder`.
 
+    `subwords`: the sentencepiece model for plain text.
     Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
     """
     model = _frozen(model, out)
     write_source(Source(model), out)
     words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
     states = write_step(model.decoder, out)
-    return _complete(Folder(out, TRANSLATION, states, words, model.max_decoder_positions(), signature, origin), model)
+    folder = Folder(out, TRANSLATION, states, words, model.max_decoder_positions(), signature, origin)
+    return _complete(folder, model, subwords)
 
 
-def export_language_model(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
+def export_language_model(
+    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Path | None = None
+) -> Folder:
     """Write the graphs of a language model, and what goes with them; `origin` as in `Folder`.
 
+    `subwords`: the sentencepiece model for plain text.
     Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
     """
     decoder, words = _frozen(model, out).decoder, task.target_dictionary
@@ -91,7 +98,8 @@ def export_language_model(model: Any, task: Any, out: Path, signature: str, orig
     first = words.bos() if getattr(task.args, "add_bos_token", False) else words.eos()
     language = Language(first, None if limit == sys.maxsize else limit, task.args.tokens_per_sample)
     longest, target = model.max_decoder_positions(), {"target": vocabulary(words)}
-    return _complete(Folder(out, LANGUAGE, states, target, longest, signature, origin, language=language), model)
+    folder = Folder(out, LANGUAGE, states, target, longest, signature, origin, language=language)
+    return _complete(folder, model, subwords)
 
 
 def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
@@ -107,7 +115,8 @@ def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: d
     data = {name: value for name, value in task.data_cfg.config.items() if name in ("features", ESPEAK)}
     words, longest = {"source": vocabulary(task.src_dict)}, model.max_decoder_positions()
     speaking = replace(speaking, data=data, speakers=task.speaker_to_id)
-    return _complete(Folder(out, SYNTHESIS, states, words, longest, signature, origin, speaking=speaking), model)
+    folder = Folder(out, SYNTHESIS, states, words, longest, signature, origin, speaking=speaking)
+    return _complete(folder, model, None)
 
 
 def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]:
@@ -151,8 +160,7 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
     about = replace(about, lagging=getattr(model, "lagging", None), forbidden=list(system.forbidden))
     words = {"target": vocabulary(model.decoder.dictionary)}
     folder = Folder(out, SPEECH, states, words, model.max_decoder_positions(), signature, origin, about)
-    shutil.copyfile(system.detokenizer.model_file, out / SUBWORDS)
-    return _complete(folder, model)
+    return _complete(folder, model, system.detokenizer.model_file)
 
 
 def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[dict[str, Shapes], Speech]:
@@ -173,14 +181,15 @@ def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[
     return states, Speech(frames, encoder.chunks.size, encoder.chunks.ahead, step_frames, n_bins)
 
 
-def quantize(folder: Folder) -> None:
+def quantize(folder: Folder) -> Folder:
     """Round a folder's weights and embeddings to 8 bits; what weights are multiplied by is rounded at each call.
 
-    Everything else, such as states, stays in float32.
+    Everything else, such as states, stays in float32. Returns the folder with its new hashes.
     """
     for name in GRAPHS[folder.task]:
         quantize_graph(folder.path / name)
     share(folder)
+    return folder.write()
 
 
 def quantize_graph(path: Path) -> None:
@@ -199,12 +208,14 @@ def quantize_graph(path: Path) -> None:
         quantize_dynamic(partial, partial, kinds, per_channel=True, weight_type=QuantType.QUInt8)
 
 
-def _complete(folder: Folder, model: Any) -> Folder:
-    """The folder once all graphs are there."""
+def _complete(folder: Folder, model: Any, subwords: Path | None) -> Folder:
+    """The folder once all graphs are there; `subwords` is the sentencepiece model, if it has one."""
     share(folder)
-    folder = replace(folder, starts=starts_of(model.decoder))
-    folder.write()
-    return folder
+    if subwords is None:
+        (folder.path / SUBWORDS).unlink(missing_ok=True)  # of another export
+    else:
+        shutil.copyfile(subwords, folder.path / SUBWORDS)
+    return replace(folder, starts=starts_of(model.decoder)).write()
 
 
 def _frozen(model: Any, out: Path) -> Any:
@@ -275,7 +286,7 @@ def write(
         raise LeapformerError(f"{error.name} is not installed; pip install 'leapformer_fairseq[onnx]'") from error
     # With gradients enabled states are not changed in place, which a graph could not do; nothing wants one. Which
     # implementation runs may not depend on the length of the example.
-    with _quiet(), torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):
+    with _quiet(), _exactly(), torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):
         try:
             traced = torch.export.export(part.eval(), given, dynamic_shapes=dynamic, strict=False)
             program = torch.onnx.export(
@@ -294,6 +305,23 @@ def write(
 
 def vocabulary(dictionary: Any) -> Vocabulary:
     return Vocabulary(list(dictionary.symbols), dictionary.pad(), dictionary.eos(), dictionary.unk())
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    """Without onnxscript's rules for sums with 0 and products with 1, which hold any number within 1e-8 for one.
+
+    What keeps a division from 0 / 0 is less, and a graph without it makes NaN of padding.
+    """
+    from onnxscript import rewriter
+    from onnxscript.rewriter.rules.common import _no_op
+
+    rules, inexact = rewriter._DEFAULT_REWRITE_RULES, {id(rule) for rule in _no_op.rules}
+    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if id(rule) not in inexact)
+    try:
+        yield
+    finally:
+        rewriter._DEFAULT_REWRITE_RULES = rules
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def _text(argv: list[str]) -> int:
         raise LeapformerError(f"--beam {args.beam}: give at least 1")
     options = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
     graphs = Graphs(Folder.read(args.folder), args.threads)
-    cut, joined = _subwords(args.folder)
+    cut, joined = _subwords(graphs.folder)
     vocabularies = graphs.folder.vocabularies
     for line in decoded(sys.stdin.buffer, "standard input"):
         pieces = cut(line.strip())
@@ -87,14 +87,13 @@ def _text(argv: list[str]) -> int:
     return 0
 
 
-def _subwords(folder: Path) -> tuple[Callable[[str], list[str]], Callable[[list[str]], str]]:
+def _subwords(folder: Folder) -> tuple[Callable[[str], list[str]], Callable[[list[str]], str]]:
     """How text is cut into subwords and put together; without a model text is subwords already."""
-    path = folder / SUBWORDS
-    if not path.is_file():
+    if SUBWORDS not in folder.files:
         return str.split, " ".join
     import sentencepiece
 
-    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder.file(SUBWORDS)))
     return model.encode_as_pieces, model.decode_pieces
 
 

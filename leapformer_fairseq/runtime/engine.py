@@ -21,6 +21,7 @@ from .folder import (
     SPEAKERS,
     STEP,
     TOKENS,
+    WEIGHTS,
     Folder,
 )
 
@@ -41,25 +42,35 @@ class Graphs:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
         try:
+            folder.file(WEIGHTS)  # which the graphs open
             self._sessions = {
-                name: onnxruntime.InferenceSession(str(folder.path / name), options, providers=["CPUExecutionProvider"])
+                name: onnxruntime.InferenceSession(str(folder.file(name)), options, providers=["CPUExecutionProvider"])
                 for name in (GRAPHS[folder.task] if names is None else names)
             }
+        except LeapformerError:
+            raise
         except Exception as error:  # onnxruntime's have no common class
             reason = " ".join(str(error).split())[:200]
             raise LeapformerError(f"a graph in {folder.path} cannot be read ({reason}); export it again") from error
 
     def run(self, graph: str, given: Mapping[str, Any], outputs: Sequence[str]) -> list[Any]:
-        """The outputs as onnxruntime's values, of arrays and such values."""
+        """The outputs as onnxruntime's values, of arrays and such values.
+
+        Raises LeapformerError for a graph that is none for them.
+        """
         binding = self._sessions[graph].io_binding()
-        for name, value in given.items():
-            if isinstance(value, np.ndarray):
-                binding.bind_cpu_input(name, np.ascontiguousarray(value))
-            else:
-                binding.bind_ortvalue_input(name, value)
-        for name in outputs:
-            binding.bind_output(name)
-        self._sessions[graph].run_with_iobinding(binding)
+        try:
+            for name, value in given.items():
+                if isinstance(value, np.ndarray):
+                    binding.bind_cpu_input(name, np.ascontiguousarray(value))
+                else:
+                    binding.bind_ortvalue_input(name, value)
+            for name in outputs:
+                binding.bind_output(name)
+            self._sessions[graph].run_with_iobinding(binding)
+        except Exception as error:  # as above: the graph is not one of what model.json says
+            reason = " ".join(str(error).split())[:200]
+            raise LeapformerError(f"{self.folder.path / graph} cannot be run ({reason}); export it again") from error
         return list(binding.get_outputs())
 
     def advance(self, graph: str, given: Mapping[str, Any], states: Values, *outputs: str) -> tuple[list[Any], Values]:

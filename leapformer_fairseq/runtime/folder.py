@@ -1,20 +1,28 @@
 """A folder that `leapformer export` made: graphs, what their states are called, and the vocabularies.
 
-Files are data: nothing in the folder is executed or unpickled.
+Files are data: nothing in the folder is executed or unpickled. `model.json` names the size and the hash of every other
+file, and the hash of what it says itself. Hashes find damage and parts of other exports; whoever makes a folder on
+purpose makes hashes that fit, so what the file says is checked, too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
 from ..files import write_json
+from .typed import fits, made, shown
 
-FORMAT = 4
+FORMAT = 5
+HASH = "sha256"  # of the rest of model.json, in it
 MODEL, WEIGHTS, SUBWORDS = "model.json", "weights.safetensors", "subwords.model"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
 PROMPT, REFINE = "prompt.onnx", "refine.onnx"
@@ -25,6 +33,7 @@ GRAPHS = {
     LANGUAGE: (PROMPT, STEP),
     SYNTHESIS: (SOURCE, STEP, REFINE),
 }
+FILES = {MODEL, WEIGHTS, SUBWORDS, *(name for names in GRAPHS.values() for name in names)}  # of all exports
 # Of inputs:
 TOKENS, POSITIONS, ORDER, SPEAKERS = "tokens", "positions", "order", "speakers"
 FRAMES, ROWS, BEFORE, COUNT, START, KEPT = "frames", "rows", "before", "count", "start", "kept"
@@ -32,6 +41,10 @@ LOG_PROBS, ENDED, NEXT = "log_probs", "ended", ".next"  # of outputs
 SELF, CROSS, HEARD = "self", "cross", "heard"  # decoder self-attention, cross-attention, that of an encoder
 LENGTH = "cross.length"  # among the states of cross-attention: the predicted length of the target, in steps
 Shapes = dict[str, list[int]]  # of states by name, without the rows
+# Of what a model of each task has states and vocabularies.
+SIDES = {TRANSLATION: (SELF, CROSS), SPEECH: (HEARD, SELF, CROSS), LANGUAGE: (SELF, CROSS), SYNTHESIS: (SELF, CROSS)}
+WORDS = {TRANSLATION: ("source", "target"), SPEECH: ("target",), LANGUAGE: ("target",), SYNTHESIS: ("source",)}
+LARGEST, MOST = 2**28, 2**20  # numbers of one state: 1 GiB; of any size of a model
 
 
 @dataclass(frozen=True)
@@ -120,8 +133,22 @@ class Language:
     segment: int
 
 
-# What only some models have, by its name in `Folder` and in the file.
+# What only models of some tasks have, by its name in `Folder` and in the file.
 PARTS: dict[str, Any] = {"speech": Speech, "speaking": Speaking, "language": Language}
+PART_OF = {SPEECH: "speech", SYNTHESIS: "speaking", LANGUAGE: "language"}
+
+
+@dataclass(frozen=True)
+class Content:
+    """The size of a file in bytes, and its SHA-256."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> Content:
+        with path.open("rb") as file:
+            return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 @dataclass(frozen=True)
@@ -131,6 +158,7 @@ class Folder:
     states: shapes by name, of each kind of attention.
     starts: those states, without the rows, that are not zeros before anything was read.
     origin: the checkpoint, as `checkpoints.describe_checkpoint` tells of it.
+    files:  the other files by name; empty: not known, as in a folder that is being made.
     """
 
     path: Path
@@ -144,48 +172,191 @@ class Folder:
     speaking: Speaking | None = None
     language: Language | None = None
     starts: dict[str, list[Any]] = field(default_factory=dict)
+    files: dict[str, Content] = field(default_factory=dict, compare=False)
 
     @classmethod
     def read(cls, path: str | Path) -> Folder:
-        """Raises LeapformerError for a folder that was not exported, or by another version, or lacks a file."""
+        """The folder, whose files are there with their sizes; what is in them is checked when they are opened.
+
+        Raises LeapformerError for a folder that was not exported, or by another version, or is damaged.
+        """
         path = Path(path)
+        if not (path / MODEL).is_file():
+            raise LeapformerError(f"{path} has no {MODEL}; give a folder made by `leapformer export`")
         try:
-            about: dict[str, Any] = json.loads((path / MODEL).read_text(encoding="utf-8"))
-            if about["format"] != FORMAT:
-                raise LeapformerError(f"{path / MODEL} has format {about['format']!r}, not {FORMAT}; export it again")
-            vocabularies = {side: Vocabulary(**one) for side, one in about["vocabularies"].items()}
-            task, states = about["task"], {side: dict(shapes) for side, shapes in about["states"].items()}
-            graphs, parts = GRAPHS[task], {name: kind(**about[name]) for name, kind in PARTS.items() if name in about}
-            found = cls(
-                path,
-                task,
-                states,
-                vocabularies,
-                int(about["max_target"]),
-                about["signature"],
-                dict(about["checkpoint"]),
-                starts=dict(about["starts"]),
-                **parts,
-            )
-        except FileNotFoundError as error:
-            raise LeapformerError(f"{path} has no {MODEL}; give a folder made by `leapformer export`") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LeapformerError(f"{path / MODEL} is damaged ({error}); export the model again") from error
-        for name in (*graphs, WEIGHTS):
+            _stays(path, MODEL)
+            about = json.loads((path / MODEL).read_text(encoding="utf-8"))
+            if not isinstance(about, dict):
+                raise ValueError(f"{shown(about)} is no JSON object")
+            if (version := about.get("format")) != FORMAT:
+                raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {FORMAT}; export it again")
+            if about.pop(HASH, None) != _hash(about):
+                raise ValueError("its content is not that of its hash")
+            found = _folder(path, about)
+        except OSError as error:
+            raise LeapformerError(f"{path / MODEL} cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            reason = "too many brackets" if isinstance(error, RecursionError) else error
+            raise LeapformerError(f"{path / MODEL} is damaged ({reason}); export the model again") from error
+        for name in {**dict.fromkeys(_names(path, found.task)), **found.files}:
             if not (path / name).is_file():
                 raise LeapformerError(f"{path} has no {name}; export the model again")
+            if name not in found.files:
+                raise LeapformerError(f"{path / name} is not of this export; delete it, or export the model again")
+            _stays(path, name)
+            if (path / name).stat().st_size != found.files[name].size:
+                raise LeapformerError(_damage(path / name))
         return found
 
-    def write(self) -> None:
+    def file(self, name: str) -> Path:
+        """The path of a file, to be opened now. Raises LeapformerError where its content is not that of its hash."""
+        path = self.path / name
+        try:
+            if self.files and self.files.get(name) != Content.of(path):
+                raise LeapformerError(_damage(path))
+        except OSError as error:
+            raise LeapformerError(f"{path} cannot be read: {error.strerror}; export the model again") from error
+        return path
+
+    def write(self) -> Folder:
+        """Write `model.json`, once the other files are there; returns the folder with their hashes."""
+        files = {name: Content.of(self.path / name) for name in _names(self.path, self.task)}
         about = {
             "format": FORMAT,
             "task": self.task,
             "states": self.states,
             "starts": self.starts,
             "vocabularies": {side: asdict(one) for side, one in self.vocabularies.items()},
-            "max_target": self.max_target,
+            "max_target": int(self.max_target),  # fairseq has a default of 1e6
             "signature": self.signature,
             "checkpoint": self.origin,
             **{name: asdict(getattr(self, name)) for name in PARTS if getattr(self, name) is not None},
+            "files": {name: asdict(one) for name, one in files.items()},
         }
-        write_json(self.path / MODEL, about)
+        write_json(self.path / MODEL, {**about, HASH: _hash(about)})
+        return replace(self, files=files)
+
+
+def _names(path: Path, task: str) -> list[str]:
+    """The files of a folder, without `model.json`: one is there in some only."""
+    return [*GRAPHS[task], WEIGHTS, *([SUBWORDS] if os.path.lexists(path / SUBWORDS) else [])]
+
+
+def _damage(path: Path) -> str:
+    return f"{path} is damaged, or of another export; export the model again"
+
+
+def _stays(path: Path, name: str) -> None:
+    """Raises LeapformerError for a link that leads out of the folder."""
+    if not (path / name).resolve().is_relative_to(path.resolve()):
+        raise LeapformerError(f"{path / name} is a link that leads out of the folder; copy the file in its place")
+
+
+def _hash(about: Mapping[str, Any]) -> str:
+    """Of what a file says, however it is written."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------- what a file may say
+def _folder(path: Path, about: dict[str, Any]) -> Folder:
+    """The folder that a file describes. Raises ValueError for anything that no export says."""
+    given = {"origin" if name == "checkpoint" else name: value for name, value in about.items() if name != "format"}
+    if ours := {"path", "origin"} & about.keys():
+        raise ValueError(f"{min(ours)} is not known")
+    if without := {"starts", "files", "checkpoint"} - about.keys():
+        raise ValueError(f"{min(without)} is missing")
+    found: Folder = made(Folder, {**given, "path": path}, "")
+    if wrong := next(_wrong(found), None):
+        raise ValueError(wrong)
+    return found
+
+
+def _wrong(folder: Folder) -> Iterator[str]:
+    """What is out of range, or does not fit together."""
+    task, target = folder.task, folder.vocabularies.get("target")
+    if task not in GRAPHS:
+        yield f"task is {shown(task)}"
+        return
+    yield from _differ("states", folder.states, SIDES[task])
+    yield from _differ("vocabularies", folder.vocabularies, WORDS[task])
+    yield from _differ("parts", [name for name in PARTS if getattr(folder, name) is not None], [*_part(task)])
+    optional = [SUBWORDS] if SUBWORDS in folder.files or task == SPEECH else []
+    yield from _differ("files", folder.files, [*GRAPHS[task], WEIGHTS, *optional])
+    for name, content in folder.files.items():
+        yield from _unless(content.size >= 0, f"files.{name}.size", content.size)
+    for side, words in folder.vocabularies.items():
+        for name in ("pad", "eos", "unk"):
+            number = getattr(words, name)
+            yield from _unless(0 <= number < len(words.symbols), f"vocabularies.{side}.{name}", number)
+        broken = next((symbol for symbol in words.symbols if "\n" in symbol), None)
+        yield from _unless(broken is None, f"a symbol of vocabularies.{side}", broken)
+    yield from _unless(folder.max_target >= 1, "max_target", folder.max_target)
+    for side, states in folder.states.items():
+        yield from _unless(bool(states) or (side, task) == (CROSS, LANGUAGE), f"states.{side}", states)
+    shapes = {name: shape for side in folder.states.values() for name, shape in side.items()}
+    for name, shape in shapes.items():
+        size = math.prod(shape) if len(shape) < 8 else LARGEST + 1
+        yield from _unless(min(shape, default=1) >= 1 and size <= LARGEST, f"the shape of {name}", shape)
+    for name, start in folder.starts.items():
+        yield from _unless(name in shapes and _has_shape(start, shapes[name]), f"starts.{name}", start)
+    if folder.speech is not None and target is not None:
+        yield from _wrong_speech(folder.speech, len(target.symbols))
+    if folder.speaking is not None:
+        yield from _wrong_speaking(folder.speaking)
+    if folder.language is not None and target is not None:
+        language, longest = folder.language, folder.language.longest
+        yield from _unless(0 <= language.first < len(target.symbols), "language.first", language.first)
+        yield from _unless(longest is None or longest >= 1, "language.longest", longest)
+        yield from _unless(language.segment >= 1, "language.segment", language.segment)
+
+
+def _part(task: str) -> Iterator[str]:
+    if task in PART_OF:
+        yield PART_OF[task]
+
+
+def _wrong_speech(one: Speech, words: int) -> Iterator[str]:
+    for name in ("state_frames", "chunk_states", "n_bins"):
+        yield from _unless(1 <= getattr(one, name) <= MOST, f"speech.{name}", getattr(one, name))
+    yield from _unless(0 <= one.ahead_states <= MOST, "speech.ahead_states", one.ahead_states)
+    yield from _unless(one.state_frames <= one.step_frames <= MOST, "speech.step_frames", one.step_frames)
+    yield from _unless(one.lagging is None or one.lagging >= 1, "speech.lagging", one.lagging)
+    yield from _unless(all(0 <= number < words for number in one.forbidden), "speech.forbidden", one.forbidden)
+    yield from _wrong_normal("speech", one.mean, one.std, one.n_bins)
+
+
+def _wrong_speaking(one: Speaking) -> Iterator[str]:
+    for name in ("per_step", "values", "layers", "units"):
+        yield from _unless(1 <= getattr(one, name) <= MOST, f"speaking.{name}", getattr(one, name))
+    yield from _unless(one.values % max(one.per_step, 1) == 0, "speaking.values", one.values)
+    yield from _unless(0 <= one.dropout < 1, "speaking.dropout", one.dropout)
+    if one.speakers is not None:
+        yield from _unless(all(0 <= number <= MOST for number in one.speakers.values()), "speaking.speakers", "...")
+        yield from _unless(len(one.speakers) >= 1, "speaking.speakers", {})
+    yield from _wrong_normal("speaking", one.mean, one.std, one.values // max(one.per_step, 1))
+
+
+def _wrong_normal(part: str, mean: list[float] | None, std: list[float] | None, bins: int) -> Iterator[str]:
+    """Both are there or none, for every bin."""
+    yield from _unless((mean is None) == (std is None), f"one of {part}.mean and {part}.std", None)
+    for name, values in (("mean", mean), ("std", std)):
+        if values is not None:
+            yield from _unless(len(values) == bins, f"the length of {part}.{name}", len(values))
+    yield from _unless(std is None or min(std, default=0) >= 0, f"the least of {part}.std", std and min(std))
+
+
+def _unless(good: bool, name: str, value: Any) -> Iterator[str]:
+    if not good:
+        yield f"{name} is {shown(value)}"
+
+
+def _differ(name: str, found: Any, wanted: Any) -> Iterator[str]:
+    if set(found) != set(wanted):
+        yield f"{name} are {shown(sorted(found))}, not {sorted(wanted)}"
+
+
+def _has_shape(values: Any, shape: list[int]) -> bool:
+    """Whether nested lists hold finite numbers and have this shape."""
+    if not shape:
+        return fits(values, float)
+    return isinstance(values, list) and len(values) == shape[0] and all(_has_shape(one, shape[1:]) for one in values)

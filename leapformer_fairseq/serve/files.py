@@ -23,7 +23,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from ..errors import LeapformerError
-from ..runtime.folder import GRAPHS, MODEL, SPEECH, WEIGHTS
+from ..runtime.folder import GRAPHS, MODEL, SPEECH, WEIGHTS, Folder
 
 # Pages load nothing from other sites, and only code of their own; onnxruntime-web compiles WebAssembly.
 POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'{sockets}; frame-ancestors 'none'"
@@ -50,12 +50,14 @@ def page_files(about: Mapping[str, Any]) -> Files:
     return files
 
 
-def model_files(folder: Path, runtime: Path) -> Files:
+def model_files(path: Path, runtime: Path) -> Files:
     """An exported model for speech and, from its folder, onnxruntime-web.
 
-    Raises LeapformerError where a file of the runtime is missing.
+    Raises LeapformerError where a file of the runtime is missing, or one of the model damaged.
     """
-    found = {f"/model/{name}": folder / name for name in (MODEL, WEIGHTS, *GRAPHS[SPEECH])}
+    folder = Folder.read(path)
+    found = {f"/model/{name}": folder.file(name) for name in (WEIGHTS, *GRAPHS[SPEECH])}
+    found[f"/model/{MODEL}"] = path / MODEL
     for name in RUNTIME:
         found[f"/runtime/{name}"] = runtime / name
         if not (runtime / name).is_file():

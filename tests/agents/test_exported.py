@@ -65,7 +65,7 @@ def served() -> list[str]:
     return found
 
 
-@in_turn(plan=served(), encoder=[CAUSAL, CHUNKS, AHEAD])
+@in_turn(plan=[*served(), "kda-conv", "simple-gla-conv"], encoder=[CAUSAL, CHUNKS, AHEAD])
 def test_parts_with_explicit_states_equal_the_model(plan, encoder):
     """Rows of speech chunk by chunk, the last one shorter, and tokens that see more and more of them."""
     model = speech_model(plan, **ONE_LAYER, **encoder).eval().requires_grad_(False)
@@ -133,7 +133,13 @@ def test_every_policy_writes_the_same_at_the_same_time(exported, speech, policy)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("plan", "options"),
-    [("leap", {**CHUNKS, "encoder_layers": 2, "decoder_layers": 2}), ("gated-delta", CAUSAL), ("gated-delta", AHEAD)],
+    [
+        ("leap", {**CHUNKS, "encoder_layers": 2, "decoder_layers": 2}),
+        ("gated-delta", CAUSAL),
+        ("gated-delta", AHEAD),
+        ("kda-conv", AHEAD),
+        ("simple-gla-conv", CAUSAL),
+    ],
 )
 def test_other_mechanisms_and_encoders(speech, tmp_path, plan, options):
     system = speech_system(plan, **{**ONE_LAYER, **options})

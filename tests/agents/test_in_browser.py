@@ -120,6 +120,22 @@ def pcm_of(samples: np.ndarray) -> np.ndarray:
 
 
 @in_chromium
+def test_a_damaged_model_is_told_on_the_page(browser, folder, runtime):
+    """Of files that were copied to another server, which does not look at them."""
+    local = told(ExportedSystem.load(folder), DECODING, SHORT)
+    files = {**page_files({"model": "", "between": " ", "lagging": 2, "local": local}), **model_files(folder, runtime)}
+    kind, weights = files["/model/weights.safetensors"]
+    files["/model/weights.safetensors"] = kind, weights[:-1] + bytes([weights[-1] ^ 1])
+    made = Served(FileServer(files))  # type: ignore[arg-type]
+    try:
+        browser.go(made.url)
+        message = "weights.safetensors is damaged, or of another export"
+        until(lambda: message in browser.text("status"), "the page says so")
+    finally:
+        made.close()
+
+
+@in_chromium
 class TestParts:
     def test_frames(self, parts, speech):
         pcm = pcm_of(speech(0.7))

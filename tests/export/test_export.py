@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import MECHANISMS, TokenInfo
+from leapformer_fairseq.attention.linear.base import LinearMechanism
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.export import loops, write
@@ -24,12 +26,13 @@ from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
 from leapformer_fairseq.export.language import Prompt
 from leapformer_fairseq.export.states import first_state, held, tensors_of
+from leapformer_fairseq.export.streaming import Writing
 from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.loading import load_model
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search, go_on
 from leapformer_fairseq.runtime.engine import Graphs
-from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, MODEL, SELF, STEP, WEIGHTS, Folder, Language
+from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, MODEL, SELF, SOURCE, STEP, WEIGHTS, Folder, Language
 
 from ..exported import ONE_LAYER, language_model, translation
 from ..models.tiny import PLANS, dictionary, make_model
@@ -102,6 +105,9 @@ def looped(one: Any, first: Any, given: Any, dim: int) -> tuple[Any, Any]:
 RECURRENT = [name for name, kind in MECHANISMS.items() if issubclass(kind, RecurrentMechanism)]
 
 
+RECURRENT_AND_LINEAR = [name for name in PLANS if issubclass(MECHANISMS[name], RecurrentMechanism | LinearMechanism)]
+
+
 @pytest.mark.parametrize("encoder", [name for name in RECURRENT if name in PLANS])
 def test_encoders_with_decay_or_delta_rule_go_from_row_to_row(encoder, monkeypatch):
     """A padded source, too; afterwards the model is as it was."""
@@ -135,6 +141,68 @@ def test_encoders_that_cannot_be_traced_are_refused(tmp_path, monkeypatch, trace
     with pytest.raises(LeapformerError, match="source.onnx: PyTorch cannot") as found:
         export_translation(model, TASK, tmp_path, "signature", {})
     assert "\n" not in str(found.value)
+
+
+class Guarded(torch.nn.Module):
+    """Numbers within 1e-8 of 0 and of 1, which change something."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        scaled = x * 1e20 * (1 + 2**-23)
+        return [(x.square() + 1e-12).rsqrt(), x - 3e-9, 1e-36 + x, scaled, x / (1 + 2**-22)]
+
+
+def test_small_numbers_stay_in_a_graph(tmp_path):
+    """Padding is zeros, of which there would be 0 / 0."""
+    x = torch.tensor([0.0, 1.0, 1e-9])
+    write.write(Guarded(), (x,), None, ["x"], list("abcde"), tmp_path / STEP)
+    found = Graphs(Folder(tmp_path, "translation", {}, {}, 1, "", {}), names=[STEP]).run(
+        STEP, {"x": x.numpy()}, "abcde"
+    )
+    for ours, theirs in zip(Guarded()(x), found, strict=True):
+        torch.testing.assert_close(torch.from_numpy(theirs.numpy()), ours, rtol=1e-7, atol=0)
+
+
+def padded_sources_are_read(model: Any, path: Path) -> None:
+    """Of sources padded on the left, as in fairseq, a graph makes the model's states of cross-attention."""
+    path.mkdir(exist_ok=True)
+    source = Source(model.float().requires_grad_(False))
+    write.write_source(source, path)
+    graphs = Graphs(Folder(path, "translation", {CROSS: source.shapes}, {}, 1, "", {}), names=[SOURCE])
+    for lines in ([[1, 4, 5, 6, 7, 2], [5, 6, 7, 8, 9, 2]], [[8] * 30 + [2], [1] * 29 + [4, 2]], [[5, 2]]):
+        tokens = torch.tensor(lines)
+        keep = tokens.ne(1)
+        with torch.no_grad():
+            rows = model.encoder(tokens, keep.sum(1))["encoder_out"][0]
+        info = TokenInfo(keep.long().cumsum(1), keep=keep, inputs=rows.transpose(0, 1)).cleared()
+        states = [
+            block.attention.mechanism.write(first_state(block.attention, len(tokens)), *block.attention._kv(rows), info)
+            for block in source.blocks
+        ]
+        for ours, theirs in zip(tensors_of(states), graphs.read(tokens.numpy()).values(), strict=True):
+            torch.testing.assert_close(torch.from_numpy(theirs.numpy()), ours, rtol=1e-4, atol=1e-4)
+
+
+ENCODERS = [*RECURRENT_AND_LINEAR, "softmax", "abc-mlp", "abc-cluster", "abc-linformer", "kda-conv", "simple-gla-conv"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_encoders_read_padded_sources(encoder, tmp_path):
+    padded_sources_are_read(model_of("leap", encoder=encoder, **ONE_LAYER), tmp_path)
+
+
+@pytest.mark.full
+def test_cross_attention_over_clusters(tmp_path):
+    padded_sources_are_read(model_of("leap", decoder_cross_attention="abc-cluster", **ONE_LAYER), tmp_path / "graph")
+    model = model_of("leap", decoder_cross_attention="abc-cluster", **ONE_LAYER).float()
+    found = compared(model, TASK, export_translation(model, TASK, tmp_path / "folder", "signature", {}), 8)
+    assert found.equal == found.sources and found.error < 1e-4
+
+
+def test_clusters_of_speech_are_refused():
+    """A graph could not tell that a source was read before."""
+    with pytest.raises(LeapformerError, match="cross-attention, layer 1: abc-cluster reads a source at once"):
+        Writing(model_of("leap", decoder_cross_attention="abc-cluster", **ONE_LAYER).decoder)
 
 
 @pytest.fixture(scope="module")
@@ -323,12 +391,18 @@ def test_damaged_folders_are_told_in_one_line(exported, tmp_path, capsys, monkey
         about = json.loads((folder / MODEL).read_text())
         (folder / MODEL).write_text(json.dumps({**about, "format": 9}))
 
-    assert "has format 9, not 4; export it again" in said(formatted)
+    assert "has format 9, not 5; export it again" in said(formatted)
     assert "is damaged" in said(lambda folder: (folder / MODEL).write_text("{}"))
     assert f"has no {MODEL}; give a folder" in said(lambda folder: (folder / MODEL).unlink())
     assert f"has no {STEP}; export" in said(lambda folder: (folder / STEP).unlink())
-    assert "cannot be read" in said(lambda folder: (folder / STEP).write_bytes(b"no graph"))
+    assert "is damaged, or of another export" in said(lambda folder: (folder / STEP).write_bytes(b"no graph"))
+
+    def rewritten(folder: Path) -> None:
+        (folder / STEP).write_bytes(b"no graph")
+        replace(exported[2], path=folder).write()
+
+    assert "cannot be read" in said(rewritten)
     assert f"has no {WEIGHTS}; export" in said(lambda folder: (folder / WEIGHTS).unlink())
     half = (exported[2].path / WEIGHTS).read_bytes()[:5_000]
-    assert "cannot be read" in said(lambda folder: (folder / WEIGHTS).write_bytes(half))
+    assert "is damaged, or of another export" in said(lambda folder: (folder / WEIGHTS).write_bytes(half))
     assert "--beam 0: give at least 1" in said(None, "--beam", "0")

@@ -6,12 +6,14 @@ import io
 import re
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.models.exported import exported_models
 from leapformer_fairseq.runtime import engine
+from leapformer_fairseq.runtime.folder import Folder, Speaking
 
 from ..exported import Text, language_model, translation
 from ..reversed_text import reversed_text
@@ -103,9 +105,10 @@ def test_an_exported_folder_of_another_kind(models, language_models, tmp_path, c
     assert main(["generate", str(data), "--path", str(language_models[2]), "--task", "translation", "--cpu"]) == 2
     assert "is for --task language_modeling, not for translation" in capsys.readouterr().err
     folder = shutil.copytree(exported, tmp_path / "copy")
-    text = (folder / "model.json").read_text().replace('"task": "translation"', '"task": "text_to_speech"')
-    (folder / "model.json").write_text(text)
     (folder / "refine.onnx").touch()
+    speaking = Speaking(2, 12, 2, 16, 0.25, {})
+    other = replace(Folder.read(folder), path=folder, task="text_to_speech", speaking=speaking)
+    replace(other, vocabularies={"source": other.vocabularies["source"]}).write()
     assert main(["generate", str(data), "--path", str(folder), "--task", "translation", "--cpu"]) == 2
     assert "holds a model for text_to_speech" in capsys.readouterr().err
 

@@ -187,7 +187,7 @@ def test_a_manifest_needs_its_data(exported, alone, tmp_path, capsys):
 def test_8_bits(exported, tmp_path):
     shutil.copytree(exported.folder.path, tmp_path, dirs_exist_ok=True)
     folder = Folder.read(tmp_path)
-    quantize(folder)
+    folder = quantize(folder)
     before, after = (
         voice.say([5, 6, 2], Manner(max_steps=3), np.random.default_rng(0)).frames
         for voice in (exported, ExportedVoice(folder))

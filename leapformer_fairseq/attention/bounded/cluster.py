@@ -52,7 +52,8 @@ class Cluster(SlotSums):
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> SlotState:
         mass = self._tensors(state)[2]
-        if mass.is_cpu and mass.any():  # a GPU is not waited for
+        # A GPU is not waited for, and a graph cannot ask.
+        if mass.is_cpu and not torch.compiler.is_exporting() and mass.any():
             raise LeapformerError("abc-cluster: more tokens make other clusters; give all tokens of a sequence at once")
         return super().write(state, k, v, key)
 
@@ -66,7 +67,7 @@ def clusters(x: Tensor, keep: Tensor | None, count: int, rounds: int) -> Tensor:
     """
     real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if keep is None else keep
     ranks = torch.arange(count, device=x.device) * real.sum(1, keepdim=True) // count + 1
-    start = torch.searchsorted(real.long().cumsum(1), ranks).clamp_max(x.shape[1] - 1)
+    start = (real.long().cumsum(1).unsqueeze(1) < ranks.unsqueeze(2)).sum(2).clamp_max(x.shape[1] - 1)
     centres = x.gather(1, start.unsqueeze(-1).expand(-1, -1, x.shape[2]))
     found = _nearest(x, centres)
     for _ in range(rounds):
@@ -74,7 +75,7 @@ def clusters(x: Tensor, keep: Tensor | None, count: int, rounds: int) -> Tensor:
         size = member.sum(1).unsqueeze(-1)
         centres = torch.where(size > 0, member.mT @ x / size.clamp_min(1), centres)
         before, found = found, _nearest(x, centres)
-        if found.is_cpu and torch.equal(found, before):  # a GPU is not waited for
+        if found.is_cpu and not torch.compiler.is_exporting() and torch.equal(found, before):
             break
     return found
 

@@ -225,7 +225,11 @@ class ConvolvedMechanism(NormedMechanism):
 
 
 def _first(x: Tensor, real: Tensor) -> Tensor:
-    """Tokens (.., T, C) with the real ones, (.., T), in front, in their order."""
+    """Tokens (.., T, C), zeros where they are not `real` (.., T), with the real ones in front, in their order."""
+    if torch.compiler.is_exporting():  # a graph cannot sort
+        places, ends = torch.arange(x.shape[-2], device=x.device), real.long().cumsum(-1)
+        order = (ends.unsqueeze(-2) <= places.unsqueeze(-1)).sum(-1).clamp_max(x.shape[-2] - 1)
+        return _taken(x, order).where((places < ends[..., -1:]).unsqueeze(-1), 0)
     return _taken(x, real.logical_not().byte().argsort(dim=-1, stable=True))
 
 

@@ -13,8 +13,18 @@ export class Model {
 
   /** From the files at `base`; `runtime` is the module of onnxruntime-web. */
   static async load(runtime, base) {
-    const file = async (name) => new Uint8Array(await (await fetch(new URL(name, base))).arrayBuffer());
-    const about = JSON.parse(new TextDecoder().decode(await file("model.json")));
+    const read = async (name) => new Uint8Array(await (await fetch(new URL(name, base))).arrayBuffer());
+    const about = JSON.parse(new TextDecoder().decode(await read("model.json")));
+    const file = async (name) => {
+      const bytes = await read(name);
+      // Browsers hash for pages at localhost or over https only, as they give the microphone only to these.
+      const hash = globalThis.crypto?.subtle && new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+      const found = hash && [...hash].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+      if (bytes.length !== about.files[name]?.size || (hash && found !== about.files[name].sha256)) {
+        throw new Error(`${name} is damaged, or of another export`);
+      }
+      return bytes;
+    };
     const externalData = [{ path: WEIGHTS, data: await file(WEIGHTS) }];
     const graphs = {};
     for (const name of ["listen", "write", "step"]) {

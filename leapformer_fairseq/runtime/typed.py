@@ -1,0 +1,67 @@
+"""Values of a JSON file as dataclasses, each of the type that its field has: what a file says is believed only then."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, fields
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+SHOWN = 60  # letters of a value in a message
+
+
+def made(kind: Any, values: Any, where: str) -> Any:
+    """The dataclass of these values by their names, and those in it. Raises ValueError for a wrong name or type."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{where} is {shown(values)}")
+    hints, known = get_type_hints(kind), {one.name: one for one in fields(kind)}
+    if unknown := values.keys() - known:
+        raise ValueError(f"{where}{shown(min(unknown))} is not known")
+    for name, one in known.items():
+        if name not in values and one.default is MISSING and one.default_factory is MISSING:
+            raise ValueError(f"{where}{name} is missing")
+    return kind(**{name: _value(hints[name], value, f"{where}{name}") for name, value in values.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """A value of this type. Raises ValueError for any other."""
+    kinds = [one for one in (get_args(hint) or (hint,)) if hasattr(one, "__dataclass_fields__")]
+    if not kinds:
+        if not fits(value, hint):
+            raise ValueError(f"{where} is {shown(value)}")
+        return value
+    if get_origin(hint) is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is {shown(value)}")
+        return {name: made(kinds[0], one, f"{where}.{shown(name)}.") for name, one in value.items()}
+    return made(kinds[0], value, f"{where}.")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value has a type; numbers are finite, words can be written."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is UnionType:
+        return any(fits(value, one) for one in inner)
+    if origin is list:
+        return isinstance(value, list) and all(fits(one, inner[0]) for one in value)
+    if origin is dict:
+        return (
+            isinstance(value, dict)
+            and all(fits(one, str) for one in value)
+            and all(fits(one, inner[1]) for one in value.values())
+        )
+    if hint is str:
+        return isinstance(value, str) and (value.isascii() or value == value.encode(errors="ignore").decode())
+    if hint is float:
+        return fits(value, int) or (type(value) is float and math.isfinite(value))
+    if hint is int:
+        return type(value) is int and abs(value) < 2**63
+    return isinstance(value, NoneType if hint is None else hint)
+
+
+def shown(value: Any) -> str:
+    """Some of a value, on one line."""
+    text = ascii(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
