@@ -5,7 +5,6 @@ A folder belongs to one study and one process; the output of all attempts of a t
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -13,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,14 +22,13 @@ from typing import Any, NoReturn, TextIO
 
 from . import register
 from .errors import LeapformerError
-from .files import replacing, write_text
+from .files import holds_files, owned, replacing, write_text
 
 PROGRAM = (sys.executable, "-m", f"{__package__}.cli.main")
-OPTIONS, LOCK = "options", ".lock"
+OPTIONS = "options"
 LAST = "checkpoint_last.pt"
 POLL_S = 1.0
 PATIENCE_S = 60.0  # for an interrupted training to exit
-GRACE_S = 2.0  # for what an interrupted training started to give its lock back
 Watch = Callable[[dict[str, Any]], None]  # gets the JSON objects of fairseq's log
 # The last line of a traceback, and argparse's error about options; not torchrun's about a process that said more.
 _RANK = re.compile(r"^\[rank\d+\]: ?")
@@ -64,7 +61,7 @@ def check_folder(out: Path, record: str, study: str) -> None:
             raise LeapformerError(
                 f"--out {out} holds the {study} of another command ({other}); choose another folder or delete it"
             )
-    elif out.is_dir() and any(out.iterdir()):
+    elif holds_files(out):
         raise LeapformerError(f"--out {out} is not empty and holds no {study}; choose another folder")
 
 
@@ -72,31 +69,13 @@ def check_folder(out: Path, record: str, study: str) -> None:
 def locked(out: Path, record: str, study: str) -> Iterator[None]:
     """The folder `out`, made if need be, for this study and this process alone.
 
-    Raises LeapformerError as `check_folder` does, and while another process works in it.
+    Raises LeapformerError as `files.owned` and `check_folder` do.
     """
-    check_folder(out, record, study)
-    if not (out / OPTIONS).is_file():
-        write_text(out / OPTIONS, record + "\n")
-    with (out / LOCK).open("w") as lock:
-        os.set_inheritable(lock.fileno(), True)  # trainings hold it, too, should this process be killed
-        waited = 0.0
-        while not _took(lock):
-            if waited >= GRACE_S:
-                raise LeapformerError(
-                    f"--out {out}: another process, or a training that it started, is running here; wait for it or end "
-                    "it"
-                )
-            time.sleep(0.1)
-            waited += 0.1
+    with owned(out):
+        check_folder(out, record, study)
+        if not (out / OPTIONS).is_file():
+            write_text(out / OPTIONS, record + "\n")
         yield
-
-
-def _took(lock: TextIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------------ processes

@@ -14,6 +14,7 @@ from leapformer_fairseq.trainings import Process
 
 from .ablation.test_running import VALID, checkpoint, python, saying
 from .commands import carried_out, status_of
+from .test_files import another_in
 
 
 def test_output_is_added_to_the_log(tmp_path):
@@ -179,7 +180,7 @@ class TestFolder:
 
     def test_two_processes_cannot_work_in_it(self, tmp_path):
         refused = pytest.raises(LeapformerError, match="is running here")
-        with trainings.locked(tmp_path, "data", "ablation"), refused, trainings.locked(tmp_path, "data", "ablation"):
+        with another_in(tmp_path), refused, trainings.locked(tmp_path, "data", "ablation"):
             pass
         with trainings.locked(tmp_path, "data", "ablation"):
             pass
