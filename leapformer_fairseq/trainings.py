@@ -6,12 +6,14 @@ A folder belongs to one study and one process; the output of all attempts of a t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +30,7 @@ PROGRAM = (sys.executable, "-m", f"{__package__}.cli.main")
 OPTIONS = "options"
 LAST = "checkpoint_last.pt"
 POLL_S = 1.0
+_log = logging.getLogger(__name__)
 PATIENCE_S = 60.0  # for an interrupted training to exit
 Watch = Callable[[dict[str, Any]], None]  # gets the JSON objects of fairseq's log
 # The last line of a traceback, and argparse's error about options; not torchrun's about a process that said more.
@@ -232,28 +235,30 @@ def size_of(log: Path) -> int:
 def mend_last(folder: Path) -> None:
     """Put the newest whole checkpoint in the place of a last one whose copying was interrupted.
 
-    fairseq writes one file and copies it to the other names, and goes on from the last one only.
+    fairseq writes one file and copies it to the other names, and goes on from the last one only. Without `compat`, or
+    in earlier versions, copies were made in place.
     """
     last = folder / LAST
-    if not last.is_file() or _is_whole(last):
+    if not last.is_file() or not _is_cut_off(last):
         return
     others = sorted(folder.glob("checkpoint*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
-    whole = next((path for path in others if path != last and _is_whole(path)), None)
+    whole = next((path for path in others if path != last and not _is_cut_off(path)), None)
     if whole is None:
+        _log.warning("%s was cut off, and there is no other checkpoint; the training begins again", last)
         last.unlink()
         return
+    _log.warning("%s was cut off; the training goes on from %s", last, whole.name)
     with replacing(last) as partial:
-        shutil.copy(whole, partial)
+        shutil.copyfile(whole, partial)
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    from .checkpoints import load_checkpoint  # torch takes a second, and here it is needed
+def _is_cut_off(checkpoint: Path) -> bool:
+    """Whether it is no whole file of torch.save, whose list of contents is at the end.
 
-    try:
-        load_checkpoint(checkpoint)
-    except LeapformerError:
-        return False
-    return True
+    Files of PyTorch before 1.6 are pickles; whether those are whole, and what else may be wrong, a reader has to say.
+    """
+    with checkpoint.open("rb") as file:
+        return file.read(1) != b"\x80" and not zipfile.is_zipfile(file)
 
 
 def refusing(what: str, command: str = "train") -> Callable[[str], NoReturn]:

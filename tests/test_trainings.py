@@ -160,6 +160,13 @@ def test_a_copy_that_was_interrupted_is_replaced_by_the_newest_whole_checkpoint(
     assert last.read_bytes() == kept, "a whole one stays"
 
 
+def test_without_a_whole_checkpoint_a_training_begins_again(tmp_path):
+    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
+        (tmp_path / name).write_bytes(b"PK")
+    trainings.mend_last(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_best.pt"]
+
+
 class TestFolder:
     def test_it_belongs_to_one_command(self, tmp_path):
         for _ in range(2):

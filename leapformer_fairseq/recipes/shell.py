@@ -122,7 +122,6 @@ class Shell:
         if not self._noted(["leapformer", *command]):
             return
         for left in range(self.launcher.restarts, -1, -1):
-            trainings.mend_last(save)
             before = _age(save / trainings.LAST)
             watch = Losses(command, lambda line: self._say(f"  {name}: {line}"))
             try:

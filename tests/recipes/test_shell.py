@@ -148,7 +148,6 @@ def test_a_training_that_dies_goes_on_if_it_came_further(tmp_path, monkeypatch, 
     )
     script.chmod(0o755)
     monkeypatch.setattr(Launcher, "prefix", lambda self: [str(script)])
-    monkeypatch.setattr(trainings, "mend_last", lambda folder: None)
     said: list[str] = []
     host = Shell(tmp_path, said.append, lambda words: None, launcher=Launcher(restarts=restarts))
     work = host.train("run", tmp_path, save)
