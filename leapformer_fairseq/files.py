@@ -6,30 +6,71 @@ a folder never hold the results of two runs. What goes wrong with either is one 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import logging
+import math
 import os
+import re
+import secrets
 import shutil
+import stat
+import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from .errors import LeapformerError
 
+LOCK = ".lock"
+GRACE_S = 2.0  # for a process that was ended, and what it started, to give a folder back
 _MISSING = object()
+_log = logging.getLogger(__name__)
 _SHOWN = 200  # letters of a value in a message
+_HOST = re.sub(r"\W", "", os.uname().nodename)[:20] or "host"
+_PARTIAL = re.compile(rf"\..+\.{_HOST}-(\d+)-[0-9a-f]{{8}}\.partial")
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_OWNED = "LEAPFORMER_OWNED"  # variable of the environment: the folders of the command that started this process
+_locks = dict[str, int]()  # the descriptors of the locks of this process, by folder
 
 
 # ---------------------------------------------------------------------------------------------------------- whole files
+def partial_of(path: Path) -> Path:
+    """A new name beside `path` for what will become it: no other process or thread, on any machine, has the same."""
+    name = path.name.encode()[:200].decode(errors="ignore")  # a file system takes 255 bytes
+    return path.with_name(f".{name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write instead of `path`; it becomes `path` only when the block ends well."""
-    partial = path.with_name(f".{path.name}.partial")
+    """A file to write instead of `path`; it becomes `path` only when the block ends well, and lies on the disk then."""
+    partial = partial_of(path)
     try:
         yield partial
-        os.replace(partial, path)
+        rename(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Rename a file over another one, with its content on the disk first: a crash leaves the one or the other whole."""
+    _sync(old)
+    os.replace(old, new)
+    with suppress(OSError):  # of folders that may not be read, and file systems without it
+        _sync(new.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: str | Path, text: str, option: str = "") -> None:
@@ -95,14 +136,159 @@ def read_json(
 
 
 # -------------------------------------------------------------------------------------------------------------- folders
-def made_folder(path: str | Path) -> Path:
-    """The folder of --out, made before minutes are spent on what goes into it. Raises LeapformerError if it cannot."""
+def made_folder(path: str | Path, option: str = "--out") -> Path:
+    """The folder of an option, made before minutes are spent on what goes into it.
+
+    Raises LeapformerError if it cannot be made.
+    """
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LeapformerError(f"--out {path} cannot be made: {error.strerror}; choose another folder") from error
+        raise LeapformerError(f"{option} {path} cannot be made: {error.strerror}; choose another folder") from error
     return folder
+
+
+@contextmanager
+def owned(path: str | Path, option: str = "--out", *, waits: bool = False) -> Iterator[Path]:
+    """The folder of an option, made if need be, for this process and those that it starts alone.
+
+    What is in the folder is to be looked at inside: until then another process may write it. What a killed process of
+    this machine left half written is deleted first. A folder that was made for this and stays empty is removed.
+
+    Raises LeapformerError after GRACE_S while another process works here; a command that `waits` says so and waits, for
+    what the other one makes is what it would make. Without locks, as some network file systems are set up, a warning is
+    logged, and all goes on. A folder that this process, or the one that started it, owns already is given at once.
+    """
+    folder = Path(path)
+    place, around = str(folder.resolve()), owned_folders()
+    if place in around:
+        yield made_folder(folder, option)
+        return
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    made_folder(folder, option)
+    try:
+        _locks[place] = _taken_lock(folder, option, waits)
+        try:
+            os.environ[_OWNED] = json.dumps([*around, place])
+            _sweep(folder)
+            yield folder
+        finally:
+            os.environ[_OWNED] = json.dumps([one for one in owned_folders() if one != place])
+            _give_back(folder, place)
+    finally:
+        for one in new:
+            with suppress(OSError):
+                one.rmdir()
+
+
+def owned_folders() -> list[str]:
+    """The folders that this process, or the one that started it, owns."""
+    found: list[str] = json.loads(os.environ.get(_OWNED, "[]"))
+    return found
+
+
+def holds_files(folder: Path) -> bool:
+    """Whether a folder holds more than what a command leaves that is killed before its first file is written."""
+    return folder.is_dir() and any(
+        path.name != LOCK and not (path.name[0] == "." and path.suffix == ".partial") for path in folder.iterdir()
+    )
+
+
+def _taken_lock(folder: Path, option: str, waits: bool) -> int:
+    """The descriptor of the folder's lock, which this process has."""
+    path, end = folder / LOCK, time.monotonic() + GRACE_S
+    while True:
+        try:
+            # Never through a link, and nothing is written: a file of this name may be somebody's.
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:  # the folder was removed by the process that had made it
+            made_folder(folder, option)
+            continue
+        except OSError as error:
+            reason = "is a link; remove it" if path.is_symlink() else f"cannot be written: {error.strerror}"
+            raise LeapformerError(f"{option} {folder}: {path} {reason}, or choose another folder") from error
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            os.close(lock)
+            raise LeapformerError(f"{option} {folder}: {path} is no file; remove it, or choose another folder")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                _log.warning(
+                    "%s: its file system has no locks (%s); let no other command write to it", folder, error.strerror
+                )
+                return lock
+        else:
+            if _is_at(lock, path):  # else its owner has removed it
+                os.set_inheritable(lock, True)  # trainings hold it, too, should this process be killed
+                return lock
+        os.close(lock)
+        if time.monotonic() > end and waits:
+            _log.warning("%s: another process is making what is needed here; waiting for it", folder)
+            end = math.inf
+        if time.monotonic() > end:
+            raise LeapformerError(
+                f"{option} {folder}: another process, or a training that it started, is running here; wait for it or "
+                "end it, or choose another folder"
+            )
+        time.sleep(0.05)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _give_back(folder: Path, place: str) -> None:
+    """Close the lock, and remove its file unless a training that was left behind has it still."""
+    if (lock := _locks.pop(place, None)) is None:
+        return  # this process is a fork
+    os.close(lock)
+    path = folder / LOCK
+    with suppress(OSError):
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(lock, path) and not os.fstat(lock).st_size:
+                path.unlink()
+        finally:
+            os.close(lock)
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what processes of this machine that have ended left half written in a folder and in those in it."""
+    for path in [*folder.glob(".*.partial"), *folder.glob("*/.*.partial")]:
+        name = _PARTIAL.fullmatch(path.name)
+        if name is None or _runs(int(name[1])):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _leave_to_parent() -> None:
+    """In a fork, such as a reader of data: do not hold folders should the process that owns them be killed."""
+    for lock in _locks.values():
+        with suppress(OSError):
+            os.close(lock)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def locked_folder(
@@ -117,10 +303,11 @@ def locked_folder(
 ) -> Path:
     """The folder of --out, made that of the one run which `about` describes, or found so: runs are never mixed.
 
-    The file `record` in it keeps `about`, and the `signature` if one is given. Values that it lacks are added if it
-    `grows`, else they differ. `what` is the noun for such a run. Raises LeapformerError when the record has other
-    values or is damaged, when there is none although the folder is not empty, unless the run may lie `among_others`
-    (other files), and when folder or record cannot be written.
+    A command calls it in a folder that it owns (see `owned`). The file `record` in the folder keeps `about`, and the
+    `signature` if one is given. Values that it lacks are added if it `grows`, else they differ. `what` is the noun for
+    such a run. Raises LeapformerError when the record has other values or is damaged, when there is none although the
+    folder is not empty, unless the run may lie `among_others` (other files), and when folder or record cannot be
+    written.
     """
     folder, found = Path(path), dict[str, Any]()
     kept = folder / record
@@ -134,7 +321,7 @@ def locked_folder(
                     f"--out {folder} holds a {what} with another {_difference(name, theirs, ours)}; "
                     "choose another folder or delete it"
                 )
-    elif not among_others and folder.is_dir() and any(folder.iterdir()):
+    elif not among_others and holds_files(folder):
         raise LeapformerError(f"--out {folder} is not empty and holds no {what}; choose another folder")
     made_folder(path)
     if not wanted.keys() <= found.keys():

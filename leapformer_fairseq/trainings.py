@@ -5,15 +5,15 @@ A folder belongs to one study and one process; the output of all attempts of a t
 
 from __future__ import annotations
 
-import fcntl
 import json
+import logging
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
+import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,14 +24,14 @@ from typing import Any, NoReturn, TextIO
 
 from . import register
 from .errors import LeapformerError
-from .files import replacing, write_text
+from .files import holds_files, owned, replacing, write_text
 
 PROGRAM = (sys.executable, "-m", f"{__package__}.cli.main")
-OPTIONS, LOCK = "options", ".lock"
+OPTIONS = "options"
 LAST = "checkpoint_last.pt"
 POLL_S = 1.0
+_log = logging.getLogger(__name__)
 PATIENCE_S = 60.0  # for an interrupted training to exit
-GRACE_S = 2.0  # for what an interrupted training started to give its lock back
 Watch = Callable[[dict[str, Any]], None]  # gets the JSON objects of fairseq's log
 # The last line of a traceback, and argparse's error about options; not torchrun's about a process that said more.
 _RANK = re.compile(r"^\[rank\d+\]: ?")
@@ -64,7 +64,7 @@ def check_folder(out: Path, record: str, study: str) -> None:
             raise LeapformerError(
                 f"--out {out} holds the {study} of another command ({other}); choose another folder or delete it"
             )
-    elif out.is_dir() and any(out.iterdir()):
+    elif holds_files(out):
         raise LeapformerError(f"--out {out} is not empty and holds no {study}; choose another folder")
 
 
@@ -72,31 +72,13 @@ def check_folder(out: Path, record: str, study: str) -> None:
 def locked(out: Path, record: str, study: str) -> Iterator[None]:
     """The folder `out`, made if need be, for this study and this process alone.
 
-    Raises LeapformerError as `check_folder` does, and while another process works in it.
+    Raises LeapformerError as `files.owned` and `check_folder` do.
     """
-    check_folder(out, record, study)
-    if not (out / OPTIONS).is_file():
-        write_text(out / OPTIONS, record + "\n")
-    with (out / LOCK).open("w") as lock:
-        os.set_inheritable(lock.fileno(), True)  # trainings hold it, too, should this process be killed
-        waited = 0.0
-        while not _took(lock):
-            if waited >= GRACE_S:
-                raise LeapformerError(
-                    f"--out {out}: another process, or a training that it started, is running here; wait for it or end "
-                    "it"
-                )
-            time.sleep(0.1)
-            waited += 0.1
+    with owned(out):
+        check_folder(out, record, study)
+        if not (out / OPTIONS).is_file():
+            write_text(out / OPTIONS, record + "\n")
         yield
-
-
-def _took(lock: TextIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------------ processes
@@ -253,28 +235,30 @@ def size_of(log: Path) -> int:
 def mend_last(folder: Path) -> None:
     """Put the newest whole checkpoint in the place of a last one whose copying was interrupted.
 
-    fairseq writes one file and copies it to the other names, and goes on from the last one only.
+    fairseq writes one file and copies it to the other names, and goes on from the last one only. Without `compat`, or
+    in earlier versions, copies were made in place.
     """
     last = folder / LAST
-    if not last.is_file() or _is_whole(last):
+    if not last.is_file() or not _is_cut_off(last):
         return
     others = sorted(folder.glob("checkpoint*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
-    whole = next((path for path in others if path != last and _is_whole(path)), None)
+    whole = next((path for path in others if path != last and not _is_cut_off(path)), None)
     if whole is None:
+        _log.warning("%s was cut off, and there is no other checkpoint; the training begins again", last)
         last.unlink()
         return
+    _log.warning("%s was cut off; the training goes on from %s", last, whole.name)
     with replacing(last) as partial:
-        shutil.copy(whole, partial)
+        shutil.copyfile(whole, partial)
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    from .checkpoints import load_checkpoint  # torch takes a second, and here it is needed
+def _is_cut_off(checkpoint: Path) -> bool:
+    """Whether it is no whole file of torch.save, whose list of contents is at the end.
 
-    try:
-        load_checkpoint(checkpoint)
-    except LeapformerError:
-        return False
-    return True
+    Files of PyTorch before 1.6 are pickles; whether those are whole, and what else may be wrong, a reader has to say.
+    """
+    with checkpoint.open("rb") as file:
+        return file.read(1) != b"\x80" and not zipfile.is_zipfile(file)
 
 
 def refusing(what: str, command: str = "train") -> Callable[[str], NoReturn]:

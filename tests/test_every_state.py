@@ -197,7 +197,6 @@ def test_a_training_that_dies_goes_on_as_often_as_asked(monkeypatch: pytest.Monk
 
         ages = iter(range(100))
         monkeypatch.setattr(shell.Shell, "_complete", dies)
-        monkeypatch.setattr(shell.trainings, "mend_last", lambda folder: None)
         monkeypatch.setattr(shell, "_age", lambda checkpoint, ages=ages: next(ages))
         host = shell.Shell(tmp_path, lambda text: None, lambda words: None, launcher=Launcher(restarts=restarts))
         with pytest.raises(LeapformerError, match="died"):

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
 import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from leapformer_fairseq import files
+from leapformer_fairseq.cli import bench, curve, maps, prepare, probe, score_speech, simulate, sparsefinder, tts
+from leapformer_fairseq.data import prepared
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.files import locked_folder, made_folder, read_json, replacing, write_json, write_text
+from leapformer_fairseq.files import (
+    LOCK,
+    locked_folder,
+    made_folder,
+    owned,
+    partial_of,
+    read_json,
+    replacing,
+    write_json,
+    write_text,
+)
 
 
 class Stop(BaseException):
@@ -191,3 +212,202 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(LeapformerError, match=message):
             lock_run(out)
     assert made_folder(str(tmp_path / "a" / "b")).is_dir()
+
+
+# -- owned folders -----------------------------------------------------------------------------------------------------
+@contextmanager
+def another_in(folder: Path, code: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A process that owns the folder, started by nobody who does."""
+    begin = f"from leapformer_fairseq.files import *\nwith owned({str(folder)!r}):\n "
+    code = f"{begin}{code or 'pass'}\n print(1, flush=True)\n input()"
+    environment = {name: value for name, value in os.environ.items() if name != "LEAPFORMER_OWNED"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=environment) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        yield other
+        with suppress(BrokenPipeError):
+            other.communicate("\n")
+
+
+def left_by(process: int, path: Path) -> Path:
+    """What a process leaves that is killed while it writes the file."""
+    name = partial_of(path).name.replace(f"-{os.getpid()}-", f"-{process}-")
+    path.with_name(name).write_text("half")
+    return path.with_name(name)
+
+
+@pytest.fixture
+def gone() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as other:
+        other.wait()
+    return other.pid
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    """Threads here, as processes and machines: each writes half, waits for the others, and writes the rest."""
+    together, path, texts = threading.Barrier(4), tmp_path / "table.md", [f"{n}\n" * 999 for n in range(4)]
+    errors: list[BaseException] = []
+
+    def write(text: str) -> None:
+        try:
+            with replacing(path) as partial:
+                for half in text[:999], text[999:]:
+                    with partial.open("a") as file:
+                        file.write(half)
+                    together.wait(9)
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=write, args=(text,)) for text in texts]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert not errors and path.read_text() in texts and [one.name for one in tmp_path.iterdir()] == ["table.md"]
+
+
+def test_a_name_of_the_greatest_length_is_written(tmp_path: Path) -> None:
+    for name in "a" * 255, "\u00e4" * 127:
+        write_text(tmp_path / name, "all")
+        assert (tmp_path / name).read_text() == "all"
+
+
+def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        done.append("folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "file")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("name"), replace(old, new)))
+    write_text(tmp_path / "table.md", "all")
+    assert done == ["file", "name", "folder"]
+
+
+def test_a_folder_is_one_process_s_and_what_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "GRACE_S", 0.2)
+    message = f"--out {tmp_path}: another process, or .* wait for it or end it, or choose another folder"
+    with another_in(tmp_path) as other:
+        with pytest.raises(LeapformerError, match=message), owned(tmp_path):
+            pass
+        other.kill()  # its lock ends with it
+        other.wait()
+        with owned(tmp_path), owned(tmp_path):
+            child = f"from leapformer_fairseq.files import *\nwith owned({str(tmp_path)!r}): pass"
+            subprocess.run([sys.executable, "-c", child], check=True)
+            assert [one.name for one in tmp_path.iterdir()] == [LOCK], "and it still is"
+    assert not list(tmp_path.iterdir()) and "LEAPFORMER_OWNED" in os.environ and not files.owned_folders()
+
+
+def test_a_command_waits_for_what_another_one_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(files, "GRACE_S", 0.1)
+    with another_in(tmp_path) as other:
+        threading.Timer(0.5, other.kill).start()
+        with owned(tmp_path, waits=True):
+            assert other.wait() and f"{tmp_path}: another process is making what is needed here" in caplog.text
+
+
+def test_one_that_waited_sees_what_the_other_one_made(tmp_path: Path) -> None:
+    """Options are compared once the folder is its own."""
+    code = f"locked_folder({str(tmp_path)!r}, 'run.json', {{'k': 1}}, 'run')"
+    with another_in(tmp_path, code) as other:
+        threading.Timer(0.3, other.kill).start()
+        refused = pytest.raises(LeapformerError, match=r"another k \(1, not 2\)")
+        with owned(tmp_path, waits=True), refused:
+            lock_run(tmp_path, {"k": 2})
+
+
+def test_a_lock_is_neither_followed_nor_changed(tmp_path: Path) -> None:
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    out.mkdir()
+    mine.write_text("years of work")
+    (out / LOCK).symlink_to(mine)
+    with pytest.raises(LeapformerError, match="is a link; remove it"), owned(out):
+        pass
+    (out / LOCK).unlink()
+    os.link(mine, out / LOCK)
+    with owned(out):
+        assert mine.read_text() == "years of work"
+    assert (out / LOCK).read_text() == "years of work", "which no command of ours has written"
+    (out / LOCK).unlink()
+    (out / LOCK).mkdir()
+    with pytest.raises(LeapformerError, match=r"out/\.lock (is no file|cannot be written)"), owned(out):
+        pass
+
+
+def test_a_file_system_without_locks_is_said_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def unsupported(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", unsupported)
+    with owned(tmp_path / "out") as folder:
+        write_text(folder / "table.md", "all")
+    assert caplog.text.count("its file system has no locks (No locks available); let no other command") == 1
+
+
+def test_what_killed_processes_left_is_deleted_and_never_in_the_way(tmp_path: Path, gone: int) -> None:
+    (tmp_path / "runs").mkdir()
+    left = [left_by(gone, tmp_path / "run.json"), left_by(gone, tmp_path / "runs" / "1.json")]
+    kept = left_by(os.getppid(), tmp_path / "table.md"), tmp_path / ".mine.partial", tmp_path / "runs" / "half"
+    for path in kept[1:]:
+        path.touch()
+    with owned(tmp_path):
+        assert not any(path.exists() for path in left) and all(path.exists() for path in kept)
+
+
+def test_a_folder_whose_command_was_killed_before_its_record_is_taken_up(tmp_path: Path, gone: int) -> None:
+    (tmp_path / LOCK).touch()
+    left_by(gone, tmp_path / "run.json")
+    lock_run(tmp_path)
+    assert (tmp_path / "run.json").is_file()
+    out = tmp_path / "other"
+    out.mkdir()
+    (out / LOCK).touch()
+    left_by(gone, out / "prepared.json")
+    assert prepared.begin(out, {"k": 1}) is None
+
+
+def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
+    with pytest.raises(LeapformerError, match="wrong options"), owned(tmp_path / "a" / "b"):
+        raise LeapformerError("wrong options")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "mine").mkdir()
+    with owned(tmp_path / "mine"):
+        pass
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_a_fork_does_not_hold_the_folder_of_a_killed_process(tmp_path: Path) -> None:
+    """A reader of data lives on for seconds."""
+    with another_in(tmp_path, "if not os.fork(): time.sleep(3), os._exit(0)") as other:
+        other.kill()
+        other.wait()
+        with owned(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("command", [bench, curve, maps, prepare, probe, score_speech, simulate, sparsefinder, tts])
+def test_each_command_owns_its_folder_before_it_looks_at_anything(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "GRACE_S", 0.0)
+
+    class Waits(Exception):
+        pass
+
+    def waits(seconds: float) -> None:
+        raise Waits
+
+    monkeypatch.setattr(files.time, "sleep", waits)
+    with another_in(tmp_path), pytest.raises(Waits if command is prepare else LeapformerError) as ended:
+        command.run(argparse.Namespace(out=tmp_path))
+    assert command is prepare or "is running here" in str(ended.value)

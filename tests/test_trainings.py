@@ -14,6 +14,7 @@ from leapformer_fairseq.trainings import Process
 
 from .ablation.test_running import VALID, checkpoint, python, saying
 from .commands import carried_out, status_of
+from .test_files import another_in
 
 
 def test_output_is_added_to_the_log(tmp_path):
@@ -159,6 +160,13 @@ def test_a_copy_that_was_interrupted_is_replaced_by_the_newest_whole_checkpoint(
     assert last.read_bytes() == kept, "a whole one stays"
 
 
+def test_without_a_whole_checkpoint_a_training_begins_again(tmp_path):
+    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
+        (tmp_path / name).write_bytes(b"PK")
+    trainings.mend_last(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_best.pt"]
+
+
 class TestFolder:
     def test_it_belongs_to_one_command(self, tmp_path):
         for _ in range(2):
@@ -179,7 +187,7 @@ class TestFolder:
 
     def test_two_processes_cannot_work_in_it(self, tmp_path):
         refused = pytest.raises(LeapformerError, match="is running here")
-        with trainings.locked(tmp_path, "data", "ablation"), refused, trainings.locked(tmp_path, "data", "ablation"):
+        with another_in(tmp_path), refused, trainings.locked(tmp_path, "data", "ablation"):
             pass
         with trainings.locked(tmp_path, "data", "ablation"):
             pass

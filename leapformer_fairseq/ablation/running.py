@@ -42,7 +42,6 @@ def complete(
     Raises LeapformerError with the reason when the training fails or leaves no validation loss.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    trainings.mend_last(folder)
     log = folder / LOG
     start = trainings.size_of(log)
     status = yield from train(command, log, measure, watch, threads)

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..files import made_folder
-
 if TYPE_CHECKING:
     from ..ablation.study import Run, Study
 
@@ -87,7 +85,8 @@ def _ablate(args: argparse.Namespace) -> int:
     if args.dry_run:
         _show(study)
         return 0
-    with trainings.locked(made_folder(args.out), training.identity, STUDY):
+    with trainings.locked(Path(args.out), training.identity, STUDY):
+        study = plan_study(Path(args.out), training, settings)  # another process may have finished runs until now
         try:
             _train(study)
         except KeyboardInterrupt:

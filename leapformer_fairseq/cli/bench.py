@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
 from ..files import made_folder, write_json, write_text
+from . import calls
 
 if TYPE_CHECKING:
     from ..benchmarks.measure import Place
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.set_defaults(benchmark=name)
 
 
+@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Measure; the status is 1 if something was wrong and is missing from the results, 2 if everything was."""
     from ..benchmarks import measure, tables

@@ -13,6 +13,7 @@ from ..data.corpus.plan import SEED, SPLITS
 from ..data.lra import listops, pathfinder
 from ..data.lra.pathfinder_canvas import PUBLISHED, Sizes
 from ..errors import LeapformerError
+from ..files import owned
 from ..progress import progress
 
 HELP = "make a small corpus: English-German speech translation, text to speech, ListOps, Pathfinder"
@@ -87,12 +88,12 @@ def run(args: argparse.Namespace) -> int:
             raise LeapformerError(f"{flag} is for --task {tasks}; leave it out with --task {args.task}")
     if args.task == pathfinder.NAME:
         sizes = Sizes(**{name: given.pop(name) for name in PICTURES if name in given})
-        with progress("corpus", "picture") as watch:
+        with owned(args.out, waits=True), progress("corpus", "picture") as watch:
             _print_summary(pathfinder.build(args.out, sizes, seed=args.seed, watch=watch, **given), args.out)
         return 0
     counts = {split: given.pop(split, size) for split, size in SIZES[args.task].items()}
     if args.task == listops.NAME:
-        with progress("corpus", "tree") as watch:
+        with owned(args.out, waits=True), progress("corpus", "tree") as watch:
             _print_summary(listops.build(args.out, counts, args.seed, listops.Trees(**given), watch), args.out)
         return 0
     makers: dict[str, Callable[..., Corpus]] = {SPEECH_TRANSLATION: build.build, tts.NAME: tts.build}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LeapformerError
 from ..files import locked_folder, write_text
 from ..scoring.quality import bleu
-from . import simulate, simulate_talks
+from . import calls, simulate, simulate_talks
 
 if TYPE_CHECKING:
     from ..agents.curve import Curve, Run, Setting
@@ -75,6 +75,7 @@ class _Shared:
             self.options.append(option)
 
 
+@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Simulate what is missing from the folder, and rewrite the results after each run.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from .. import PLUGIN_DIR, register, trainings
 from ..errors import LeapformerError
+from ..files import owned
 from . import logs
 
 ARCH_PREFIX = "leapformer_"
@@ -77,7 +79,7 @@ def run(name: str, arguments: list[str]) -> int:
     if not isinstance(module.main, _Main):
         module.main = _Main(module.main)
     with ExitStack() as meanwhile:
-        meanwhile.enter_context(_one_line_refusals(name))
+        meanwhile.enter_context(_one_line_refusals(name, meanwhile))
         if exported is not None:
             from ..models.exported import exported_models
 
@@ -112,8 +114,11 @@ def _check_shards(arguments: list[str]) -> None:
 
 
 @contextmanager
-def _one_line_refusals(name: str) -> Iterator[None]:
-    """Let fairseq refuse options in one line, not after pages of usage, and numbers that it fails at later."""
+def _one_line_refusals(name: str, meanwhile: ExitStack) -> Iterator[None]:
+    """Let fairseq refuse options in one line, not after pages of usage, and numbers that it fails at later.
+
+    A training gets its folder with that, until the end of `meanwhile`.
+    """
     from fairseq import options
 
     make, parse = options.get_parser, options.parse_args_and_arch
@@ -128,6 +133,8 @@ def _one_line_refusals(name: str) -> Iterator[None]:
         options_of = found[0] if isinstance(found, tuple) else found
         _check_numbers(name, options_of)
         _check_beginnings(name, options_of)
+        if name == "train" and not options_of.no_save and _is_first(options_of):
+            _begin_in(options_of, meanwhile)
         return found
 
     options.get_parser, options.parse_args_and_arch = get_parser, parse_args_and_arch
@@ -155,6 +162,25 @@ def _check_beginnings(name: str, args: argparse.Namespace) -> None:
             raise LeapformerError(f"{name}: --{option.replace('_', '-')} {given}: no such file; check the path")
 
 
+def _begin_in(args: argparse.Namespace, meanwhile: ExitStack) -> None:
+    """Own the folder of the checkpoints, and mend the last one if an earlier attempt was killed while copying it."""
+    folder = meanwhile.enter_context(owned(args.save_dir, "--save-dir"))
+    trainings.mend_last(folder)
+
+
+def _is_first(args: argparse.Namespace) -> bool:
+    """Whether this is the only process of a training, or the one that writes its checkpoints.
+
+    Processes that fairseq starts itself do not come here; this is the process that starts them.
+    """
+    torchrun = ("MASTER_ADDR", "WORLD_SIZE", "RANK")
+    if all(os.environ.get(name) for name in torchrun):
+        return os.environ["RANK"] == "0"
+    if args.distributed_init_method:
+        return not args.distributed_rank
+    return args.distributed_port <= 0 or os.environ.get("SLURM_PROCID", "0") == "0"
+
+
 def _is_checkpoint(path: Path) -> bool:
     """Whether there is this file, or a part of it for each process."""
     return path.is_file() or any(path.parent.glob(f"{path.stem}-*{path.suffix}"))
@@ -171,7 +197,11 @@ class _Main:
         self.main = main
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self.main(*args, **kwargs)
+        if self.main.__module__ == "fairseq_cli.train":
+            with _finished_stays():
+                self.main(*args, **kwargs)
+        else:
+            self.main(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _main_in_another_process, (self.main.__module__,)
@@ -180,7 +210,40 @@ class _Main:
 def _main_in_another_process(module: str) -> Callable[..., None]:
     logs.set_up()
     register()
-    return importlib.import_module(module).main
+    return _Main(importlib.import_module(module).main)
+
+
+@contextmanager
+def _finished_stays() -> Iterator[None]:
+    """Let a training do nothing whose checkpoint has all its updates or hours.
+
+    fairseq would do one update more, and save that as the last checkpoint and perhaps as the best. Every process of the
+    training has loaded the same checkpoint, and so comes to the same end.
+    """
+    from fairseq_cli import train as module
+
+    train, log, begun = module.train, logging.getLogger(__name__), False
+
+    def train_if_unfinished(cfg: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal begun
+        limits, begun = cfg.optimization, True
+        updates, hours = trainer.get_num_updates(), trainer._previous_training_time / 3600
+        if 0 < limits.max_update <= updates:
+            reason = f"{updates} updates are done, --max-update {limits.max_update}"
+        elif 0 < limits.stop_time_hours < hours:
+            reason = f"{hours:.2f} hours are over, --stop-time-hours {limits.stop_time_hours}"
+        else:
+            return train(cfg, trainer, *args, **kwargs)
+        log.info("%s is finished: %s; nothing is trained", cfg.checkpoint.save_dir, reason)
+        return [None], True
+
+    module.train = train_if_unfinished
+    try:
+        yield
+    finally:
+        module.train = train
+    if not begun:
+        log.info("the training is finished: --max-epoch or --stop-min-lr is reached; nothing was trained")
 
 
 def _with_user_dir(arguments: list[str]) -> list[str]:

@@ -134,7 +134,8 @@ def _run(args: argparse.Namespace) -> int:
     if to_do and args.train_options:
         command = grid.command(to_do[0])
         trainings.parse_options(command[len(trainings.PROGRAM) + 1 :], f"--train-options {args.train_options!r}")
-    with trainings.locked(made_folder(grid.out), grid.record, STUDY):
+    with trainings.locked(grid.out, grid.record, STUDY):
+        to_do = [cell for cell in to_do if grid.result(cell) is None]  # another process may have finished some
         grid.keep_protocol()
         return _train(grid, to_do, len(cells), args.jobs)
 

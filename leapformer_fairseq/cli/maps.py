@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import LeapformerError
 from ..files import made_folder, write_json
+from . import calls
 
 HELP = "draw attention maps and learned proportions of a trained model"
 
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Draw to --out and print the saturation of the proportions. Raises LeapformerError for unsuitable input."""
     from ..modules.capture import choose

@@ -13,6 +13,7 @@ from ..data import choices, covost2, documents, glue, joined, ljspeech, mustc, p
 from ..data.lra import prepare as lra
 from ..data.recordings import Recording
 from ..errors import LeapformerError
+from . import calls
 
 HELP = (
     "prepare a data set: speech translation, whole talks, translation, language modelling, classification, text to "
@@ -238,6 +239,7 @@ def _add_ljspeech(parser: argparse.ArgumentParser, name: str) -> None:
     parser.set_defaults(prepare=_ljspeech)
 
 
+@calls.waiting
 def run(args: argparse.Namespace) -> int:
     """Prepare the data and print what was kept and left out. Raises LeapformerError for missing or unusable data."""
     for line in args.prepare(args):

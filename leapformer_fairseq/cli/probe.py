@@ -7,6 +7,7 @@ import argparse
 from ..probes import NAMES, RATES
 from ..progress import progress
 from ..signature import signature
+from . import calls
 
 HELP = "train small models to recall, copy, reverse and calculate: what can a mechanism remember?"
 ATTENTIONS = ("softmax", "leap", "gated-leap", "delta", "gated-delta")
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at once, each with one thread")
 
 
+@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Train, print the tables, and write them to --out. Raises LeapformerError for mechanisms that cannot be probed."""
     from ..probes.study import Study, measure

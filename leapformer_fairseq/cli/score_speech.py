@@ -22,6 +22,7 @@ from ..scoring.speech import (
     speech_table,
 )
 from ..signature import signature
+from . import calls
 
 HELP = "score synthesised speech: mel cepstral and spectral distortion, duration, and pictures"
 TITLE = "Synthesised speech: distortion and duration"
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Print and write the table. Raises LeapformerError for a run that cannot be scored; earlier scores are kept."""
     if args.pictures < 0:

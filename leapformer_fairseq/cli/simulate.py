@@ -12,7 +12,7 @@ from ..errors import LeapformerError
 from ..files import locked_folder
 from ..scoring.quality import bleu
 from ..scoring.runlog import SIMULATION, UNITS
-from . import score, simulate_talks
+from . import calls, score, simulate_talks
 
 if TYPE_CHECKING:
     from ..agents.options import TakesOptions
@@ -45,6 +45,7 @@ def add_arguments(parser: TakesOptions) -> None:
     simulate_talks.add_arguments(parser)
 
 
+@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Translate what is missing from the folder, log each sentence or talk at once, and print the scores."""
     if args.jobs < 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LeapformerError
 from ..files import made_folder, write_json, write_text
 from ..progress import progress
+from . import calls
 
 if TYPE_CHECKING:
     from ..sparsefinder.quality import Scored
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(step)
 
 
+@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Run one step. Raises LeapformerError for unsuitable input; finished work is kept."""
     STEPS[args.step][2](args)

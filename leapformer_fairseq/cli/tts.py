@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LeapformerError
 from ..files import locked_folder, write_text
+from . import calls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpu", action="store_true", help="even where there is a GPU")
 
 
+@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Synthesise and write one sentence after the other; the output of an interrupted run is kept."""
     from tqdm import tqdm

@@ -1,15 +1,19 @@
-"""Checkpoints: the types that may be in them."""
+"""Checkpoints: the types that may be in them, and how they are copied."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import pickle
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..files import rename, replacing
 from .patch import Patch
 
 
@@ -44,7 +48,38 @@ def _allow_checkpoint_types() -> None:
     torch.serialization.add_safe_globals(checkpoint_types())
 
 
+# ------------------------------------------------------------------------------------------------------------- copies
+def _copies_in_place() -> bool:
+    from fairseq.file_io import PathManager
+
+    return "return shutil.copyfile" in inspect.getsource(PathManager.copy)
+
+
+def _copy_beside() -> None:
+    """A copy, such as checkpoint_last.pt, has its name once it is whole, and lies on the disk then, as a first file."""
+    from fairseq.file_io import PathManager
+
+    copy = PathManager.copy
+
+    def copied(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
+        if "://" in f"{src_path}{dst_path}":  # of another file system, which iopath knows
+            return bool(copy(src_path, dst_path, overwrite))
+        with replacing(Path(dst_path)) as partial:
+            shutil.copyfile(src_path, partial)
+        return True
+
+    PathManager.copy = staticmethod(copied)
+    PathManager.rename = staticmethod(lambda src, dst: rename(Path(src), Path(dst)))
+
+
 PATCHES = (
+    Patch(
+        "checkpoint-copies",
+        "fairseq copies a checkpoint to checkpoint_last.pt in place: killed meanwhile, a training cannot go on",
+        "fairseq 0.12",
+        _copies_in_place,
+        _copy_beside,
+    ),
     Patch(
         "checkpoint-types",
         "torch.load refuses argparse.Namespace and numpy arrays, which fairseq writes into its checkpoints",

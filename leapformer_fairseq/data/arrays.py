@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LeapformerError
-from ..files import read_json, replacing, write_json
+from ..files import partial_of, read_json, replacing, write_json
 from .prepared import STATE
 
 ABOUT, LABELS = "data.json", "labels.npy"
@@ -145,7 +145,11 @@ def write_split(folder: Path, split: str, examples: Iterable[Example], about: Ab
     names = [f"input{i}" for i in range(about.inputs)]
     offsets, labels, digest = [[0] for _ in names], list[int](), hashlib.sha256()
     with ExitStack() as stack:
-        files = [stack.enter_context((out / f".{name}.partial").open("w+b")) for name in names]
+        files = []
+        for name in names:
+            raw_file = partial_of(out / name)
+            stack.callback(raw_file.unlink)
+            files.append(stack.enter_context(raw_file.open("w+b")))
         for example in examples:
             if not 0 <= example.label < about.classes or len(example.sequences) != about.inputs:
                 raise LeapformerError(
@@ -167,7 +171,6 @@ def write_split(folder: Path, split: str, examples: Iterable[Example], about: Ab
             files[i].seek(0)
             _save_raw(out / f"{name}.npy", iter(functools.partial(files[i].read, 1 << 24), b""), dtype, offsets[i][-1])
             _save(out / f"{name}.offsets.npy", np.array(offsets[i], dtype=np.int64))
-            (out / f".{name}.partial").unlink()
     digest.update(np.array(labels, dtype=np.int64).tobytes())
     _save(out / LABELS, np.array(labels, dtype=np.int64))
     return {"examples": len(labels), "checksum": digest.hexdigest()}

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..errors import LeapformerError
-from ..files import replacing
+from ..files import partial_of, replacing
 from ..lines import decoded
 
 TIMEOUT_S = 60  # without any data
@@ -49,8 +49,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
     Raises LeapformerError if the archive is damaged, unsafe, or does not contain this folder.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = partial_of(folder)
     try:
         with tarfile.open(archive) as opened:
             opened.extractall(partial, filter="data")

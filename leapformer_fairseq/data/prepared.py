@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LeapformerError
-from ..files import replacing
+from ..files import holds_files, replacing
 
 STATE = "prepared.json"
 Summary = dict[str, Any]
@@ -22,7 +22,7 @@ def begin(out: Path, options: Mapping[str, Any]) -> Summary | None:
     """
     path = out / STATE
     if not path.is_file():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if out.exists() and (not out.is_dir() or holds_files(out)):
             raise LeapformerError(f"{out} holds something else (no {STATE} in it); choose another --out")
         out.mkdir(parents=True, exist_ok=True)
         finish(out, options, None)

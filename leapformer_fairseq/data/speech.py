@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from ..audio import FRAME_MS, SAMPLE_RATE, fbank
 from ..errors import LeapformerError
-from ..files import replacing
+from ..files import holds_files, replacing
 from ..lines import write_lines
 from ..processes import pool_of
 from .manifests import (
@@ -106,7 +106,7 @@ def _complete_splits(out: Path, dataset: SpeechDataset, root: Path, vocab_size: 
     """The splits that are complete in `out`, none for a new folder; other data is never mixed with ours."""
     path = out / STATE
     if not path.is_file():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if out.exists() and (not out.is_dir() or holds_files(out)):
             raise LeapformerError(f"{out} holds something else (no {STATE} in it); choose another --out")
         return {}
     try:

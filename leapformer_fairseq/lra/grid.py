@@ -147,7 +147,6 @@ class Grid:
         folder = self.folder(cell)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            trainings.mend_last(folder)
             for name, command in (("train.log", self.command(cell)), ("test.log", self.test_command(cell))):
                 start = trainings.size_of(folder / name)
                 status = yield trainings.Process(command, folder / name, look, trainings.environment(1))

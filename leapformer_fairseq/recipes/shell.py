@@ -6,19 +6,19 @@ it.
 
 from __future__ import annotations
 
+import fcntl
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import trainings
 from ..errors import LeapformerError
-from ..files import write_text
-from ..lines import read_lines
+from ..files import owned
 from ..trainings import Work
 
 DONE, COMMANDS = "done", "commands.sh"
@@ -122,7 +122,6 @@ class Shell:
         if not self._noted(["leapformer", *command]):
             return
         for left in range(self.launcher.restarts, -1, -1):
-            trainings.mend_last(save)
             before = _age(save / trainings.LAST)
             watch = Losses(command, lambda line: self._say(f"  {name}: {line}"))
             try:
@@ -136,15 +135,17 @@ class Shell:
                 self.say(f"{name} goes on from its last checkpoint, it died: {error}")
 
     def once(self, folder: Path, *works: Work) -> Work:
-        """Carry out works that need not be repeated once all of them have finished."""
-        if not self.dry:
+        """Carry out works that need not be repeated once all of them have finished, by this process or another one."""
+        if self.dry:
+            for work in works:
+                yield from work
+            return
+        with owned(folder, waits=True):
             if (folder / DONE).is_file():
                 self.say(f"{folder} is finished, skipped")
                 return
-            folder.mkdir(parents=True, exist_ok=True)
-        for work in works:
-            yield from work
-        if not self.dry:
+            for work in works:
+                yield from work
             (folder / DONE).touch()
 
     def _complete(self, command: Sequence[str], log: Path, watch: trainings.Watch, threads: int | None = None) -> Work:
@@ -159,13 +160,14 @@ class Shell:
         if self.dry:
             self._say(line)
         else:
-            noted = self.out / COMMANDS
-            if not noted.is_file():
-                self.out.mkdir(parents=True, exist_ok=True)
-                write_text(noted, _HEADING)
-            if line not in read_lines(noted):
-                with noted.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+            self.out.mkdir(parents=True, exist_ok=True)
+            with (self.out / COMMANDS).open("a+", encoding="utf-8") as file:
+                with suppress(OSError):  # of a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)  # other runs are noted here, too
+                file.seek(0)
+                found = file.read()
+                if line not in found.split("\n"):
+                    file.write(("" if found else _HEADING) + line + "\n")
         return not self.dry
 
     # -------------------------------------------------------------------------------------------------------- folders
@@ -175,7 +177,6 @@ class Shell:
         if self.dry:
             yield
             return
-        folder.mkdir(parents=True, exist_ok=True)
         with trainings.locked(folder, " ".join(record), "run"):
             yield
 

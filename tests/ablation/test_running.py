@@ -94,14 +94,6 @@ def test_a_training_without_a_validation_loss_has_failed(tmp_path, loss):
     assert running.finished(tmp_path) is None
 
 
-def test_without_a_whole_checkpoint_a_training_begins_again(tmp_path):
-    last = tmp_path / "checkpoint_last.pt"
-    last.write_bytes(b"PK")
-    command = python(f"import os; print('broken' if os.path.exists({str(last)!r}) else 'again'); raise SystemExit(1)")
-    with pytest.raises(LeapformerError, match="again"):
-        complete(command, tmp_path, "valid_loss", ignore)
-
-
 def test_a_damaged_mark_is_named(tmp_path):
     for content in ("{", "[]", json.dumps({"loss": 1})):
         (tmp_path / "done").write_text(content)

@@ -29,7 +29,7 @@ from leapformer_fairseq.agents.session import Event, Session  # noqa: E402
 from leapformer_fairseq.audio import SAMPLE_RATE  # noqa: E402
 from leapformer_fairseq.cli import demo  # noqa: E402
 from leapformer_fairseq.errors import LeapformerError  # noqa: E402
-from leapformer_fairseq.runtime.folder import GRAPHS, MODEL, SPEECH, WEIGHTS  # noqa: E402
+from leapformer_fairseq.runtime.folder import MODEL, WEIGHTS  # noqa: E402
 from leapformer_fairseq.serve.files import RUNTIME, FileServer, model_files  # noqa: E402
 from leapformer_fairseq.serve.server import LiveServer  # noqa: E402
 from leapformer_fairseq.serve.talk import Limits  # noqa: E402
@@ -513,18 +513,18 @@ def test_a_served_model_is_for_who_knows_the_token(tmp_path):
 
 
 def test_links_that_leave_a_served_folder_are_refused(tmp_path):
-    for folder in ("model", "runtime"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "runtime").mkdir()
     for name in RUNTIME:
         (tmp_path / "runtime" / name).touch()
-    for name in (MODEL, WEIGHTS, *GRAPHS[SPEECH]):
-        (tmp_path / "model" / name).touch()
-    assert model_files(tmp_path / "model", tmp_path / "runtime")
-    (tmp_path / "secret").touch()
-    (tmp_path / "model" / WEIGHTS).unlink()
-    (tmp_path / "model" / WEIGHTS).symlink_to(tmp_path / "secret")
-    with pytest.raises(LeapformerError, match="is a link that leaves its folder"):
-        model_files(tmp_path / "model", tmp_path / "runtime")
+    model = shutil.copytree(demo.MODEL, tmp_path / "model")
+    assert model_files(model, tmp_path / "runtime")
+    for name in (WEIGHTS, MODEL):
+        (model / name).rename(tmp_path / name)
+        (model / name).symlink_to(tmp_path / name)
+        with pytest.raises(LeapformerError, match=f"{name}.*link"):
+            model_files(model, tmp_path / "runtime")
+        (model / name).unlink()
+        (tmp_path / name).rename(model / name)
 
 
 def test_the_command_prints_an_address_that_can_be_opened_and_ends_soon(tmp_path):

@@ -204,7 +204,7 @@ def test_two_builds_give_the_same_bytes_with_any_number_of_processes_and_an_inte
 
 
 def test_a_finished_corpus_is_reused(tiny: Corpus, monkeypatch):
-    monkeypatch.setattr(folder, "make", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(folder, "_make", lambda *_: pytest.fail("built again"))
     before = contents(tiny.folder)
     assert build_tiny(tiny.folder) == tiny
     assert contents(tiny.folder) == before

@@ -16,6 +16,8 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.recipes import catalog, configuration, shell
 from leapformer_fairseq.recipes.shell import Launcher, Losses, Shell
 
+from ..test_files import another_in
+
 SCRIPTS = PLUGIN_DIR.parent / "scripts"
 
 
@@ -71,7 +73,7 @@ def test_a_run_of_other_options_and_one_that_is_running_are_refused(host, tmp_pa
     enter("--lr", "1")
     with pytest.raises(LeapformerError, match="holds the run of another command .--lr 1.; choose another"):
         enter("--lr", "2")
-    with host.folder(tmp_path / "run", ["--lr", "1"]), pytest.raises(LeapformerError, match="is running here"):
+    with another_in(tmp_path / "run"), pytest.raises(LeapformerError, match="is running here"):
         enter("--lr", "1")
 
 
@@ -146,7 +148,6 @@ def test_a_training_that_dies_goes_on_if_it_came_further(tmp_path, monkeypatch, 
     )
     script.chmod(0o755)
     monkeypatch.setattr(Launcher, "prefix", lambda self: [str(script)])
-    monkeypatch.setattr(trainings, "mend_last", lambda folder: None)
     said: list[str] = []
     host = Shell(tmp_path, said.append, lambda words: None, launcher=Launcher(restarts=restarts))
     work = host.train("run", tmp_path, save)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import LeapformerError
+from ...files import LOCK, holds_files, owned, write_json
 from . import espeak
 from .plan import SPLITS, Line, of_split
 
@@ -61,6 +62,12 @@ def provide(out: str | Path, recipe: Recipe, overwrite: bool) -> Corpus:
     that looks finished. Raises LeapformerError if espeak-ng is missing, or if `out` contains something else.
     """
     out = Path(out).resolve()
+    # It is built in this folder, whose owner builds; others wait at the lock, and find what was built.
+    with owned(out.with_name(f".{out.name}.partial"), waits=True) as partial:
+        return _provide(out, recipe, overwrite, partial)
+
+
+def _provide(out: Path, recipe: Recipe, overwrite: bool, partial: Path) -> Corpus:
     found = read_info(out)
     if found is not None and found["options"] == recipe.options:
         return reuse(out, found, recipe)
@@ -69,19 +76,16 @@ def provide(out: str | Path, recipe: Recipe, overwrite: bool) -> Corpus:
             f"{out} holds another corpus ({difference(found['options'], recipe.options)}); "
             "choose another --out, or replace it with --overwrite"
         )
-    return make(out, recipe)
+    return _make(out, recipe, partial)
 
 
-def make(out: Path, recipe: Recipe) -> Corpus:
-    """Build in a folder next to `out`, then rename it."""
+def _make(out: Path, recipe: Recipe, partial: Path) -> Corpus:
     espeak.require_loader()
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    _clear(partial)
     try:
         contents = recipe.fill(partial, out)
     except LeapformerError:
-        shutil.rmtree(partial)
+        _clear(partial)
         raise
     libraries = {name: library_version(name) for name in recipe.libraries}
     info = {"options": recipe.options, "root": str(out), **contents, "libraries": libraries}
@@ -89,14 +93,24 @@ def make(out: Path, recipe: Recipe) -> Corpus:
     if out.exists():
         shutil.rmtree(out)
     partial.rename(out)
+    (out / LOCK).unlink()  # not before: whoever waits for it must not take the folder that is renamed
     return summary(out, info)
+
+
+def _clear(folder: Path) -> None:
+    """Delete what is in a folder but its lock."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
 
 
 def read_info(out: Path) -> dict[str, Any] | None:
     """The content of `corpus.json`, None for a new folder; raises LeapformerError for a folder that is not a corpus."""
     path = out / INFO
     if not path.is_file():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if out.exists() and (not out.is_dir() or holds_files(out)):
             raise LeapformerError(f"{out} exists and is no corpus (no {INFO} in it); choose another --out")
         return None
     try:
@@ -111,7 +125,7 @@ def read_info(out: Path) -> dict[str, Any] | None:
 
 def write_info(folder: Path, info: dict[str, Any]) -> None:
     """Write `corpus.json`, which marks a finished corpus."""
-    (folder / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / INFO, info)
 
 
 def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
