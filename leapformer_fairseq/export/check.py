@@ -17,8 +17,10 @@ from ..agents.times import ComputeTimes
 from ..runtime.beam import Hypothesis, Search, go_on, translate
 from ..runtime.engine import Graphs
 from ..runtime.folder import LANGUAGE, Folder
+from ..runtime.text import subwords_of
 from ..runtime.voice import ExportedVoice, kept
 from ..spoken import Manner
+from .plain import sample_of
 from .synthesis import dropped
 
 LONGEST, MORE = 40, 20  # tokens of a random source; tokens that a target may have beyond it
@@ -35,8 +37,13 @@ class Compared(NamedTuple):
 
 
 def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -> Compared:
-    """Beam search in fairseq and in the runtime, for `count` random sources, or prompts of a language model."""
+    """Beam search in fairseq and in the runtime, for `count` random lines: sources, or prompts of a language model.
+
+    Both go the way of plain text: from subwords to text, and to subwords and numbers again.
+    """
     graphs, words, rng = Graphs(folder), task.source_dictionary, torch.Generator().manual_seed(1)
+    cut, joined = subwords_of(folder)
+    vocabulary = folder.vocabularies["target" if folder.task == LANGUAGE else "source"]
     options = Search(beam=beam, max_len_a=1.0, max_len_b=MORE)
     longest = model.max_decoder_positions()
     generator = SequenceGenerator(
@@ -46,15 +53,17 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
     for _ in range(count):
         length = int(torch.randint(1, LONGEST, (1,), generator=rng))
         given = torch.randint(FIRST, len(words), (length,), generator=rng).tolist()
+        pieces = cut(joined([words[number] for number in given]))
+        read = words.encode_line(" ".join(pieces), add_if_not_exist=False).long()
         if folder.task == LANGUAGE:
             assert folder.language is not None
-            expected = _gone_on(generator, model, given, folder.language.first)
-            found = go_on(graphs, given, options)
+            expected = _gone_on(generator, model, read[:-1].tolist(), folder.language.first)
+            found = go_on(graphs, vocabulary.numbers(pieces)[:-1], options)
         else:
-            source = [*given, words.eos()]
-            sample = {"src_tokens": torch.tensor([source]), "src_lengths": torch.tensor([len(source)])}
-            expected = generator.generate([model], {"net_input": sample})[0]
-            found = translate(graphs, source, options)
+            sample = sample_of(task, read)
+            step = getattr(task, "inference_step", None)
+            expected = (generator.generate([model], sample) if step is None else step(generator, [model], sample))[0]
+            found = translate(graphs, vocabulary.numbers(pieces), options)
         equal += [one["tokens"].tolist() for one in expected] == [one.tokens for one in found]
         error = max([error, *_differences(expected, found)])
     return Compared(count, equal, error)

@@ -59,6 +59,7 @@ from ..runtime.folder import (
 from ..spoken import Normalisation
 from .graphs import DecoderStep, Source
 from .language import Prompt
+from .plain import check_task
 from .states import shapes_of, starts_of
 from .streaming import Listening, Writing
 from .synthesis import Phonemes, Refined, SpeechStep
@@ -74,8 +75,9 @@ def export_translation(
     """Write the graphs of a text translation model, and what goes with them; `origin` as in `Folder`.
 
     `subwords`: the sentencepiece model for plain text.
-    Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
+    Raises LeapformerError for mechanisms and tasks that cannot be exported, and without the libraries for it.
     """
+    check_task(task)
     model = _frozen(model, out)
     write_source(Source(model), out)
     words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
@@ -92,10 +94,12 @@ def export_language_model(
     `subwords`: the sentencepiece model for plain text.
     Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
     """
-    decoder, words = _frozen(model, out).decoder, task.target_dictionary
+    words = task.target_dictionary
+    first = words.bos() if getattr(task.args, "add_bos_token", False) else words.eos()
+    check_task(task, first)
+    decoder = _frozen(model, out).decoder
     states, limit = write_step(decoder, out), decoder.mechanism_limit()
     write_prompt(decoder, out)
-    first = words.bos() if getattr(task.args, "add_bos_token", False) else words.eos()
     language = Language(first, None if limit == sys.maxsize else limit, task.args.tokens_per_sample)
     longest, target = model.max_decoder_positions(), {"target": vocabulary(words)}
     folder = Folder(out, LANGUAGE, states, target, longest, signature, origin, language=language)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from fairseq.data import FairseqDataset
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -71,6 +72,8 @@ def adapt(task: Any, args: Namespace, *served: str) -> None:
     if isinstance(task, SpeechToTextTask):
         for name in ("load_dataset", "build_dataset_for_inference"):
             override(task, name, getattr(speech_task, name))
+    if isinstance(task, TranslationTask):
+        override(task, "inference_step", inference_step)
     override(task, "get_batch_iterator", get_batch_iterator)
     if type(task).get_interactive_tokens_and_lengths is FairseqTask.get_interactive_tokens_and_lengths:  # of text
         override(task, "get_interactive_tokens_and_lengths", get_interactive_tokens_and_lengths)
@@ -109,6 +112,22 @@ def batch_by_size(dataset: FairseqDataset, indices: Any, *args: Any, **kwargs: A
     return [*batches, rest] if len(rest) else batches
 
 
+def inference_step(
+    task: TranslationTask, generator: Any, models: Any, sample: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    """As in fairseq, and an empty source has an empty translation, where a model would write words of its own."""
+    found = type(task).inference_step(task, generator, models, sample, *args, **kwargs)
+    words, sources = task.source_dictionary, sample["net_input"]["src_tokens"]
+    read = sources.ne(words.pad()) & sources.ne(words.eos())
+    for number, hypotheses in enumerate(found):
+        if hypotheses and not read[number].any():
+            best = hypotheses[0]
+            end = best["tokens"].new_tensor([task.target_dictionary.eos()])
+            scores = torch.zeros_like(best["positional_scores"][:1])
+            found[number] = [{**best, "tokens": end, "score": scores[0], "positional_scores": scores, "alignment": []}]
+    return found
+
+
 def get_interactive_tokens_and_lengths(
     task: FairseqTask, lines: list[str], encode_fn: Callable[[str], str]
 ) -> tuple[Any, Any]:
@@ -118,7 +137,8 @@ def get_interactive_tokens_and_lengths(
         pieces = encode_fn(line).split()
         unknown = [piece for piece in dict.fromkeys(pieces) if words.index(piece) == words.unk()]
         if not pieces:
-            logger.warning("an empty line: the model gets nothing to read; leave such lines out")
+            what = "its translation is empty" if isinstance(task, TranslationTask) else "the model gets nothing to read"
+            logger.warning("an empty line: %s", what)
         elif unknown:
             logger.warning(
                 "%r: not in the dictionary: %s; prepare the text as in training", line[:80], " ".join(unknown[:5])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from ..cli import ending
@@ -11,7 +10,8 @@ from ..errors import LeapformerError, explained
 from ..lines import decoded
 from .beam import Search, go_on, translate
 from .engine import Graphs
-from .folder import LANGUAGE, SPEECH, SUBWORDS, SYNTHESIS, Folder
+from .folder import LANGUAGE, SPEECH, SYNTHESIS, Folder
+from .text import subwords_of
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,26 +75,18 @@ def _text(argv: list[str]) -> int:
         raise LeapformerError(f"--beam {args.beam}: give at least 1")
     options = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
     graphs = Graphs(Folder.read(args.folder), args.threads)
-    cut, joined = _subwords(graphs.folder)
+    cut, joined = subwords_of(graphs.folder)
     vocabularies = graphs.folder.vocabularies
     for line in decoded(sys.stdin.buffer, "standard input"):
         pieces = cut(line.strip())
-        if graphs.folder.task == LANGUAGE:
+        if graphs.folder.task == LANGUAGE:  # which may begin with nothing
             found = go_on(graphs, vocabularies["target"].numbers(pieces)[:-1], options)
+        elif not pieces:  # there is nothing to translate, and the model would write words
+            found = []
         else:
             found = translate(graphs, vocabularies["source"].numbers(pieces), options)
         print(joined(vocabularies["target"].words(found[0].tokens)) if found else "", flush=True)
     return 0
-
-
-def _subwords(folder: Folder) -> tuple[Callable[[str], list[str]], Callable[[list[str]], str]]:
-    """How text is cut into subwords and put together; without a model text is subwords already."""
-    if SUBWORDS not in folder.files:
-        return str.split, " ".join
-    import sentencepiece
-
-    model = sentencepiece.SentencePieceProcessor(model_file=str(folder.file(SUBWORDS)))
-    return model.encode_as_pieces, model.decode_pieces
 
 
 if __name__ == "__main__":

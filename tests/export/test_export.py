@@ -16,15 +16,18 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq.data import LanguagePairDataset
 
 from leapformer_fairseq.attention import MECHANISMS, TokenInfo
 from leapformer_fairseq.attention.linear.base import LinearMechanism
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
+from leapformer_fairseq.cli.main import main as leapformer
 from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.export import loops, write
 from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
 from leapformer_fairseq.export.language import Prompt
+from leapformer_fairseq.export.plain import check_task
 from leapformer_fairseq.export.states import first_state, held, tensors_of
 from leapformer_fairseq.export.streaming import Writing
 from leapformer_fairseq.export.write import export_language_model, export_translation
@@ -35,7 +38,9 @@ from leapformer_fairseq.runtime.engine import Graphs
 from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, MODEL, SELF, SOURCE, STEP, WEIGHTS, Folder, Language
 
 from ..exported import ONE_LAYER, language_model, translation
+from ..made import made
 from ..models.tiny import PLANS, dictionary, make_model
+from ..reversed_text import TRAINING, reversed_text
 
 WORDS = dictionary()
 OPTIONS = SimpleNamespace(tokens_per_sample=64)
@@ -197,6 +202,69 @@ def test_cross_attention_over_clusters(tmp_path):
     model = model_of("leap", decoder_cross_attention="abc-cluster", **ONE_LAYER).float()
     found = compared(model, TASK, export_translation(model, TASK, tmp_path / "folder", "signature", {}), 8)
     assert found.equal == found.sources and found.error < 1e-4
+
+
+class Tagging:
+    """A task that puts tokens where it is told to, as those of several languages do."""
+
+    source_dictionary = target_dictionary = WORDS
+    args = SimpleNamespace(task="tagging")
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def build_dataset_for_inference(self, tokens: list[torch.Tensor], lengths: list[int]) -> Any:
+        if self.where == "unknown":
+            raise KeyError("no language\nis known")
+        if self.where == "source":
+            tokens = [torch.cat([torch.tensor([7]), one]) for one in tokens]
+        return LanguagePairDataset(tokens, [len(one) for one in tokens], WORDS)
+
+    def inference_step(self, generator: Any, models: Any, sample: Any, prefix_tokens: Any = None) -> Any:
+        if self.where == "prefix":
+            prefix_tokens = torch.tensor([[7]])
+        options = {"bos_token": 7} if self.where == "first" else {}
+        return generator.generate(models, sample, prefix_tokens=prefix_tokens, **options)
+
+
+@pytest.mark.parametrize("where", ["source", "prefix", "first", "unknown"])
+def test_tasks_that_add_tokens_are_refused(where, tmp_path):
+    """The runtime reads and writes plain lines, and would translate into no language, or into any."""
+    with pytest.raises(LeapformerError, match="--task tagging .* use `leapformer generate`") as found:
+        export_translation(model_of("leap"), Tagging(where), tmp_path / "out", "signature", {})
+    assert "\n" not in str(found.value) and not (tmp_path / "out").exists()
+    check_task(Tagging(""))
+
+
+def test_language_models_that_begin_with_a_language_are_refused(language):
+    task = language[1]
+    check_task(task, task.target_dictionary.eos())
+    with pytest.raises(LeapformerError, match="adds tokens, such as those of languages"):
+        check_task(task, 7)
+
+
+def test_the_comparison_goes_the_way_of_the_task(exported):
+    """A folder whose task adds tokens, had it been exported, differs."""
+    model, task, folder = exported
+    other = Tagging("prefix")
+    other.source_dictionary = other.target_dictionary = task.target_dictionary
+    assert compared(model, task, folder, 4).equal == 4
+    assert compared(model, other, folder, 4).equal < 4
+
+
+@pytest.mark.full
+def test_a_multilingual_model_is_refused(tmp_path, capsys):
+    data = made("reversed text", lambda folder: reversed_text(folder, train=200, valid=4, test=12)) / "mt"
+    flags = (
+        "--task translation_multi_simple_epoch --arch leapformer_nmt_tiny --lang-pairs en-de --langs en,de "
+        "--decoder-langtok --encoder-langtok tgt --disable-validation --no-epoch-checkpoints"
+    )
+    assert leapformer(["train", str(data), *flags.split(), *TRAINING.split(), "--save-dir", str(tmp_path)]) == 0
+    capsys.readouterr()
+    command = ["export", "--path", str(tmp_path / "checkpoint_last.pt"), "--out", str(tmp_path / "out"), "--check", "3"]
+    assert leapformer(command) == 2
+    error = capsys.readouterr().err.strip().split("\n")[-1]
+    assert "--task translation_multi_simple_epoch" in error and not (tmp_path / "out").exists(), error
 
 
 def test_clusters_of_speech_are_refused():

@@ -13,6 +13,7 @@ import pytest
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.models.exported import exported_models
 from leapformer_fairseq.runtime import engine
+from leapformer_fairseq.runtime.__main__ import main as run
 from leapformer_fairseq.runtime.folder import Folder, Speaking
 
 from ..exported import Text, language_model, translation
@@ -67,6 +68,26 @@ def test_interactive(models, capsys, monkeypatch):
         assert main([*command, "--buffer-size", "2", "--batch-size", "2"]) == 0
         said.append(re.findall(r"^D-\d+\t\S+\t(.*)$", capsys.readouterr().out, re.MULTILINE))
     assert len(said[0]) == 2 and said[0] == said[1]
+
+
+@pytest.mark.parametrize("more", [(), ("--print-alignment", "hard"), ("--nbest", "2")])
+def test_an_empty_line_has_an_empty_translation(models, capsys, monkeypatch, more):
+    """In fairseq's commands, with the checkpoint and with the folder, and in the runtime; alone and among others."""
+    data, checkpoint, exported = models
+    lines = b"the old tree\n\na dog\n \t \n"
+    for path in (checkpoint,) if "--print-alignment" in more else (checkpoint, exported):
+        for size in ("1", "4"):
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+            command = ["interactive", str(data), "--path", str(path), "--task", "translation", "--cpu", "--beam", "3"]
+            capsys.readouterr()
+            assert main([*command, "--buffer-size", size, "--batch-size", size, *more]) == 0
+            out = capsys.readouterr().out
+            found = dict(re.findall(r"^D-(\d+)\t\S+\t(.*)$", out, re.MULTILINE))
+            assert [bool(found[f"{number}"]) for number in range(4)] == [True, False, True, False]
+            assert len(re.findall(r"^D-1\t", out, re.MULTILINE)) == 1
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    assert run([str(exported), "--max-len-b", "20"]) == 0
+    assert [bool(line) for line in capsys.readouterr().out.split("\n")] == [True, False, True, False, False]
 
 
 def test_what_cannot_be_done_is_one_line(models, tmp_path, capsys):

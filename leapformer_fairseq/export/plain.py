@@ -1,0 +1,60 @@
+"""What fairseq's task makes of a plain source: what the runtime, which knows no tasks, must do without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import LeapformerError
+
+
+class _Asked:
+    """In place of fairseq's generator: what it would be given."""
+
+    prefix: Tensor | None = None
+    first: int | None = None
+
+    def generate(
+        self, models: Any, sample: Any, prefix_tokens: Any = None, constraints: Any = None, bos_token: Any = None
+    ) -> list[Any]:
+        self.prefix, self.first = prefix_tokens, bos_token
+        return []
+
+
+def sample_of(task: Any, source: Tensor) -> dict[str, Any]:
+    """The batch that fairseq's `interactive` makes of a source (S,), whose last token is the end."""
+    if not hasattr(task, "build_dataset_for_inference"):  # a stand-in that only knows the dictionaries
+        return {"net_input": {"src_tokens": source.unsqueeze(0), "src_lengths": torch.tensor([len(source)])}}
+    dataset = task.build_dataset_for_inference([source], [len(source)])
+    found: dict[str, Any] = dataset.collater([dataset[0]])
+    return found
+
+
+def check_task(task: Any, first: int | None = None) -> None:
+    """Raises LeapformerError for a task that adds to what a model reads or writes, such as the token of a language.
+
+    `first`: what a language model's texts begin with in the runtime, where a prompt is the prefix; None: a translation.
+    """
+    if not hasattr(task, "inference_step"):
+        return
+    words = task.source_dictionary
+    source = torch.tensor([len(words) - 1] if first is not None else [len(words) - 1, words.eos()])
+    asked, name = _Asked(), getattr(getattr(task, "args", None), "task", None) or type(task).__name__
+    remedy = "exported models read and write plain lines, so use `leapformer generate`"
+    try:
+        sample = sample_of(task, source) if first is None else {"net_input": {"src_tokens": source.unsqueeze(0)}}
+        task.inference_step(asked, [], sample)
+    except Exception as error:  # of many kinds: the languages are not known
+        raise LeapformerError(
+            f"--task {name} cannot be asked what it makes of a plain line ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:100]}); {remedy}"
+        ) from error
+    read, prefix = sample["net_input"]["src_tokens"][0].tolist(), None if first is None else [source.tolist()]
+    begins = (None, task.target_dictionary.eos()) if first is None else (first,)
+    given = None if asked.prefix is None else asked.prefix.tolist()
+    if read != source.tolist() or given != prefix or asked.first not in begins:
+        raise LeapformerError(
+            f"--task {name} adds tokens, such as those of languages, to what a model reads or writes; {remedy}"
+        )
