@@ -26,6 +26,8 @@ from unittest.mock import patch
 
 from leapformer_fairseq import trainings
 
+from . import kills
+
 LATE = ("torch._dynamo", "matplotlib.figure", "sacrebleu")  # imported by trainings, pictures and scores
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload([f"{__package__}.preloaded"])
@@ -156,6 +158,8 @@ def _run(arguments: Sequence[str], streams: Sequence[DupFd], env: Mapping[str, s
     os.environ.update(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
     stay_with_the_server()
+    if about := os.environ.get(kills.VARIABLE):
+        kills.install(about)
 
     import numpy as np
     import torch

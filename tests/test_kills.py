@@ -1,0 +1,159 @@
+"""Commands that are killed at any moment come, started again, to the results of an undisturbed run.
+
+A few moments of each in the default tier, many in the full one, of which `KILLS` sets the number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .commands import done, leapformer
+from .data.text_trees import multi30k_tree
+from .data.trees import mustc_tree, noises
+from .kills import Case, Moment, differences, killed_and_resumed, results, started
+from .made import made
+from .reversed_text import reversed_text
+
+LM = (
+    "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16 --optimizer adam --lr 2e-3 --cpu "
+    "--max-tokens 160 --required-batch-size-multiple 1 --num-workers 0 --seed 1"
+)
+
+
+def _sentences(folder: Path) -> None:
+    reversed_text(folder / "text", train=60, valid=12, test=12)
+
+
+def _train(save: Path, data: Path, *more: str) -> list[str]:
+    return ["train", str(data), *LM.split(), "--save-dir", str(save), *more]
+
+
+def _teacher(folder: Path) -> None:
+    _sentences(folder)
+    more = "--decoder-self-attention softmax --max-update 8 --no-epoch-checkpoints"
+    done(leapformer(*_train(folder / "teacher", folder / "text/lm", *more.split())))
+
+
+def _graphs(folder: Path) -> None:
+    _sentences(folder)
+    more = "--decoder-self-attention entmax --max-update 4 --no-epoch-checkpoints"
+    done(leapformer(*_train(folder / "teacher", folder / "text/lm", *more.split())))
+    done(leapformer(*_extract(folder, folder / "graphs")))
+
+
+def _extract(folder: Path, out: Path) -> list[str]:
+    words = f"--block decoder-self --out {out} --sentences 20 --min-length 4 --subset train"
+    path = folder / "teacher/checkpoint_last.pt"
+    return f"sparsefinder extract {folder}/text/lm --path {path} {words}".split()
+
+
+def _recordings(folder: Path) -> None:
+    splits = {"train": noises(5, 1), "dev": noises(2, 2), "tst-COMMON": noises(2, 3), "tst-HE": noises(2, 4)}
+    mustc_tree(folder / "mustc", splits)
+
+
+#: what is added here is killed in both tiers
+CASES = {
+    "prepare-speech": Case(
+        _recordings, lambda at, out: f"prepare mustc {at}/mustc --out {out} --vocab-size 40".split()
+    ),
+    "prepare-text": Case(
+        lambda at: multi30k_tree(at / "data"),
+        lambda at, out: f"prepare multi30k {at}/data --out {out} --vocab-size 90".split(),
+    ),
+    "corpus": Case(
+        lambda at: None,
+        lambda at, out: (
+            f"corpus --task listops --out {out} --train 9 --dev 3 --test 3".split()
+            + ["--min-length", "5", "--max-length", "90"]
+        ),
+    ),
+    "train": Case(
+        _sentences,
+        lambda at, out: _train(
+            out, at / "text/lm", *["--save-interval-updates", "2", "--keep-interval-updates", "1", "--max-update", "7"]
+        ),
+    ),
+    "sparsefinder-extract": Case(_graphs, _extract),
+    "sparsefinder-fit": Case(
+        _graphs, lambda at, out: f"sparsefinder fit {at}/graphs --out {out} --seeds 1 2 --epochs 1".split()
+    ),
+    "linearize": Case(
+        _teacher,
+        lambda at, out: (
+            f"linearize --path {at}/teacher/checkpoint_last.pt --attention leap --out {out} --keep 1".split()
+            + ["--align-updates", "4", "--distill-updates", "4"]
+        ),
+    ),
+    "study-probe": Case(
+        lambda at: None,
+        lambda at, out: (
+            f"probe --probes reversal --attention leap --rates 1e-3 --updates 2 --seeds 1 2 --out {out}".split()
+        ),
+    ),
+    "study-ablate": Case(
+        _sentences,
+        lambda at, out: (
+            ["ablate", "--out", str(out), "--mechanisms", "leap", "--"]
+            + ["train", str(at / "text/lm"), *LM.split(), "--max-epoch", "2", "--no-epoch-checkpoints"]
+        ),
+    ),
+}
+FEW, MANY = 2, int(os.environ.get("KILLS", 25))
+
+
+@cache
+def undisturbed(name: str) -> tuple[Path, dict[str, Any], int]:
+    """Where the inputs of a case are, what it makes of them, and the number of changes."""
+    inputs = made(f"kills/{name}", lambda folder: CASES[name].make(folder))
+    out = inputs.parent / f"{name}-whole" / "out"
+    shutil.rmtree(out.parent, ignore_errors=True)
+    out.parent.mkdir()
+    status, changes, said = started(CASES[name].words(inputs, out), out)
+    assert status == 0, said
+    return inputs, results(out), changes
+
+
+def moments(name: str, changes: int, count: int) -> list[Moment]:
+    """Moments of all the command's duration; of many, every second one is not at a change but somewhat later."""
+    draw = random.Random(f"{name} {os.environ.get('SEED', 1)}")
+    stops = [1 + int(changes * (part + draw.random()) / count) for part in range(count)]
+    return [Moment(stop, draw.uniform(0.1, 8) if count > FEW and draw.random() < 0.5 else 0.0) for stop in stops]
+
+
+def check(name: str, count: int) -> None:
+    inputs, wanted, changes = undisturbed(name)
+    assert changes >= 3 and wanted
+    killed, wrong, report = 0, [], os.environ.get("KILLS_REPORT")
+    out = inputs.parent / f"{name}-whole" / "out"  # as before: logs and records have the path in them
+    for moment in moments(name, changes, count):
+        was_killed, found, said = killed_and_resumed(CASES[name], inputs, out, moment)
+        different = [said] if said else differences(wanted, found)
+        killed += was_killed
+        if different:
+            wrong.append(f"{moment} of {changes}: {different}")
+        if report:
+            line = {"command": name, **vars(moment), "changes": changes, "killed": was_killed, "different": different}
+            with open(report, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+    assert not wrong, "\n".join(wrong)
+    assert killed >= 0.6 * count, f"{killed} of {count} were killed, the others had ended"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_killed_command_resumes_to_the_same_result(name: str) -> None:
+    check(name, FEW)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CASES)
+def test_a_command_that_is_killed_often_resumes_to_the_same_result(name: str) -> None:
+    check(name, MANY)
