@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ablation.search import layers_text
-from ..checkpoints import describe_checkpoint, load_checkpoint, save_checkpoint
+from ..checkpoints import describe_checkpoint, load_checkpoint, save_checkpoint, updates_in_all
 from ..criterions.taught import checked
 from ..errors import LeapformerError
 from ..files import read_json, write_json
@@ -33,6 +33,7 @@ BEST, ORDER, START, CHECKPOINT, RESULT = "checkpoint_best.pt", "order.json", "st
 # Shares of the teacher's updates. On sentences (Multi30k, hedgehog) an update of alignment takes 1.08 times as long as
 # one of the teacher's training, one of distillation 1.63 times: together a third of its time.
 ALIGN_SHARE, DISTILL_SHARE = 0.05, 0.17
+LEAST_SHARE = 10  # updates; fewer are those of a model that was converted, not trained
 CHECKS = 5  # validations of a stage
 
 
@@ -81,12 +82,18 @@ class Linearize:
         self.args: Namespace = self.teacher["cfg"]["model"]
         self.data = str(settings.data or self.args.data)
         self.about = describe_checkpoint(settings.path)
-        done = self.about["updates"] or 0
+        done = updates_in_all(self.teacher)
         self.updates = {
-            ALIGN: settings.align_updates or max(1, round(ALIGN_SHARE * done)),
-            DISTILL: settings.distill_updates or max(1, round(DISTILL_SHARE * done)),
+            ALIGN: settings.align_updates or round(ALIGN_SHARE * done),
+            DISTILL: settings.distill_updates or round(DISTILL_SHARE * done),
             TASK: settings.task_updates,
         }
+        few = {f"--{name}-updates": getattr(settings, f"{name}_updates") is None for name in (ALIGN, DISTILL)}
+        if round(ALIGN_SHARE * done) < LEAST_SHARE and any(few.values()):
+            raise LeapformerError(
+                f"--path {settings.path} counts {done} updates of training, of which a share is too few; give "
+                + " and ".join(f"{flag} N" for flag, missing in few.items() if missing)
+            )
         plans = zip((block.argument for block in BLOCKS), settings.attention.blocks, strict=True)
         self.everywhere = self._words(dict(plans))
         pair = self._pair()

@@ -55,6 +55,15 @@ def add_attention_args(parser: argparse.ArgumentParser, stacks: tuple[str, ...] 
                 help="mechanism for every layer, or one per layer as in softmax,leap*4,softmax (default: leap); known: "
                 + choices,
             )
+    for stack in stacks:
+        # The flag of fairseq only sets it, and some presets set it without.
+        parser.add_argument(
+            f"--{stack}-normalize-after",
+            action="store_false",
+            dest=f"{stack}_normalize_before",
+            default=argparse.SUPPRESS,
+            help="norms after each block, not before it, as in many of fairseq's own models, whose checkpoints need it",
+        )
     add_options(parser, OPTIONS.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from argparse import Namespace
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_an_encoder_starts_warm_from_any_mechanism(old, new, checkpoint):
     teacher = make_model("leapformer_s2t_tiny", old, seed=1, ctc_weight=0.3)
     student = make_model("leapformer_simulst_tiny", new, seed=2)
     before = {k: v.clone() for k, v in student.encoder.state_dict().items()}
-    load_component(student.encoder, "encoder", checkpoint(teacher))
+    load_component(student.encoder, "encoder", checkpoint(teacher), Namespace())
     theirs = teacher.encoder.state_dict()
     for name, value in student.encoder.state_dict().items():
         torch.testing.assert_close(value, theirs[name] if name in theirs else before[name])
@@ -98,7 +99,7 @@ def test_a_length_predictor_starts_untrained(old, new, checkpoint):
     if old:
         teacher.encoder.length_predictor.by_name["ratio"].source_length += 7
     before = {k: v.clone() for k, v in student.encoder.state_dict().items() if k.startswith("length_predictor.")}
-    load_component(student.encoder, "encoder", checkpoint(teacher))
+    load_component(student.encoder, "encoder", checkpoint(teacher), Namespace())
     after, theirs = student.encoder.state_dict(), teacher.encoder.state_dict()
     assert bool(before) == bool(new) and all(torch.equal(after[name], value) for name, value in before.items())
     assert all(torch.equal(after[name], theirs[name]) for name in after.keys() - before.keys())
@@ -107,22 +108,22 @@ def test_a_length_predictor_starts_untrained(old, new, checkpoint):
 def test_an_encoder_takes_a_tied_control_from_any_layer(checkpoint):
     teacher = with_encoder("softmax,abc-mlp,softmax", 1)
     student = with_encoder("abc-mlp", 2)
-    load_component(student.encoder, "encoder", checkpoint(teacher))
+    load_component(student.encoder, "encoder", checkpoint(teacher), Namespace())
     (expected,) = {a.mechanism.control_weight for a in attentions(teacher.encoder) if a.mechanism.tied}
     torch.testing.assert_close(controls(student.encoder, False)[0], expected)
     with pytest.raises(LeapformerError, match="differs between the layers of the checkpoint"):
-        load_component(student.encoder, "encoder", checkpoint(with_encoder("abc-mlp", 1, abc_untied=True)))
+        load_component(student.encoder, "encoder", checkpoint(with_encoder("abc-mlp", 1, abc_untied=True)), Namespace())
 
 
 def test_a_component_of_another_size_is_refused(checkpoint):
     path = checkpoint(make_model("leapformer_s2t_tiny", encoder_layers=3))
     with pytest.raises(LeapformerError, match="does not fit this model"):
-        load_component(make_model("leapformer_s2t_tiny").encoder, "encoder", path)
+        load_component(make_model("leapformer_s2t_tiny").encoder, "encoder", path, Namespace())
 
 
 def test_a_missing_checkpoint_is_named():
     with pytest.raises(LeapformerError, match="no such checkpoint"):
-        load_component(make_model("leapformer_s2t_tiny").encoder, "encoder", "/nowhere/x.pt")
+        load_component(make_model("leapformer_s2t_tiny").encoder, "encoder", "/nowhere/x.pt", Namespace())
 
 
 def test_a_whole_softmax_checkpoint_loads_into_a_linear_model():
