@@ -30,6 +30,7 @@ from .selection import Names, Swap, choose, kept, measured
 TASKS = ("language_modeling", "translation", "speech_to_text", "text_to_speech")
 ALIGN, DISTILL, TASK = "align", "distill", "task"
 BEST, ORDER, START, CHECKPOINT, RESULT = "checkpoint_best.pt", "order.json", "start.pt", "checkpoint.pt", "result.json"
+KNOWN = ("swaps", "first_layer")  # of ORDER; without the number of the first layer it was 0, and names are others
 # Shares of the teacher's updates. On sentences (Multi30k, hedgehog) an update of alignment takes 1.08 times as long as
 # one of the teacher's training, one of distillation 1.63 times: together a third of its time.
 ALIGN_SHARE, DISTILL_SHARE = 0.05, 0.17
@@ -167,13 +168,13 @@ class Linearize:
         s, record = self.settings, self.out / ORDER
         if self.shell.dry or (not s.keep and s.max_distance is None):
             return frozenset()
-        swaps = [Swap(*one) for one in read_json(record, ["swaps"])["swaps"]] if record.is_file() else []
+        swaps = [Swap(*one) for one in read_json(record, KNOWN)["swaps"]] if record.is_file() else []
         if len(swaps) < len(self.replaced):
             self.shell.say("replacing one block after the other, each time the one that costs least")
             pair = self._pair(self.out / ALIGN / BEST)
             for swap in choose(pair, pair.batches(s.sentences), swaps):
                 swaps.append(swap)
-                write_json(record, {"swaps": swaps, "signature": signature()})
+                write_json(record, {"swaps": swaps, "first_layer": 1, "signature": signature()})
                 self.shell.say(f"{len(swaps)} of {len(self.replaced)}: {swap.block}, distance {swap.distance:.4f}")
         return kept(swaps, s.keep, s.max_distance)
 
@@ -218,7 +219,7 @@ class Linearize:
         names = {block: list(layers) for block, layers in self.mechanisms.items()}
         for name in stays:
             block, _, layer = name.rpartition(".")
-            names[block][int(layer)] = self.replaced[name]
+            names[block][int(layer) - 1] = self.replaced[name]
         return {block.argument: layers_text(names[block.name]) for block in BLOCKS if block.name in names}
 
     def _numbers(self, stage: str, *more: object) -> list[str]:

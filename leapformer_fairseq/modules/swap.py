@@ -148,7 +148,7 @@ def check_use(mechanism: Mechanism, layer: int, mask: Mask, context: Context) ->
     """Raise LeapformerError where a mechanism cannot serve its block with this mask in a model of this context."""
     reason = mechanism.capabilities.unsupported_reason(mechanism.block, mask, context)
     if reason is not None:
-        where = f"{mechanism.block} attention, layer {layer}: {mechanism.name}"
+        where = f"{mechanism.block} attention, layer {layer + 1}: {mechanism.name}"
         raise LeapformerError(f"{where} cannot be used: {reason}")
 
 

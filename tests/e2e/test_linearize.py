@@ -160,7 +160,7 @@ def test_wait_k_speech(corpus, tmp_path, capsys):  # noqa: F811
     assert linearize(teacher, out, *words, attention="gated-delta") == 0
     result = json.loads((out / "keep0/result.json").read_text())
     assert result["updates"] == {"teacher": 3, "align": 3, "distill": 3, "task": 2}
-    assert result["replaced"] == ["decoder-cross.0", "decoder-self.0", "encoder-self.0"]
+    assert result["replaced"] == ["decoder-cross.1", "decoder-self.1", "encoder-self.1"]
     shutil.rmtree(out)
     assert linearize(teacher, out, *words, "--", "--waitk-lagging", "1-4") == 2
     assert "was not trained with k = 4, only with 1, 2, 3" in capsys.readouterr().err

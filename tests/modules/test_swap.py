@@ -33,7 +33,7 @@ def test_each_layer_gets_its_mechanism():
 def test_a_mechanism_that_cannot_serve_a_block_is_refused_with_everything_said():
     with pytest.raises(LeapformerError) as error:
         make_model("leapformer_s2t_tiny", decoder_self_attention="leap,cosformer", cosformer_length=0)
-    for part in ("decoder-self", "layer 1", "cosformer", "length", "--cosformer-length", "leap"):
+    for part in ("decoder-self", "layer 2", "cosformer", "length", "--cosformer-length", "leap"):
         assert part in str(error.value)
 
 
@@ -242,9 +242,9 @@ def test_a_control_of_another_kind_is_refused(theirs, ours, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder_self_attention": "leap,abc-window"}, "encoder-self attention, layer 1: abc-window cannot be used"),
-        ({"decoder_cross_attention": "abc-dilated"}, "decoder-cross attention, layer 0: abc-dilated .*decoder-self"),
-        ({"decoder_self_attention": "abc-cluster"}, "decoder-self attention, layer 0: abc-cluster .*still to come"),
+        ({"encoder_self_attention": "leap,abc-window"}, "encoder-self attention, layer 2: abc-window cannot be used"),
+        ({"decoder_cross_attention": "abc-dilated"}, "decoder-cross attention, layer 1: abc-dilated .*decoder-self"),
+        ({"decoder_self_attention": "abc-cluster"}, "decoder-self attention, layer 1: abc-cluster .*still to come"),
         ({"decoder_self_attention": "abc-pool", "abc_pool_size": "0"}, "decoder-self .*--abc-pool-size 0 needs the"),
         ({"decoder_self_attention": "abc-global", "abc_global_every": "0"}, "decoder-self .*-every 0 needs the"),
         ({"encoder_self_attention": "abc-mlp", "abc_slots": "0"}, "--abc-slots '0': give a whole number"),
@@ -272,7 +272,7 @@ def test_old_checkpoints_with_one_matrix_for_queries_keys_and_values_load():
 
 def test_wait_k_needs_a_mechanism_over_prefixes():
     options = {"waitk_lagging": "3", "decoder_cross_attention": "leap,abc-mlp"}
-    with pytest.raises(LeapformerError, match="layer 1: abc-mlp cannot be used: .*prefixes of wait-k; give --waitk"):
+    with pytest.raises(LeapformerError, match="layer 2: abc-mlp cannot be used: .*prefixes of wait-k; give --waitk"):
         make_model("leapformer_simulst_tiny", **options)
     make_model("leapformer_simulst_tiny", **{**options, "waitk_lagging": "offline"})
 
