@@ -75,6 +75,8 @@ def _embedding(args: Namespace, dictionary: Any) -> nn.Module:
         args.adaptive_input_factor,
         args.decoder_embed_dim,
         options.eval_str_list(args.adaptive_input_cutoff, type=int),
+        args.quant_noise_pq,
+        args.quant_noise_pq_block_size,
     )
 
 
