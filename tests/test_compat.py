@@ -95,6 +95,7 @@ def test_a_defect_is_looked_for_and_not_taken_for_granted():
         "from fairseq.modules.quantization.scalar import ops, utils as layers\n"
         "ops.emulate_int8_tensor = lambda w: w\n"
         "layers.get_layers = lambda *args: []\n"
+        "from fairseq import models; models.build_model = lambda *args: 3\n"
         "import inspect; inspect.getsource = lambda function: 'daemon = False, \"rb\" !='\n"
         "assert compat.apply() == [], compat.apply()"
     )

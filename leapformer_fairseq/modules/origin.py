@@ -97,7 +97,7 @@ def origin_of(state_dict: Mapping[str, Tensor]) -> Origin | None:
 
 def check_function(origin: Origin, args: Any, stacks: Collection[str] = STACKS) -> None:
     """Raise LeapformerError if these weights are another function in the stacks of a model with the options `args`."""
-    there, here = _completed(origin.options), vars(args) if isinstance(args, Namespace) else dict(args)
+    there, here = _completed(origin.options), _completed(_plain(args))
     for name, option in FUNCTION.items():
         if option.stack and option.stack not in stacks:
             continue
@@ -113,6 +113,11 @@ def check_function(origin: Origin, args: Any, stacks: Collection[str] = STACKS) 
             f"{origin.path}: fairseq's {origin.arch} leaves out the last norm of its encoder, this model does not; "
             "train one of ours, or take a checkpoint without --encoder-normalize-before"
         )
+
+
+def _plain(args: Any) -> dict[str, Any]:
+    """Options as a dictionary: of the command line, or of fairseq-hydra-train."""
+    return dict(vars(args)) if isinstance(args, Namespace) else dict(args)
 
 
 def _value(options: Mapping[str, Any], name: str, option: Differing) -> Any:
@@ -135,7 +140,7 @@ def _completed(options: Mapping[str, Any]) -> dict[str, Any]:
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     filled = Namespace(**copy.deepcopy(dict(options)))
-    fill = ARCH_CONFIG_REGISTRY.get(options.get("arch"))
+    fill = ARCH_CONFIG_REGISTRY.get(options.get("arch") or options.get("_name"))
     if fill is not None:
         fill(filled)
     return {**vars(filled), **options}
@@ -161,9 +166,10 @@ def _replaced(origin: Origin, model: nn.Module, args: Any) -> Iterator[str]:
     from .swap import BLOCKS
 
     ours = origin.arch.startswith(PREFIX)
+    there, here = _completed(origin.options), _completed(_plain(args))
     for block in BLOCKS:
         own = [attention.mechanism.name for attention in attentions_by_block(model).get(block.name, ())]
-        plan = (origin.options.get(block.argument) if ours else None) or "softmax"
+        plan = (there.get(block.argument) if ours else None) or "softmax"
         try:
             before = expand_plan(plan, len(own)) if own else []
         except LeapformerError:  # of other layers
@@ -174,7 +180,7 @@ def _replaced(origin: Origin, model: nn.Module, args: Any) -> Iterator[str]:
             assumed = f" (without {block.flag} every layer is leap)" if set(own) == {"leap"} else ""
             yield f"{block.name} attention: {pair[0]} instead of {pair[1]} in {layers}{assumed}"
         for option in _options({name for name, other in pairs if name == other}):
-            found = [getattr(side, option.name, option.default) for side in (args, Namespace(**origin.options))]
+            found = [options.get(option.name, option.default) for options in (here, there)]
             if found[0] != found[1]:
                 yield f"{block.name} attention: {option.flag} {found[0]} instead of {found[1]}"
 
