@@ -118,6 +118,15 @@ def describe_checkpoint(path: str | Path) -> dict[str, Any]:
     }
 
 
+def updates_in_all(state: Mapping[str, Any]) -> int:
+    """The updates of a checkpoint's training, and of those whose weights it began with.
+
+    fairseq notes the count of each run that went on from another one, and begins at 0 again with other data or options.
+    """
+    counts = [int(entry.get("num_updates") or 0) for entry in state.get("optimizer_history") or []]
+    return sum(count for count, after in zip(counts, [*counts[1:], -1], strict=False) if after < count)
+
+
 def _count_parameters(model: Mapping[str, Tensor]) -> int:
     """Each one once, also where it serves as two layers."""
     places = {

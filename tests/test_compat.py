@@ -90,6 +90,12 @@ def test_a_defect_is_looked_for_and_not_taken_for_granted():
         "iterators.BufferedIterator._create_consumer = argparse.Namespace.__eq__\n"
         "from fairseq import binarizer; from fairseq.data import dictionary\n"
         "binarizer.Pool = dictionary.Pool = None\n"
+        "from fairseq.models.ema.ema import EMA\n"
+        "EMA.step = lambda self, model: self.model.load_state_dict(model.state_dict())\n"
+        "from fairseq.modules.quantization.scalar import ops, utils as layers\n"
+        "ops.emulate_int8_tensor = lambda w: w\n"
+        "layers.get_layers = lambda *args: []\n"
+        "from fairseq import models; models.build_model = lambda *args: 3\n"
         "import inspect; inspect.getsource = lambda function: 'daemon = False, \"rb\" !='\n"
         "assert compat.apply() == [], compat.apply()"
     )

@@ -332,7 +332,7 @@ MAPS: dict[str, tuple[list[str], list[str], set[str]]] = {
     "--data": (["--data", "words"], GIVEN, {"loaded"}),
     "--subwords": (["--subwords", "cut.model"], GIVEN, {"drawn", "subwords"}),
     "--block": (["--block", "decoder-self"], GIVEN, {"drawn", "out"}),
-    "--layer": (["--layer", "1"], GIVEN, {"drawn", "out"}),
+    "--layer": (["--layer", "2"], GIVEN, {"drawn", "out"}),
     "--head": (["--head", "1"], GIVEN, {"drawn"}),
     "--lines": (["--lines", "2"], GIVEN, {"rows"}),
     "--max-length": (["--max-length", "3"], GIVEN, {"drawn", "rows", "err"}),

@@ -187,7 +187,7 @@ POLICY: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "hold": ([0, 1, 5], {"name": "hold-n"}, {"ends": 10**9}),
     "agree": ([2, 3, 5], {"name": "local-agreement"}, {"ends": 10**9}),
     "align_frames": ([1, 8, 40], {"name": "alignatt"}, {"ends": 10**9}),
-    "align_layer": ([0, 1, -1], {"name": "alignatt"}, {}),
+    "align_layer": ([1, 2, -2], {"name": "alignatt"}, {}),
 }
 
 

@@ -305,7 +305,7 @@ def test_drafts_of_every_segment_begin_with_its_first_step() -> None:
 
 def test_a_system_with_another_k_is_otherwise_the_same_and_has_the_engine_that_was_chosen() -> None:
     model = SimpleNamespace(encoder=SimpleNamespace(chunks=object()))
-    policy = PolicyOptions("wait-k", 3, catch_up=0.5, align_layer=1)
+    policy = PolicyOptions("wait-k", 3, catch_up=0.5, align_layer=2)
     system = TranslationSystem(model, 2, (), None, None, policy, 28, "recompute")  # type: ignore[arg-type]
     assert replace(system, policy=replace(policy, k=7)) == system.waiting(7)
     assert type(system.begin(ComputeTimes())) is RecomputeEngine

@@ -24,8 +24,8 @@ class Slot(NamedTuple):
 
     @property
     def layers(self) -> str:
-        """The first and the last of its layers, "0–3", or "0" where there is one."""
-        return "–".join(dict.fromkeys((str(self.start), str(self.stop - 1))))
+        """The first and the last of its layers, "1–4", or "1" where there is one."""
+        return "–".join(dict.fromkeys((str(self.start + 1), str(self.stop))))
 
 
 class Candidate(NamedTuple):

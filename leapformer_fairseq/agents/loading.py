@@ -103,9 +103,10 @@ def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tupl
     if ratio is None or (policy.name == "wait-k" and policy.k is None):
         raise LeapformerError("this model was not trained with wait-k; give --waitk-lagging and --pre-decision-ratio")
     layers = len(model.decoder.layers)
-    if not -layers <= policy.align_layer < layers:
-        raise LeapformerError(f"--align-layer {policy.align_layer}: the decoder has the layers 0 to {layers - 1}")
-    return replace(policy, align_layer=policy.align_layer % layers), ratio
+    if not 0 < abs(policy.align_layer) <= layers:
+        raise LeapformerError(f"--align-layer {policy.align_layer}: the decoder has the layers 1 to {layers}")
+    from_one = policy.align_layer + (layers + 1 if policy.align_layer < 0 else 0)
+    return replace(policy, align_layer=from_one), ratio
 
 
 def _detokenizer(dictionary: Any, config: Any, root: Path) -> Detokenizer:

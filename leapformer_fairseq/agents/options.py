@@ -42,8 +42,8 @@ def add_system_options(parser: TakesOptions) -> None:
         default=4,
         help="alignatt: a token that attends most to one of the last states waits, of so many (default: 4)",
     )
-    add("--align-layer", type=int, default=-1, help="alignatt, --history window: the decoder layer that is looked at "
-        "(default: -1)")  # fmt: skip
+    add("--align-layer", type=int, default=-1, help="alignatt, --history window: the decoder layer that is looked at, "
+        "from 1, or from the last one backwards, from -1 (default: -1)")  # fmt: skip
     add(
         "--engine",
         choices=ENGINES,

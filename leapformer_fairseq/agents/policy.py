@@ -164,7 +164,7 @@ class PolicyOptions:
     hold: int = 3
     agree: int = 2
     align_frames: int = 4
-    align_layer: int = -1
+    align_layer: int = -1  # from 1, or from the last one backwards, from -1
 
     def __post_init__(self) -> None:
         if self.name not in POLICIES:

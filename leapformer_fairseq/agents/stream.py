@@ -197,7 +197,7 @@ class TranslationStream:
         self.n_steps = 0  # pre-decision steps read
         self.aligned: list[int] = []  # of each token the encoder state, from 0, with `aligns`
         self._aligns = aligns
-        self._align_layer = system.policy.align_layer if aligns and self.policy.lag is None else None
+        self._align_layer = system.policy.align_layer - 1 if aligns and self.policy.lag is None else None
         self._expected: tuple[int, list[int]] = (0, [])  # the last continuation: states it is of, all its tokens
 
     def push(self, samples: np.ndarray) -> None:
@@ -303,7 +303,7 @@ class TranslationStream:
         if self._is_full():
             return False
         snapshot = self.engine.snapshot()
-        token = self._best_token(eos_open=True, layer=self.system.policy.align_layer)
+        token = self._best_token(eos_open=True, layer=self.system.policy.align_layer - 1)
         written = token != self.system.eos and self.engine.focus < below
         if written:
             self._commit(token)

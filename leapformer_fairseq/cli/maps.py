@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="folder with the dictionary (default: that of the training)")
     parser.add_argument("--subwords", metavar="MODEL", help="sentencepiece model for text that is not cut yet")
     parser.add_argument("--block", metavar="BLOCK", help="encoder-self, decoder-self or decoder-cross (default: all)")
-    parser.add_argument("--layer", default="all", metavar="N", help="a layer, counted from 0, or all (default: all)")
+    parser.add_argument("--layer", default="all", metavar="N", help="a layer, counted from 1, or all (default: all)")
     parser.add_argument(
         "--head", default="mean", metavar="N", help="a head, counted from 0, mean or all (default: mean)"
     )
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from ..pictures.inputs import Request, examples, load
     from ..pictures.maps import draw_maps
 
-    layer, head = _number(args.layer, "--layer", ("all",)), _number(args.head, "--head", ("mean", "all"))
+    layer, head = _number(args.layer, "--layer", 1, ("all",)), _number(args.head, "--head", 0, ("mean", "all"))
     model, task = load(args.path, args.data)
     one_layer, one_head = (value if isinstance(value, int) else None for value in (layer, head))
     chosen = choose(model, args.block, one_layer, one_head)
@@ -70,11 +70,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _number(text: str, option: str, words: tuple[str, ...]) -> int | str:
+def _number(text: str, option: str, first: int, words: tuple[str, ...]) -> int | str:
     if text in words:
         return text
     if not text.isdecimal():
-        raise LeapformerError(f"{option} {text}: give a number, counted from 0, or {' or '.join(words)}")
+        raise LeapformerError(f"{option} {text}: give a number, counted from {first}, or {' or '.join(words)}")
     return int(text)
 
 

@@ -233,7 +233,7 @@ def _draw_arguments(parser: argparse.ArgumentParser) -> None:
         "--sentence", type=int, default=0, metavar="N",
         help="which of those that were not fitted to, from 0 (default: 0)",
     )  # fmt: skip
-    parser.add_argument("--layer", type=int, metavar="N", help="from 0 (default: all)")
+    parser.add_argument("--layer", type=int, metavar="N", help="from 1 (default: all)")
     parser.add_argument("--head", type=int, metavar="N", help="from 0 (default: all)")
     parser.add_argument("--most", type=int, default=40, metavar="N", help="tokens, at most (default: 40)")
 
@@ -246,18 +246,18 @@ def _draw_graphs(args: argparse.Namespace) -> None:
 
     graphs = Graphs(args.graphs)
     sentences = evaluated(graphs, args.fitted, args.sentences)
-    for option, value, limit in (
-        ("--sentence", args.sentence, len(sentences)),
-        ("--layer", args.layer, len(graphs.about["fingerprints"])),
-        ("--head", args.head, graphs.about["heads"]),
+    for option, value, first, count in (
+        ("--sentence", args.sentence, 0, len(sentences)),
+        ("--layer", args.layer, 1, len(graphs.about["fingerprints"])),
+        ("--head", args.head, 0, graphs.about["heads"]),
     ):
-        if value is not None and not 0 <= value < limit:
-            raise LeapformerError(f"{option} {value}: choose from 0 to {limit - 1}")
+        if value is not None and not first <= value < first + count:
+            raise LeapformerError(f"{option} {value}: choose from {first} to {first + count - 1}")
     folder = made_folder(args.out)
     point = Point(args.mechanism, {**read_options(args.mechanism, args.options), "sparse_window": args.window})
     layers = dict(enumerate(mechanisms(graphs, point, args.ends, args.fitted, 0)))
     if args.layer is not None:
-        layers = {args.layer: layers[args.layer]}
+        layers = {args.layer - 1: layers[args.layer - 1]}
     heads = range(graphs.about["heads"]) if args.head is None else (args.head,)
     draw_graphs(graphs, sentences[args.sentence], layers, heads, args.most, folder, point.name)
     print(f"{len(layers) * len(heads)} pictures in {folder}")

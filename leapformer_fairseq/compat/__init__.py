@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import threading
 
-from . import checkpoints, data, distributed, imports, options, trust
+from . import averages, checkpoints, configurations, data, distributed, imports, noise, options, trust
 from .checkpoints import checkpoint_types
 from .patch import Patch
 from .trust import check_options
 
 # the one that imports fairseq first
 PATCHES = (
-    *imports.PATCHES, *checkpoints.PATCHES, *trust.PATCHES, *data.PATCHES, *distributed.PATCHES, *options.PATCHES
+    *imports.PATCHES, *checkpoints.PATCHES, *trust.PATCHES, *data.PATCHES, *distributed.PATCHES, *options.PATCHES,
+    *averages.PATCHES, *noise.PATCHES, *configurations.PATCHES
 )  # fmt: skip
 
 _applied: dict[str, bool] = {}  # name of a patch -> whether it was needed, filled by the first `apply`

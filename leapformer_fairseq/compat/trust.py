@@ -11,6 +11,7 @@ import argparse
 import ast
 import functools
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -164,12 +165,23 @@ def _execute_nothing() -> None:
         _check_names(str(path), config)
         for section in (state.get("args"), getattr(state.get("cfg"), "model", None)):
             forget_warm_starts(section)
+        _note_origin(str(path), state, config)
         return state
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "fairseq" and module is not None:
             vars(module)["eval"] = _literal_or_refuse
+
+
+def _note_origin(path: str, state: dict[str, Any], config: Any) -> None:
+    """Note at the parameters where they come from, for whoever loads them; see `modules.origin`."""
+    section = config.get("model") or state.get("args")
+    options = vars(section) if isinstance(section, argparse.Namespace) else section
+    if isinstance(state.get("model"), dict) and isinstance(options, dict):
+        if type(state["model"]) is dict:  # which takes no attributes
+            state["model"] = OrderedDict(state["model"])
+        state["model"].origin = path, dict(options)
 
 
 def _literal_or_refuse(source: Any, *_: Any) -> Any:

@@ -32,17 +32,24 @@ def words_of(args: Namespace) -> list[str]:
     register()
     from fairseq import options
 
-    found = ["--task", args.task, "--arch", args.arch]
-    parser = options.get_training_parser()
-    defaults = vars(options.parse_args_and_arch(parser, [args.data, *found]))  # the parser now knows the model's, too
-    groups = (group for group in parser._action_groups if group.title in _OWN_GROUPS)
-    left = _OWN | {action.dest for group in groups for action in group._group_actions}
-    for action in parser._actions:
-        value = getattr(args, action.dest, None)
-        if not action.option_strings or action.dest in left or value is None or value == defaults.get(action.dest):
-            continue
-        found += _words(action, value)
-    return found
+    begin = ["--task", args.task, "--arch", args.arch]
+    given: dict[str, list[str]] = {}  # by dest
+    while True:  # what one option says may change another's default
+        parser = options.get_training_parser()
+        now = [*begin, *(word for words in given.values() for word in words)]
+        defaults = vars(options.parse_args_and_arch(parser, [args.data, *now]))  # the parser now knows the model's, too
+        groups = (group for group in parser._action_groups if group.title in _OWN_GROUPS)
+        left = _OWN | {action.dest for group in groups for action in group._group_actions}
+        more = {}
+        for action in parser._actions:
+            value = getattr(args, action.dest, None)
+            if not action.option_strings or action.dest in left or value is None or value == defaults.get(action.dest):
+                continue
+            if action.dest not in given and (action.nargs != 0 or action.const == value):
+                more[action.dest] = list(_words(action, value))
+        if not more:
+            return now
+        given |= more
 
 
 def _words(action: argparse.Action, value: Any) -> Iterator[str]:

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from ..files import read_json, write_json, write_text
 from ..pictures.linearize import draw_order
-from .stages import ORDER, RESULT
+from .stages import KNOWN, ORDER, RESULT
 
 UNIT = "KL(teacher || student), nats per token"
 UNIT_OF_SPEECH = "difference of log-mel frames, per decoder step"
@@ -22,7 +22,7 @@ def write_report(out: Path) -> list[str]:
     if not students:
         return []
     students.sort(key=lambda one: len(one["kept"]))
-    order = read_json(out / ORDER, ["swaps"]) if (out / ORDER).is_file() else None
+    order = read_json(out / ORDER, KNOWN) if (out / ORDER).is_file() else None
     unit = UNIT_OF_SPEECH if students[0]["task"] == "text_to_speech" else UNIT
     lines = [tabulate([_row(one) for one in students], headers="keys", tablefmt="github", floatfmt=".3f"), ""]
     lines += [

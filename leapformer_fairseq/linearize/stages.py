@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ablation.search import layers_text
-from ..checkpoints import describe_checkpoint, load_checkpoint, save_checkpoint
+from ..checkpoints import describe_checkpoint, load_checkpoint, save_checkpoint, updates_in_all
 from ..criterions.taught import checked
 from ..errors import LeapformerError
 from ..files import read_json, write_json
@@ -30,9 +30,11 @@ from .selection import Names, Swap, choose, kept, measured
 TASKS = ("language_modeling", "translation", "speech_to_text", "text_to_speech")
 ALIGN, DISTILL, TASK = "align", "distill", "task"
 BEST, ORDER, START, CHECKPOINT, RESULT = "checkpoint_best.pt", "order.json", "start.pt", "checkpoint.pt", "result.json"
+KNOWN = ("swaps", "first_layer")  # of ORDER; without the number of the first layer it was 0, and names are others
 # Shares of the teacher's updates. On sentences (Multi30k, hedgehog) an update of alignment takes 1.08 times as long as
 # one of the teacher's training, one of distillation 1.63 times: together a third of its time.
 ALIGN_SHARE, DISTILL_SHARE = 0.05, 0.17
+LEAST_SHARE = 10  # updates; fewer are those of a model that was converted, not trained
 CHECKS = 5  # validations of a stage
 
 
@@ -81,12 +83,18 @@ class Linearize:
         self.args: Namespace = self.teacher["cfg"]["model"]
         self.data = str(settings.data or self.args.data)
         self.about = describe_checkpoint(settings.path)
-        done = self.about["updates"] or 0
+        done = updates_in_all(self.teacher)
         self.updates = {
-            ALIGN: settings.align_updates or max(1, round(ALIGN_SHARE * done)),
-            DISTILL: settings.distill_updates or max(1, round(DISTILL_SHARE * done)),
+            ALIGN: settings.align_updates or round(ALIGN_SHARE * done),
+            DISTILL: settings.distill_updates or round(DISTILL_SHARE * done),
             TASK: settings.task_updates,
         }
+        few = {f"--{name}-updates": getattr(settings, f"{name}_updates") is None for name in (ALIGN, DISTILL)}
+        if round(ALIGN_SHARE * done) < LEAST_SHARE and any(few.values()):
+            raise LeapformerError(
+                f"--path {settings.path} counts {done} updates of training, of which a share is too few; give "
+                + " and ".join(f"{flag} N" for flag, missing in few.items() if missing)
+            )
         plans = zip((block.argument for block in BLOCKS), settings.attention.blocks, strict=True)
         self.everywhere = self._words(dict(plans))
         pair = self._pair()
@@ -160,13 +168,13 @@ class Linearize:
         s, record = self.settings, self.out / ORDER
         if self.shell.dry or (not s.keep and s.max_distance is None):
             return frozenset()
-        swaps = [Swap(*one) for one in read_json(record, ["swaps"])["swaps"]] if record.is_file() else []
+        swaps = [Swap(*one) for one in read_json(record, KNOWN)["swaps"]] if record.is_file() else []
         if len(swaps) < len(self.replaced):
             self.shell.say("replacing one block after the other, each time the one that costs least")
             pair = self._pair(self.out / ALIGN / BEST)
             for swap in choose(pair, pair.batches(s.sentences), swaps):
                 swaps.append(swap)
-                write_json(record, {"swaps": swaps, "signature": signature()})
+                write_json(record, {"swaps": swaps, "first_layer": 1, "signature": signature()})
                 self.shell.say(f"{len(swaps)} of {len(self.replaced)}: {swap.block}, distance {swap.distance:.4f}")
         return kept(swaps, s.keep, s.max_distance)
 
@@ -211,7 +219,7 @@ class Linearize:
         names = {block: list(layers) for block, layers in self.mechanisms.items()}
         for name in stays:
             block, _, layer = name.rpartition(".")
-            names[block][int(layer)] = self.replaced[name]
+            names[block][int(layer) - 1] = self.replaced[name]
         return {block.argument: layers_text(names[block.name]) for block in BLOCKS if block.name in names}
 
     def _numbers(self, stage: str, *more: object) -> list[str]:

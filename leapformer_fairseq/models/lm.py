@@ -7,6 +7,7 @@ on WikiText-103 (arXiv:2405.13046, section 4.2).
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from typing import Any
 
 from fairseq import options
@@ -23,7 +24,7 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from ..errors import LeapformerError
-from ..modules import add_attention_args, fill_attention_args
+from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args
 from .task import adapt
 from .transformer import Decoder
 
@@ -32,7 +33,7 @@ ANY_LENGTH = 10_000_000
 
 
 @register_model("leapformer_lm")
-class LeapformerLanguageModel(TransformerLanguageModel):
+class LeapformerLanguageModel(OfAnyOrigin, TransformerLanguageModel):
     """A decoder-only language model with a mechanism per layer."""
 
     tasks = ("language_modeling",)
@@ -74,6 +75,8 @@ def _embedding(args: Namespace, dictionary: Any) -> nn.Module:
         args.adaptive_input_factor,
         args.decoder_embed_dim,
         options.eval_str_list(args.adaptive_input_cutoff, type=int),
+        args.quant_noise_pq,
+        args.quant_noise_pq_block_size,
     )
 
 
@@ -118,9 +121,16 @@ def _longest_block(args: Namespace, task: Any) -> int | None:
 
 @register_model_architecture("leapformer_lm", "leapformer_lm")
 def leapformer_lm(args: Namespace) -> None:
-    """6 layers, 512 wide, 8 heads."""
+    """6 layers, 512 wide, 8 heads, pre-norm."""
+    _filled(args, base_lm_architecture)
+
+
+def _filled(args: Namespace, preset: Callable[[Namespace], None]) -> None:
+    """What fairseq's preset fills in; it would overwrite where the norms are."""
+    before = getattr(args, "decoder_normalize_before", True)
     fill_attention_args(args, encoder=False)
-    base_lm_architecture(args)
+    preset(args)
+    args.decoder_normalize_before = before
 
 
 @register_model_architecture("leapformer_lm", "leapformer_lm_wiki103")
@@ -158,8 +168,7 @@ def leapformer_lm_tiny(args: Namespace) -> None:
 def _baevski(args: Namespace, width: int, ffn: int) -> None:
     args.decoder_embed_dim = getattr(args, "decoder_embed_dim", width)
     args.decoder_ffn_embed_dim = getattr(args, "decoder_ffn_embed_dim", ffn)
-    fill_attention_args(args, encoder=False)
-    transformer_lm_baevski_wiki103(args)
+    _filled(args, transformer_lm_baevski_wiki103)
 
 
 def _small(args: Namespace, layers: int, width: int, heads: int) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..attention import MECHANISMS
 from ..errors import LeapformerError
 from ..modules import (
+    OfAnyOrigin,
     PassContext,
     add_attention_args,
     check_vocabulary,
@@ -73,7 +74,7 @@ def _with_carry() -> list[str]:
 
 
 @register_model("leapformer_mlm")
-class LeapformerMaskedLanguageModel(RobertaModel):
+class LeapformerMaskedLanguageModel(OfAnyOrigin, RobertaModel):
     """A masked language model with a mechanism per layer, for masked_lm, sentence_prediction and sentence_ranking.
 
     It has every flag of fairseq's `roberta`, and its checkpoints load, including the released ones

@@ -11,14 +11,14 @@ from fairseq.models.transformer.transformer_legacy import base_architecture, tra
 from torch import Tensor, nn
 
 from ..errors import LeapformerError
-from ..modules import add_attention_args, fill_attention_args
+from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args
 from .lengths import add_length_args, fill_length_args
 from .task import adapt
 from .transformer import Decoder, Encoder
 
 
 @register_model("leapformer_nmt")
-class LeapformerNMTModel(TransformerModel):
+class LeapformerNMTModel(OfAnyOrigin, TransformerModel):
     """Translation with a mechanism per block and layer.
 
     It has embeddings, layer drop, pre- or post-norm and every other flag of fairseq's `transformer`, and its

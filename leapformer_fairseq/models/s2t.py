@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..attention import sinusoids
 from ..errors import LeapformerError
-from ..modules import add_attention_args, fill_attention_args, load_component, swap_attention
+from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args, load_component, swap_attention
 from .carry import CarryingEncoder
 from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
 from .streaming_encoder import ArrivingSource, add_chunk_args, chunks_of, fill_chunk_args, laid_out, taken_back
@@ -177,7 +177,7 @@ def convolutions(kernels: tuple[int, ...], channels: int) -> nn.Sequential:
 
 
 @register_model("leapformer_s2t")
-class LeapformerS2TModel(ConvTransformerModel):
+class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
     """Speech recognition and offline speech translation with a mechanism per block and layer.
 
     encoder_freezing_updates: the encoder gets no gradients before this number of updates
@@ -235,14 +235,14 @@ class LeapformerS2TModel(ConvTransformerModel):
     def build_encoder(cls, args: Namespace) -> S2TEncoder:
         encoder = S2TEncoder(args, args.vocabulary)
         if getattr(args, "load_pretrained_encoder_from", None):
-            load_component(encoder, "encoder", args.load_pretrained_encoder_from)
+            load_component(encoder, "encoder", args.load_pretrained_encoder_from, args)
         return encoder
 
     @classmethod
     def build_decoder(cls, args: Namespace, task: Any, embed_tokens: nn.Embedding) -> Decoder:
         decoder = cls.decoder_class(TransformerConfig.from_namespace(args), task.target_dictionary, embed_tokens)
         if getattr(args, "load_pretrained_decoder_from", None):
-            load_component(decoder, "decoder", args.load_pretrained_decoder_from)
+            load_component(decoder, "decoder", args.load_pretrained_decoder_from, args)
         return decoder
 
     def forward(

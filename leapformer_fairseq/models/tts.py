@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..errors import LeapformerError
 from ..modules import (
     IncrementalState,
+    OfAnyOrigin,
     add_attention_args,
     attentions,
     check_vocabulary,
@@ -176,7 +177,7 @@ def convolved(layers: nn.ModuleList, x: Tensor, keep: Tensor) -> Tensor:
 
 
 @register_model("leapformer_tts")
-class LeapformerTTSModel(TTSTransformerModel):
+class LeapformerTTSModel(OfAnyOrigin, TTSTransformerModel):
     """Text to speech with a mechanism per block and layer, and a length predictor if a mechanism needs one."""
 
     tasks = ("text_to_speech",)

@@ -3,6 +3,7 @@
 from .attention import MechanismAttention
 from .context import PassContext, PassOptions
 from .decoding import IncrementalState, Memory, forget_source, fork_state, state_bytes
+from .origin import OfAnyOrigin
 from .plan import expand_plan
 from .swap import (
     BLOCKS,
@@ -24,6 +25,7 @@ __all__ = [
     "IncrementalState",
     "MechanismAttention",
     "Memory",
+    "OfAnyOrigin",
     "PassContext",
     "PassOptions",
     "add_attention_args",

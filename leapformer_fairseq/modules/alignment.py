@@ -38,7 +38,8 @@ class ReplacedBlock(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.block}.{self.layer}"
+        """The block and the number of its layer, from one, as in "decoder-cross.2"; `layer` is from zero."""
+        return f"{self.block}.{self.layer + 1}"
 
     def put(self, attention: nn.Module) -> None:
         """Let the student's layer use this attention."""
@@ -68,7 +69,7 @@ def replaced_blocks(student: Any, teacher: Any) -> list[ReplacedBlock]:
             own, other = (getattr(layers[layer], block.attribute, None) for layers in (ours, theirs))
             if own is None or other is None or own.mechanism.name == other.mechanism.name:
                 continue
-            _check_sizes(own, other, f"{block.name}, layer {layer}")
+            _check_sizes(own, other, f"{block.name}, layer {layer + 1}")
             guest = copy.copy(other)
             guest.context, guest.mask = own.context, own.mask
             found.append(ReplacedBlock(block.name, layer, ours[layer], block.attribute, own, guest))

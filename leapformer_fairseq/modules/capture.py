@@ -90,7 +90,7 @@ def attentions_by_block(model: nn.Module) -> dict[str, list[MechanismAttention]]
 
 
 def choose(model: nn.Module, block: str | None = None, layer: int | None = None, head: int | None = None) -> Choice:
-    """The blocks and layers to look at; None is all.
+    """The blocks and layers to look at, of which `layer` is counted from one; None is all.
 
     Raises LeapformerError for a block that the model does not have, and for a layer or head out of range.
     """
@@ -103,9 +103,9 @@ def choose(model: nn.Module, block: str | None = None, layer: int | None = None,
     if layer is None:
         chosen = {name: list(range(len(parts))) for name, parts in wanted.items()}
     else:
-        chosen = {name: [layer] for name, parts in wanted.items() if 0 <= layer < len(parts)}
+        chosen = {name: [layer - 1] for name, parts in wanted.items() if 0 < layer <= len(parts)}
     if not chosen:
-        ranges = ", ".join(f"0 to {len(parts) - 1} in {name}" for name, parts in wanted.items())
+        ranges = ", ".join(f"1 to {len(parts)} in {name}" for name, parts in wanted.items())
         raise LeapformerError(f"--layer {layer}: there is no such layer; choose from {ranges}, or all")
     for name, layers in chosen.items():
         heads = found[name][layers[0]].num_heads

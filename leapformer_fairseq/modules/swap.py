@@ -55,6 +55,15 @@ def add_attention_args(parser: argparse.ArgumentParser, stacks: tuple[str, ...] 
                 help="mechanism for every layer, or one per layer as in softmax,leap*4,softmax (default: leap); known: "
                 + choices,
             )
+    for stack in stacks:
+        # The flag of fairseq only sets it, and some presets set it without.
+        parser.add_argument(
+            f"--{stack}-normalize-after",
+            action="store_false",
+            dest=f"{stack}_normalize_before",
+            default=argparse.SUPPRESS,
+            help="norms after each block, not before it, as in many of fairseq's own models, whose checkpoints need it",
+        )
     add_options(parser, OPTIONS.values())
 
 
@@ -139,7 +148,7 @@ def check_use(mechanism: Mechanism, layer: int, mask: Mask, context: Context) ->
     """Raise LeapformerError where a mechanism cannot serve its block with this mask in a model of this context."""
     reason = mechanism.capabilities.unsupported_reason(mechanism.block, mask, context)
     if reason is not None:
-        where = f"{mechanism.block} attention, layer {layer}: {mechanism.name}"
+        where = f"{mechanism.block} attention, layer {layer + 1}: {mechanism.name}"
         raise LeapformerError(f"{where} cannot be used: {reason}")
 
 

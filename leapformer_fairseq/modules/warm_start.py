@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..compat.trust import forget_warm_starts
 from ..errors import LeapformerError
 from .attention import MechanismAttention
+from .origin import check_function, origin_of, report
 from .vocabulary import FINGERPRINT, check_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -30,18 +31,22 @@ def only_at_the_beginning(args: Namespace) -> None:
         forget_warm_starts(args)
 
 
-def load_component(component: nn.Module, kind: str, path: str) -> None:
+def load_component(component: nn.Module, kind: str, path: str, args: Namespace) -> None:
     """Warm start: load the "encoder" or "decoder" of a checkpoint, with whatever mechanisms it was trained.
 
     Projections, feed-forward layers and embeddings must fit; a mechanism's own parameters are taken where names agree
     and keep their initial value where not; a recogniser's CTC head is left out when this model has none. A length
-    predictor is not loaded: what it learned of transcripts is not true of translations.
+    predictor is not loaded: what it learned of transcripts is not true of translations. With `args`, this model's
+    options, the weights must be the same function as in the checkpoint.
     """
     if not PathManager.exists(path):
         raise LeapformerError(
             f"--load-pretrained-{kind}-from {path}: no such checkpoint; train it first or correct the path"
         )
     state = checkpoint_utils.load_checkpoint_to_cpu(path)["model"]
+    origin = origin_of(state)
+    if origin is not None:
+        check_function(origin, args, [kind])
     prefix = kind + "."
     if hasattr(component, FINGERPRINT):
         check_vocabulary(component, state, kind)
@@ -64,6 +69,8 @@ def load_component(component: nn.Module, kind: str, path: str) -> None:
         )
     component.load_state_dict({**own, **{name: value for name, value in found.items() if name in own}})
     logger.info("%s: loaded %d tensors from %s, %d new", kind, len(own) - len(new), path, len(new))
+    if origin is not None:
+        report(origin, component, args, set(own) - set(new))
 
 
 def _of_a_length_predictor(name: str) -> bool:

@@ -93,7 +93,7 @@ def _draw(
         axes.set_visible(False)
     more = float(np.nanmax([np.nanmax(matrix) for _, matrix in panels])) > scale[1]
     figure.colorbar(image, ax=grid, extend="max" if more else "neither", shrink=0.8)
-    where = f"{captured.block}, layer {captured.layer}, {captured.mechanism.name}"
+    where = f"{captured.block}, layer {captured.layer + 1}, {captured.mechanism.name}"
     figure.suptitle(f"{title}: {where}", fontsize=10)
     save(figure, path)
 

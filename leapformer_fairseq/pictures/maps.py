@@ -33,7 +33,7 @@ def draw_maps(
         proportions.add(captured)
         for one in captured if number == 0 else ():
             for kind, draw in (("attention", draw_attention), ("reweighting", draw_reweighting)):
-                path = folder / f"{one.block}_layer{one.layer}_{kind}.png"
+                path = folder / f"{one.block}_layer{one.layer + 1}_{kind}.png"
                 if draw(one, head, *sentence.axes(one.block), path):
                     drawn.append(path)
     if proportions.found:

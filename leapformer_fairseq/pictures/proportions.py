@@ -47,7 +47,7 @@ class Proportions:
     def rows(self) -> list[dict[str, Any]]:
         """One row per place and side: count, mean, standard deviation and saturation."""
         return [
-            {"block": place[0], "layer": place[1], "mechanism": place[2], "side": side, **saturation(values)}
+            {"block": place[0], "layer": place[1] + 1, "mechanism": place[2], "side": side, **saturation(values)}
             for place, side, values in self.sides()
         ]
 
@@ -66,7 +66,7 @@ class Proportions:
             axes.set_visible(True)
             shares = torch.full_like(values, 1 / len(values))
             axes.hist(values.numpy(), BINS, range=(0, 1), weights=shares.numpy(), alpha=0.6, label=side)
-            axes.set_title(f"{block}, layer {layer}, {mechanism}", fontsize=8)
+            axes.set_title(f"{block}, layer {layer + 1}, {mechanism}", fontsize=8)
             axes.tick_params(labelsize=7, labelbottom=True)
         for axes in grid.flat:
             axes.axvspan(0, LOW, color="0.85", zorder=0)

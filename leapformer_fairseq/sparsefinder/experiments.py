@@ -121,6 +121,6 @@ def draw_graphs(
         parts = mechanism.graph(q, k, mask=graphs.mask), mechanism.weights(q, k, mask=graphs.mask)
         predicted, weights, gold = (x[:, :most, :most] for x in (parts[0][0], parts[1][0], sentence.graph[layer]))
         for head in heads:
-            title = f"{block}, layer {layer}, head {head}: {name}"
-            path = folder / f"layer{layer}-head{head}.png"
+            title = f"{block}, layer {layer + 1}, head {head}: {name}"
+            path = folder / f"layer{layer + 1}-head{head}.png"
             pictures.draw_graph(predicted[head], weights[head], gold[head], axes, path, title)

@@ -168,7 +168,7 @@ def teacher_layers(model: Any, block: str, checkpoint: str) -> list[MechanismAtt
     for i, layer in enumerate(found[block]):
         if not isinstance(layer.mechanism, Entmax) or isinstance(layer.mechanism, Pattern):
             raise LeapformerError(
-                f"{checkpoint}: {block} attention, layer {i}, is {layer.mechanism.name}, whose graph "
+                f"{checkpoint}: {block} attention, layer {i + 1}, is {layer.mechanism.name}, whose graph "
                 f"{'is itself predicted' if isinstance(layer.mechanism, Pattern) else 'has all edges'}; train with "
                 f"--{block}-attention entmax (--finetune-from-model begins with this checkpoint)"
             )

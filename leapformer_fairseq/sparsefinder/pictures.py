@@ -98,7 +98,7 @@ def draw_panels(points: Mapping[str, tuple[Tensor, Tensor]], path: str | Path, t
         for head in range(heads):
             axes = grid[layer, head]
             axes.set(xlim=(0, 1), ylim=(0, 1.02))
-            axes.set_title(f"layer {layer}, head {head}", fontsize=7)
+            axes.set_title(f"layer {layer + 1}, head {head}", fontsize=7)
             axes.tick_params(labelsize=6)
     lines, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=5, fontsize=7)

@@ -147,7 +147,7 @@ def write_tags(buckets: Buckets, folder: Path, draw: Callable[[Tensor, Sequence[
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["layer", "head", "bucket", *buckets.names])
     rows = []
-    for layer, of_layer in enumerate(buckets.counts):
+    for layer, of_layer in enumerate(buckets.counts, 1):
         for head, counts in enumerate(of_layer):
             writer.writerows([layer, head, bucket, *line.tolist()] for bucket, line in enumerate(counts))
             rows.append([layer, head, f"{information(counts):.3f}", int((counts.sum(1) > 0).sum())])

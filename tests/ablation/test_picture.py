@@ -73,7 +73,7 @@ def test_a_combination_that_was_given_up_is_marked_as_such(study):
 def test_groups_of_layers_are_named(study):
     study.settings = Settings(layer_groups=2)
     (axes,) = figure(study).axes
-    assert axes.get_xticklabels()[0].get_text() == "encoder-self\nlayers 0–1"
+    assert axes.get_xticklabels()[0].get_text() == "encoder-self\nlayers 1–2"
 
 
 def test_it_can_be_drawn_at_any_time(study, tmp_path):

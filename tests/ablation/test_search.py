@@ -62,7 +62,7 @@ def test_groups_that_do_not_fit_are_refused(groups):
 
 
 def test_layers_of_a_slot_in_words():
-    assert [slot.layers for slot in slots({"decoder-self": 3}, 2)] == ["0", "1–2"]
+    assert [slot.layers for slot in slots({"decoder-self": 3}, 2)] == ["1", "2–3"]
 
 
 def test_every_mechanism_is_tried_in_every_slot_but_for_what_is_there():

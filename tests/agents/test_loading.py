@@ -318,9 +318,9 @@ def test_a_ratio_below_one(ratio: int) -> None:
         resolve_policy(SimpleNamespace(lagging=3, pre_decision_ratio=7), PolicyOptions(), ratio)
 
 
-@pytest.mark.parametrize("layer", [2, -3])
+@pytest.mark.parametrize("layer", [3, 0, -3])
 def test_a_layer_that_is_not_there(s2t: Path, data_root: Path, layer: int) -> None:
-    with pytest.raises(LeapformerError, match=f"--align-layer {layer}: the decoder has the layers 0 to 1"):
+    with pytest.raises(LeapformerError, match=f"--align-layer {layer}: the decoder has the layers 1 to 2"):
         load_system(s2t, data_root, policy=PolicyOptions("alignatt", align_layer=layer), pre_decision_ratio=7)
 
 
@@ -328,7 +328,7 @@ def test_cross_attention_that_reads_all_at_once_is_refused_where_speech_arrives(
     plan = ("--decoder-cross-attention", "abc-cluster", "--encoder-causal", "--waitk-lagging", "offline")
     checkpoint = save_checkpoint(tmp_path / "cluster.pt", data_root, "leapformer_simulst_tiny", *plan)
     numbers = {"pre_decision_ratio": 7}
-    with pytest.raises(LeapformerError, match="layer 0: abc-cluster .*reads a source at once.*recompute"):
+    with pytest.raises(LeapformerError, match="layer 1: abc-cluster .*reads a source at once.*recompute"):
         load_system(checkpoint, data_root, policy=PolicyOptions(k=2), **numbers)
     load_system(checkpoint, data_root, policy=PolicyOptions("offline"), **numbers)
     load_system(checkpoint, data_root, policy=PolicyOptions(k=2), engine="recompute", **numbers)
@@ -338,7 +338,7 @@ def test_words_written_by_the_packed_sequence_of_a_part_are_refused_where_speech
     plan = ("--encoder-self-attention", "luna", "--decoder-self-attention", "luna", "--waitk-lagging", "offline")
     numbers = {"pre_decision_ratio": 7}
     checkpoint = save_checkpoint(tmp_path / "luna.pt", data_root, "leapformer_simulst_tiny", *plan)
-    with pytest.raises(LeapformerError, match="layer 0: luna .*still arriving; .*--luna-packed lear"):
+    with pytest.raises(LeapformerError, match="layer 1: luna .*still arriving; .*--luna-packed lear"):
         load_system(checkpoint, data_root, policy=PolicyOptions(k=2), **numbers)
     load_system(checkpoint, data_root, policy=PolicyOptions("offline"), **numbers)
     learned = save_checkpoint(

@@ -148,7 +148,7 @@ def talks(system: TranslationSystem, speech: Speech, count: int, forks: bool = T
     for i in range(count):
         name, kind = list(POLICIES)[i % len(POLICIES)], i // len(POLICIES) % 2
         k = 1 + i % 4
-        policy = PolicyOptions(name, k=k, hold=k - 1, agree=2 + i % 2, align_frames=k, align_layer=i % 2)
+        policy = PolicyOptions(name, k=k, hold=k - 1, agree=2 + i % 2, align_frames=k, align_layer=1 + i % 2)
         options = DecodingOptions(
             max_len_b=4 + k,
             max_draft=5,

@@ -326,7 +326,7 @@ def test_a_second_of_speech_costs_the_same_whatever_was_heard(arriving, kind: st
 
 def test_alignatt_takes_every_token_once(arriving, speech) -> None:
     """A token that was looked at and written is not decoded again."""
-    system = arriving("causal", PolicyOptions("alignatt", align_frames=1, align_layer=1))
+    system = arriving("causal", PolicyOptions("alignatt", align_frames=1, align_layer=2))
     stream = TranslationStream(
         replace(system, forbidden=(*system.forbidden, system.eos)), DecodingOptions(max_len_b=30)
     )
@@ -340,7 +340,7 @@ POLICY_OPTIONS = [
     PolicyOptions(k=2),
     PolicyOptions("hold-n", hold=2),
     PolicyOptions("local-agreement"),
-    PolicyOptions("alignatt", align_frames=2, align_layer=1),
+    PolicyOptions("alignatt", align_frames=2, align_layer=2),
 ]
 
 

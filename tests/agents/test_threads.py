@@ -102,7 +102,7 @@ def sessions(spm_model: Path, symbols: list[str], speech: Callable[[float, int],
 
         def work(i: int, policy: str) -> Any:
             carry = "encoder" if i % 2 and encoder != "whole" else "none"
-            own = replace(system, policy=PolicyOptions(policy, k=2, hold=1, align_layer=1))
+            own = replace(system, policy=PolicyOptions(policy, k=2, hold=1, align_layer=2))
             samples = speech(0.4 + 0.03 * i, i)
 
             def listen() -> Any:

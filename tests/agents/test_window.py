@@ -50,10 +50,10 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "whole": {},
 }
 POLICIES = [
-    PolicyOptions(k=2, align_layer=1),
-    PolicyOptions("hold-n", hold=2, align_layer=1),
-    PolicyOptions("local-agreement", align_layer=1),
-    PolicyOptions("alignatt", align_frames=2, align_layer=1),
+    PolicyOptions(k=2, align_layer=2),
+    PolicyOptions("hold-n", hold=2, align_layer=2),
+    PolicyOptions("local-agreement", align_layer=2),
+    PolicyOptions("alignatt", align_frames=2, align_layer=2),
 ]
 WAIT_K = POLICIES[0]
 Make = Callable[..., TranslationSystem]
@@ -468,7 +468,7 @@ def test_a_policy_that_compares_drafts_has_one_after_a_cut(
         "follow",
         lambda self, *args: follow(self, *args) or drafts.append(len(self.policy._drafts)),
     )
-    heard(Session(system_of(policy=PolicyOptions("local-agreement", align_layer=1)), OPTIONS, WINDOW), speech(4.0))
+    heard(Session(system_of(policy=PolicyOptions("local-agreement", align_layer=2)), OPTIONS, WINDOW), speech(4.0))
     assert drafts and set(drafts) == {1}
 
 

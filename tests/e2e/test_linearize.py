@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from leapformer_fairseq.checkpoints import load_checkpoint
+from leapformer_fairseq.checkpoints import load_checkpoint, updates_in_all
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.linearize import stages
 from leapformer_fairseq.linearize.command import words_of
@@ -160,10 +160,55 @@ def test_wait_k_speech(corpus, tmp_path, capsys):  # noqa: F811
     assert linearize(teacher, out, *words, attention="gated-delta") == 0
     result = json.loads((out / "keep0/result.json").read_text())
     assert result["updates"] == {"teacher": 3, "align": 3, "distill": 3, "task": 2}
-    assert result["replaced"] == ["decoder-cross.0", "decoder-self.0", "encoder-self.0"]
+    assert result["replaced"] == ["decoder-cross.1", "decoder-self.1", "encoder-self.1"]
     shutil.rmtree(out)
     assert linearize(teacher, out, *words, "--", "--waitk-lagging", "1-4") == 2
     assert "was not trained with k = 4, only with 1, 2, 3" in capsys.readouterr().err
+
+
+def test_a_teacher_that_was_just_converted_counts_what_it_was_trained_before(teacher, tmp_path, capsys):
+    """One update after the weights of a model of 60: a share of 61 is too few, too, and is not taken for enough."""
+    args = load_checkpoint(teacher)["cfg"]["model"]
+    words = [args.data, *words_of(args), "--finetune-from-model", str(teacher), "--optimizer", "adam", "--lr", "1e-9"]
+    smoothed = [
+        "--criterion",
+        "label_smoothed_cross_entropy",
+        "--label-smoothing",
+        "0.1",
+        "--cpu",
+        "--num-workers",
+        "0",
+    ]
+    done(leapformer("train", *words, *smoothed, "--max-update", "1", "--save-dir", str(tmp_path / "converted")))
+    converted = tmp_path / "converted/checkpoint_last.pt"
+    assert updates_in_all(load_checkpoint(converted)) == 61
+    shares = ["linearize", "--path", str(converted), "--attention", "leap", "--out", str(tmp_path / "out")]
+    assert main(shares) == 2
+    assert capsys.readouterr().err.strip() == (
+        f"leapformer: error: --path {converted} counts 61 updates of training, of which a share is too few; give "
+        "--align-updates N and --distill-updates N"
+    )
+    assert main([*shares, "--align-updates", "2"]) == 2  # the other stage has no number yet
+
+
+@pytest.mark.parametrize(
+    ("counts", "total"), [([], 0), ([7], 7), ([100, 150], 150), ([5000, 1], 5001), ([100, 200, 3, 9, 4], 213)]
+)
+def test_updates_are_counted_over_all_trainings(counts, total):
+    assert updates_in_all({"optimizer_history": [{"num_updates": count} for count in counts]}) == total
+
+
+@pytest.mark.parametrize("more", ["", "--decoder-normalize-after", "--decoder-embed-dim 64 --no-decoder-final-norm"])
+def test_a_student_has_the_options_of_its_teacher(teacher, more):
+    """Those whose default follows from others, and those that a preset sets."""
+    from fairseq import options
+
+    data = str(Path(load_checkpoint(teacher)["cfg"]["model"].data).with_name("lm"))
+    begin = ["--task", "language_modeling", "--arch", "leapformer_lm", "--decoder-embed-dim", "32"]
+    dims = ["--decoder-input-dim", "512", "--decoder-output-dim", "512"]
+    args = options.parse_args_and_arch(options.get_training_parser(), [data, *begin, *dims, *more.split()])
+    student = options.parse_args_and_arch(options.get_training_parser(), [data, *words_of(args)])
+    assert vars(student) == vars(args)
 
 
 def test_a_stage_took_as_long_as_all_of_its_epochs():

@@ -219,7 +219,7 @@ class TestLanguageModel:
         done(leapformer("train", str(data / "lm"), *options.split(), *mixed))
         finished = run(leapformer("eval-stream", str(data / "lm"), "--path", str(tmp_path / "checkpoint_last.pt")))
         assert finished.returncode == 2
-        assert "layer 1: softmax cannot be used: it keeps every key" in finished.stderr.splitlines()[-1]
+        assert "layer 2: softmax cannot be used: it keeps every key" in finished.stderr.splitlines()[-1]
 
 
 class TestTranslation:

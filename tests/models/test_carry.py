@@ -176,21 +176,21 @@ def test_the_state_has_the_same_size_at_every_length():
     [
         (
             {"encoder_self_attention": "softmax"},
-            "decoder-self attention, layer 0: luna cannot be used: no layer of an encoder hands on .*"
+            "decoder-self attention, layer 1: luna cannot be used: no layer of an encoder hands on .*"
             "take --luna-packed learned",
         ),
         (
             {"checkpoint_activations": True},
-            "encoder-self attention, layer 0: luna .*leave --checkpoint-activations",
+            "encoder-self attention, layer 1: luna .*leave --checkpoint-activations",
         ),
         ({"luna_length": 0}, "--luna-length 0: give at least 1"),
         (
             {"encoder_embed_dim": 8, "decoder_self_attention": "softmax"},
-            "decoder-cross attention, layer 0: luna .*make them equal",
+            "decoder-cross attention, layer 1: luna .*make them equal",
         ),
         (
             {"encoder_embed_dim": 8, "decoder_cross_attention": "softmax"},
-            "decoder-self attention, layer 0: luna .*carry is 8 wide, the decoder 16; make them equal, or .*"
+            "decoder-self attention, layer 1: luna .*carry is 8 wide, the decoder 16; make them equal, or .*"
             "--luna-packed learned",
         ),
     ],
@@ -295,7 +295,7 @@ def test_wait_k_refuses_a_packed_sequence_that_holds_the_whole_source():
         make_model("leapformer_simulst_tiny", "leap", **plans, decoder_self_attention=own, luna_packed=packed)
     with pytest.raises(
         LeapformerError,
-        match="layer 0: luna .*still arriving; take --luna-packed learned",
+        match="layer 1: luna .*still arriving; take --luna-packed learned",
     ):
         make_model("leapformer_simulst_tiny", "leap", **plans, decoder_self_attention="luna", luna_packed="encoder")
 

@@ -280,7 +280,7 @@ def test_a_mechanism_that_is_not_for_encoders_is_refused_by_name(registered):
         capabilities = Capabilities(dict.fromkeys(("encoder-self", "decoder-cross"), "it looks back"))
 
     registered("forward", Forward)
-    with pytest.raises(LeapformerError, match="encoder-self attention, layer 1: forward cannot be used"):
+    with pytest.raises(LeapformerError, match="encoder-self attention, layer 2: forward cannot be used"):
         mlm("relu,forward")
 
 

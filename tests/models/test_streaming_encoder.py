@@ -146,9 +146,9 @@ def test_positions_go_on_beyond_the_table():
         ({"encoder_causal": True, "encoder_chunk_ms": 80}, "--encoder-causal sees no chunk and nothing ahead"),
         (
             {"encoder_causal": True, "encoder_self_attention": "cosformer"},
-            "encoder-self attention, layer 0: cosformer cannot be used: it depends on the whole sequence",
+            "encoder-self attention, layer 1: cosformer cannot be used: it depends on the whole sequence",
         ),
-        ({"encoder_chunk_ms": 80, "encoder_self_attention": "leap,luna"}, "layer 1: luna cannot be used: it depends"),
+        ({"encoder_chunk_ms": 80, "encoder_self_attention": "leap,luna"}, "layer 2: luna cannot be used: it depends"),
     ],
 )
 def test_what_cannot_be_streamed_is_refused(options, message):

@@ -129,11 +129,11 @@ def test_the_pass_ends_at_the_last_block():
     reached = []
     for layer in student.decoder.layers:
         layer.fc1.register_forward_hook(lambda *_: reached.append("fc1"))
-    for last, ends in (("decoder-cross.0", 0), ("decoder-self.1", 1), ("decoder-cross.1", 1)):
+    for last, ends in (("decoder-cross.1", 0), ("decoder-self.2", 1), ("decoder-cross.2", 1)):
         reached.clear()
-        with torch.no_grad(), compared([blocks["encoder-self.1"], blocks[last]], None) as found:
+        with torch.no_grad(), compared([blocks["encoder-self.2"], blocks[last]], None) as found:
             student(**text_batch())
-        assert found.keys() == {"encoder-self.1", last} and len(reached) == ends
+        assert found.keys() == {"encoder-self.2", last} and len(reached) == ends
 
 
 def test_the_student_has_its_attention_again():
@@ -152,7 +152,7 @@ def test_a_layer_with_the_teachers_mechanism_is_no_block():
     student, teacher = pair("leapformer_nmt_tiny", "leap", decoder_cross_attention="softmax,leap")
     teacher = make_model("leapformer_nmt_tiny", "softmax")
     names = [block.name for block in replaced_blocks(student, teacher)]
-    assert names == ["encoder-self.0", "encoder-self.1", "decoder-self.0", "decoder-self.1", "decoder-cross.1"]
+    assert names == ["encoder-self.1", "encoder-self.2", "decoder-self.1", "decoder-self.2", "decoder-cross.2"]
 
 
 @pytest.mark.parametrize(

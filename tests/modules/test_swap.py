@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from argparse import Namespace
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_each_layer_gets_its_mechanism():
 def test_a_mechanism_that_cannot_serve_a_block_is_refused_with_everything_said():
     with pytest.raises(LeapformerError) as error:
         make_model("leapformer_s2t_tiny", decoder_self_attention="leap,cosformer", cosformer_length=0)
-    for part in ("decoder-self", "layer 1", "cosformer", "length", "--cosformer-length", "leap"):
+    for part in ("decoder-self", "layer 2", "cosformer", "length", "--cosformer-length", "leap"):
         assert part in str(error.value)
 
 
@@ -84,7 +85,7 @@ def test_an_encoder_starts_warm_from_any_mechanism(old, new, checkpoint):
     teacher = make_model("leapformer_s2t_tiny", old, seed=1, ctc_weight=0.3)
     student = make_model("leapformer_simulst_tiny", new, seed=2)
     before = {k: v.clone() for k, v in student.encoder.state_dict().items()}
-    load_component(student.encoder, "encoder", checkpoint(teacher))
+    load_component(student.encoder, "encoder", checkpoint(teacher), Namespace())
     theirs = teacher.encoder.state_dict()
     for name, value in student.encoder.state_dict().items():
         torch.testing.assert_close(value, theirs[name] if name in theirs else before[name])
@@ -98,7 +99,7 @@ def test_a_length_predictor_starts_untrained(old, new, checkpoint):
     if old:
         teacher.encoder.length_predictor.by_name["ratio"].source_length += 7
     before = {k: v.clone() for k, v in student.encoder.state_dict().items() if k.startswith("length_predictor.")}
-    load_component(student.encoder, "encoder", checkpoint(teacher))
+    load_component(student.encoder, "encoder", checkpoint(teacher), Namespace())
     after, theirs = student.encoder.state_dict(), teacher.encoder.state_dict()
     assert bool(before) == bool(new) and all(torch.equal(after[name], value) for name, value in before.items())
     assert all(torch.equal(after[name], theirs[name]) for name in after.keys() - before.keys())
@@ -107,22 +108,22 @@ def test_a_length_predictor_starts_untrained(old, new, checkpoint):
 def test_an_encoder_takes_a_tied_control_from_any_layer(checkpoint):
     teacher = with_encoder("softmax,abc-mlp,softmax", 1)
     student = with_encoder("abc-mlp", 2)
-    load_component(student.encoder, "encoder", checkpoint(teacher))
+    load_component(student.encoder, "encoder", checkpoint(teacher), Namespace())
     (expected,) = {a.mechanism.control_weight for a in attentions(teacher.encoder) if a.mechanism.tied}
     torch.testing.assert_close(controls(student.encoder, False)[0], expected)
     with pytest.raises(LeapformerError, match="differs between the layers of the checkpoint"):
-        load_component(student.encoder, "encoder", checkpoint(with_encoder("abc-mlp", 1, abc_untied=True)))
+        load_component(student.encoder, "encoder", checkpoint(with_encoder("abc-mlp", 1, abc_untied=True)), Namespace())
 
 
 def test_a_component_of_another_size_is_refused(checkpoint):
     path = checkpoint(make_model("leapformer_s2t_tiny", encoder_layers=3))
     with pytest.raises(LeapformerError, match="does not fit this model"):
-        load_component(make_model("leapformer_s2t_tiny").encoder, "encoder", path)
+        load_component(make_model("leapformer_s2t_tiny").encoder, "encoder", path, Namespace())
 
 
 def test_a_missing_checkpoint_is_named():
     with pytest.raises(LeapformerError, match="no such checkpoint"):
-        load_component(make_model("leapformer_s2t_tiny").encoder, "encoder", "/nowhere/x.pt")
+        load_component(make_model("leapformer_s2t_tiny").encoder, "encoder", "/nowhere/x.pt", Namespace())
 
 
 def test_a_whole_softmax_checkpoint_loads_into_a_linear_model():
@@ -241,9 +242,9 @@ def test_a_control_of_another_kind_is_refused(theirs, ours, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder_self_attention": "leap,abc-window"}, "encoder-self attention, layer 1: abc-window cannot be used"),
-        ({"decoder_cross_attention": "abc-dilated"}, "decoder-cross attention, layer 0: abc-dilated .*decoder-self"),
-        ({"decoder_self_attention": "abc-cluster"}, "decoder-self attention, layer 0: abc-cluster .*still to come"),
+        ({"encoder_self_attention": "leap,abc-window"}, "encoder-self attention, layer 2: abc-window cannot be used"),
+        ({"decoder_cross_attention": "abc-dilated"}, "decoder-cross attention, layer 1: abc-dilated .*decoder-self"),
+        ({"decoder_self_attention": "abc-cluster"}, "decoder-self attention, layer 1: abc-cluster .*still to come"),
         ({"decoder_self_attention": "abc-pool", "abc_pool_size": "0"}, "decoder-self .*--abc-pool-size 0 needs the"),
         ({"decoder_self_attention": "abc-global", "abc_global_every": "0"}, "decoder-self .*-every 0 needs the"),
         ({"encoder_self_attention": "abc-mlp", "abc_slots": "0"}, "--abc-slots '0': give a whole number"),
@@ -271,7 +272,7 @@ def test_old_checkpoints_with_one_matrix_for_queries_keys_and_values_load():
 
 def test_wait_k_needs_a_mechanism_over_prefixes():
     options = {"waitk_lagging": "3", "decoder_cross_attention": "leap,abc-mlp"}
-    with pytest.raises(LeapformerError, match="layer 1: abc-mlp cannot be used: .*prefixes of wait-k; give --waitk"):
+    with pytest.raises(LeapformerError, match="layer 2: abc-mlp cannot be used: .*prefixes of wait-k; give --waitk"):
         make_model("leapformer_simulst_tiny", **options)
     make_model("leapformer_simulst_tiny", **{**options, "waitk_lagging": "offline"})
 

@@ -116,7 +116,7 @@ def test_a_plan_of_several_mechanisms():
 
 def test_what_was_not_chosen_is_not_captured_and_no_hook_stays():
     model, batch = simulst("leap")
-    assert [(one.block, one.layer) for one in capture(model, batch, choose(model, "decoder-cross", 1))] == [
+    assert [(one.block, one.layer) for one in capture(model, batch, choose(model, "decoder-cross", 2))] == [
         ("decoder-cross", 1)
     ]
     with pytest.raises(AttributeError):
@@ -129,8 +129,8 @@ def test_what_was_not_chosen_is_not_captured_and_no_hook_stays():
     [
         (("encoder",), "--block encoder: there is no such block; choose from: decoder-self$"),
         (("encoder-self",), "--block encoder-self: this model has no such block"),
-        (("decoder-self", 2), "--layer 2: there is no such layer; choose from 0 to 1 in decoder-self"),
-        ((None, 0, 2), "--head 2: decoder-self has heads 0 to 1"),
+        (("decoder-self", 3), "--layer 3: there is no such layer; choose from 1 to 2 in decoder-self"),
+        ((None, 1, 2), "--head 2: decoder-self has heads 0 to 1"),
     ],
 )
 def test_choices_out_of_range(arguments, message):
@@ -141,8 +141,8 @@ def test_choices_out_of_range(arguments, message):
 
 def test_a_layer_that_only_one_block_has():
     model = make_model("leapformer_nmt_tiny", encoder_layers=4)
-    assert choose(model, layer=3) == {"encoder-self": [3]}
-    assert choose(model, layer=1) == {block: [1] for block in BLOCKS}
+    assert choose(model, layer=4) == {"encoder-self": [3]}
+    assert choose(model, layer=2) == {block: [1] for block in BLOCKS}
 
 
 # ----------------------------------------------------------------------------------------------------- proportions
@@ -167,8 +167,8 @@ def test_saturated_networks_are_seen():
     for _ in range(2):
         found.add(capture(model, batch, choose(model, "decoder-self")))
     rows = {(row["layer"], row["side"]): row for row in found.rows()}
-    assert (rows[1, "query"]["above"], rows[1, "key"]["below"], rows[1, "query"]["count"]) == (1, 1, 2 * 2 * 7)
-    assert rows[0, "query"]["above"] == rows[0, "key"]["below"] == 0
+    assert (rows[2, "query"]["above"], rows[2, "key"]["below"], rows[2, "query"]["count"]) == (1, 1, 2 * 2 * 7)
+    assert rows[1, "query"]["above"] == rows[1, "key"]["below"] == 0
 
 
 # ------------------------------------------------------------------------------------------------------- pictures

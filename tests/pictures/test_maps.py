@@ -64,13 +64,13 @@ def test_command_on_a_language_model(lm, tmp_path, capsys):
     (tmp_path / "text").write_text("w1 w2 w3 nonsense\n\nw4 w5\nw6\n")
     out = tmp_path / "deep" / "er"
     assert run("--path", lm, "--input", tmp_path / "text", "--lines", 2, "--max-length", 4, "--out", out) == 0
-    names = ["decoder-self_layer0_attention", "decoder-self_layer0_reweighting", "decoder-self_layer1_attention"]
+    names = ["decoder-self_layer1_attention", "decoder-self_layer1_reweighting", "decoder-self_layer2_attention"]
     assert sorted(path.stem for path in out.glob("*.png")) == [*names, "proportions"]
     for path in out.glob("*.png"):
         pixels(path)
     printed, rows = capsys.readouterr(), json.loads((out / "proportions.json").read_text())["rows"]
     assert [(row["layer"], row["mechanism"], row["side"], row["count"]) for row in rows] == [
-        (0, "leap", side, HEADS * (4 + 3)) for side in ("query", "key")
+        (1, "leap", side, HEADS * (4 + 3)) for side in ("query", "key")
     ]
     assert "1 of 4 tokens are not in" in printed.err and "text cut from 5 to 4 tokens" in printed.err
     assert "decoder-self" in printed.out and "below 0.05" in printed.out and f"4 pictures in {out}" in printed.out
@@ -80,7 +80,7 @@ def test_command_on_a_masked_language_model(data, tmp_path, capsys):
     flags = ("--tokens-per-sample", "64", "--encoder-self-attention", "leap,softmax")
     model = save_checkpoint(data / "mlm.pt", data, "leapformer_mlm_tiny", *flags, task="masked_lm")
     assert run("--path", model, "--input", "w1 <mask> w3", "--out", tmp_path) == 0
-    names = ["encoder-self_layer0_attention", "encoder-self_layer0_reweighting", "encoder-self_layer1_attention"]
+    names = ["encoder-self_layer1_attention", "encoder-self_layer1_reweighting", "encoder-self_layer2_attention"]
     assert sorted(path.stem for path in tmp_path.glob("*.png")) == [*names, "proportions"]
     (sentence,) = examples(*load(str(model)), Request("w1 <mask> w3 w4 w5", max_length=5))
     read, same = sentence.axes("encoder-self")
@@ -91,18 +91,18 @@ def test_command_on_a_masked_language_model(data, tmp_path, capsys):
 
 
 def test_command_without_proportions(lm, tmp_path, capsys):
-    assert run("--path", lm, "--input", "w1 w2", "--layer", 1, "--head", 0, "--out", tmp_path) == 0
+    assert run("--path", lm, "--input", "w1 w2", "--layer", 2, "--head", 0, "--out", tmp_path) == 0
     assert "No mechanism here has proportions" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["decoder-self_layer1_attention.png"]
+    assert [path.name for path in tmp_path.iterdir()] == ["decoder-self_layer2_attention.png"]
 
 
 def test_command_on_a_translation_model(nmt, tmp_path, capsys):
-    arguments = ("--path", nmt, "--input", "w1 w2 w3", "--layer", 0, "--out", tmp_path)
+    arguments = ("--path", nmt, "--input", "w1 w2 w3", "--layer", 1, "--out", tmp_path)
     assert run(*arguments, "--target", "w9 w8", "--block", "decoder-cross") == 0
-    assert len(list(tmp_path.glob("decoder-cross_layer0_*.png"))) == 2 and not capsys.readouterr().err
+    assert len(list(tmp_path.glob("decoder-cross_layer1_*.png"))) == 2 and not capsys.readouterr().err
     assert run(*arguments, "--max-length", 12, "--block", "decoder-self") == 0
     assert "sentence 1: the model's own translation: w" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.glob("decoder-self*")} == {"decoder-self_layer0_attention.png"}
+    assert {path.name for path in tmp_path.glob("decoder-self*")} == {"decoder-self_layer1_attention.png"}
 
 
 def test_sentences_of_a_translation_model(nmt):
@@ -129,7 +129,7 @@ def test_the_own_translation_is_what_greedy_search_writes(nmt):
 
 @pytest.mark.parametrize("name", ["a.wav", "some.tsv"])
 def test_command_on_a_speech_model(speech, data, name, tmp_path, capsys):
-    more = ("--block", "decoder-cross", "--layer", 0, "--max-length", 10, "--out", tmp_path)
+    more = ("--block", "decoder-cross", "--layer", 1, "--max-length", 10, "--out", tmp_path)
     target = ("--target", "w1 w2 w3") if name == "a.wav" else ()
     assert run("--path", speech, "--input", data / name, *target, *more) == 0
     assert "audio cut from 48 to 40 frames of 10 ms" in capsys.readouterr().err
@@ -165,7 +165,7 @@ def test_subwords(lm, data, tmp_path):
         (("--input", "w1", "--block", "middle"), "--block middle: there is no such block; choose from: decoder-self"),
         (("--input", "w1", "--block", "decoder-cross"), "this model has no such block"),
         (("--input", "w1", "--layer", "7"), "--layer 7: there is no such layer"),
-        (("--input", "w1", "--layer", "first"), "--layer first: give a number, counted from 0, or all"),
+        (("--input", "w1", "--layer", "first"), "--layer first: give a number, counted from 1, or all"),
         (("--input", "w1", "--head", "9"), "--head 9: decoder-self has heads 0 to 1"),
         (("--input", "missing.txt"), "'missing.txt' is neither a file nor text with a token of the model's"),
         (("--input", "  "), "no text in it"),

@@ -115,7 +115,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_finished(root, monkeypatch, c
     [
         (
             {"model": "softmax"},
-            "layer 0, is softmax, whose graph has all edges; train with --decoder-self-attention entmax",
+            "layer 1, is softmax, whose graph has all edges; train with --decoder-self-attention entmax",
         ),
         ({"block": "encoder-self"}, "is softmax, whose graph has all edges"),
         ({"block": "middle"}, "choose from: encoder-self, decoder-self, decoder-cross"),
@@ -162,7 +162,7 @@ def test_what_really_cannot_be_written_is_one_line(graphs, fitted, tmp_path, cap
     errors = capsys.readouterr().err
     assert "seed1.pt cannot be written: the disk is full, or a limit of file sizes was reached" in errors
     assert not (tmp_path / "fitted").exists()
-    pattern = ["--mechanism", "sparsefinder-distance", "--set", "sparsefinder_threshold=1", "--layer", "0"]
+    pattern = ["--mechanism", "sparsefinder-distance", "--set", "sparsefinder_threshold=1", "--layer", "1"]
     command = ["sparsefinder", "draw", str(graphs), "--fitted", fitted[0], "--out", str(tmp_path / "drawn"), *pattern]
     assert limited(command) == 2
     errors = capsys.readouterr().err
@@ -327,16 +327,16 @@ def test_pictures_of_heads_have_stars_at_gold_edges(root, graphs, fitted, monkey
     real = pictures.draw_graph
     monkeypatch.setattr(pictures, "draw_graph", lambda *x: drawn.append(x) or real(*x))
     command = f"sparsefinder draw {graphs} --fitted {fitted[0]} --out {root}/heads --mechanism sparsefinder-kmeans"
-    command = [*command.split(), "--set", "sparsefinder_centroids=4", "--window", "3", "--layer", "1"]
+    command = [*command.split(), "--set", "sparsefinder_centroids=4", "--window", "3", "--layer", "2"]
     assert main(command) == 0
     assert "2 pictures in" in capsys.readouterr().out
-    assert sorted(path.name for path in (root / "heads").glob("*.png")) == ["layer1-head0.png", "layer1-head1.png"]
+    assert sorted(path.name for path in (root / "heads").glob("*.png")) == ["layer2-head0.png", "layer2-head1.png"]
     sentence = list(Graphs(graphs).sentences())[36]
     for head, (predicted, weights, gold, axes, *_) in enumerate(drawn):
         assert torch.equal(gold, sentence.graph[1, head]) and list(axes[0].tokens) == sentence.words
         assert not weights[~predicted].any() and predicted.diagonal().all()  # the window
-    assert main([*command[:-1], "2"]) == 2
-    assert "--layer 2: choose from 0 to 1" in capsys.readouterr().err
+    assert main([*command[:-1], "3"]) == 2
+    assert "--layer 3: choose from 1 to 2" in capsys.readouterr().err
 
 
 def tags_command(root, graphs, fitted, *more):
@@ -355,10 +355,10 @@ def test_tags_of_buckets(root, graphs, fitted, capsys):
     rows = list(csv.DictReader((root / "tags" / "tags.csv").open()))
     assert len(rows) == 2 * 2 * 4 and set(rows[0]) >= {"layer", "head", "bucket", "other"}
     common = next(name for name in rows[0] if name not in ("layer", "head", "bucket", "other"))
-    for layer, head in ((0, 0), (1, 1)):
+    for layer, head in ((1, 0), (2, 1)):
         own = [row for row in rows if (row["layer"], row["head"]) == (str(layer), str(head))]
         assert sum(int(row[common]) for row in own) == 2 * sum(word[0] == common for word in words)
-    assert (root / "tags" / "tags-layer1-head0.png").stat().st_size > 5000
+    assert (root / "tags" / "tags-layer2-head0.png").stat().st_size > 5000
     assert "buckets in use" in capsys.readouterr().out
 
 

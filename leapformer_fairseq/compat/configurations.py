@@ -1,0 +1,83 @@
+"""`fairseq-hydra-train`: models whose options are flags get their defaults."""
+
+from __future__ import annotations
+
+import functools
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from typing import Any
+
+from ..errors import LeapformerError
+from .patch import Patch
+
+
+def filled(config: Any, task: Any, model: type) -> Namespace:
+    """The options of a model as after fairseq-train's flags: those given, the flags' defaults, and those of the task.
+
+    Raises LeapformerError for one that the model does not have.
+    """
+    from omegaconf import OmegaConf
+
+    given: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    parser = ArgumentParser(add_help=False, argument_default=SUPPRESS, allow_abbrev=False)
+    model.add_args(parser)  # type: ignore[attr-defined]
+    defaults = vars(parser.parse_args([]))
+    known = {action.dest for action in parser._actions} | {"_name", "arch"}
+    wrong = sorted(given.keys() - known) if set(given) != {"_name"} and "arch" not in given else []
+    if wrong:
+        raise LeapformerError(
+            f"model.{wrong[0]}: {given.get('_name')} has no such option; `leapformer train --arch {given.get('_name')} "
+            "--help` lists them"
+        )
+    own = getattr(task, "cfg", None)
+    of_task: Any = OmegaConf.to_container(own, resolve=True) if OmegaConf.is_config(own) else {}
+    rest = {name: value for name, value in of_task.items() if name not in known}
+    return Namespace(**{**rest, **defaults, **given, "arch": given.get("_name") or given.get("arch")})
+
+
+def _defaults_are_missing() -> bool:
+    from fairseq import models
+    from omegaconf import OmegaConf
+
+    class Model:
+        @classmethod
+        def add_args(cls, parser: ArgumentParser) -> None:
+            parser.add_argument("--width", type=int, default=3)
+
+        @classmethod
+        def build_model(cls, args: Any, task: Any) -> Any:
+            return getattr(args, "width", None)
+
+    name = "leapformer_defaults_are_looked_for"
+    models.ARCH_MODEL_REGISTRY[name] = Model
+    try:
+        return bool(models.build_model(OmegaConf.create({"_name": name}), None) != 3)
+    finally:
+        del models.ARCH_MODEL_REGISTRY[name]
+
+
+def _fill_defaults() -> None:
+    from fairseq import models
+    from omegaconf import OmegaConf
+
+    build = models.build_model
+
+    @functools.wraps(build)
+    def build_model(cfg: Any, task: Any, *args: Any, **options: Any) -> Any:
+        name = cfg.get("_name") or cfg.get("arch") if OmegaConf.is_config(cfg) else None
+        model = models.ARCH_MODEL_REGISTRY.get(name)
+        if model is not None and name not in models.MODEL_DATACLASS_REGISTRY:
+            cfg = filled(cfg, task, model)
+        return build(cfg, task, *args, **options)
+
+    models.build_model = build_model
+
+
+PATCHES = (
+    Patch(
+        "hydra-defaults",
+        "fairseq-hydra-train gives models whose options are flags no defaults",
+        "fairseq 0.12",
+        _defaults_are_missing,
+        _fill_defaults,
+    ),
+)
