@@ -171,7 +171,7 @@ def test_empty_lines_and_unknown_words(ours, caplog):
     told = "'w1 unheard': not in the dictionary: unheard; prepare the text as in training"
     assert [record.message for record in caplog.records] == ours * [
         told,
-        "an empty line: the model gets nothing to read; leave such lines out",
+        "an empty line: its translation is empty",
     ]
 
 
