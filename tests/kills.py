@@ -2,8 +2,9 @@
 
 `LEAPFORMER_TESTS_KILL` in the environment of a command in forks (see `forks`) makes its processes count together
 whatever they are about to change in one folder: files that are opened for writing, renamed, truncated or deleted, and
-folders that are made or deleted. At the chosen number, or some milliseconds later, all of them are killed, as when a
-machine stops. Python's audit hooks tell of the changes; nothing of the commands is replaced.
+folders that are made or deleted. At the chosen number (of a file that is opened to be written anew: when it is empty),
+or some milliseconds later, all of them are killed, as when a machine stops. Python's audit hooks tell of the changes;
+nothing of the commands is replaced.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ def install(about: str) -> None:
         os.write(counter, b".")
         if os.fstat(counter).st_size != at:
             return
+        if event == "open" and args[2] & os.O_TRUNC and not args[2] & os.O_EXCL:
+            os.close(os.open(args[0], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))  # opened, nothing written yet
         if spec["later_ms"]:
             threading.Timer(spec["later_ms"] / 1000, _kill_all, [members]).start()
         else:

@@ -1,6 +1,6 @@
 """Commands that are killed at any moment come, started again, to the results of an undisturbed run.
 
-A few moments of each in the default tier, many in the full one, of which `KILLS` sets the number.
+A few moments of each in the default tier, many in the full one: `KILLS` is their number, `SEED` chooses them.
 """
 
 from __future__ import annotations
