@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..attention import sinusoids
 from ..errors import LeapformerError
-from ..modules import PassContext, add_attention_args, fill_attention_args, fill_options, swap_attention
+from ..modules import OfAnyOrigin, PassContext, add_attention_args, fill_attention_args, fill_options, swap_attention
 from .task import adapt
 
 POOLINGS = ("cls", "mean", "packed", "padded-mean")
@@ -71,7 +71,7 @@ class Encoder(nn.Module):
 
 
 @register_model("leapformer_classifier")
-class LeapformerClassifier(BaseFairseqModel):
+class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
     """Class scores, for `--task leapformer_classification` and the criterion of the same name."""
 
     tasks = ("leapformer_classification",)

@@ -64,6 +64,7 @@ FUNCTION: dict[str, Differing] = {
     **dict.fromkeys(("scale_fc", "scale_attn", "scale_heads", "scale_resids"), Differing()),
     **dict.fromkeys(("no_cross_attention", "cross_self_attention"), Differing(stack="decoder")),
     "activation_fn": Differing("relu"),
+    "positions": Differing("learned", "encoder"),
     "pooler_activation_fn": Differing("tanh", "encoder"),
     "untie_weights_roberta": Differing(
         stack="encoder", matters=lambda there, here: not here.get("untie_weights_roberta")

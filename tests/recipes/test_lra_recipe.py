@@ -74,7 +74,7 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
         "lra", "--out", out, "--protocol", "leapformer", "--root", root, "--attention", "leap", "--jobs", 2,
         "--train-options", SHORT, "--no-bench",
     )  # fmt: skip
-    assert (out / "results/maps-leap/encoder-self_layer0_reweighting.png").is_file()
+    assert (out / "results/maps-leap/encoder-self_layer1_reweighting.png").is_file()
     found = json.loads((out / "results/results.json").read_text())
     assert {run["task"] for run in found["runs"]} == set(TASKS)
     assert all("brackets-dropped" in run["quirks"] for run in found["runs"])
