@@ -157,7 +157,7 @@ def test_shares_count_tokens_not_sentences():
 def test_lengths_of_measured_tables_count_the_ends(tmp_path, monkeypatch):
     rows = [{"tgt_text": "a b c", "n_frames": "400"}, {"tgt_text": "d", "n_frames": "200"}]
     monkeypatch.setattr(tables, "need_file", lambda path: None)
-    monkeypatch.setattr(tables, "read_manifest", lambda path: rows)
+    monkeypatch.setattr(tables, "read_manifest", lambda path, *needed: rows)
     model = SimpleNamespace(encode=str.split)
     monkeypatch.setattr(tables.sentencepiece, "SentencePieceProcessor", lambda model_file: model)
     found = tables.measure(tmp_path)

@@ -402,7 +402,7 @@ def test_linearize_goes_on_with_the_blocks_that_were_chosen(monkeypatch: pytest.
     one.shell, one.out = SimpleNamespace(dry=False, say=lambda text: None), tmp_path
     one.replaced = dict.fromkeys("abc")
     one._pair = lambda checkpoint: SimpleNamespace(batches=lambda sentences: [])
-    (tmp_path / stages.ORDER).write_text(json.dumps({"swaps": order[:1], "signature": ""}))
+    (tmp_path / stages.ORDER).write_text(json.dumps({"swaps": order[:1], "first_layer": 1, "signature": ""}))
     assert one._chosen() == {"c"} and asked == [[order[0]]]
     assert json.loads((tmp_path / stages.ORDER).read_text())["swaps"] == [list(swap) for swap in order]
     assert one._chosen() == {"c"} and len(asked) == 1, "nothing is left"

@@ -164,7 +164,7 @@ def test_graphs_have_as_many_threads_as_they_are_given(monkeypatch: pytest.Monke
 
     fake: Any = SimpleNamespace(SessionOptions=Options, InferenceSession=session)
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", fake)
-    folder: Any = SimpleNamespace(path=Path("/x"), task="translation")
+    folder: Any = SimpleNamespace(path=Path("/x"), task="translation", file=lambda name: Path("/x") / name)
     engine.Graphs(folder, 7, ["a", "b"])
     assert made == [(7, 1), (7, 1)]
 

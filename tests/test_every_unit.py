@@ -251,9 +251,11 @@ def test_a_served_talk_tells_seconds_and_how_far_it_is_behind(clock: Clock) -> N
         session = Session(slow(clock, ScriptedSystem(PolicyOptions("wait-k", 1), ends=10**9)), DecodingOptions())
         found = []
         with ThreadPoolExecutor(1) as pool:
-            one = Talk(session, "word", pool, backlog_s)
+            one = Talk(lambda: session, "word", pool, backlog_s)
+            one.placed.set()
             listener = one.join()
-            hearing = asyncio.ensure_future(one.hear(sound(3.0)))
+            one.hear(np.round(sound(3.0) * 2.0**15).clip(-(2**15), 2**15 - 1).astype("<i2").tobytes())
+            hearing = asyncio.ensure_future(one.room())
             await asyncio.sleep(0)
             assert one.behind_s == 3.0
             assert hearing.done() == (backlog_s > 3), "its sender has to wait"

@@ -92,7 +92,9 @@ class Loading:
             optimizer.load_state_dict = lambda state, overrides: optimizer.load_state_dict_(state)
         monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", lambda *args, **kwargs: dict(state))
         config = SimpleNamespace(
-            checkpoint=SimpleNamespace(load_checkpoint_on_all_dp_ranks=True), model=SimpleNamespace()
+            checkpoint=SimpleNamespace(load_checkpoint_on_all_dp_ranks=True),
+            model=SimpleNamespace(),
+            ema=SimpleNamespace(store_ema=False),
         )
         self.trainer = SimpleNamespace(
             cfg=config, model=SimpleNamespace(load_state_dict=load_state_dict), data_parallel_world_size=1, tpu=False,

@@ -1,6 +1,6 @@
 """Commands that are killed at any moment come, started again, to the results of an undisturbed run.
 
-A few moments of each in the default tier, many in the full one: `KILLS` is their number, `SEED` chooses them.
+One moment of some in the default tier, many of all in the full one: `KILLS` is their number, `SEED` chooses them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ def _recordings(folder: Path) -> None:
     mustc_tree(folder / "mustc", splits)
 
 
-#: what is added here is killed in both tiers
 CASES = {
     "prepare-speech": Case(
         _recordings, lambda at, out: f"prepare mustc {at}/mustc --out {out} --vocab-size 40".split()
@@ -107,7 +106,9 @@ CASES = {
         ),
     ),
 }
-FEW, MANY = 2, int(os.environ.get("KILLS", 25))
+FEW, MANY = 1, int(os.environ.get("KILLS", 25))
+#: of each kind the one that takes least, for the default tier
+QUICK = ("prepare-text", "corpus", "train", "sparsefinder-fit", "study-probe")
 
 
 @cache
@@ -148,7 +149,7 @@ def check(name: str, count: int) -> None:
     assert killed >= 0.6 * count, f"{killed} of {count} were killed, the others had ended"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", QUICK)
 def test_a_killed_command_resumes_to_the_same_result(name: str) -> None:
     check(name, FEW)
 

@@ -89,12 +89,6 @@ class Linearize:
             DISTILL: settings.distill_updates or round(DISTILL_SHARE * done),
             TASK: settings.task_updates,
         }
-        few = {f"--{name}-updates": getattr(settings, f"{name}_updates") is None for name in (ALIGN, DISTILL)}
-        if round(ALIGN_SHARE * done) < LEAST_SHARE and any(few.values()):
-            raise LeapformerError(
-                f"--path {settings.path} counts {done} updates of training, of which a share is too few; give "
-                + " and ".join(f"{flag} N" for flag, missing in few.items() if missing)
-            )
         plans = zip((block.argument for block in BLOCKS), settings.attention.blocks, strict=True)
         self.everywhere = self._words(dict(plans))
         pair = self._pair()
@@ -103,6 +97,12 @@ class Linearize:
         if not 0 <= settings.keep < max(1, len(self.replaced)):
             raise LeapformerError(
                 f"--keep {settings.keep}: {len(self.replaced)} blocks are replaced; give 0 to {len(self.replaced) - 1}"
+            )
+        few = {f"--{name}-updates": getattr(settings, f"{name}_updates") is None for name in (ALIGN, DISTILL)}
+        if round(ALIGN_SHARE * done) < LEAST_SHARE and any(few.values()):
+            raise LeapformerError(
+                f"--path {settings.path} counts {done} updates of training, of which a share is too few; give "
+                + " and ".join(f"{flag} N" for flag, missing in few.items() if missing)
             )
 
     def run(self) -> Path:

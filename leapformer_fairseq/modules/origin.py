@@ -99,6 +99,8 @@ def origin_of(state_dict: Mapping[str, Tensor]) -> Origin | None:
 def check_function(origin: Origin, args: Any, stacks: Collection[str] = STACKS) -> None:
     """Raise LeapformerError if these weights are another function in the stacks of a model with the options `args`."""
     there, here = _completed(origin.options), _completed(_plain(args))
+    if any(there.get(name) != here.get(name) for name in (f"{stack}_embed_dim" for stack in stacks)):
+        return  # a model of another size, which is said of its first tensor
     for name, option in FUNCTION.items():
         if option.stack and option.stack not in stacks:
             continue

@@ -19,6 +19,7 @@ from typing import Any
 from .. import trainings
 from ..errors import LeapformerError
 from ..files import owned
+from ..lines import read_lines
 from ..trainings import Work
 
 DONE, COMMANDS = "done", "commands.sh"
@@ -164,9 +165,8 @@ class Shell:
             with (self.out / COMMANDS).open("a+", encoding="utf-8") as file:
                 with suppress(OSError):  # of a file system without locks
                     fcntl.flock(file, fcntl.LOCK_EX)  # other runs are noted here, too
-                file.seek(0)
-                found = file.read()
-                if line not in found.split("\n"):
+                found = list(read_lines(self.out / COMMANDS))
+                if line not in found:
                     file.write(("" if found else _HEADING) + line + "\n")
         return not self.dry
 

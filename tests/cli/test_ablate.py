@@ -330,7 +330,7 @@ def test_layer_groups_are_replaced_one_at_a_time(ablate, trainer, tmp_path, caps
     trainer.losses.update(dict(zip(plans, (5.0, 5.01, 5.02, 5.03), strict=True)))
     assert ablate("--layer-groups", "2", "--mechanisms", "leap", "--blocks", "decoder-self") == 0
     assert trainer.plans == plans
-    assert [row["layers"] for row in table(tmp_path / "out")["rows"]] == [None, "0", "1", None]
+    assert [row["layers"] for row in table(tmp_path / "out")["rows"]] == [None, "1", "2", None]
     assert "layers" in capsys.readouterr().out.splitlines()[0]
 
 

@@ -35,7 +35,7 @@ WRITE = {
     "probe --out OUT/o --probes copying --attention leap --updates 1 --seeds 1 --rates 1e-3": 20,
     "lra params --protocol luna --out OUT/o": 20,
     "ablate --out OUT/o --mechanisms leap --blocks decoder-self -- train {mt} " + TRAINING: 20,
-    "linearize --path {teacher} --attention leap --out OUT/o": 20,
+    "linearize --path {teacher} --attention leap --out OUT/o --align-updates 2 --distill-updates 2": 20,
     "sentence-ends --train {data}/two.tsv --valid {data}/two.tsv --out OUT/a.npz --updates 1 --units 2": 20,
     "recipe quickstart --fast --out OUT/o": 20,
 }

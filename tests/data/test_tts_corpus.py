@@ -234,7 +234,7 @@ def test_two_builds_give_the_same_bytes(tiny, tmp_path):
 
 
 def test_a_finished_corpus_is_reused_and_moved(tmp_path, monkeypatch, tiny):
-    monkeypatch.setattr(folder, "make", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(folder, "_make", lambda *_: pytest.fail("built again"))
     assert tts.build(tiny.folder, SIZES) == tiny
     moved = tmp_path / "with blank"
     tiny.folder.rename(moved)

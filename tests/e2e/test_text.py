@@ -102,7 +102,10 @@ class TestLanguageModel:
             (["eval-lm", "LM", "--path", "nowhere.pt"], "nowhere.pt; check the path"),
             (["eval-lm", "LM", "--path", "GARBAGE"], "cannot be read as a fairseq checkpoint"),
             (["eval-lm", "WORDS", "--path", "MODEL"], "knows other words than this data set's dictionary"),
-            (["eval-lm", "LM", "--path", "MODEL", "--tokens-per-sample", "0"], "--tokens-per-sample leaves 0"),
+            (
+                ["eval-lm", "LM", "--path", "MODEL", "--tokens-per-sample", "0"],
+                "--tokens-per-sample 0: give at least 1",
+            ),
             (
                 ["eval-lm", "LM", "--path", "MODEL", "--tokens-per-sample", "8", "--context-window", "9"],
                 "--tokens-per-sample leaves -1 new tokens a block; give at least 1, and more than --context-window",
