@@ -23,6 +23,7 @@ def test_tables_reach_the_longest_text():
         assert all(limit >= lra.LENGTHS[-1] for limit in limits), name
 
 
+@pytest.mark.full
 def test_results_beside_softmax_and_cosformer(tmp_path, monkeypatch):
     monkeypatch.setattr(lra, "SECONDS", 0.2)
     monkeypatch.setattr(lra, "QUICK_LENGTHS", (24, 48))

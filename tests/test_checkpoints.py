@@ -165,3 +165,32 @@ class TestParameters:
         tied = {f"{part}.embed": words.clone() if copies else words for part in ("encoder", "decoder", "output")}
         path = write(tmp_path / "checkpoint.pt", **tied, **plain, d=torch.zeros(2, 2), e=torch.randn(5, 3))
         assert describe_checkpoint(path)["parameters"] == 6 + 15 + 3 + 3 + 4 + 4 + 15
+
+
+@pytest.mark.parametrize(
+    ("more", "left"),
+    [
+        ({}, 9),
+        ({"keep_interval_updates": 1}, 8),
+        ({"keep_interval_updates": 1, "keep_interval_updates_pattern": 10}, 9),
+        ({"keep_last_epochs": 1}, 8),
+        ({"keep_best_checkpoints": 1}, 8),
+        ({"keep_best_checkpoints": 1, "maximize_best_checkpoint_metric": True}, 8),
+    ],
+)
+def test_what_a_killed_training_had_not_deleted_yet_is_deleted(more, left, tmp_path):
+    """As fairseq does after the last checkpoint: the latest and the best stay."""
+    from leapformer_fairseq.cli.fairseq_commands import _delete_old
+
+    names = ["checkpoint_last", "checkpoint_best", "checkpoint1", "checkpoint2", "checkpoint_1_5", "checkpoint_2_10"]
+    names += ["checkpoint.best_loss_2.5", "checkpoint.best_loss_3.25", "another"]
+    for name in names:
+        (tmp_path / f"{name}.pt").touch()
+    never = {"keep_interval_updates": -1, "keep_last_epochs": -1, "keep_best_checkpoints": -1}
+    fixed = {"keep_interval_updates_pattern": -1, "maximize_best_checkpoint_metric": False}
+    of_all = {"save_dir": str(tmp_path), "best_checkpoint_metric": "loss", **never, **fixed}
+    _delete_old(Namespace(**{**of_all, **more}), "")
+    found = {path.stem for path in tmp_path.iterdir()}
+    assert len(found) == left and {"checkpoint2", "checkpoint_2_10", "checkpoint_last", "another"} <= found
+    better = "checkpoint.best_loss_3.25" if more.get("maximize_best_checkpoint_metric") else "checkpoint.best_loss_2.5"
+    assert better in found

@@ -67,6 +67,7 @@ def rows(told):
     return [row for message in told for row in message.get("rows", [])]
 
 
+@pytest.mark.full
 def test_the_whole_command_without_any_other_library(script, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(BARE)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}

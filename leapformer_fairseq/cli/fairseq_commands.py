@@ -10,6 +10,7 @@ import argparse
 import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -235,6 +236,8 @@ def _finished_stays() -> Iterator[None]:
         else:
             return train(cfg, trainer, *args, **kwargs)
         log.info("%s is finished: %s; nothing is trained", cfg.checkpoint.save_dir, reason)
+        if trainer.should_save_checkpoint_on_current_rank:
+            _delete_old(cfg.checkpoint, trainer.checkpoint_suffix)
         return [None], True
 
     module.train = train_if_unfinished
@@ -244,6 +247,24 @@ def _finished_stays() -> Iterator[None]:
         module.train = train
     if not begun:
         log.info("the training is finished: --max-epoch or --stop-min-lr is reached; nothing was trained")
+
+
+def _delete_old(cfg: Any, suffix: str) -> None:
+    """Delete the checkpoints that fairseq does not keep, where the training was killed between saving and deleting."""
+    from fairseq.checkpoint_utils import checkpoint_paths
+
+    best = rf"checkpoint\.best_{re.escape(cfg.best_checkpoint_metric)}_(\d+\.?\d*){suffix}\.pt"
+    kept = {
+        rf"checkpoint_\d+_(\d+){suffix}\.pt": cfg.keep_interval_updates * (cfg.keep_interval_updates_pattern == -1),
+        rf"checkpoint(\d+){suffix}\.pt": cfg.keep_last_epochs,
+        best: cfg.keep_best_checkpoints,
+    }
+    for pattern, count in kept.items():
+        found = checkpoint_paths(cfg.save_dir, pattern=pattern)  # in descending order
+        if pattern == best and not cfg.maximize_best_checkpoint_metric:
+            found.reverse()
+        for path in found[count:] if count > 0 else []:
+            Path(path).unlink()
 
 
 def _with_user_dir(arguments: list[str]) -> list[str]:

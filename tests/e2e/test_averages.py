@@ -10,6 +10,7 @@ import torch
 from leapformer_fairseq.checkpoints import load_checkpoint
 
 from ..commands import done, leapformer
+from ..covering import shared_out
 from ..reversed_text import TRAINING, reversed_text
 
 LM = "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 32 --share-decoder-input-output-embed"
@@ -59,7 +60,7 @@ def test_averages_are_resumed_and_begin_with_other_weights(data, tmp_path):
 
 
 @pytest.mark.parametrize("noise", [["--quant-noise-scalar", "0.5"], ["--quant-noise-pq", "0.1"]], ids=lambda n: n[0])
-@pytest.mark.parametrize("kind", sorted(ARCHS))
+@pytest.mark.parametrize("kind", shared_out(sorted(ARCHS), 0))
 def test_noise_of_quantisation_and_the_model_after_it(data, tmp_path, kind, noise):
     train(data, kind, tmp_path, *noise, "--max-update", "3")
     command, more = ("eval-lm", "--tokens-per-sample 32") if kind == "lm" else ("generate", "--beam 2")

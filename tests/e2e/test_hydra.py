@@ -55,6 +55,7 @@ def test_the_documented_command_and_the_checkpoint_after_it(data, tmp_path):
     assert " instead of " not in done(leapformer("train", str(data / "lm"), *words))
 
 
+@pytest.mark.full
 def test_translation(data, tmp_path):
     small = {"task": "translation", "task.data": str(data / "mt"), "+model._name": "leapformer_nmt_tiny",
              "+model.decoder_self_attention": "softmax", "task.tokens_per_sample": None}  # fmt: skip
@@ -64,6 +65,7 @@ def test_translation(data, tmp_path):
     assert "\nH-" in done(leapformer("generate", str(data / "mt"), "--path", path, "--cpu"))
 
 
+@pytest.mark.full
 def test_an_option_that_is_none_is_named(data, tmp_path):
     small = {
         "task.data": str(data / "lm"),

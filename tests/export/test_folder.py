@@ -36,6 +36,7 @@ from leapformer_fairseq.runtime.folder import (
     Folder,
 )  # fmt: skip
 
+from .. import covering
 from ..agents.conftest import subwords
 from ..exported import language_model, resealed, speech, translation, voice
 
@@ -107,8 +108,9 @@ def said(content: bytes) -> Any:
 def test_every_damage_is_refused_in_one_line(copies, kind):
     path, others = copies[kind], [other for name, other in copies.items() if name != kind]
     assert not refusal(path)
-    found = [(how, refusal(path)) for how in damages(path, others, random.Random(1), 150)]
-    assert len(found) > 120 and not [how for how, line in found if not line]
+    count = 150 if covering.whole_products else 30
+    found = [(how, refusal(path)) for how in damages(path, others, random.Random(1), count)]
+    assert len(found) > 0.8 * count and not [how for how, line in found if not line]
     assert not refusal(path), "undone"
 
 
@@ -116,7 +118,7 @@ def test_without_hashes_damage_would_be_read(copies, monkeypatch):
     """The control: what finds it is the hash, not the test's way to damage."""
     monkeypatch.setattr(Folder, "file", lambda folder, name: folder.path / name)
     path = copies["speech"]
-    found = [(how, refusal(path)) for how in damages(path, [copies["demo"]], random.Random(1), 150)]
+    found = [(how, refusal(path)) for how in damages(path, [copies["demo"]], random.Random(1), 50)]
     assert [how for how, line in found if not line and how.startswith(WEIGHTS)]
 
 
