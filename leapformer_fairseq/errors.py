@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+TRACEBACK = "LEAPFORMER_TRACEBACK"  # variable of the environment: commands print tracebacks
 SHOWN = 300  # letters of a message of somebody else
 
 

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any, NoReturn, TextIO
 
 from . import register
-from .errors import LeapformerError
+from .errors import TRACEBACK, LeapformerError
 from .files import holds_files, owned, replacing, write_text
 
 PROGRAM = (sys.executable, "-m", f"{__package__}.cli.main")
@@ -102,7 +102,7 @@ def environment(threads: int | None = None) -> dict[str, str]:
     }
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
     threads_of = {"OMP_NUM_THREADS": threads_text, "MKL_NUM_THREADS": threads_text}
-    return {**unset, **threads_of, "LEAPFORMER_TRACEBACK": "1"}  # into the log
+    return {**unset, **threads_of, TRACEBACK: "1"}  # into the log
 
 
 def run_all(works: Iterable[Work], at_once: int = 1) -> None:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from .. import __version__
-from ..errors import LeapformerError, first_line, frames, one_line
+from ..errors import TRACEBACK, LeapformerError, first_line, frames, one_line
 
-FLAG, VARIABLE = "--traceback", "LEAPFORMER_TRACEBACK"
+FLAG = "--traceback"
 USERS_ERROR, DEFECT, INTERRUPTED, NOBODY_READS = 2, 1, 128 + signal.SIGINT, 128 + signal.SIGPIPE
 _OURS = ("leapformer_fairseq", "fairseq", "fairseq_cli", "simuleval")
 Explain = Callable[[BaseException], LeapformerError | None]
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 def without_flag(words: Sequence[str]) -> tuple[list[str], bool]:
     """The words of a command without --traceback, and whether tracebacks are printed."""
     rest = [word for word in words if word != FLAG]
-    return rest, len(rest) < len(words) or bool(os.environ.get(VARIABLE))
+    return rest, len(rest) < len(words) or bool(os.environ.get(TRACEBACK))
 
 
 def status_of(work: Callable[[], int], explain: Explain, words: Sequence[str], shown: bool, program: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
 import json
@@ -24,6 +23,7 @@ from websockets.http11 import Request, Response
 
 from ..errors import LeapformerError
 from ..runtime.folder import GRAPHS, MODEL, SPEECH, WEIGHTS, Folder
+from .texts import digest
 
 # Pages load nothing from other sites, and only code of their own; onnxruntime-web compiles WebAssembly.
 POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'{sockets}; frame-ancestors 'none'"
@@ -90,11 +90,23 @@ class Hosts:
             return True
         return name in self._names
 
-    @staticmethod
-    def refusal(host: str) -> Response:
-        """What is answered to others."""
+    def refusal(self, request: Request) -> Response | None:
+        """What is answered to others; None to who calls by a name that is known."""
+        host = request.headers.get("Host", "")
+        if self.allows(host):
+            return None
         name = "".join(letter for letter in host[:80] if letter.isprintable())
         return response(403, "Forbidden", "text/plain", f"not known as {name!r}; start with --allow-host\n".encode())
+
+
+def token_of(request: Request) -> str:
+    """What is given as `?token=`."""
+    return parse_qs(urlsplit(request.path).query).get("token", [""])[0]
+
+
+def unauthorized() -> Response:
+    """What is answered to who does not know the token."""
+    return response(401, "Unauthorized", "text/plain", b"add ?token=TOKEN, as the server has printed it\n")
 
 
 def answer(files: Files, request: Request) -> Response:
@@ -102,19 +114,16 @@ def answer(files: Files, request: Request) -> Response:
     path = urlsplit(request.path).path
     if path not in files:
         return response(404, "Not Found", "text/plain", b"no such page\n")
-    found = response(200, "OK", *files[path])
     host = request.headers.get("Host", "")
-    if host and HOST.fullmatch(host):  # older browsers do not count WebSockets as 'self'
-        del found.headers["Content-Security-Policy"]
-        found.headers["Content-Security-Policy"] = POLICY.format(sockets=f" ws://{host} wss://{host}")
-    return found
+    # Older browsers do not count WebSockets as 'self'.
+    return response(200, "OK", *files[path], f" ws://{host} wss://{host}" if HOST.fullmatch(host) else "")
 
 
-def response(status: int, phrase: str, kind: str, body: bytes) -> Response:
-    """What is answered to a request that is not for a WebSocket."""
+def response(status: int, phrase: str, kind: str, body: bytes, sockets: str = "") -> Response:
+    """What is answered to a request that is not for a WebSocket; `sockets`: where else the page may connect to."""
     kind += "; charset=utf-8" if kind.startswith("text/") else ""
     headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close", **HEADERS}
-    headers["Content-Security-Policy"] = POLICY.format(sockets="")
+    headers["Content-Security-Policy"] = POLICY.format(sockets=sockets)
     return Response(status, phrase, Headers(headers), body)
 
 
@@ -141,16 +150,15 @@ class FileServer:
         """Nothing is left to be ended."""
 
     def _request(self, connection: ServerConnection, request: Request) -> Response:
-        host = request.headers.get("Host", "")
-        if not self.hosts.allows(host):
-            return self.hosts.refusal(host)
+        if refusal := self.hosts.refusal(request):
+            return refusal
         if self.token is None:
             return answer(self.files, request)
-        asked = parse_qs(urlsplit(request.path).query).get("token", [""])[0]
-        cookie, worth = SimpleCookie(request.headers.get("Cookie", "")).get(COOKIE), _digest(self.token)
-        given = [_digest(asked), cookie.value if cookie else ""]
+        asked = token_of(request)
+        cookie, worth = SimpleCookie(request.headers.get("Cookie", "")).get(COOKIE), digest(self.token)
+        given = [digest(asked), cookie.value if cookie else ""]
         if not any(hmac.compare_digest(one.encode(), worth.encode()) for one in given):
-            return response(401, "Unauthorized", "text/plain", b"add ?token=TOKEN, as the server has printed it\n")
+            return unauthorized()
         found = answer(self.files, request)
         if asked:  # the page's own files are asked for without it
             found.headers["Set-Cookie"] = f"{COOKIE}={worth}; HttpOnly; SameSite=Strict; Path=/"
@@ -158,10 +166,6 @@ class FileServer:
 
     async def _refused(self, connection: ServerConnection) -> None:
         """No connection gets so far."""
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _below(folder: Traversable, path: str = "") -> Iterator[tuple[str, Traversable]]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from secrets import token_hex
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.exceptions import ConnectionClosed
@@ -23,7 +23,7 @@ from websockets.http11 import Request, Response
 from ..agents.session import Session
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError, one_line
-from .files import Hosts, answer, listen, page_files, response
+from .files import Hosts, answer, listen, page_files, response, token_of, unauthorized
 from .messages import parse
 from .talk import Limits, Listener, Talk
 from .texts import NAME, Kept, Texts
@@ -42,7 +42,8 @@ class Refused(Exception):
         self.code = code
 
 
-_NO_SUCH_TALK = Refused(POLICY_VIOLATION, "there is no such talk, or it ended some time ago")
+def _no_such_talk() -> Refused:
+    return Refused(POLICY_VIOLATION, "there is no such talk, or it ended some time ago")
 
 
 class LiveServer:
@@ -107,19 +108,17 @@ class LiveServer:
     # ----------------------------------------------------------------------------------------------------------- HTTP
     def _request(self, connection: ServerConnection, request: Request) -> Response | None:
         """A file of the page, a refusal, or None for a WebSocket."""
-        host = request.headers.get("Host", "")
-        if not self.hosts.allows(host):
-            return self.hosts.refusal(host)
+        if refusal := self.hosts.refusal(request):
+            return refusal
         if request.headers.get("Upgrade", "").lower() != "websocket":
             return answer(self._files, request)
         origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
             return response(403, "Forbidden", "text/plain", b"a page of another server may not connect\n")
         listens = urlsplit(request.path).path.startswith(LISTEN)  # whoever knows the talk may
-        if self.token is not None and not listens:
-            given = parse_qs(urlsplit(request.path).query).get("token", [""])[0]
-            if not hmac.compare_digest(given.encode(), self.token.encode()):
-                return response(401, "Unauthorized", "text/plain", b"add ?token=TOKEN, as the server has printed it\n")
+        known = self.token is None or hmac.compare_digest(token_of(request).encode(), self.token.encode())
+        if not (known or listens):
+            return unauthorized()
         speaking = len(self._connections) - self._listening
         address = _address(connection)
         full = self._listening >= self.limits.listeners if listens else speaking >= self.limits.connections
@@ -240,7 +239,7 @@ class LiveServer:
             if not talk.done.is_set():
                 self._run(talk)
         if not talk.is_mine(key):
-            raise _NO_SUCH_TALK
+            raise _no_such_talk()
         if waiting := self._waits.pop(name, None):
             waiting.cancel()
         return talk, False
@@ -268,7 +267,7 @@ class LiveServer:
             return self.talks[name]
         kept = self._kept(name)
         if kept is None:
-            raise _NO_SUCH_TALK
+            raise _no_such_talk()
         talk = self._made(drafts, kept.rate, name, "", kept)  # its speaker has to say the secret
         self.talks[name] = talk
         self.release(talk)

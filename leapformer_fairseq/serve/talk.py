@@ -16,6 +16,7 @@ import numpy as np
 
 from ..agents.session import Event, Session
 from ..agents.shown import Shown
+from ..agents.silence import SILENCE_DB, level_of
 from ..audio import SAMPLE_RATE
 from ..errors import LeapformerError, one_line
 from .messages import Samples
@@ -23,7 +24,7 @@ from .texts import Kept, Text
 
 LONGEST_CHUNK = SAMPLE_RATE // 2  # samples that are translated before the text so far is shown
 UNSENT = 1_000  # messages that wait for a listener, at most
-AUDIBLE_DB, AUDIBLE_S = -55.0, 1.0  # of full scale; who has sent so much of that speaks
+AUDIBLE_S = 1.0  # who has sent so much sound speaks
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +213,7 @@ class Talk:
     def _take_in(self, samples: np.ndarray) -> None:
         if not len(samples):
             return
-        if _level(samples) >= AUDIBLE_DB:
+        if level_of(samples) >= SILENCE_DB:
             self._audible, self._sounded = self._audible + len(samples), time.monotonic()
         self._waiting.append(samples)
         self._n_waiting += len(samples)
@@ -320,8 +321,3 @@ class Talk:
     def _tell(self, message: dict[str, Any]) -> None:
         for listener in self._listeners:
             listener.put(message)
-
-
-def _level(samples: np.ndarray) -> float:
-    """In decibels of full scale."""
-    return float(10 * np.log10(np.mean(np.square(samples, dtype=np.float64)) + 1e-10))

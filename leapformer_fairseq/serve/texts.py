@@ -66,7 +66,7 @@ class Texts:
 
     def begin(self, name: str, secret: str, rate: int, about: dict[str, Any]) -> Text:
         """The file of a new talk."""
-        first = {"talk": name, "secret": _digest(secret), "sample_rate": rate, "began": _now(), **about}
+        first = {"talk": name, "secret": digest(secret), "sample_rate": rate, "began": _now(), **about}
         return Text(self._path(name), first)
 
     def again(self, name: str) -> Text:
@@ -86,7 +86,7 @@ class Texts:
                     break  # the last line, of which a server was killed midway
         if not entries or "sample_rate" not in entries[0]:
             return None
-        if secret is not None and not hmac.compare_digest(str(entries[0].get("secret")), _digest(secret)):
+        if secret is not None and not hmac.compare_digest(str(entries[0].get("secret")), digest(secret)):
             return None
         return _kept(entries)
 
@@ -151,7 +151,8 @@ def _kept(entries: list[dict[str, Any]]) -> Kept:
     return Kept(events if ended else events[:whole], settled, int(entries[0]["sample_rate"]), ended)
 
 
-def _digest(secret: str) -> str:
+def digest(secret: str) -> str:
+    """What is kept of a secret, to know it again."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

@@ -23,7 +23,7 @@ import yaml
 
 from leapformer_fairseq.cli import ending
 from leapformer_fairseq.cli import main as cli
-from leapformer_fairseq.errors import _NUMBERS, LeapformerError
+from leapformer_fairseq.errors import _NUMBERS, TRACEBACK, LeapformerError
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(cli.COMMANDS, "fake", cli.Command("fake", "help of fake"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.delenv(ending.VARIABLE, raising=False)
+    monkeypatch.delenv(TRACEBACK, raising=False)
     return module
 
 
@@ -94,7 +94,7 @@ def test_the_place_in_the_code_is_named(command, capsys):
 @pytest.mark.parametrize("by", ["the flag", "the variable"])
 def test_tracebacks_are_printed_if_asked_for(by, command, capsys, tmp_path, monkeypatch):
     if by == "the variable":
-        monkeypatch.setenv(ending.VARIABLE, "1")
+        monkeypatch.setenv(TRACEBACK, "1")
     words = [ending.FLAG] * (by == "the flag")
     for error, status in ((ZeroDivisionError("x"), 1), (LeapformerError("no such plan"), 2)):
         assert ends(command, error, *words) == status
