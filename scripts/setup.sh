@@ -29,8 +29,9 @@ say() {
     echo "[setup ${SECONDS}s] $step"
 }
 
+# Python compiles a module when it is first imported; to compile all of them now would take half of the time.
 pip_install() {
-    "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check --constraint "$CONSTRAINTS" "$@"
+    "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check --no-compile --constraint "$CONSTRAINTS" "$@"
 }
 
 # Lines of the list of hashes: `hashed "A|B" 1` those of A and B, `hashed "A|B" 0` all others.
@@ -102,13 +103,13 @@ fi
 rm -f "$STAMP"
 say "installing build tools"
 install_hashed "$FIRST" 1
-say "installing PyTorch (${TORCH_SPEC:-$TORCH})"
-install_torch
-say "compiling fairseq, the first time (needs a C++ compiler and Python headers), and installing libraries beside it"
-build_fairseq &
+say "installing PyTorch (${TORCH_SPEC:-$TORCH}), compiling fairseq the first time (needs a C++ compiler and Python \
+headers), and installing libraries beside it"
+{ install_torch && build_fairseq; } &
 building=$!
+step="installing libraries"
 install_hashed "$FIRST|fairseq-fixed" 0
-step="compiling fairseq"
+step="installing PyTorch and compiling fairseq"
 wait "$building"
 building=
 say "installing fairseq"
