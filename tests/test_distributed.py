@@ -147,7 +147,7 @@ WAYS = {
 NOT_BY = {"nmt-aligned": "c10d"}
 #: one of each criterion, in either way; --all compares every case in both
 BY_DEFAULT = {
-    ("lm-leap", "c10d"), ("lm-leap", "legacy_ddp"), ("mlm-luna", "legacy_ddp"), ("nmt-aligned", "legacy_ddp"),
+    ("lm-leap", "c10d"), ("mlm-luna", "legacy_ddp"), ("nmt-aligned", "legacy_ddp"),
     ("nmt-distilled", "c10d"), ("nmt-length", "legacy_ddp"), ("simulst", "c10d"), ("classifier-packed", "c10d"),
     ("tts", "legacy_ddp"),
 }  # fmt: skip

@@ -308,8 +308,8 @@ def test_the_time_is_kept(tmp_path, told):
     assert 1 <= len(done) <= 6 and done + left == list(range(50)), "the first things are done, the rest is named"
 
     start = time.time()
-    assert gpu.main(["--device", "cpu", "--fast", "--out", str(tmp_path), "--budget", "4"]) in (0, 1)
-    assert time.time() - start < 4 + gpu.GRACE + 4
+    assert gpu.main(["--device", "cpu", "--fast", "--out", str(tmp_path), "--budget", "2"]) in (0, 1)
+    assert time.time() - start < 2 + gpu.GRACE + 4
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert found["left_out"] and "Left out" in (tmp_path / "gpu.md").read_text()
 

@@ -145,6 +145,7 @@ def test_a_study_is_kept_and_found_again(tmp_path, monkeypatch):
     assert trained == [Run("reversal", "delta", 1e-3, 2)]
 
 
+@pytest.mark.full
 def test_processes_give_the_same(tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     few = {**SMALL, "seeds": [1], "rates": [1e-2]}

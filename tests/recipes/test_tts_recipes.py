@@ -9,6 +9,7 @@ import pytest
 
 from leapformer_fairseq.cli.main import main
 
+from .. import covering
 from ..data.test_ljspeech import IDS, ljspeech_tree
 from .running import finished, ran, refused
 
@@ -29,15 +30,16 @@ def table(out: Path) -> dict[str, dict]:
 def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
     out = tmp_path / "out"
     options = ("--out", out, "--train", 12, "--dev", 2, "--test", 2, "--pictures", 1, *TINY)
-    predictors = ("--predictors", "ratio lookup conv oracle")
+    names = ["conv", "lookup", "oracle", "ratio"] if covering.whole_products else ["conv", "oracle"]
+    predictors = ("--predictors", " ".join(reversed(names)))
     finished("espeak_tts", *options, "--attention", "cosformer/relu/cosformer", *predictors)
     finished("espeak_tts", *options, "--attention", "softmax", "--seed", 2)
-    systems = [f"cosformer+relu+cosformer-seed1-{name}" for name in ("conv", "lookup", "oracle", "ratio")]
+    systems = [f"cosformer+relu+cosformer-seed1-{name}" for name in names]
     found = table(out)
     assert list(found) == [*systems, "softmax-seed2", "floor", "mean spectrogram"]
     assert all(found[name]["model"]["options"]["path"].endswith("checkpoint_best.pt") for name in systems)
     predicted = {name: (out / "speech" / name / "manifest.tsv").read_text(encoding="utf-8") for name in systems}
-    assert len(set(predicted.values())) == 4, "each predictor says something else"
+    assert len(set(predicted.values())) == len(names), "each predictor says something else"
     assert (out / "speech/spectrogram_1.png").is_file()
     losses = json.loads((out / "table.json").read_text(encoding="utf-8"))["rows"]
     assert [row["attention"] for row in losses] == ["cosformer/relu/cosformer", "softmax"]
@@ -46,7 +48,8 @@ def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
         assert min(parts) > 0 and row["scores"]["loss"]["mean"] == pytest.approx(sum(parts))
     again = finished("espeak_tts", *options, "--attention", "softmax", "--seed", 2)
     assert again.count("is finished, skipped") == 2
-    linearized(out / "softmax-seed2/model/checkpoint_best.pt", tmp_path / "linear")
+    if covering.whole_products:
+        linearized(out / "softmax-seed2/model/checkpoint_best.pt", tmp_path / "linear")
 
 
 def linearized(teacher: Path, out: Path) -> None:
