@@ -366,7 +366,13 @@ def test_tags_of_buckets(root, graphs, fitted, monkeypatch, capsys):
     for layer, head, side in ((1, 0, "queries"), (2, 1, "keys")):
         at = (str(layer), str(head), side)
         own = [int(row[common]) for row in rows if (row["layer"], row["head"], row["side"]) == at]
-        assert sum(own) == sum(word[0] == common for word in words)
+        expected, entry = torch.zeros(4), list(read_file(fitted[0])["entries"].values())[layer - 1]
+        for sentence in list(Graphs(graphs).sentences())[36:]:
+            x = {"queries": sentence.q, "keys": sentence.k}[side][layer - 1, head]
+            low = x @ entry[f"{side[0]}.weight"][head] + entry[f"{side[0]}.bias"][head]
+            nearest = torch.cdist(low, entry["centroids.4"][head]).argmin(1)
+            expected += nearest[[word[0] == common for word in sentence.words]].bincount(minlength=4)
+        assert own == expected.tolist() and sum(own) == sum(word[0] == common for word in words)
         shares = drawn[2 * (layer - 1) + head][side]
         assert shares[:, 0].tolist() == pytest.approx([count / sum(own) for count in own])
         torch.testing.assert_close(shares.sum(0), torch.ones(3))
