@@ -160,6 +160,7 @@ def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
         help="an option for all patterns that have it, as in sparsefinder_distance=squared or sparsefinder_nearest=2",
     )  # fmt: skip
+    parser.add_argument("--note", metavar="TEXT", help="a line above the tables")
     _add_quality(parser)
 
 
@@ -187,7 +188,7 @@ def _pareto(args: argparse.Namespace) -> None:
         gold |= scores.full()
         with progress("quality", "point") as watch:
             scored = score_fronts(scores, sweep, rows, gold["sparsity"], args.quality_points, watch)
-    text = write_curves(folder, block, sweep, rows, scored, gold)
+    text = write_curves(folder, block, sweep, rows, scored, gold, args.note)
     content = {"gold": gold, "recall_at_sparsity": recall_table(rows), "quality": scored, "sentences": len(sentences)}
     write_json(folder / "curves.json", _signed(content, args), "--out")
     print(text)

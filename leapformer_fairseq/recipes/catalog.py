@@ -66,8 +66,8 @@ DATASETS = {
     "ljspeech": DataSet("LJSpeech", TextToSpeech, "mla", "metadata.csv and wavs"),
     "espeak_tts": DataSet("Text to speech with the embedded espeak-ng voice", SynthesisedSpeech, "tiny"),
     "sparsefinder": DataSet(
-        "Sparsefinder from data to curves", Sparsefinder, "mt",
-        "{train,valid,test}.txt as for mlm, or {train,val,test_2016_flickr}.{en,de} as for multi30k",
+        "Sparsefinder from data to curves", Sparsefinder, "mt_small",
+        "{train,valid,test}.txt as for mlm, or {train,val,test_2016_flickr}.{en,de} as for multi30k, or as for iwslt17",
     ),
     "lra": DataSet("Long Range Arena", LongRangeArena, holds="the published files, DIR/TASK or DIR itself"),
 }  # fmt: skip

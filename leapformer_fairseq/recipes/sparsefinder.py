@@ -29,7 +29,7 @@ class Sparsefinder(Recipe):
     steps = ("teach", "extract", "fit", "measure")
     option_lists = {
         "train": ("both trainings", "--max-tokens 1000"),
-        "teacher": ("the teacher's recipe, mlm or multi30k", "--vocab-size 4000"),
+        "teacher": ("the teacher's recipe, mlm, multi30k or iwslt17", "--vocab-size 4000"),
         "extract": ("`leapformer sparsefinder extract`", "--sentences 100"),
         "fit": ("`leapformer sparsefinder fit`", "--loss query"),
         "pareto": ("`leapformer sparsefinder pareto`", "--quality-points 0"),
@@ -44,7 +44,15 @@ class Sparsefinder(Recipe):
         )  # fmt: skip
         parser.option("--grid", "NAME", "section5 or c2 of the paper, union, small", default="union")
         parser.option("--seeds", "LIST", "of the projections, in quotes", list_of(whole()), default="1 2 3")
-        parser.option("--epochs", "LIST", "of softmax and of entmax, in quotes", list_of(whole()))
+        parser.option(
+            "--epochs", "LIST", "of softmax, if there is such a training, and of entmax, in quotes; by default those "
+            "of the teacher's recipe", list_of(whole()),
+        )  # fmt: skip
+        parser.option(
+            "--init", "CHECKPOINT", "the first training begins with this model, as the paper's with one trained on "
+            "ParaCrawl, or with RoBERTa", Path,
+        )  # fmt: skip
+        parser.option("--pair", "SOURCE-TARGET", "languages of a translation")
         parser.option(
             "--stages", "LIST", 'of softmax before these, TOKENS:EPOCHS each, on pieces of so many tokens; "" for none',
             list_of(_stage),
@@ -53,13 +61,18 @@ class Sparsefinder(Recipe):
             parser.option(f"--{setting}", "NAME", "of the configuration")
 
     def check(self) -> None:
-        if len(self.settings.epochs) != 2:
-            raise LeapformerError(f"--epochs {self.settings.epochs}: give two numbers, of softmax and of entmax")
-        if self.settings.train_on_valid and self.settings.recipe != "mlm":
-            raise LeapformerError("--train-on-valid is for --paper mlm; leave it out")
+        s, wanted = self.settings, len(self.attentions())
+        if s.epochs and len(s.epochs) != wanted:
+            numbers = "two numbers, of softmax and of entmax" if wanted == 2 else "one number, of entmax"
+            raise LeapformerError(f"--epochs {s.epochs}: give {numbers}")
+        if s.train_on_valid and s.recipe != "mlm":
+            raise LeapformerError("--train-on-valid is for --paper mlm and mlm_small; leave it out")
+        if s.init and not (s.init.is_file() or self.shell.dry):
+            raise LeapformerError(f"--init {s.init}: no such checkpoint; train it first or check the path")
 
     def attentions(self) -> list[Attention]:
-        return [Attention(self.settings.softmax), Attention(self.settings.entmax)]
+        """Of the trainings, one after the other: softmax, unless the configuration begins with a trained model."""
+        return [Attention(name) for name in (self.settings.softmax, self.settings.entmax) if name]
 
     @property
     def root(self) -> Path:
@@ -71,21 +84,24 @@ class Sparsefinder(Recipe):
         self.need_root() if not self.shell.dry else None
         if s.train_on_valid:
             self.shell.run(self.shell.once(self.root, self.split_valid(self.root)))
-        self.shell.say(f"teacher: {s.softmax}, then {s.entmax}")
-        best: list[str] = []
+        plans = [attention.text for attention in self.attentions()]
+        self.shell.say(f"teacher: {', then '.join(plans)}")
+        best = ["--finetune-from-model", str(s.init)] if s.init else []
         for tokens, epochs in s.stages:
             more = ["--tokens-per-sample", tokens, *(begin if best else []), *best]
             best = self.teach(f"stage-{tokens}", s.softmax, epochs, more)
-        best = self.teach("teacher", s.softmax, s.epochs[0], [*(begin if best else []), *best])
+        if s.softmax:
+            best = self.teach("teacher", s.softmax, s.epochs and s.epochs[0], [*(begin if best else []), *best])
         configured = configuration.flags(s.configured.get("entmax-train", {}))
-        self.teach("teacher", s.entmax, s.epochs[1], [*best, *configured])
+        self.teach("teacher", s.entmax, s.epochs and s.epochs[-1], [*best, *configured])
 
     def teach(self, folder: str, attention: str, epochs: object, more: list[str]) -> list[str]:
         """Train in OUT/folder with the data set's recipe; return the option that starts a training from the result."""
-        name, training = self.settings.recipe, shlex.join([*self.options("train"), *more])
-        given = ["--root", self.root, "--out", self.out / folder, "--attention", attention, "--epochs", epochs]
+        s, training = self.settings, shlex.join([*self.options("train"), *more])
+        given = ["--root", self.root, "--out", self.out / folder, "--attention", attention]
+        given += [*(["--epochs", epochs] if epochs else []), *(["--pair", s.pair] if s.pair else [])]
         options = [*given, "--train-options", training, *self.options("teacher")]
-        self.shell.run(self.shell.leapformer("recipe", name, *options))
+        self.shell.run(self.shell.leapformer("recipe", s.recipe, *options))
         return ["--finetune-from-model", str(self.best(folder, attention))]
 
     def best(self, folder: str, attention: str) -> Path:
@@ -106,7 +122,8 @@ class Sparsefinder(Recipe):
     def step_measure(self) -> None:
         s, data, curves = self.settings, self.out / "teacher/data", self.out / "curves"
         fitted = [self.out / f"fitted/seed{seed}.pt" for seed in s.seeds]
-        references = [] if s.recipe == "mlm" else ["--references", data / "text/raw/test.de"]
+        language = (s.pair or "").partition("-")[2]
+        references = ["--references", data / f"text/raw/test.{language}"] if language else []
         self.shell.say("curves")
         self.shell.run(
             self.shell.leapformer(

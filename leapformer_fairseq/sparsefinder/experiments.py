@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..attention import find
+from ..attention.sparse.blocks import SIZE
 from ..attention.sparse.pattern import Pattern
 from ..files import write_text
 from ..pictures.heatmaps import Axis
@@ -53,10 +54,18 @@ def score_fronts(
     return scored
 
 
-def write_curves(folder: Path, block: str, sweep: Sweep, rows: Sequence[Row], scored: Sequence[Row], gold: Row) -> str:
-    """curves.csv, curves.md, which is returned, and pictures; with scores also quality.csv and theirs."""
+def write_curves(
+    folder: Path,
+    block: str,
+    sweep: Sweep,
+    rows: Sequence[Row],
+    scored: Sequence[Row],
+    gold: Row,
+    note: str | None = None,
+) -> str:
+    """curves.csv, curves.md, which is returned and begins with `note`, and pictures; with scores also quality.csv."""
     report.write_csv(rows, folder / "curves.csv")
-    text = [report.as_markdown(report.recall_table(rows))]
+    text = [*([note] if note else []), report.as_markdown(report.recall_table(rows))]
     recall = _labelled(rows, block)
     pictures.draw_curves(recall, gold, folder / "recall.png", "recall", f"{block}: recall of the gold graph")
     if scored:
@@ -95,10 +104,14 @@ def score_blocks(scores: KeptScores, sweep: Sweep, watch: Watch) -> list[Row]:
 
 
 def write_blocks(folder: Path, rows: Sequence[Row], full: Row) -> str:
-    """blocks.md, which is returned, and blocks.png."""
+    """blocks.md, which is returned, blocks.png over all sizes but one token (figure 7), and blocks-sizes.png (13)."""
     text = report.blocks_markdown(rows, full)
     write_text(folder / "blocks.md", text + "\n", "--out")
-    pictures.draw_blocks(rows, full, full["name"], folder / "blocks.png")
+    sizes = sorted({row["options"][SIZE.name] for row in rows})
+    means = {f"blocks of {size}": pictures.block_means(rows, [size]) for size in sizes}
+    averaged = {"averaged over sizes from 2": pictures.block_means(rows, [size for size in sizes if size > 1])}
+    pictures.draw_blocks(averaged, full, full["name"], folder / "blocks.png")
+    pictures.draw_blocks(means, full, full["name"], folder / "blocks-sizes.png")
     return text
 
 

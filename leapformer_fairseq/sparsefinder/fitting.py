@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention.ops.blocks import in_blocks
-from ..attention.sparse.fitted import FORMAT, first_projection, projected, read_file
+from ..attention.sparse.fitted import FORMAT, block_prefix, first_projection, projected, read_file
 from ..errors import LeapformerError
 from ..files import write_with
 from ..progress import Watch
@@ -35,7 +35,7 @@ class Settings:
     loss:        triple, of each edge and one key without an edge (the paper), or query, of the sums over all edges of a
                  query and as many other keys (the released code).
     projections: shared by queries and keys (the paper's text), or separate (the default of the released code).
-    blocks:      sizes z of blocks for which sparsefinder-block1 and -block2 are fitted, too.
+    blocks:      sizes z of blocks for which sparsefinder-block1 and -block2 are fitted, too; for z = 1 they always are.
     part:        the share of the sentences that is fitted to; the rest is for evaluation.
     points:      at most so many projected queries and keys of a head are clustered; 0: all.
     """
@@ -64,8 +64,8 @@ class Settings:
             if not getattr(self, name) > 0:
                 raise LeapformerError(f"--{name} {getattr(self, name)}: give a number above 0")
         for size in self.blocks:
-            if size < 2:
-                raise LeapformerError(f"--blocks {size}: give blocks of at least 2 tokens")
+            if size < 1:
+                raise LeapformerError(f"--blocks {size}: give blocks of at least 1 token")
         if not 0 < self.part <= 1:
             raise LeapformerError(f"--part {self.part}: give the share of the sentences to fit to, above 0 and up to 1")
 
@@ -81,7 +81,7 @@ def fit(graphs: Graphs, settings: Settings, seed: int, path: Path, watch: Watch)
     generator = torch.Generator().manual_seed(seed)
     count = fitted_count(len(graphs), settings.part)
     found: list[dict[str, Tensor]] = [{} for _ in graphs.about["fingerprints"]]
-    for size in (1, *settings.blocks):
+    for size in dict.fromkeys((1, *settings.blocks)):
         projections = _Projections(graphs, settings, size, generator)
         _train(projections, graphs, settings, count, generator, watch)
         for entry, new in zip(found, projections.by_layer(), strict=True):
@@ -121,7 +121,7 @@ class _Projections:
     def __init__(self, graphs: Graphs, settings: Settings, size: int, generator: torch.Generator) -> None:
         self.settings, self.size, self.heads = settings, size, graphs.about["heads"]
         self.layers = len(graphs.about["fingerprints"])
-        self.prefix = "" if size == 1 else f"block{size}."
+        self.prefix = block_prefix(size)
         sets = 1 if settings.projections == "shared" else 2
         count, dim = self.layers * self.heads, graphs.about["head_dim"]
         self.sets = [first_projection(count, dim, settings.dimensions, generator) for _ in range(sets)]
@@ -189,7 +189,7 @@ def _train(
 
 # ------------------------------------------------------------------------------------------------------------- losses
 def triple_loss(q: Tensor, k: Tensor, gold: Tensor, seen: Tensor, margin: float, generator: torch.Generator) -> Tensor:
-    """Mean of [margin + |q' - k'_P|^2 - |q' - k'_N|^2]_+ over edges, each with one negative (section 4.1).
+    """Mean of [margin + |q' - k'_P|^2 - |q' - k'_N|^2]_+ over edges, each with one negative (section 4).
 
     q (H, T, r), k (H, S, r), gold (H, T, S), seen (T, S).
     """

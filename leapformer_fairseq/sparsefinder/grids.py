@@ -24,11 +24,10 @@ OURS = ("small", "fine")  # the union is the papers'
 MLM_WINDOWS = (0, 1, 3, 7, 11, 25, 31, 41, 51, 75, 101, 125, 151, 175, 201, 251, 301, 351, 401, 451, 501, 512)
 MT_WINDOWS = (0, 1, 3, 5, 7, 9, 11, 15, 19, 23, 27)
 
-
-# section 6.1: blocks attended to, tokens of a block, centroids of version 2
+# blocks attended to, tokens of a block, centroids of version 2: section 6.1, and appendix F for blocks of one token
 BLOCKS = {
-    "union": ((2, 3, 4, 8, 16, 22), (2, 4, 8, 16), (2, 4, 8, 12, 16, 20)),
-    "small": ((2, 4), (4, 16), (4,)),
+    "union": ((2, 3, 4, 8, 16, 22), (1, 2, 4, 8, 16), (2, 4, 8, 12, 16, 20)),
+    "small": ((2, 4), (1, 16), (4,)),
 }
 
 

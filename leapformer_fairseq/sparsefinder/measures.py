@@ -1,4 +1,4 @@
-"""How well a predicted graph agrees with the graph of full entmax (Treviso et al., 2022, section 5).
+"""How well a predicted graph agrees with the graph of full entmax (Treviso et al., 2022).
 
 Shapes: H heads, T queries, S keys, W windows; one sentence without padding.
 """

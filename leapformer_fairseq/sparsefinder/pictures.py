@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from ..attention.sparse.blocks import SIZE
 from ..pictures.figures import save
 from ..pictures.heatmaps import Axis, label
 from .report import by_seed, front
 
 Row = dict[str, Any]
+Means = dict[str, list[tuple[int, float, float]]]  # see `block_means`
 PANEL = (4.6, 3.6)  # inches
 MARKERS = "osD^vP*X"
 WORSE = 0.3  # a part of the oracle's BLEU or perplexity
@@ -106,37 +108,50 @@ def draw_panels(points: Mapping[str, tuple[Tensor, Tensor]], path: str | Path, t
     save(figure, path)
 
 
-def draw_blocks(rows: Sequence[Row], full: Row, name: str, path: str | Path) -> None:
-    """Perplexity over seconds, averaged over sizes and centroids, a line along the blocks attended to (figure 7)."""
-    figure, axes = _figure(1, 1, PANEL)
-    for i, mechanism in enumerate(dict.fromkeys(row["mechanism"] for row in rows)):
-        own = [row for row in rows if row["mechanism"] == mechanism]
-        counts = sorted({row["attended"] for row in own})
-        means = []
-        for count in counts:
-            here = [row for row in own if row["attended"] == count]
-            means.append([sum(row[key] for row in here) / len(here) for key in ("seconds", "quality")])
-        axes.plot(*zip(*means, strict=True), label=mechanism, color=f"C{i}", marker=MARKERS[i], markersize=4)
-        for count, mean in zip(counts, means, strict=True):
-            axes.annotate(str(count), mean, fontsize=6)
-    axes.plot([full["seconds"]], [full["quality"]], "k*", markersize=10, label="full entmax")
-    axes.axhline(full["quality"], color="0.4", linewidth=1, linestyle=":")
-    axes.set(xlabel="seconds of the model", ylabel=f"{name} (lower is better)", title="blocks attended to")
-    axes.invert_yaxis()
-    axes.legend(fontsize=7)
+def draw_blocks(panels: Mapping[str, Means], full: Row, name: str, path: str | Path) -> None:
+    """Perplexity over seconds, a line along the blocks attended to, a panel for each title (figures 7, 13)."""
+    figure, grid = _figure(1, len(panels), PANEL, squeeze=False)
+    for axes, (title, means) in zip(grid[0], panels.items(), strict=True):
+        for i, (mechanism, line) in enumerate(means.items()):
+            seconds, quality = [x for _, x, _ in line], [y for _, _, y in line]
+            axes.plot(seconds, quality, label=mechanism, color=f"C{i}", marker=MARKERS[i], markersize=4)
+            for count, *at in line:
+                axes.annotate(str(count), at, fontsize=6)
+        axes.plot([full["seconds"]], [full["quality"]], "k*", markersize=10, label="full entmax")
+        axes.axhline(full["quality"], color="0.4", linewidth=1, linestyle=":")
+        axes.set(xlabel="seconds of the model", ylabel=f"{name} (lower is better)", title=title)
+        axes.invert_yaxis()
+    grid[0, 0].legend(fontsize=7)
     save(figure, path)
 
 
-def draw_tags(shares: Tensor, tags: Sequence[str], path: str | Path, title: str) -> None:
-    """How the tokens of each bucket are distributed over tags, (buckets, tags), as stacked bars (figure 6)."""
-    figure, axes = _figure(1, 1, (6.4, 3.6))
-    below = np.zeros(len(shares))
-    for i, tag in enumerate(tags):
-        part = shares[:, i].numpy()
-        axes.bar(range(len(shares)), part, bottom=below, label=tag, color=f"C{i % 10}", hatch="/" * (i // 10))
-        below += part
-    axes.set(xlabel="bucket", ylabel="share of its tokens", title=title)
-    axes.legend(fontsize=6, ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
+def block_means(rows: Sequence[Row], sizes: Collection[int]) -> Means:
+    """Blocks attended to, seconds and quality of each pattern of blocks, means over these sizes and all centroids."""
+    found: Means = {}
+    own = [row for row in rows if row["options"][SIZE.name] in sizes]
+    for mechanism, count in sorted({(row["mechanism"], row["attended"]) for row in own}):
+        here = [row for row in own if (row["mechanism"], row["attended"]) == (mechanism, count)]
+        seconds, quality = (sum(row[key] for row in here) / len(here) for key in ("seconds", "quality"))
+        found.setdefault(mechanism, []).append((count, seconds, quality))
+    return found
+
+
+def draw_tags(shares: Mapping[str, Tensor], tags: Sequence[str], path: str | Path, title: str) -> None:
+    """How the tokens of each tag are distributed over buckets, (buckets, tags), as stacked bars (figure 6).
+
+    `shares` has a panel for each side, queries and keys.
+    """
+    figure, grid = _figure(1, len(shares), (6.4, 3.6), squeeze=False)
+    for axes, (side, of_side) in zip(grid[0], shares.items(), strict=True):
+        below = np.zeros(len(tags))
+        for bucket, part in enumerate(of_side.numpy()):
+            style = {"color": f"C{bucket % 10}", "hatch": "/" * (bucket // 10)}
+            axes.bar(range(len(tags)), part, bottom=below, label=str(bucket), **style)
+            below += part
+        axes.set(ylabel="share of the tag's tokens", title=side)
+        axes.set_xticks(range(len(tags)), tags, rotation=90, fontsize=7)
+    grid[0, -1].legend(fontsize=6, title="bucket", title_fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.suptitle(title, fontsize=10)
     save(figure, path)
 
 

@@ -1,4 +1,4 @@
-"""Which parts of speech the buckets of k-means hold (Treviso et al., 2022, figure 6).
+"""How the tokens of each part of speech are distributed over the buckets of k-means (Treviso et al., 2022, figure 6).
 
 A tagger cuts text into words, a model into subwords. The rule that joins them: a subword has the tag of the word that
 its first letter is in. White space does not count, and marks such as that of the end of a sentence have no tag. The
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from .sweep import mechanisms
 
 Tagged = Sequence[tuple[str, str]]  # words of a sentence with their tags
 OTHER = "other"
+SIDES = {"queries": "q", "keys": "k"}
 MARKS = {"<s>", "</s>", "<pad>", "<unk>", "<mask>"}
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes it
 
@@ -97,17 +98,19 @@ def tags_of_subwords(
 
 
 class Buckets:
-    """How often each tag is in each bucket of a layer's heads, `counts` (H, c, tags).
+    """How often each tag is in each bucket of the heads of each layer, `counts` (sides, L, H, c, tags).
 
-    A token counts as a query and, in self-attention, as a key: a bucket is the centroid nearest to it.
+    Sides are the queries and, in self-attention, the keys: a token is in the bucket of the centroid nearest to its
+    query, and in that of the centroid nearest to its key.
     """
 
     def __init__(self, graphs: Graphs, file: str, centroids: int, names: Sequence[str]) -> None:
         point = Point("sparsefinder-kmeans", {"sparsefinder_centroids": centroids})
         self.layers: list[Any] = list(mechanisms(graphs, point, "none", [file], 0))
-        self.sides = ("q",) if graphs.about["block"] == "decoder-cross" else ("q", "k")
+        self.sides = list(SIDES)[: 1 if graphs.about["block"] == "decoder-cross" else 2]
         self.names = list(names)
-        self.counts = torch.zeros(len(self.layers), graphs.about["heads"], centroids, len(names), dtype=torch.long)
+        shape = len(self.sides), len(self.layers), graphs.about["heads"], centroids, len(names)
+        self.counts = torch.zeros(shape, dtype=torch.long)
 
     def add(self, sentence: Sentence, tags: Sequence[str | None]) -> None:
         tagged = torch.tensor([i for i, tag in enumerate(tags) if tag is not None])
@@ -115,11 +118,11 @@ class Buckets:
             [self.names.index(tag if tag in self.names else OTHER) for tag in tags if tag is not None]
         )
         for layer, mechanism in enumerate(self.layers):
-            for side in self.sides:
-                x = getattr(sentence, side)[layer][:, tagged].unsqueeze(0)
-                project = mechanism.project_queries if side == "q" else mechanism.project_keys
+            for counts, side in zip(self.counts, self.sides, strict=True):
+                x = getattr(sentence, SIDES[side])[layer][:, tagged].unsqueeze(0)
+                project = mechanism.project_queries if side == "queries" else mechanism.project_keys
                 cells = mechanism.buckets(project(x))[0, :, :, 0] * len(self.names) + columns  # (H, T)
-                of_layer = self.counts[layer]
+                of_layer = counts[layer]
                 for head, own in enumerate(cells):
                     of_layer[head] += own.bincount(minlength=of_layer[head].numel()).view_as(of_layer[head])
 
@@ -138,24 +141,30 @@ def information(counts: Tensor) -> float:
     return float(torch.where(joint > 0, joint * (joint / apart).log2(), 0.0).sum())
 
 
-def write_tags(buckets: Buckets, folder: Path, draw: Callable[[Tensor, Sequence[str], Path, str], None]) -> str:
+def write_tags(
+    buckets: Buckets, folder: Path, draw: Callable[[Mapping[str, Tensor], Sequence[str], Path, str], None]
+) -> str:
     """tags.csv with all counts, tags.md with what each head tells of tags, and a picture a head. The table is returned.
 
-    `draw` gets shares (c, tags), names, path and title.
+    `draw` gets the shares (c, tags) of each side, which add up to 1 for each tag, names, path and title.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["layer", "head", "bucket", *buckets.names])
+    writer.writerow(["layer", "head", "side", "bucket", *buckets.names])
     rows = []
-    for layer, of_layer in enumerate(buckets.counts, 1):
-        for head, counts in enumerate(of_layer):
-            writer.writerows([layer, head, bucket, *line.tolist()] for bucket, line in enumerate(counts))
-            rows.append([layer, head, f"{information(counts):.3f}", int((counts.sum(1) > 0).sum())])
-            shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
-            title = f"layer {layer}, head {head}: tags in each bucket"
+    for layer, of_layer in enumerate(buckets.counts.unbind(1), 1):
+        for head, of_head in enumerate(of_layer.unbind(1)):
+            sides = dict(zip(buckets.sides, of_head, strict=True))
+            for side, counts in sides.items():
+                writer.writerows([layer, head, side, bucket, *line.tolist()] for bucket, line in enumerate(counts))
+            bits = [f"{information(counts):.3f}" for counts in sides.values()]
+            rows.append([layer, head, *bits, *(int((counts.sum(1) > 0).sum()) for counts in sides.values())])
+            shares = {side: counts / counts.sum(0).clamp(min=1) for side, counts in sides.items()}
+            title = f"layer {layer}, head {head}: buckets of each tag"
             draw(shares, buckets.names, folder / f"tags-layer{layer}-head{head}.png", title)
     write_text(folder / "tags.csv", text.getvalue(), "--out")
-    table = tabulate(rows, ["layer", "head", "bits", "buckets in use"], tablefmt="github", disable_numparse=True)
+    headers = ["layer", "head", *(f"{what} of {side}" for what in ("bits", "buckets in use") for side in buckets.sides)]
+    table = tabulate(rows, headers, tablefmt="github", disable_numparse=True)
     write_text(folder / "tags.md", table + "\n", "--out")
     return table
 

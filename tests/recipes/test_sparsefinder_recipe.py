@@ -25,7 +25,7 @@ def curves(out, name):
 def test_translation(tmp_path):
     out = tmp_path / "out"
     options = (
-        "--root", multi30k_tree(tmp_path / "data"), "--out", out, "--paper", "mt", *COMMON,
+        "--root", multi30k_tree(tmp_path / "data"), "--out", out, "--paper", "mt_small", *COMMON,
         "--teacher-options", "--vocab-size 150", "--train-options", f"--arch leapformer_nmt_tiny {BATCHES}",
         "--extract-options", "--sentences 16 --min-length 4", "--pareto-options", SCORED,
     )  # fmt: skip
@@ -43,7 +43,7 @@ def test_a_masked_language_model_without_a_training_text(tmp_path):
         path.unlink()
     out = tmp_path / "out"
     finished(
-        "sparsefinder", "--root", files, "--out", out, "--paper", "mlm", "--train-on-valid", *COMMON,
+        "sparsefinder", "--root", files, "--out", out, "--paper", "mlm_small", "--train-on-valid", *COMMON,
         "--stages", "8:1",
         "--teacher-options", "--vocab-size 120 --jobs 1",
         "--train-options", "--arch leapformer_mlm_tiny --tokens-per-sample 16 --max-tokens 400 --warmup-updates 2",
@@ -56,12 +56,14 @@ def test_a_masked_language_model_without_a_training_text(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--out", "x", "--paper", "speech"), "no configs/sparsefinder/speech.yaml; choose from mlm, mt"),
+        (("--out", "x", "--paper", "speech"), "no configs/sparsefinder/speech.yaml; choose from mlm, mlm_small, mt"),
         (("--paper", "mt"), "no --out given"),
         (("--out", "x", "--paper", "mt"), "no --root given"),
-        (("--out", "x", "--paper", "mlm", "--root", ".", "--stages", "32"), "--stages 32: give TOKENS:EPOCHS"),
+        (("--out", "x", "--paper", "mlm_small", "--root", ".", "--stages", "32"), "--stages 32: give TOKENS:EPOCHS"),
         (("--out", "x", "--root", ".", "--epochs", "3"), "give two numbers, of softmax and of entmax"),
-        (("--out", "x", "--root", ".", "--train-on-valid"), "is for --paper mlm; leave it out"),
+        (("--out", "x", "--root", ".", "--paper", "mt", "--epochs", "3 4"), "give one number, of entmax"),
+        (("--out", "x", "--root", ".", "--paper", "mt", "--init", "gone.pt"), "--init gone.pt: no such checkpoint"),
+        (("--out", "x", "--root", ".", "--train-on-valid"), "is for --paper mlm and mlm_small; leave it out"),
         (("--grids", "small"), "unknown option --grids"),
         (("--out",), "--out needs a value"),
     ],

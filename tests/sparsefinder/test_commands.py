@@ -343,8 +343,16 @@ def tags_command(root, graphs, fitted, *more):
     return f"sparsefinder tags {graphs} --fitted {fitted[0]} --out {root}/tags --centroids 4".split() + list(more)
 
 
-def test_tags_of_buckets(root, graphs, fitted, capsys):
-    """Each tagged token is in a bucket of each head as a query and as a key; the mark of the beginning is not."""
+def test_tags_of_buckets(root, graphs, fitted, monkeypatch, capsys):
+    """Each tagged token is in a bucket of each head once as a query and once as a key; the mark of the beginning not.
+
+    The picture has for each tag the shares of the buckets, of queries and of keys apart.
+    """
+    from leapformer_fairseq.sparsefinder import pictures
+
+    drawn = []
+    real = pictures.draw_tags
+    monkeypatch.setattr(pictures, "draw_tags", lambda *x: drawn.append(x[0]) or real(*x))
     assert main(tags_command(root, graphs, fitted)) == 0
     assert "4 sentences in" in capsys.readouterr().out
     lines = (root / "tags" / "text.txt").read_text().splitlines()
@@ -353,13 +361,23 @@ def test_tags_of_buckets(root, graphs, fitted, capsys):
     (root / "tags.tsv").write_text(tagged + "\n")
     assert main(tags_command(root, graphs, fitted, "--tags", str(root / "tags.tsv"), "--most", "2")) == 0
     rows = list(csv.DictReader((root / "tags" / "tags.csv").open()))
-    assert len(rows) == 2 * 2 * 4 and set(rows[0]) >= {"layer", "head", "bucket", "other"}
-    common = next(name for name in rows[0] if name not in ("layer", "head", "bucket", "other"))
-    for layer, head in ((1, 0), (2, 1)):
-        own = [row for row in rows if (row["layer"], row["head"]) == (str(layer), str(head))]
-        assert sum(int(row[common]) for row in own) == 2 * sum(word[0] == common for word in words)
-    assert (root / "tags" / "tags-layer2-head0.png").stat().st_size > 5000
-    assert "buckets in use" in capsys.readouterr().out
+    assert len(rows) == 2 * 2 * 2 * 4 and set(rows[0]) >= {"layer", "head", "side", "bucket", "other"}
+    common = next(name for name in rows[0] if name not in ("layer", "head", "side", "bucket", "other"))
+    for layer, head, side in ((1, 0, "queries"), (2, 1, "keys")):
+        at = (str(layer), str(head), side)
+        own = [int(row[common]) for row in rows if (row["layer"], row["head"], row["side"]) == at]
+        expected, entry = torch.zeros(4), list(read_file(fitted[0])["entries"].values())[layer - 1]
+        for sentence in list(Graphs(graphs).sentences())[36:]:
+            x = {"queries": sentence.q, "keys": sentence.k}[side][layer - 1, head]
+            low = x @ entry[f"{side[0]}.weight"][head] + entry[f"{side[0]}.bias"][head]
+            nearest = torch.cdist(low, entry["centroids.4"][head]).argmin(1)
+            expected += nearest[[word[0] == common for word in sentence.words]].bincount(minlength=4)
+        assert own == expected.tolist() and sum(own) == sum(word[0] == common for word in words)
+        shares = drawn[2 * (layer - 1) + head][side]
+        assert shares[:, 0].tolist() == pytest.approx([count / sum(own) for count in own])
+        torch.testing.assert_close(shares.sum(0), torch.ones(3))
+    assert len(drawn) == 4 and (root / "tags" / "tags-layer2-head0.png").stat().st_size > 5000
+    assert "buckets in use of keys" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -424,15 +442,19 @@ def test_perplexity_of_a_masked_language_model(root):
 
 
 def test_the_experiment_with_blocks(root, capsys):
-    """Also from its files, without another pass; where every block is attended to it is full entmax."""
+    """Also from its files, without another pass; where every block is attended to it is full entmax.
+
+    Blocks of one token have what was fitted to tokens.
+    """
     assert main(extract(root, "mlm_entmax", "lm", "encoder-self", "block_graphs", sentences=20, length=20)) == 0
-    fit = f"sparsefinder fit {root}/block_graphs --out {root}/block_fitted --seeds 1 --blocks 4 16"
+    fit = f"sparsefinder fit {root}/block_graphs --out {root}/block_fitted --seeds 1 --blocks 1 16"
     assert main(fit.split()) == 0
     command = f"sparsefinder blocks {root}/lm --path {root}/mlm_entmax/checkpoint_last.pt --out {root}/blocks"
     command = [*command.split(), "--fitted", f"{root}/block_fitted/seed1.pt", "--grid", "small"]
     assert main(command) == 0
     found = json.loads((root / "blocks" / "blocks.json").read_text())
     assert len(found["rows"]) == 3 * 2 * 2 and (root / "blocks" / "blocks.png").stat().st_size > 5000
+    assert (root / "blocks" / "blocks-sizes.png").stat().st_size > (root / "blocks" / "blocks.png").stat().st_size
     for row in found["rows"]:
         if row["options"]["sparsefinder_block_size"] == 16:  # a sample has two blocks
             assert row["quality"] == pytest.approx(found["full"]["quality"], rel=1e-5)

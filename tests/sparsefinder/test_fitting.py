@@ -107,7 +107,7 @@ def test_bits_are_packed_without_loss():
         {"part": 0.0},
         {"part": 1.5},
         {"batch": 0},
-        {"blocks": (1,)},
+        {"blocks": (0,)},
         {"lr": -1.0},
         {"l2": -0.1},
         {"clip": 0.0},

@@ -8,10 +8,9 @@ from torch import Tensor
 from ..capabilities import ENCODER_SELF, Capabilities
 from ..ops.random import hashed
 from ..registry import Option, register
-from .pattern import COMMON, SEED, SELF_ONLY, Pattern, at_ends, near, positions
+from .pattern import COMMON, COUNTS, SEED, SELF_ONLY, Pattern, at_ends, near, positions
 
 RANDOM = Option("bigbird_random", 4, "entmax-bigbird: random keys of a query", least=0)
-COUNTS = (2, 4, 6, 8, 10, 12, 16, 20)
 WINDOW = 3  # always there, also with a smaller --sparse-window
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..registry import Option, register
 from .blocks import ATTENDED, SIZE, ProjectedBlocks, top
 from .distance import squared_distances
-from .fitted import DIMENSIONS, FILE
+from .fitted import DIMENSIONS, FILE, block_prefix
 from .kmeans import CENTROIDS
 from .pattern import COMMON
 
@@ -61,4 +61,4 @@ def first_centroids(mechanism: ProjectedBlocks, count: int) -> Tensor:
 
 def centroid_part(mechanism: ProjectedBlocks) -> dict[str, str]:
     """Where the fitted ones are."""
-    return {"centroids": f"block{mechanism.size}.centroids.{mechanism.chosen.sparsefinder_centroids}"}
+    return {"centroids": f"{block_prefix(mechanism.size)}centroids.{mechanism.chosen.sparsefinder_centroids}"}

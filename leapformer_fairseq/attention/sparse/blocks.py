@@ -17,7 +17,7 @@ from ..mechanism import Inputs
 from ..ops.blocks import attend_chosen, chosen_blocks, in_blocks, in_order, of_tokens, real_first
 from ..ops.precision import accumulated, without_autocast
 from ..registry import Option
-from .fitted import MISSING, Projected
+from .fitted import MISSING, Projected, block_prefix
 from .pattern import Pattern, real_keys
 
 SIZE = Option("sparsefinder_block_size", 16, "sparsefinder-block1, -block2: tokens of a block", least=1)
@@ -136,7 +136,7 @@ class ProjectedBlocks(Blocked, Projected):
     capabilities = replace(Blocked.capabilities, missing=MISSING)
 
     def parts(self) -> dict[str, str]:
-        return {buffer: f"block{self.size}.{name}" for buffer, name in super().parts().items()}
+        return {buffer: block_prefix(self.size) + name for buffer, name in super().parts().items()}
 
     def _cached(self, k: Tensor) -> Tensor:
         return k  # nothing is decoded from a state

@@ -22,7 +22,7 @@ DISTANCE = Option(
 
 @register("sparsefinder-distance", *COMMON, FILE, DIMENSIONS, THRESHOLD, DISTANCE)
 class Distance(Projected):
-    """Entmax over the pairs with |q' - k'| <= t (Treviso et al., 2022, arXiv:2109.12188, section 4.2)."""
+    """Entmax over the pairs with |q' - k'| <= t (Treviso et al., 2022, arXiv:2109.12188, section 4)."""
 
     grids = {
         "section5": tuple({"sparsefinder_threshold": t / 2} for t in range(1, 11)),

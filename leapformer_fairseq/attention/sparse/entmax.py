@@ -67,7 +67,7 @@ class Entmax(CachedMechanism):
     def graph(
         self, q: Tensor, k: Tensor, *, query: TokenInfo | None = None, key: TokenInfo | None = None, mask: Mask = None
     ) -> Tensor:
-        """The edges of attention, (B, H, T, S): where a weight is above 0 (Treviso et al., 2022, section 2.3)."""
+        """The edges of attention, (B, H, T, S): where a weight is above 0 (Treviso et al., 2022, section 4)."""
         visible = visible_keys(q, k, None if key is None else key.keep, mask)
         with without_autocast(q.device):
             return self._mapped(q, self._cached(k), visible) > 0

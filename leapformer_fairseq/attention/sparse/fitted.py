@@ -139,7 +139,7 @@ class Fitted(Pattern):
 class Projected(Fitted):
     """A pattern that looks at queries and keys in few dimensions, q' = W_q q + b_q and k' = W_k k + b_k, per head.
 
-    (Treviso et al., 2022, section 4.1; one W and b for both there, and two in the released code.) The projected keys
+    (Treviso et al., 2022, section 4; one W and b for both there, and two in the released code.) The projected keys
     are kept beside the keys.
     """
 
@@ -191,6 +191,11 @@ def first_projection(
         (2 * torch.rand(*shape, generator=generator) - 1) * bound for shape in ((heads, dim, dims), (heads, dims))
     )
     return weight, bias
+
+
+def block_prefix(size: int) -> str:
+    """How an entry names what is fitted to blocks of `size` tokens; blocks of one token are the tokens."""
+    return "" if size == 1 else f"block{size}."
 
 
 def fingerprint(projections: Projections) -> str:

@@ -13,7 +13,7 @@ from ...errors import LeapformerError
 from ..registry import Option, register
 from .distance import squared_distances
 from .fitted import DIMENSIONS, FILE, Projected
-from .pattern import COMMON
+from .pattern import COMMON, COUNTS
 
 CENTROIDS = Option("sparsefinder_centroids", 8, "sparsefinder-kmeans, -block2: centroids of a head", least=1)
 NEAREST = Option("sparsefinder_nearest", 1, "sparsefinder-kmeans: centroids that a query and a key belong to")
@@ -21,7 +21,7 @@ NEAREST = Option("sparsefinder_nearest", 1, "sparsefinder-kmeans: centroids that
 
 @register("sparsefinder-kmeans", *COMMON, FILE, DIMENSIONS, CENTROIDS, NEAREST)
 class KMeans(Projected):
-    """Entmax over the pairs that share a bucket (Treviso et al., 2022, arXiv:2109.12188, section 4.2, eq. 6).
+    """Entmax over the pairs that share a bucket (Treviso et al., 2022, arXiv:2109.12188, section 4, eq. 6).
 
     The centroids are those of projected queries and keys together. A query, and a key, is in the buckets of its nearest
     centroids. The buckets of keys are kept beside them.
@@ -30,10 +30,7 @@ class KMeans(Projected):
     centroids: Tensor
     grids = {
         "section5": tuple(
-            {"sparsefinder_centroids": c, "sparsefinder_nearest": n}
-            for n in (1, 2)
-            for c in (2, 4, 6, 8, 10, 12, 16, 20)
-            if n < c
+            {"sparsefinder_centroids": c, "sparsefinder_nearest": n} for n in (1, 2) for c in COUNTS if n < c
         ),
         "c2": tuple(
             {"sparsefinder_centroids": c, "sparsefinder_nearest": n}

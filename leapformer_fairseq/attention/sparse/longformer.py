@@ -8,10 +8,9 @@ from torch import Tensor
 from ..capabilities import Capabilities
 from ..ops.random import hashed
 from ..registry import Option, register
-from .pattern import COMMON, SEED, SELF_ONLY, Pattern, positions, real_keys
+from .pattern import COMMON, COUNTS, SEED, SELF_ONLY, Pattern, positions, real_keys
 
 GLOBALS = Option("longformer_globals", 4, "entmax-longformer: random global tokens of a head", least=0)
-COUNTS = (2, 4, 6, 8, 10, 12, 16, 20)
 
 
 @register("entmax-longformer", *COMMON, SEED, GLOBALS)

@@ -1,7 +1,7 @@
 """Entmax over the edges of a sparsity pattern, which says before the scores are computed which keys a query looks at.
 
 Where a pattern holds every edge of the full entmax graph, the output is that of full entmax (Treviso et al., 2022,
-arXiv:2109.12188, section 3); an edge that it lacks changes the weights of its query.
+arXiv:2109.12188, section 4); an edge that it lacks changes the weights of its query.
 
 Shapes: B batch, H heads, T queries, S keys.
 """
@@ -44,6 +44,7 @@ NONCAUSAL = Option(
     "whole targets see the future",
 )
 COMMON = (ALPHA, WINDOW, GLOBAL, NONCAUSAL)
+COUNTS = (2, 4, 6, 8, 10, 12, 16, 20)  # in the grid of section 5: of buckets, random keys and random global tokens
 SEES_FUTURE = (
     "an edge may depend on later tokens, so that training and scoring would see the future; take sparsefinder-distance "
     f"or -kmeans, or for analysis only {NONCAUSAL.flag}"

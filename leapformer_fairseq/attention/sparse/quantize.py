@@ -29,7 +29,7 @@ BINNING = Option(
 
 @register("sparsefinder-quantize", *COMMON, FILE, DIMENSIONS, BINS, TOKENS, BINNING)
 class Quantize(Projected):
-    """Entmax over the pairs that share a bin in at least one dimension (Treviso et al., 2022, section 4.2).
+    """Entmax over the pairs that share a bin in at least one dimension (Treviso et al., 2022, section 4).
 
     fixed:   queries are ranked in each dimension, and keys; a bin holds ceil(n / bins) of them, next to each other. A
              rank changes with later tokens.

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...errors import LeapformerError
 from ..registry import Option, register
 from .fitted import DIMENSIONS, FILE, Projected
-from .pattern import COMMON, SEED
+from .pattern import COMMON, COUNTS, SEED
 
 BUCKETS = Option("reformer_buckets", 8, "entmax-reformer: buckets of a head, an even number")
 
@@ -25,6 +25,7 @@ class Reformer(Projected):
 
     rotation: Tensor
     grids = {
+        "section5": tuple({"reformer_buckets": b} for b in COUNTS),
         "c2": tuple({"reformer_buckets": b} for b in (2, 4, 6, 8, 10, 12)),
         "released": tuple({"reformer_buckets": b} for b in (2, 4, 6, 8, 10, 14, 18, 22, 26, 30)),
         "small": tuple({"reformer_buckets": b} for b in (2, 4, 8)),

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..ops.precision import accumulated
 from ..registry import Option, register
 from .fitted import FILE, Fitted
-from .pattern import COMMON, real_keys
+from .pattern import COMMON, COUNTS, real_keys
 
 CENTROIDS = Option("routing_centroids", 4, "entmax-routing: centroids of a head", least=1)
 
@@ -28,6 +28,7 @@ class Routing(Fitted):
     centroids: Tensor
     capabilities = replace(Fitted.capabilities, incremental=False, prefixes=False)
     grids = {
+        "section5": tuple({"routing_centroids": c} for c in COUNTS),
         "c2": tuple({"routing_centroids": c} for c in (2, 4, 6, 8, 10)),
         "released": tuple({"routing_centroids": c} for c in (2, 4, 6, 8, 10, 12)),
         "small": tuple({"routing_centroids": c} for c in (2, 4, 8)),
