@@ -19,9 +19,20 @@ check() {
 
 check ruff .venv/bin/ruff check .
 check format .venv/bin/ruff format --check --quiet .
-check mypy .venv/bin/mypy
+# Types are checked beside the tests, and told of after them.
+types=$(mktemp)
+trap 'rm -f "$types"' EXIT
+.venv/bin/mypy >"$types" 2>&1 &
+mypy=$!
+told() {
+    local status=0
+    wait "$mypy" || status=$?
+    cat "$types"
+    return "$status"
+}
 # Files of tests go to two workers, the longest first (tests/costs.json).
 check pytest .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 3 "$@"
+check mypy told
 
 if ((${#failed[@]})); then
     echo "FAILED: ${failed[*]}"

@@ -26,7 +26,8 @@ def test_translation(tmp_path):
     out = tmp_path / "out"
     options = (
         "--root", multi30k_tree(tmp_path / "data"), "--out", out, "--paper", "mt_small", *COMMON,
-        "--teacher-options", "--vocab-size 150", "--train-options", f"--arch leapformer_nmt_tiny {BATCHES}",
+        "--teacher-options", "--vocab-size 150 --eval-options '--beam 1 --max-len-b 5'",
+        "--train-options", f"--arch leapformer_nmt_tiny {BATCHES}",
         "--extract-options", "--sentences 16 --min-length 4", "--pareto-options", SCORED,
     )  # fmt: skip
     finished("sparsefinder", *options)
