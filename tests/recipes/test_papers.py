@@ -132,8 +132,8 @@ def test_the_translation_models_of_luna_are_trained_with_apollo(table, optimizer
 
 
 def test_table_4_of_luna_compares_with_roberta():
-    for recipe in ("mlm", "glue", "race"):
-        assert configuration.load(recipe, "luna")["attention"].split() == ["softmax", "luna"]
+    for data in ("mlm", "glue", "race"):
+        assert configuration.load(data, "luna")["attention"].split() == ["softmax", "luna"]
 
 
 @pytest.mark.parametrize("row", sorted({row for table in TABLES.values() for row in table.rows}))
