@@ -102,8 +102,8 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
         parser.add_argument("--classifier-width", **number, help="of the hidden layer of the classifier (default: 128)")
         parser.add_argument(
             "--pairs", choices=PAIRS,
-            help="what is classified of two sequences: a, b, their product and difference (products), or a and b, by one "
-            "more hidden layer, half as wide (concatenated) (default: products)",
+            help="what is classified of two sequences: a, b, their product and difference (products), or a and b, with "
+            "one more hidden layer, half as wide (concatenated) (default: products)",
         )  # fmt: skip
         parser.add_argument(
             "--embedding-std", type=float, metavar="X",

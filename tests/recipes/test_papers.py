@@ -131,6 +131,14 @@ def test_the_translation_models_of_luna_are_trained_with_apollo(table, optimizer
     assert trained and all(f"--optimizer {optimizer} " in line for line in trained)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "models"), [("luna", "luna"), ("leapformer", "leapformer"), ("corrected", "leapformer")]
+)
+def test_speed_on_long_range_arena_is_that_of_the_models_of_the_paper(protocol, models, tmp_path):
+    shown = dry_run("lra", "--protocol", protocol, "--root", "/nowhere", "--out", tmp_path / "out")
+    assert sum(f"bench lra --protocol {models} " in line for line in shown) == 1
+
+
 def test_table_4_of_luna_compares_with_roberta():
     for data in ("mlm", "glue", "race"):
         assert configuration.load(data, "luna")["attention"].split() == ["softmax", "luna"]
