@@ -17,10 +17,37 @@ from leapformer_fairseq.modules import MechanismAttention
 CPU = measure.Place(torch.device("cpu"))
 
 
-def test_tables_reach_the_longest_text():
-    for name, row in lra.ROWS.items():
+@pytest.mark.parametrize("protocol", lra.PROTOCOLS)
+def test_tables_reach_the_longest_text(protocol):
+    for name, row in lra.rows(protocol).items():
         limits = [value for option, value in row.train.items() if option.endswith("-max-length")]
         assert all(limit >= lra.LENGTHS[-1] for limit in limits), name
+
+
+def test_the_rows_of_both_papers_with_the_models_of_each():
+    """The first has Luna's rows, too, all with LeaPformer's model; the axis of Luna's figure 1 is of Luna's."""
+    both, luna = (lra.measured(protocol) for protocol in lra.PROTOCOLS)
+    assert {"leap", "cosformer", "luna-16", "sinkhorn"} <= set(both) and "leap" not in luna
+    assert {"softmax", lra.MATERIALISED, "luna-16", "luna-128", "luna-256", "performer", "local"} <= set(luna)
+    sizes = {}
+    for protocol in lra.PROTOCOLS:
+        for name in ("softmax", "luna-16"):
+            model = lra.system(name, "text", CPU, protocol).model
+            layer = model.encoder.layers[0]
+            sizes[protocol, name] = len(model.encoder.layers), layer.embed_dim, layer.normalize_before
+            assert model.args.attention_dropout == 0 and model.args.max_positions == lra.LENGTHS[-1]
+    assert sizes == {
+        ("leapformer", "softmax"): (2, 64, True),
+        ("leapformer", "luna-16"): (2, 64, True),
+        ("luna", "softmax"): (4, 256, True),
+        ("luna", "luna-16"): (4, 256, False),
+    }
+
+
+def test_cases_of_luna_are_of_its_text_task_alone():
+    cases = [case.about for case in lra.cases(["softmax"], [CPU], False, "luna")]
+    assert len(cases) == 2 * len(lra.LENGTHS) and not any("pathfinder" in case for case in cases)
+    assert any("pathfinder" in case.about for case in lra.cases(["softmax"], [CPU], False))
 
 
 @pytest.mark.full
@@ -44,8 +71,9 @@ def test_results_beside_softmax_and_cosformer(tmp_path, monkeypatch):
     assert "tasks" not in found, "not in quick runs"
     assert found["cases_left"] == 0
     assert "times as fast as softmax" in (tmp_path / "lra.md").read_text()
-    length, speeds, memory = composite.read_bench(tmp_path / "lra.json")
-    assert length == 48 and speeds.keys() == memory.keys() == set(names)
+    bench = composite.read_bench(tmp_path / "lra.json")
+    assert bench.length == 48 and bench.speeds.keys() == bench.memory.keys() == set(names)
+    assert bench.protocol == found["options"]["protocol"] == "leapformer"
 
 
 def test_what_was_measured_before_an_interruption_is_kept(tmp_path, monkeypatch):
@@ -66,9 +94,12 @@ def test_what_was_measured_before_an_interruption_is_kept(tmp_path, monkeypatch)
     assert "times as fast as softmax" in report and "Peak memory" not in report and "1 cases are left" in report
 
 
-@pytest.mark.parametrize("name", lra.MECHANISMS_MEASURED)
-def test_every_row_trains_a_step(name):
-    measured = lra.system(name, "text", CPU)
+@pytest.mark.parametrize(
+    ("name", "protocol"),
+    [*((name, "leapformer") for name in lra.measured()), ("luna-16", "luna"), ("sparse-transformer", "luna")],
+)
+def test_every_row_trains_a_step(name, protocol):
+    measured = lra.system(name, "text", CPU, protocol)
     tokens, target = lra.inputs("text", 2, 70, CPU)
     before = [x.clone() for x in measured.model.parameters() if x.requires_grad]
     lra.train(measured, tokens, target)
@@ -95,7 +126,7 @@ def test_materialised_softmax_is_softmax_with_all_weights(monkeypatch):
 
 def test_no_row_runs_its_layers_again():
     """The same policy for all: the paper's softmax alone did."""
-    for name in lra.MECHANISMS_MEASURED:
+    for name in lra.measured():
         assert not lra.system(name, "text", CPU).model.args.checkpoint_activations
 
 
@@ -113,3 +144,5 @@ def test_a_wrong_training_form_is_a_disagreement(monkeypatch):
 def test_what_is_no_row_is_not_measured(capsys):
     assert main(["bench", "lra", "--quick", "--mechanisms", "linformer-3"]) == 2
     assert "--mechanisms linformer-3: choose from softmax, softmax, materialised" in capsys.readouterr().err
+    assert main(["bench", "lra", "--quick", "--protocol", "luna", "--mechanisms", "leap"]) == 2
+    assert "--mechanisms leap: choose from softmax, softmax, materialised, local" in capsys.readouterr().err

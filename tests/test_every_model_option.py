@@ -34,8 +34,9 @@ CLASSIFIER: dict[str, Any] = {
     "encoder_normalize_before": False, "classifier_width": 14, "activation_fn": "relu", "dropout": 0.5,
     "attention_dropout": 0.5, "activation_dropout": 0.5, "max_positions": 7, "positions": ("sinusoidal", "none"),
     "pooling": ("mean", "padded-mean", "packed"), "checkpoint_activations": True, "freeze": "classifier",
+    "pairs": "concatenated", "embedding_std": 0.5,
 }  # fmt: skip
-WITH = {"packed": {"encoder_self_attention": "luna"}}
+WITH: dict[Any, dict[str, Any]] = {"packed": {"encoder_self_attention": "luna"}, "concatenated": {"inputs": 2}}
 
 
 def own_options(add_args: Any, *others: Any) -> set[str]:
@@ -66,16 +67,17 @@ def alike(one: list[Any], other: list[Any]) -> bool:
     return one[1:] == other[1:] and one[0].shape == other[0].shape and torch.equal(one[0], other[0])
 
 
-def classified(**options: Any) -> list[Any]:
+def classified(inputs: int = 1, **options: Any) -> list[Any]:
     torch.manual_seed(0)
     args = Namespace(**{"encoder_self_attention": "softmax", **SMALL, **options})
     ARCH_CONFIG_REGISTRY["leapformer_classifier"](args)
-    model = LeapformerClassifier.build_model(args, SimpleNamespace(about=About(12, 3)))
+    model = LeapformerClassifier.build_model(args, SimpleNamespace(about=About(12, 3, inputs)))
+    begun = model.encoder.embed_tokens.weight[0, :4].tolist()
     for name, parameter in model.named_parameters():
         generator = torch.Generator().manual_seed(len(name))
         parameter.data = torch.randn(parameter.shape, generator=generator) / 3
     tokens = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 1, 2], [5, 5, 7, 0, 0, 0, 0, 0, 0, 0]])
-    return outcome(model, [tokens])
+    return [*outcome(model, [tokens] * inputs), begun]
 
 
 def test_every_option_of_the_classifier_is_known_here() -> None:

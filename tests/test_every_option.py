@@ -70,7 +70,7 @@ OTHER: dict[str, Any] = {
     "taylor_dim": 5,
     "luna_length": 6,
     "luna_activation": "softplus2",
-    "luna_projections": ("untied", "standard"),
+    "luna_projections": ("raw", "untied", "standard"),
     "luna_pack_heads": 4,
     "luna_positions": "learned",
     "luna_fixed_length": True,

@@ -1,12 +1,14 @@
 """Training speed and memory on Long Range Arena: by length at equal batch size, and with the tasks' own batches.
 
-Method: a training step (forward pass, loss, backward pass, Adam) of the Text model of the LeaPformer paper (appendix
-A.10: 2 layers, 64 wide, 2 heads), random bytes without padding, float32 unless the device says otherwise, one thread.
+Method: a training step (forward pass, loss, backward pass, Adam) of the Text model of a paper, random bytes without
+padding, float32 unless the device says otherwise, one thread. The model is LeaPformer's (appendix A.10: 2 layers, 64
+wide, 2 heads), for the rows of both papers, or with `--protocol luna` Luna's (section 4.1: 4 layers, 256 wide, 4 heads,
+norms after the blocks in its own rows), for the rows of that paper, as in its Table 2 and the axis of its Figure 1.
 On a CPU it is the CPU time of the thread, on a GPU wall time. All systems take turns in one process; the median is
 reported. "softmax" is torch's scaled dot-product attention; "softmax, materialised" computes all weights, as the
 papers' code does. No row has attention dropout: with it, torch computes all weights on a CPU, and linear attention has
-none. By length (Luna's Table 2; Ma et al., 2021): batches of 4. Tasks (LeaPformer's Table 2): their own batches at full
-length, 1k Pathfinder, 2k ListOps, 4k Text.
+none. By length (as in Luna's Table 2; Ma et al., 2021): batches of 4. Tasks (LeaPformer's Table 2, with its models
+only): their own batches at full length, 1k Pathfinder, 2k ListOps, 4k Text.
 
 Memory is the peak above the model and the batch of one training step in a fresh process; ratio = memory of a row /
 memory of materialised softmax. No row recomputes layers in the backward pass.
@@ -17,8 +19,7 @@ A mechanism is not reported if its training form differs from its reference in f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from types import SimpleNamespace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from ..attention import build
 from ..data.lra import prepare
 from ..errors import LeapformerError
 from ..lra import protocols
+from ..lra.params import model_of
 from ..lra.protocols import BASELINE, Row
 from ..memory import MIB
 from ..modules import MechanismAttention
@@ -59,23 +61,24 @@ MEMORY_AIM = 0.25  # leap at 4,096 tokens
 PARITY = 1e-9
 
 
-def _rows() -> dict[str, Row]:
-    """The rows of the LeaPformer paper but for variants of the same speed, and those that only Luna has.
+PROTOCOLS = (protocols.LEAPFORMER, protocols.LUNA)
+LEFT_OUT = ("linformer-2", "cosformer-total", "cosformer-body", "leap-2", "abc-mlp", "abc-random")
 
-    Tables of Luna's rows end with the texts of its protocol, before the longest length that is measured here.
-    """
-    left_out = ("linformer-2", "cosformer-total", "cosformer-body", "leap-2")
-    found = {name: row for name, row in protocols.load("leapformer").rows.items() if name not in left_out}
-    luna = protocols.load("luna").rows
-    for name, row in luna.items():
-        if name not in found and not name.endswith("packed"):
+
+@cache
+def rows(protocol: str = protocols.LEAPFORMER) -> dict[str, Row]:
+    """The rows of `timed_rows` but for variants of the same speed, with tables as long as the longest length."""
+    found = {}
+    for name, row in protocols.timed_rows(protocol).items():
+        if name not in LEFT_OUT and not name.endswith("packed"):
             longest = {option: LENGTHS[-1] for option in row.train if option.endswith("-max-length")}
             found[name] = Row(row.title, {**row.train, **longest}, row.tasks)
     return found
 
 
-ROWS = _rows()
-MECHANISMS_MEASURED = (BASELINE, MATERIALISED, *(name for name in ROWS if name != BASELINE))
+def measured(protocol: str = protocols.LEAPFORMER) -> tuple[str, ...]:
+    """What is measured by default."""
+    return (BASELINE, MATERIALISED, *(name for name in rows(protocol) if name != BASELINE))
 
 
 class System(NamedTuple):
@@ -85,15 +88,15 @@ class System(NamedTuple):
     optimizer: torch.optim.Optimizer
 
 
-def plan_of(name: str) -> None:
+def plan_of(name: str, protocol: str = protocols.LEAPFORMER) -> None:
     """Raise LeapformerError for an unknown row."""
-    if name not in MECHANISMS_MEASURED:
-        raise LeapformerError(f"--mechanisms {name}: choose from {', '.join(MECHANISMS_MEASURED)}")
+    if name not in measured(protocol):
+        raise LeapformerError(f"--mechanisms {name}: choose from {', '.join(measured(protocol))}")
 
 
-def disagreement(name: str) -> str | None:
+def disagreement(name: str, protocol: str = protocols.LEAPFORMER) -> str | None:
     """How much the training form of a row's mechanism differs from its reference; None if it does not."""
-    plan, chosen = _mechanism(name)
+    plan, chosen = _mechanism(name, protocol)
     mechanism = build(plan, 16, 2, block="encoder-self", input_dim=32, **chosen).double().eval()
     inputs = [torch.randn(2, 2, 150, 16, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     grad, found = torch.randn(2, 2, 150, 16, dtype=torch.float64), []
@@ -105,20 +108,23 @@ def disagreement(name: str) -> str | None:
     return None if worst < PARITY else f"its training form differs from its reference by {worst:.1e}"
 
 
-def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
-    """Rows of `softmax`, `cosformer`, `memory` and, except in quick runs, `tasks`."""
+def cases(
+    names: list[str], places: list[measure.Place], quick: bool, protocol: str = protocols.LEAPFORMER
+) -> Iterator[measure.Case]:
+    """Rows of `softmax`, `cosformer`, `memory` and, of LeaPformer's models and except in quick runs, `tasks`."""
     lengths, seconds = (QUICK_LENGTHS, SECONDS / 20) if quick else (LENGTHS, SECONDS)
     for place in places:
         for length in lengths:
-            yield measure.Case(f"{place}: {length:,} tokens", partial(by_length, names, length, place, seconds))
-            yield measure.case(f"{place}: memory, {length:,} tokens", "memory", _memory, names, length, place)
-        for label, task in [] if quick else TASKS.items():
+            timed = partial(by_length, names, length, place, seconds, protocol)
+            yield measure.Case(f"{place}: {length:,} tokens", timed)
+            yield measure.case(f"{place}: memory, {length:,} tokens", "memory", _memory, names, length, place, protocol)
+        for label, task in [] if quick or protocol == protocols.LUNA else TASKS.items():
             yield measure.case(f"{place}: {task}", "tasks", with_own_batch, names, label, task, place, seconds)
 
 
-def by_length(names: list[str], length: int, place: measure.Place, seconds: float) -> Found:
-    """A training step of every row, compared with softmax and with cosFormer."""
-    times, case = _times(names, "text", BATCH, length, place, seconds), f"{length:,} tokens"
+def by_length(names: list[str], length: int, place: measure.Place, seconds: float, protocol: str) -> Found:
+    """A training step of every row, compared with softmax and with cosFormer, where that is one."""
+    times, case = _times(names, "text", BATCH, length, place, seconds, protocol), f"{length:,} tokens"
     return {
         "softmax": _compared(times, BASELINE, case, length, place),
         "cosformer": _compared(times, COSFORMER, case, length, place),
@@ -132,16 +138,17 @@ def with_own_batch(
     settings = protocols.load("leapformer").tasks[task]
     length = {"pathfinder": 1024, "listops": 2000, "text": 4000}[task]
     plain = [name for name in names if name not in ALL_WEIGHTS]
-    times = _times(plain, task, settings["batch-size"], length, place, seconds)
+    times = _times(plain, task, settings["batch-size"], length, place, seconds, protocols.LEAPFORMER)
     return _compared(times, BASELINE, f"{label} ({task})", length, place)
 
 
 def _times(
-    names: list[str], task: str, batch: int, length: int, place: measure.Place, seconds: float
+    names: list[str], task: str, batch: int, length: int, place: measure.Place, seconds: float, protocol: str
 ) -> dict[str, float]:
     tokens, target = inputs(task, batch, length, place)
     calls: dict[str, Callable[[], measure.Seconds]] = {
-        name: partial(measure.timed, place.device, train, system(name, task, place), tokens, target) for name in names
+        name: partial(measure.timed, place.device, train, system(name, task, place, protocol), tokens, target)
+        for name in names
     }
     return {name: found for name, (found,) in measure.medians(calls, seconds).items()}
 
@@ -169,9 +176,9 @@ def _aim(name: str, base: str, length: int) -> float | None:
     return AIMS.get(length) if name == LEAP else None
 
 
-def _memory(names: list[str], length: int, place: measure.Place) -> list[dict[str, Any]]:
+def _memory(names: list[str], length: int, place: measure.Place, protocol: str) -> list[dict[str, Any]]:
     """Peak MiB of a step; nothing where it is not known, or materialised softmax is not measured."""
-    found = {name: measure.in_fresh_process(peak_of_a_step, name, length, str(place)) for name in names}
+    found = {name: measure.in_fresh_process(peak_of_a_step, name, length, str(place), protocol) for name in names}
     base = found.get(MATERIALISED)
     return [
         {
@@ -188,11 +195,11 @@ def _memory(names: list[str], length: int, place: measure.Place) -> list[dict[st
     ]
 
 
-def peak_of_a_step(name: str, length: int, place_name: str) -> int | None:
+def peak_of_a_step(name: str, length: int, place_name: str, protocol: str) -> int | None:
     """Bytes; to be called in a separate process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
-    measured, peak = system(name, "text", place), None
+    measured, peak = system(name, "text", place, protocol), None
     for size in (64, length):  # the first loads what torch loads late
         tokens, target = inputs("text", BATCH, size, place)
         with measure.peak_growth(place.device) as growth:
@@ -201,20 +208,14 @@ def peak_of_a_step(name: str, length: int, place_name: str) -> int | None:
     return peak
 
 
-def system(name: str, task: str, place: measure.Place) -> System:
+def system(name: str, task: str, place: measure.Place, protocol: str = protocols.LEAPFORMER) -> System:
     """The model of a row for a task."""
-    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-
-    from .. import register
-
-    register()
-    row, arch = _row(name), f"leapformer_classifier_lra_{task}"
-    options = {**row.train, **row.tasks.get(task, {})}
-    args = SimpleNamespace(**{option.replace("-", "_"): value for option, value in options.items()})
-    args.attention_dropout = 0.0
-    ARCH_CONFIG_REGISTRY[arch](args)
-    about = prepare.TASKS[task].about([prepare.BLACK] if task == "pathfinder" else [])
-    model = ARCH_MODEL_REGISTRY[arch].build_model(args, SimpleNamespace(about=about))
+    row = _row(name, protocol)
+    options = {"arch": protocols.load(protocol).tasks[task]["arch"], **row.train, **row.tasks.get(task, {})}
+    options["attention-dropout"] = 0
+    if task == "text":
+        options["max-positions"] = LENGTHS[-1]
+    model = model_of(options, task, [prepare.BLACK] if task == "pathfinder" else [])
     model = model.to(place.device, place.dtype).train()
     if name == MATERIALISED:
         for module in model.modules():
@@ -238,15 +239,15 @@ def train(measured: System, tokens: Tensor, target: Tensor) -> None:
     measured.optimizer.step()
 
 
-def _row(name: str) -> Row:
-    return ROWS[BASELINE if name == MATERIALISED else name]
+def _row(name: str, protocol: str) -> Row:
+    return rows(protocol)[BASELINE if name == MATERIALISED else name]
 
 
-def _mechanism(name: str) -> tuple[str, dict[str, Any]]:
+def _mechanism(name: str, protocol: str = protocols.LEAPFORMER) -> tuple[str, dict[str, Any]]:
     """The mechanism of a row and its options, small enough for a test."""
     from ..attention import find
 
-    options = {option.replace("-", "_"): value for option, value in _row(name).train.items()}
+    options = {option.replace("-", "_"): value for option, value in _row(name, protocol).train.items()}
     plan = options.pop("encoder_self_attention")
     known = {option.name for option in find(plan).options}
     small = {"leap_factor": 4, "abc_slots": "8", "luna_length": 8}

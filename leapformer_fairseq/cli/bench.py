@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--device", nargs="+", metavar="DEVICE", help="default: cpu, and cuda where there is a GPU")
         action.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: float32, on a GPU bfloat16, too")
         action.add_argument("--seed", type=int, default=1, help="of the random inputs (default: 1)")
+        if name == "lra":
+            action.add_argument(
+                "--protocol", choices=("leapformer", "luna"), default="leapformer",
+                help="whose models: LeaPformer's, with the rows of both papers, or Luna's (default: leapformer)",
+            )  # fmt: skip
         action.set_defaults(benchmark=name)
 
 
@@ -60,15 +65,16 @@ def run(args: argparse.Namespace) -> int:
     from ..benchmarks import measure, tables
 
     benchmark = importlib.import_module(f"..benchmarks.{args.benchmark}", __package__)
-    names, places = check_names(args.mechanisms, benchmark), find_places(args.device, args.dtype)
-    wrong = {name: error for name in names if (error := benchmark.disagreement(name))}
+    chosen = {"protocol": args.protocol} if "protocol" in args else {}
+    names, places = check_names(args.mechanisms, benchmark, **chosen), find_places(args.device, args.dtype)
+    wrong = {name: error for name in names if (error := benchmark.disagreement(name, **chosen))}
     for name, error in wrong.items():
         print(f"leapformer: error: {name} is not measured: {error}", file=sys.stderr)
     names = [name for name in names if name not in wrong]
     if names:
-        cases = list(benchmark.cases(names, places, args.quick))
+        cases = list(benchmark.cases(names, places, args.quick, **chosen))
         folder = made_folder(args.out)
-        options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places))}
+        options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places)), **chosen}
         found: Found = {}
         for measured, found in enumerate(measure.run(cases, args.seed), 1):
             _write(folder, args.benchmark, benchmark, found, options, len(cases) - measured)
@@ -78,14 +84,19 @@ def run(args: argparse.Namespace) -> int:
     return 0 if not wrong else 1 if names else 2
 
 
-def check_names(names: list[str] | None, benchmark: ModuleType) -> list[str]:
-    """The names to measure: mechanisms, or what the benchmark's `plan_of` accepts. An unknown name is an error."""
+def check_names(names: list[str] | None, benchmark: ModuleType, **chosen: str) -> list[str]:
+    """The names to measure: mechanisms, or what the benchmark's `plan_of` accepts. An unknown name is an error.
+
+    chosen: an option of the benchmark on which its names depend.
+    """
     from ..attention import find
 
     check = getattr(benchmark, "plan_of", find)
     for name in names or ():
-        check(name)
-    return list(benchmark.MECHANISMS_MEASURED) if names is None else names
+        check(name, **chosen)
+    if names is not None:
+        return names
+    return list(benchmark.measured(**chosen) if chosen else benchmark.MECHANISMS_MEASURED)
 
 
 def check_devices(names: list[str] | None) -> list[str]:

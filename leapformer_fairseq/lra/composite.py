@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -14,7 +14,7 @@ from ..errors import LeapformerError
 from ..files import read_json
 from ..pictures.lra import Point, draw_tradeoff
 from . import tables
-from .protocols import BASELINE, Protocol, Row, load
+from .protocols import BASELINE, LEAPFORMER, LUNA, NAMES, Protocol, Row, timed_rows
 from .rcp import Measured, Score, scores
 
 LENGTH = "4k"  # where the paper compares throughput
@@ -80,7 +80,7 @@ class Composite:
 
 
 def published(std: str, paper: str) -> Composite:
-    """Of what a paper prints: LeaPformer's tables 1 and 2, or Luna's tables 1, without Retrieval, and 2.
+    """Of what a paper prints: LeaPformer's tables 1 and 2, or Luna's tables 1, its averages without Retrieval, and 2.
 
     LeaPformer's memory is in labels of a figure only: here it is what RCPmem implies, so that this score is circular.
     """
@@ -88,16 +88,15 @@ def published(std: str, paper: str) -> Composite:
     rows, printed = {}, {}
     for name, row in about["rows"].items():
         if paper == "luna" and "relative_speed" in row:
-            without = tables.average(about["tasks"], row["accuracy"], ("retrieval",))
-            assert without is not None  # the paper prints all the others
-            rows[name] = Measured(without, row["relative_speed"][LENGTH], row["relative_memory"][LENGTH])
+            speed, memory = row["relative_speed"][LENGTH], row["relative_memory"][LENGTH]
+            rows[name] = Measured(row["without_retrieval"], speed, memory)
         elif paper == "leapformer" and "speed" in row:
             rows[name] = Measured(row["average"], row["speed"][LENGTH], row["memory_from_rcpmem"])
             note = "; memory is what the printed RCPmem implies, so RCPmem is circular"
             if "rcp" in row:
                 printed[name] = row["rcp"]
     titles = {name: about["rows"][name]["title"] for name in rows}
-    what = ", averages without Retrieval" if paper == "luna" else note
+    what = ", averages without Retrieval as printed" if paper == "luna" else note
     return Composite(f"Printed in {about['source']}{what}", std, titles, rows, scores(rows, std), printed)
 
 
@@ -106,35 +105,58 @@ def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol,
     shared = [task for task in protocol.tasks if all(task in row for row in table.values())]
     if not shared:
         raise LeapformerError("no task that all rows have a result in; run more, or leave rows out")
-    length, speeds, memory = read_bench(bench)
+    timed = read_bench(bench)
+    _check_models(protocol, timed, bench)
     titles = {name: protocol.rows[name].title if name in protocol.rows else name for name in table}
     rows, left_out = {}, []
     for name, row in table.items():
-        timed = name if name in speeds else next((x for x in _same_cost(name, protocol) if x in speeds), None)
-        if timed is None:
+        alike = (x for x in (name, *_same_cost(name, protocol, timed)) if x in timed.speeds)
+        if (found := next(alike, None)) is None:
             left_out.append(titles[name])
         else:
-            rows[name] = Measured(fmean(row[task].mean for task in shared), speeds[timed], memory.get(timed))
+            accuracy = fmean(row[task].mean for task in shared)
+            rows[name] = Measured(accuracy, timed.speeds[found], timed.memory.get(found))
     if not rows:
         raise LeapformerError(f"--bench {bench}: none of the rows is in it; measure them with `leapformer bench lra`")
-    source = f"Protocol {protocol.name}, tasks {', '.join(shared)}; throughput and memory of Text at {length:,} tokens"
+    source = (
+        f"Protocol {protocol.name}, tasks {', '.join(shared)}; throughput and memory of the Text model of protocol "
+        f"{timed.protocol} at {timed.length:,} tokens"
+    )
     source += f"; not measured: {', '.join(left_out)}" if left_out else ""
     return Composite(source, std, titles, rows, scores(rows, std), {})
 
 
-def _same_cost(name: str, protocol: Protocol) -> list[str]:
-    """Rows of the papers' protocols that are trained with the same options; pooling costs nothing beside attention."""
+def _check_models(protocol: Protocol, bench: Bench, path: Path) -> None:
+    """Raise LeapformerError where one of our protocols has other models than those that were measured."""
+    own = LUNA if protocol.name == LUNA else LEAPFORMER
+    if protocol.name in NAMES and own != bench.protocol:
+        raise LeapformerError(
+            f"--bench {path}: it has the models of protocol {bench.protocol}; measure those of {protocol.name} with "
+            f"`leapformer bench lra --protocol {own}`"
+        )
+
+
+def _same_cost(name: str, protocol: Protocol, bench: Bench) -> list[str]:
+    """Rows of a benchmark that are trained with the same options; pooling costs nothing beside attention."""
 
     def options(row: Row) -> dict[str, Any]:
         return {option: value for option, value in row.train.items() if option != "pooling"}
 
     own = protocol.rows.get(name)
-    papers = [load(paper) for paper in ("leapformer", "luna")]
-    return [x for paper in papers for x, row in paper.rows.items() if own and options(row) == options(own)]
+    return [x for x, row in timed_rows(bench.protocol).items() if own and options(row) == options(own)]
 
 
-def read_bench(path: Path) -> tuple[int, dict[str, float], dict[str, float]]:
-    """The longest length in a report of `leapformer bench lra`, and there steps a second and MiB of each row."""
+class Bench(NamedTuple):
+    """Of a report of `leapformer bench lra`: the paper with the models, the longest length, steps a second and MiB."""
+
+    protocol: str
+    length: int
+    speeds: dict[str, float]
+    memory: dict[str, float]
+
+
+def read_bench(path: Path) -> Bench:
+    """What a report says of its longest length. Raises LeapformerError for a report of something else, or a part."""
     found = read_json(path, ("softmax",), "give the lra.json of `leapformer bench lra`")
     memory = found.get("memory", [])
     if found.get("cases_left"):
@@ -148,7 +170,10 @@ def read_bench(path: Path) -> tuple[int, dict[str, float], dict[str, float]]:
         here = [row for row in rows if row["length"] == length and row["device"] == device]
         return {row["mechanism"]: row[name] for row in here}
 
-    return length, {name: 1e3 / ms for name, ms in at(found["softmax"], "ms").items()}, at(memory, "peak_mib")
+    speeds = {name: 1e3 / ms for name, ms in at(found["softmax"], "ms").items()}
+    # earlier reports have one kind of models, and do not say which
+    protocol = found.get("options", {}).get("protocol", LEAPFORMER)
+    return Bench(protocol, length, speeds, at(memory, "peak_mib"))
 
 
 def _written(value: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ..data.lra import prepare
-from .protocols import BASELINE, Protocol, words
+from .protocols import BASELINE, Options, Protocol, words
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ def relative(found: Sequence[Count]) -> dict[tuple[str, str], tuple[float, float
 
 
 def _model(protocol: Protocol, task: str, row: str, quirks: Sequence[str]) -> Any:
+    return model_of(protocol.options(task, row, quirks), task, quirks)
+
+
+def model_of(options: Options, task: str, quirks: Sequence[str] = ()) -> Any:
+    """The model with these options of `leapformer train`, for the data of a task."""
     from types import SimpleNamespace
 
     from fairseq import options as fairseq_options
@@ -64,9 +69,8 @@ def _model(protocol: Protocol, task: str, row: str, quirks: Sequence[str]) -> An
     from .. import register
 
     register()
-    options = {**protocol.options(task, row, quirks), "task": "leapformer_classification"}
     parser = fairseq_options.get_training_parser()
-    args = fairseq_options.parse_args_and_arch(parser, ["-", *words(options)])
+    args = fairseq_options.parse_args_and_arch(parser, ["-", *words({**options, "task": "leapformer_classification"})])
     about = prepare.TASKS[task].about([name for name in quirks if name in prepare.QUIRKS])
     return ARCH_MODEL_REGISTRY[args.arch].build_model(args, SimpleNamespace(about=about))
 

@@ -20,6 +20,7 @@ from ..errors import LeapformerError
 
 FOLDER = Path(__file__).with_name("protocols")
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+LEAPFORMER, LUNA = "leapformer", "luna"  # those of the papers, with the models of each
 BASELINE = "softmax"
 INTERVALS = 20  # validations of a training
 Options = Mapping[str, Any]
@@ -156,6 +157,11 @@ def load(name: str) -> Protocol:
             raise LeapformerError(f"--protocol {path}: {task} has no max-update; say how long it trains")
     check_quirks(protocol.quirks)
     return protocol
+
+
+def timed_rows(paper: str) -> Mapping[str, Row]:
+    """The rows that `leapformer bench lra` measures with the models of a paper; with LeaPformer's those of both."""
+    return load(LUNA if paper == LUNA else "corrected").rows
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,10 +7,12 @@ Sizes are those of Tay et al., 2021 (arXiv:2011.04006), which Luna uses (Ma et a
 
 from __future__ import annotations
 
+import math
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,7 +31,8 @@ from .task import adapt
 
 POOLINGS = ("cls", "mean", "packed", "padded-mean")
 POSITIONS = ("learned", "sinusoidal", "none")
-STD = 0.02  # of embeddings at the start
+PAIRS = ("products", "concatenated")
+STD = 0.02  # of embeddings of positions at the start
 PAD = 0
 
 
@@ -42,7 +45,7 @@ class Encoder(nn.Module):
         super().__init__()
         width = args.encoder_embed_dim
         self.embed_tokens = nn.Embedding(vocabulary, width)
-        nn.init.normal_(self.embed_tokens.weight, std=STD)
+        nn.init.normal_(self.embed_tokens.weight, std=args.embedding_std)
         self.embed_positions = nn.Embedding(args.max_positions, width) if args.positions == "learned" else None
         if self.embed_positions is not None:
             nn.init.normal_(self.embed_positions.weight, std=STD)
@@ -79,10 +82,13 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
     def __init__(self, args: Namespace, encoder: Encoder, classes: int, inputs: int, mark: int) -> None:
         super().__init__()
         self.args, self.encoder, self.inputs, self.mark = args, encoder, inputs, mark
-        width = args.encoder_embed_dim * (4 if inputs == 2 else 1)
-        self.classifier = nn.Sequential(
-            nn.Linear(width, args.classifier_width), nn.ReLU(), nn.Linear(args.classifier_width, classes)
-        )
+        products = args.pairs == "products"
+        features = 1 if inputs == 1 else 4 if products else 2
+        widths = [features * args.encoder_embed_dim, args.classifier_width]
+        if inputs == 2 and not products:
+            widths.append(max(1, args.classifier_width // 2))
+        hidden = [layer for sizes in pairwise(widths) for layer in (nn.Linear(*sizes), nn.ReLU())]
+        self.classifier = nn.Sequential(*hidden, nn.Linear(widths[-1], classes))
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -94,6 +100,15 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
         parser.add_argument("--encoder-ffn-embed-dim", **number, help="width of the feed-forward layers (default: 128)")
         parser.add_argument("--encoder-normalize-before", action="store_true", help="layers begin with their norms")
         parser.add_argument("--classifier-width", **number, help="of the hidden layer of the classifier (default: 128)")
+        parser.add_argument(
+            "--pairs", choices=PAIRS,
+            help="what is classified of two sequences: a, b, their product and difference (products), or a and b, with "
+            "one more hidden layer, half as wide (concatenated) (default: products)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--embedding-std", type=float, metavar="X",
+            help="standard deviation of the embeddings of tokens at the start (default: 0.02)",
+        )  # fmt: skip
         parser.add_argument("--activation-fn", help="of feed-forward layers: gelu, relu, ... (default: gelu)")
         parser.add_argument("--dropout", **rate, help="(default: 0.1)")
         parser.add_argument("--attention-dropout", **rate, help="(default: 0.1)")
@@ -147,7 +162,7 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
         pooled = [self.pooled(one) for one in tokens]
         if self.inputs == 2:
             a, b = pooled
-            pooled = [a, b, a * b, a - b]
+            pooled = [a, b, a * b, a - b] if self.args.pairs == "products" else [a, b]
         return self.classifier(torch.cat(pooled, -1))
 
     def pooled(self, tokens: Tensor) -> Tensor:
@@ -192,6 +207,8 @@ def _check_sizes(args: Namespace) -> None:
     for name in (*names, "classifier_width", "max_positions"):
         if getattr(args, name) < 1:
             raise LeapformerError(f"--{name.replace('_', '-')} {getattr(args, name)}: give at least 1")
+    if not 0 < args.embedding_std < math.inf:
+        raise LeapformerError(f"--embedding-std {args.embedding_std}: give a number above 0")
     if args.encoder_embed_dim % args.encoder_attention_heads:
         raise LeapformerError(
             f"--encoder-attention-heads {args.encoder_attention_heads}: heads share --encoder-embed-dim "
@@ -224,6 +241,8 @@ def leapformer_classifier(args: Namespace) -> None:
             "encoder_ffn_embed_dim": 128,
             "encoder_normalize_before": True,
             "classifier_width": 128,
+            "pairs": "products",
+            "embedding_std": STD,
             "activation_fn": "gelu",
             "dropout": 0.1,
             "attention_dropout": 0.1,
@@ -254,14 +273,22 @@ def _sizes(layers: int, width: int, heads: int, ffn: int, longest: int, **more: 
 # code, where the mark of a picture takes the place of its last pixel.
 LRA_POSITIONS = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 1024, "image": 1024}
 PRESETS = {f"lra_{task}": _sizes(2, 64, 2, 128, longest) for task, longest in LRA_POSITIONS.items()}
+
+
+def _tay(*sizes: int, dropout: float = 0.1, **more: Any) -> dict[str, Any]:
+    """With what all models of Tay et al.'s code have: dropout after the activation, and embeddings of variance 1."""
+    more = {"positions": "sinusoidal", "embedding_std": 1.0, **more}
+    return _sizes(*sizes, dropout=dropout, activation_dropout=dropout, **more)
+
+
 # Those of Tay et al., which Luna took (section 4.1). Image: an embedding of 128 before attention of 64 cannot be
 # expressed; 64, as in Luna's repository. Pathfinder: an embedding of 32 before attention of 16; 32 here.
 PRESETS |= {
-    "luna_listops": _sizes(4, 512, 8, 1024, 2001, positions="sinusoidal"),
-    "luna_text": _sizes(4, 256, 4, 1024, 4001, positions="sinusoidal"),
-    "luna_retrieval": _sizes(4, 128, 4, 512, 4001, positions="sinusoidal"),
-    "luna_image": _sizes(1, 64, 8, 128, 1025, dropout=0.3, attention_dropout=0.2),
-    "luna_pathfinder": _sizes(4, 32, 4, 32, 1025, positions="sinusoidal", pooling="mean", dropout=0.2),
+    "luna_listops": _tay(4, 512, 8, 1024, 2001),
+    "luna_text": _tay(4, 256, 4, 1024, 4001),
+    "luna_retrieval": _tay(4, 128, 4, 512, 4001, pairs="concatenated"),
+    "luna_image": _tay(1, 64, 8, 128, 1025, positions="learned", dropout=0.3, attention_dropout=0.2),
+    "luna_pathfinder": _tay(4, 32, 4, 32, 1025, pooling="mean", dropout=0.2),
 }
 
 

@@ -97,11 +97,12 @@ class LongRangeArena(Recipe):
     def step_bench(self) -> None:
         if self.settings.no_bench:
             return
-        bench = self.results / "lra.json"
+        bench, models = self.results / "lra.json", "luna" if self.settings.protocol == "luna" else "leapformer"
         self.shell.say(f"speed and memory, a quarter of an hour (progress in {self.results}/bench.log)")
         if not bench.is_file() or read_json(bench).get("cases_left") != 0:
+            command = ("bench", "lra", "--protocol", models)
             # With the allocator of the trainings, which this process does not have.
             log = self.results / "bench.log"
-            self.shell.run(self.shell.logged(log, "bench", "lra", "--out", self.results, threads=1))
+            self.shell.run(self.shell.logged(log, *command, "--out", self.results, threads=1))
         self.lra("rcp", self.out / "runs", "--bench", bench, "--out", self.results)
         self.shell.say(f"done: {self.results}")

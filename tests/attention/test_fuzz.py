@@ -102,7 +102,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *(
         ("luna", {"luna_length": PACKED, "block": block, "luna_projections": projections, "luna_packed": packed})
         for block in ("encoder-self", "decoder-self", "decoder-cross")
-        for projections in ("tied", "untied", "standard")
+        for projections in ("tied", "raw", "untied", "standard")
         for packed in ("encoder", "learned")
         if (block, packed) != ("encoder-self", "learned")
     ),

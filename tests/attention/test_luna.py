@@ -15,7 +15,7 @@ from leapformer_fairseq.errors import LeapformerError
 from .cases import DIM, HEADS, SIDES, WAYS, attend, difference, padding, run, steps, written
 
 L, COUNT, WIDTH = 5, 23, DIM * HEADS
-PROJECTIONS = ("tied", "untied", "standard")
+PROJECTIONS = ("tied", "raw", "untied", "standard")
 BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
 WRITTEN = {"elu1": lambda x: x + 1 if x > 0 else math.exp(x), "softplus2": lambda x: math.log2(1 + 2**x)}
 
@@ -52,9 +52,16 @@ def layers(mechanism, stock, projections):
     own = mechanism.own
     if projections == "tied":
         return own["query"], stock.k, stock.k, stock.k
+    if projections == "raw":
+        return own["query"], None, None, stock.k
     if projections == "standard":
         return stock.q, stock.k, stock.k, stock.v
     return (own["query"], *(dict(own.items()).get(name) for name in ("write", "unpack_key", "unpack_value")))
+
+
+def keys_of(projections, k, key):
+    """Those that attention is to: of raw ones the block's input, whatever the mechanism is given."""
+    return key.inputs.unflatten(-1, (HEADS, DIM)).transpose(1, 2) if projections == "raw" else k
 
 
 def normalised(mechanism, row):
@@ -77,7 +84,7 @@ def attention_of_one(query, keys, values):
 def bidirectional(mechanism, stock, projections, q, k, v, key):
     """Outputs and the packed sequence for the next layer: P reads the keys, queries read what it found."""
     _, _, unpack_key, unpack_value = layers(mechanism, stock, projections)
-    query = layers(mechanism, stock, projections)[0]
+    query, k = layers(mechanism, stock, projections)[0], keys_of(projections, k, key)
     out, after = torch.zeros(*q.shape[:3], DIM).double(), torch.zeros(len(q), L, WIDTH).double()
     for b in range(len(q)):
         real = [i for i in range(k.shape[2]) if key.keep is None or key.keep[b, i]]
@@ -100,6 +107,7 @@ def bidirectional(mechanism, stock, projections, q, k, v, key):
 def causal(mechanism, stock, projections, activation, q, k, v, key):
     """Outputs of queries that read what tokens up to their own have written, (1/t) sum k_i a_i^T and a_i v_i^T."""
     query, write, _, _ = layers(mechanism, stock, projections)
+    k = keys_of(projections, k, key)
     out = torch.zeros_like(q)
     for b in range(len(q)):
         used = [j for j in range(L) if key.carry.keep is None or key.carry.keep[b, j]]
@@ -205,7 +213,11 @@ def test_weights_compose_both_matrices(block, projections):
     unpack = ((q @ state.keys) / math.sqrt(DIM)).masked_fill(~state.keep[:, None, None], -math.inf).softmax(-1)
     query = layers(mechanism, stock, projections)[0]
     pseudo = query(mechanism.packed_norm(key.carry.values)).unflatten(-1, (HEADS, DIM)).transpose(1, 2)
-    pack = (pseudo @ k.mT / math.sqrt(DIM)).masked_fill(~keep[:, None, None], -math.inf).softmax(-1)
+    pack = (
+        (pseudo @ keys_of(projections, k, key).mT / math.sqrt(DIM))
+        .masked_fill(~keep[:, None, None], -math.inf)
+        .softmax(-1)
+    )
     torch.testing.assert_close(weights, unpack @ pack)
 
 
@@ -230,11 +242,12 @@ def test_a_non_contextual_encoder_packs_with_its_own_sequence_and_hands_none_on(
 
 
 def test_the_number_of_matrices_is_the_papers():
-    """5 tied, 7 untied (6 causal), 4 standard: those of the block and the mechanism's own."""
-    for projections, own in (("tied", 1), ("untied", 3), ("standard", 0)):
-        for block in ("encoder-self", "decoder-cross"):
-            assert len(luna(block, projections)[0].own) == own
-    assert len(luna("decoder-self", "untied")[0].own) == 2
+    """5 tied or raw (causal 4), 7 untied (causal 6), 4 standard: those of the block that train, and the mechanism's."""
+    for projections, count in (("tied", (5, 5)), ("raw", (5, 4)), ("untied", (7, 6)), ("standard", (4, 4))):
+        for block in BLOCKS:
+            mechanism = build("luna", DIM, HEADS, block=block, luna_projections=projections)
+            frozen = mechanism.capabilities.unused_projections
+            assert 4 - len(frozen) + len(mechanism.own) == count[block == "decoder-self"], (projections, block)
 
 
 def test_nothing_of_the_block_is_registered_twice():
@@ -258,7 +271,7 @@ def test_dropout_falls_on_training_alone():
 def test_bad_input_is_said_in_one_line():
     with pytest.raises(LeapformerError, match="--luna-length 0: give at least 1"):
         build("luna", DIM, HEADS, luna_length=0)
-    with pytest.raises(LeapformerError, match="--luna-projections 'five': choose from: tied, untied, standard"):
+    with pytest.raises(LeapformerError, match="--luna-projections 'five': choose from: tied, raw, untied, standard"):
         build("luna", DIM, HEADS, luna_projections="five")
     with pytest.raises(LeapformerError, match="--luna-pack-heads 3 does not divide the width 16 of the block"):
         build("luna", DIM, HEADS, luna_pack_heads=3)

@@ -18,7 +18,7 @@ B, H, D, C, L, T = 3, HEADS, DIM, HEADS * DIM, 5, 9
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-each_projections = pytest.mark.parametrize("projections", ["tied", "untied", "standard"])
+each_projections = pytest.mark.parametrize("projections", ["tied", "raw", "untied", "standard"])
 each_source = pytest.mark.parametrize("packed", ["encoder", "learned"])
 
 

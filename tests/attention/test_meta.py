@@ -206,7 +206,7 @@ STEPS = [
     ("abc-pool", {"abc_pool_size": 9}),
     ("abc-mlp", {"abc_activation": "relu"}),
     ("leap", {"leap_per_head": True}),
-    *(("luna", {"luna_packed": "learned", "luna_projections": x}) for x in ("tied", "untied", "standard")),
+    *(("luna", {"luna_packed": "learned", "luna_projections": x}) for x in ("tied", "raw", "untied", "standard")),
 ]
 
 

@@ -59,6 +59,25 @@ def test_every_training_can_be_parsed_and_its_model_is_built(name, task, row):
         assert params.count(protocol, task, row, protocol.quirks).total > 10_000
 
 
+def test_the_models_of_luna_have_their_norms_after_the_blocks_and_those_of_tay_et_al_before():
+    protocol = load("luna")
+    for row in protocol.rows:
+        model = params._model(protocol, "image", row, ())
+        assert all(layer.normalize_before is not row.startswith("luna") for layer in model.encoder.layers), row
+        if row.startswith("luna"):
+            assert model.args.luna_projections == protocol.options("image", row, ())["luna-projections"] == "tied"
+    assert params._model(load("corrected"), "image", "luna-16", ()).encoder.layers[0].normalize_before
+
+
+def test_schedules_of_tay_et_al():
+    for task, updates in (("image", 200 * (45_000 // 256)), ("pathfinder", 200 * (160_000 // 512))):
+        found = load("luna").options(task, "softmax", ())
+        assert found["max-update"] == found["lr-period-updates"] == updates
+    for task, warmup in (("listops", 1000), ("text", 8000), ("retrieval", 8000)):
+        found = load("luna").options(task, "softmax", ())
+        assert found["warmup-updates"] == warmup and abs(found["lr"] - 0.05 * warmup**-0.5) < 1e-5
+
+
 class TestQuirks:
     def test_each_changes_what_it_says_and_nothing_else(self):
         protocol = load("corrected")

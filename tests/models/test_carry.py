@@ -102,7 +102,7 @@ def test_layer_drop_hands_past_the_layers_that_are_dropped():
 
 
 @pytest.mark.parametrize("rows", [{}, {"luna_packed": "learned"}], ids=["encoder", "learned"])
-@pytest.mark.parametrize("projections", ["tied", "untied", "standard"])
+@pytest.mark.parametrize("projections", ["tied", "raw", "untied", "standard"])
 @pytest.mark.parametrize("kind", ["nmt", "s2t", "tts", "lm", "mlm"])
 def test_every_parameter_gets_a_gradient(kind, projections, rows, monkeypatch):
     """Distributed training waits for the gradient of every parameter, also where tokens are read in segments."""
@@ -261,10 +261,15 @@ def test_classes_are_told_from_the_first_rows_if_all_layers_are_dropped():
     assert out.isfinite().all()
 
 
-@pytest.mark.parametrize(("trained", "given"), [("tied", "untied"), ("untied", "tied"), ("tied", "standard")])
+@pytest.mark.parametrize(
+    ("trained", "given"),
+    [("tied", "untied"), ("untied", "tied"), ("tied", "standard"), ("tied", "raw"), ("raw", "tied")],
+)
 def test_a_checkpoint_with_other_projections_is_refused(trained, given):
     checkpoint = nmt("luna", luna_projections=trained).state_dict()
-    with pytest.raises(LeapformerError, match=r"mechanism\.own\..* only; give luna the options .*--luna-projections"):
+    with pytest.raises(
+        LeapformerError, match=r"mechanism\.(own\.|raw_).* only; give luna the options .*--luna-projections"
+    ):
         nmt("luna", luna_projections=given).load_state_dict(checkpoint)
 
 

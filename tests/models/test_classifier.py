@@ -111,6 +111,11 @@ def test_two_sequences():
     assert torch.allclose(seen[0], torch.cat([one, other, one * other, one - other], 1))
     with pytest.raises(LeapformerError, match="1 sequences an example, the model was built for 2"):
         model([a])
+    released = build(about=About(12, 2, 2), pairs="concatenated", classifier_width=10)
+    shapes = [tuple(layer.weight.shape) for layer in released.classifier if isinstance(layer, torch.nn.Linear)]
+    assert shapes == [(10, 128), (5, 10), (2, 5)], "[a, b] and a layer more"
+    wide, few = (released.classifier[0](torch.cat([released.pooled(x) for x in (a, b)], 1)), released([a, b]))
+    assert torch.allclose(released.classifier[1:](wide), few, atol=1e-6)
 
 
 def test_positions():
@@ -128,6 +133,7 @@ def test_positions():
         ({"pooling": "packed"}, "--pooling packed: no layer of 'softmax' has a carry; give luna"),
         ({"encoder_attention_heads": 3}, "--encoder-attention-heads 3: heads share --encoder-embed-dim .* evenly"),
         ({"encoder_layers": 0}, "--encoder-layers 0: give at least 1"),
+        ({"embedding_std": -1.0}, "--embedding-std -1.0: give a number above 0"),
         ({"activation_fn": "foo"}, "--activation-fn foo: choose from .*gelu"),
         ({"data_inputs": 2}, "the data has inputs 1, the checkpoint was trained with 2; give data like that of its"),
         ({"data_classes": 7}, "the data has classes 3, the checkpoint was trained with 7"),
@@ -187,6 +193,10 @@ def test_the_models_of_luna(task):
     longest = {"listops": 2000, "text": 4000, "retrieval": 4000}.get(task, 1024)
     assert model.max_positions() == (longest + 1 if task == "pathfinder" else longest), "the mean needs no mark"
     assert len(model.encoder.layers) == (1 if task == "image" else 4)
+    rate = {"image": 0.3, "pathfinder": 0.2}.get(task, 0.1)
+    assert (model.args.dropout, model.args.activation_dropout) == (rate, rate), "also after the activation"
+    assert abs(model.encoder.embed_tokens.weight.std() - 1) < 0.1, "embeddings begin with variance 1, not scaled"
+    assert model.args.pairs == ("concatenated" if task == "retrieval" else "products")
 
 
 def test_sinusoidal_positions_are_told_apart_and_have_no_parameters():

@@ -121,6 +121,29 @@ def test_a_table_is_a_command_for_each_of_its_rows(name, tmp_path):
     assert trained and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("table", "optimizer"),
+    [("luna-5", "apollo"), ("luna-5-adam", "adam"), ("luna-6", "apollo"), ("luna-6-dev", "apollo")],
+)
+def test_the_translation_models_of_luna_are_trained_with_apollo(table, optimizer, tmp_path):
+    """Section 4.3; table 5 has one row with Adam."""
+    trained = [x for x in dry_run(table, "--root", "/nowhere", "--out", tmp_path) if x.startswith("leapformer train")]
+    assert trained and all(f"--optimizer {optimizer} " in line for line in trained)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "models"), [("luna", "luna"), ("leapformer", "leapformer"), ("corrected", "leapformer")]
+)
+def test_speed_on_long_range_arena_is_that_of_the_models_of_the_paper(protocol, models, tmp_path):
+    shown = dry_run("lra", "--protocol", protocol, "--root", "/nowhere", "--out", tmp_path / "out")
+    assert sum(f"bench lra --protocol {models} " in line for line in shown) == 1
+
+
+def test_table_4_of_luna_compares_with_roberta():
+    for data in ("mlm", "glue", "race"):
+        assert configuration.load(data, "luna")["attention"].split() == ["softmax", "luna"]
+
+
 @pytest.mark.parametrize("row", sorted({row for table in TABLES.values() for row in table.rows}))
 def test_rows_of_tables_can_be_built(row):
     """Mechanisms exist, serve their blocks and have these options."""

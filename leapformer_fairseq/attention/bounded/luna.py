@@ -24,7 +24,7 @@ from ..layers import normalised, projected
 from ..linear.elu import elu1
 from ..masks import Mask
 from ..mechanism import Inputs, State
-from ..ops import linear
+from ..ops import cpu, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..positions import sinusoids
 from ..registry import Option, register
@@ -83,9 +83,10 @@ class LunaState(State):
     Option(
         "luna_projections",
         "tied",
-        "luna: matrices of a block: 5, keys are values (tied, the paper's); 7 (untied; 6 in causal blocks); the 4 of "
-        "standard attention, which pack and unpack (standard)",
-        ("tied", "untied", "standard"),
+        "luna: matrices of a block: 5, keys are values (tied, its released code); 5, keys are what is read as it is "
+        "(raw, the paper's section 3.1; 4 in causal blocks); 7 (untied; 6 in causal blocks); the 4 of standard "
+        "attention, which pack and unpack (standard)",
+        ("tied", "raw", "untied", "standard"),
     ),
     Option(
         "luna_pack_heads", 0, "luna: heads that pack, where all keys are packed at once (0: as many as the block has)"
@@ -111,8 +112,10 @@ class Luna(BoundedMechanism):
     """Luna: a packed sequence P reads the keys, queries read what it found; P flows on to the next layer.
 
     Pack: A = softmax((P W_pq) K^T / sqrt(D)), Y = A V. Unpack: softmax(Q (Y W_k)^T / sqrt(D)) (Y W_v). The next layer
-    gets P' = Y + P (section 3.2). Causal: with a_i = g(x_i W_pc . P W_pq / sqrt(D)), a query reads the memory
-    K~_t = 1/t sum_{i <= t} k_i a_i^T, V~_t = 1/t sum a_i v_i^T by a softmax (section 3.3).
+    gets P' = Y + P (section 3.2). The paper has no matrices of keys (section 3.1): K is the context as it is, and W_k
+    the identity (`raw`). Its released code has one matrix for keys and values: K = V, W_k = W_v (`tied`). Causal: with
+    a_i = g(x_i W_pc . P W_pq / sqrt(D)), a query reads the memory K~_t = 1/t sum_{i <= t} k_i a_i^T,
+    V~_t = 1/t sum a_i v_i^T by a softmax (section 3.3); with raw keys W_pc is the identity, too.
 
     Here an attention normalises P when it reads it, and not what it hands on, so that the last layer has no
     normalisation without a use. So the first P is normalised, too, self- and cross-attention each have a normalisation,
@@ -156,20 +159,28 @@ class Luna(BoundedMechanism):
         if self.projections == "untied" and self.block is not None:
             roles += ["write"] if self.block == DECODER_SELF else ["unpack_key", "unpack_value"]
         self.own = nn.ModuleDict({role: _linear(width) for role in roles})
+        if self.projections == "raw":
+            self.register_buffer("raw_keys", torch.tensor(1))  # without it a checkpoint with tied ones would load
+            if self.block == DECODER_SELF:
+                self.capabilities = replace(self.capabilities, unused_projections=("k_proj",))
         self.stock: dict[str, nn.Linear | None] = {}  # the block's, which a plain dictionary does not register here
 
     def _number_of_slots(self) -> int:
         return int(self.chosen.luna_length)
 
     def receive(self, projections: Projections) -> None:
-        """Tied: one matrix makes keys and values; the other writes tokens into the slots, or unpacks."""
+        """Tied: one matrix makes keys and values; the other writes tokens into the slots, or unpacks.
+
+        Raw: what packs, and what is unpacked, has a matrix of values each, of which a causal block needs one.
+        """
         q, _, k, v = projections
         self.stock = {
             "tied": {"write": k, "unpack_key": k, "unpack_value": k},
+            "raw": {"value": v, "unpack_value": k},
             "untied": {"value": v},
             "standard": {"query": q, "value": v, "unpack_key": k, "unpack_value": v},
         }[self.projections]
-        unused = ("k_proj",) if self.projections == "tied" else ()
+        unused = ("k_proj",) if self.projections in ("tied", "raw") else ()
         self.capabilities = replace(self.capabilities, unused_projections=unused)
 
     # -------------------------------------------------------------------------------------------- the packed sequence
@@ -199,6 +210,11 @@ class Luna(BoundedMechanism):
             return None
         return _split(projected(layer, x), heads or self.num_heads)
 
+    def _keys(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        """The keys (B, H, S, D) that queries and P attend to: of a block with raw ones its input as it is."""
+        raw = self.projections == "raw" and self.stock and tokens.inputs is not None
+        return _split(tokens.inputs_or(k), self.num_heads) if raw else k
+
     def _pseudo_queries(self, packed: Tensor, heads: int) -> Tensor:
         """P W_pq / sqrt(D), (B, H, l, D)."""
         queries = self._projected("query", packed, heads)
@@ -221,6 +237,7 @@ class Luna(BoundedMechanism):
 
     @in_float32
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
+        k = self._keys(k, key)
         if isinstance(state, LunaState):
             keys, values, queries, keep = self._tensors(state)
             alpha = self._written(queries, k, key)
@@ -250,9 +267,10 @@ class Luna(BoundedMechanism):
         weights = slot_weights(self._pseudo_queries(packed, heads) @ to_pack.mT, hidden, dropout)
         content = _joined(weights @ (v if heads == self.num_heads else _split(_joined(v), heads)))  # Y, (B, l, H E)
         keys = self._projected("unpack_key", content)
-        values = keys if self.capabilities.keys_are_values else self._projected("unpack_value", content)
-        if keys is None or values is None:
-            keys, values = (_split(x, self.num_heads) for x in (_joined(weights @ to_pack), content))
+        values = keys if self.projections == "tied" else self._projected("unpack_value", content)
+        if keys is None:  # raw; as a library they are given apart from the values
+            keys = _split(_joined(weights @ to_pack) if values is None else content, self.num_heads)
+        values = _split(content, self.num_heads) if values is None else values
         # As a library it may be given values of another width than P, which cannot be added to it.
         packed = packed + content if content.shape == packed.shape else packed
         lengths = key.positions.new_full((1,), k.shape[2]) if key.keep is None else key.keep.sum(1)
@@ -281,6 +299,7 @@ class Luna(BoundedMechanism):
 
     def _causal(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, LunaState]:
         keys, values, queries, keep = self._tensors(state)
+        k = self._keys(k, tokens)
         alpha = self._written(queries, k, tokens)
         logits, keys = causal_sums(self._scaled(q), k, alpha, keys)
         weights = self._read(logits, _count(tokens, logits), keep, self.dropping())
@@ -302,6 +321,7 @@ class Luna(BoundedMechanism):
         return super()._reference(x)
 
     def _composed(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
+        k = self._keys(k, key)
         if mask is None:
             values = self._projected("value", key.inputs_or(k))
             weights, state = self._pack(k, k if values is None else values, key, dropout)
@@ -317,7 +337,7 @@ class LunaStep(MemoryStep):
     """The step of Luna: its slots hold means over as many tokens as there were so far; unpacking only reads them.
 
     A token is written by the similarity of one more projection of it to the packed sequence: that of the stock keys
-    (tied), one of its own (untied), or the keys themselves (standard, and as a library).
+    (tied), one of its own (untied), or the keys themselves (standard, raw, and as a library).
     """
 
     mechanism: Luna
@@ -325,6 +345,10 @@ class LunaStep(MemoryStep):
     def __init__(self, mechanism: Luna, projections: Projections) -> None:
         super().__init__(mechanism, projections, Reading(False, projections.k is not None, masked=True))
         self.writes = self.key  # where in what is projected that is which writes
+        self.raw = mechanism.projections == "raw" and bool(mechanism.stock)
+        if self.raw and self.self_attention:  # where the kernel looks for keys there is the input
+            self.weight[:, self.key : self.value] = torch.eye(len(self.weight), device=self.weight.device)
+            self.bias[self.key : self.value] = 0
         if self.self_attention and "write" in mechanism.own:
             own: Any = mechanism.own["write"]
             self.writes = self.end
@@ -333,6 +357,12 @@ class LunaStep(MemoryStep):
     def control(self, x: Tensor, projected: Tensor, state: LunaState, position: int) -> Tensor:
         seen = projected[:, self.writes : self.writes + self.heads * self.dim].view(len(x), self.heads, 1, -1)
         return self.mechanism.alpha(seen, state.queries, self.mechanism.dropping()).squeeze(2)
+
+    def _sizes(self, *shape: int) -> cpu.SlotSizes:
+        sizes = super()._sizes(*shape)
+        if self.raw:
+            sizes.key = self.key
+        return sizes
 
     def mass(self, state: LunaState | PackedState, position: int) -> Tensor:
         return (state.keep * float(position)).float()
