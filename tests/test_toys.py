@@ -36,6 +36,7 @@ def run_with_toys(*arguments: str, folder: Path = TESTS.parent) -> subprocess.Co
         "0",
         "-k",
         "toy",
+        "--assert=plain",  # else every file of tests is compiled anew
         *(["--all"] if covering.whole_products else []),
         *arguments,
     ]
