@@ -61,6 +61,7 @@ OTHER: dict[str, Any] = {
     "hedgehog_importance": True,
     "leap_factor": 2,
     "leap_per_head": True,
+    "leap_input": "raw",
     "performer_features": 8,
     "rfa_features": "8",
     "rfa_floor": 30.0,

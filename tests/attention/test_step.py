@@ -28,6 +28,7 @@ LINEAR = [
     ("leap", {}),
     ("leap", {"leap_factor": D}),
     ("leap", {"leap_per_head": True}),
+    ("leap", {"leap_input": "raw"}),
     ("leap", {"leap_per_head": True, "leap_factor": D}),
     ("rope", {}),
     ("rope", {"rope_dims": D, "rope_theta": 100.0}),
@@ -66,6 +67,11 @@ def label(x):
     return "-".join(map(str, (x[0], *x[1].values()))) if isinstance(x, tuple) else str(x)
 
 
+def compiled_or_exact(dtype, way, **_):
+    """The step in C takes float32 only: with float64 beside it, pairs would leave variants that no row compares in C."""
+    return dtype == torch.float32 or way == "torch"
+
+
 def each(variants):
     return pytest.mark.parametrize(("name", "options"), variants, ids=[label(x) for x in variants])
 
@@ -101,7 +107,7 @@ def test_rows_that_do_not_fit_to_the_state_are_refused(name, options, rows, comp
         step(torch.randn(rows, C), state, 1)
 
 
-@covering(None, label, variant=[*VARIANTS, *OTHERS], dtype=list(TOLERANCE), bias=[True, False], way=["C", "torch"])
+@covering(compiled_or_exact, label, variant=[*VARIANTS, *OTHERS], dtype=list(TOLERANCE), bias=[True, False], way=["C", "torch"])
 @torch.no_grad()
 def test_steps_of_self_attention_equal_the_parallel_form(variant, dtype, bias, way, monkeypatch):
     take(way, monkeypatch)
@@ -121,7 +127,7 @@ def test_steps_of_self_attention_equal_the_parallel_form(variant, dtype, bias, w
         assert_same_states(state, whole, 10 * TOLERANCE[dtype])
 
 
-@covering(None, label, variant=[*VARIANTS, *CROSS_ONLY], dtype=list(TOLERANCE), shared=[1, 3], way=["C", "torch"])
+@covering(compiled_or_exact, label, variant=[*VARIANTS, *CROSS_ONLY], dtype=list(TOLERANCE), shared=[1, 3], way=["C", "torch"])
 @torch.no_grad()
 def test_steps_of_cross_attention_equal_attend(variant, dtype, shared, way, monkeypatch):
     take(way, monkeypatch)
