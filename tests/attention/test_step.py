@@ -60,6 +60,7 @@ OTHERS += [
     for name, mechanism in MECHANISMS.items()
     if name not in KNOWN and "decoder-self" in mechanism.capabilities.blocks and mechanism.capabilities.incremental
 ]
+WAYS = ["C", "torch"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
@@ -67,8 +68,8 @@ def label(x):
     return "-".join(map(str, (x[0], *x[1].values()))) if isinstance(x, tuple) else str(x)
 
 
-def compiled_or_exact(dtype, way, **_):
-    """The step in C takes float32 only: with float64 beside it, pairs would leave variants that no row compares in C."""
+def possible(dtype, way, **_):
+    """The step in C takes float32 only: pairs with float64, too, would leave variants that nothing compares in C."""
     return dtype == torch.float32 or way == "torch"
 
 
@@ -107,7 +108,7 @@ def test_rows_that_do_not_fit_to_the_state_are_refused(name, options, rows, comp
         step(torch.randn(rows, C), state, 1)
 
 
-@covering(compiled_or_exact, label, variant=[*VARIANTS, *OTHERS], dtype=list(TOLERANCE), bias=[True, False], way=["C", "torch"])
+@covering(possible, label, variant=[*VARIANTS, *OTHERS], dtype=list(TOLERANCE), bias=[True, False], way=WAYS)
 @torch.no_grad()
 def test_steps_of_self_attention_equal_the_parallel_form(variant, dtype, bias, way, monkeypatch):
     take(way, monkeypatch)
@@ -127,7 +128,7 @@ def test_steps_of_self_attention_equal_the_parallel_form(variant, dtype, bias, w
         assert_same_states(state, whole, 10 * TOLERANCE[dtype])
 
 
-@covering(compiled_or_exact, label, variant=[*VARIANTS, *CROSS_ONLY], dtype=list(TOLERANCE), shared=[1, 3], way=["C", "torch"])
+@covering(possible, label, variant=[*VARIANTS, *CROSS_ONLY], dtype=list(TOLERANCE), shared=[1, 3], way=WAYS)
 @torch.no_grad()
 def test_steps_of_cross_attention_equal_attend(variant, dtype, shared, way, monkeypatch):
     take(way, monkeypatch)

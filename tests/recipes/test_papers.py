@@ -121,6 +121,24 @@ def test_a_table_is_a_command_for_each_of_its_rows(name, tmp_path):
     assert trained and not (tmp_path / "out").exists()
 
 
+# Of language models the papers have more than one column.
+COLUMNS = {
+    "leapformer-4": ("valid", "test"),
+    "abc-3a": ("valid-context0", "valid-context480", "test-context0", "test-context480"),
+    "abc-3b": ("valid-context256", "test-context256"),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_every_column_of_a_table_is_scored(name, tmp_path):
+    shown = "\n".join(dry_run(name, "--root", "/nowhere", "--out", tmp_path))
+    runs = set(re.findall(rf"{tmp_path}/(\S+-seed1)/model ", shown))
+    assert len(runs) >= 4
+    for run in runs:
+        scored = re.findall(rf"--json {tmp_path}/{run}/(\S+)/scores.json", shown)
+        assert tuple(scored) == COLUMNS[name], run
+
+
 @pytest.mark.parametrize("row", sorted({row for table in TABLES.values() for row in table.rows}))
 def test_rows_of_tables_can_be_built(row):
     """Mechanisms exist, serve their blocks and have these options."""
@@ -178,6 +196,7 @@ def test_the_commands_of_the_page_can_be_parsed(command, tmp_path):
         ("ljspeech --dampenings 0.0", "--dampenings 0.0: give a number above 0"),
         ("iwslt14_esen_doc --window 0", "--window 0: give a whole number from 1"),
         ("multi30k --set dev", "--set dev: choose from test, valid"),
+        ("wikitext103 --sets dev", "--sets dev: choose from valid, test"),
         ("glue --tasks COLA", "--tasks COLA: choose from MNLI, QNLI, QQP, SST-2"),
         ("multi30k --launcher ssh", "--launcher ssh: choose from local, torchrun, slurm"),
         ("multi30k --processes 2", "--processes 2 needs --launcher torchrun or slurm"),
