@@ -121,6 +121,17 @@ def test_a_table_is_a_command_for_each_of_its_rows(name, tmp_path):
     assert trained and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith("mla-")])
+def test_cosformer_goes_on_behind_the_predicted_length(name, tmp_path):
+    """Section 3.3.1 of the paper: with a ratio of 0.5, 60 % of 1.25 N steps are behind the end. With the released code's
+    least normalizer, as the sums turn negative there."""
+    shown = dry_run(name, "--root", "/nowhere", "--out", tmp_path)
+    trained = [line for line in shown if re.search(r"--decoder-(self|cross)-attention cosformer", line)]
+    assert bool(trained) == (name != "mla-10")
+    for line in trained:
+        assert "--cosformer-overrun extrapolate" in line and "--normalizer-floor 0.1" in line
+
+
 # Of language models the papers have more than one column.
 COLUMNS = {
     "leapformer-4": ("valid", "test"),
