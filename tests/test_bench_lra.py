@@ -23,6 +23,14 @@ def test_tables_reach_the_longest_text():
         assert all(limit >= lra.LENGTHS[-1] for limit in limits), name
 
 
+def test_the_enlarged_cosformer_and_s4d_are_timed():
+    """So that our runs of tables 8 and 9 have an RCPmem, too."""
+    enlarged = {"cosformer-total", "cosformer-body", "s4d"}
+    assert enlarged <= set(lra.MECHANISMS_MEASURED)
+    widths = {name: lra.system(name, "text", CPU).model.encoder.layers[0].fc1.out_features for name in sorted(enlarged)}
+    assert widths == {"cosformer-body": 143, "cosformer-total": 200, "s4d": 128}
+
+
 @pytest.mark.full
 def test_results_beside_softmax_and_cosformer(tmp_path, monkeypatch):
     monkeypatch.setattr(lra, "SECONDS", 0.2)

@@ -5,7 +5,8 @@ A.10: 2 layers, 64 wide, 2 heads), random bytes without padding, float32 unless 
 On a CPU it is the CPU time of the thread, on a GPU wall time. All systems take turns in one process; the median is
 reported. "softmax" is torch's scaled dot-product attention; "softmax, materialised" computes all weights, as the
 papers' code does. No row has attention dropout: with it, torch computes all weights on a CPU, and linear attention has
-none. By length (Luna's Table 2; Ma et al., 2021): batches of 4. Tasks (LeaPformer's Table 2): their own batches at full
+none. Enlarged cosFormers (LeaPformer's Table 8) have the feed-forward layers that Text has there.
+By length (Luna's Table 2; Ma et al., 2021): batches of 4. Tasks (LeaPformer's Table 2): their own batches at full
 length, 1k Pathfinder, 2k ListOps, 4k Text.
 
 Memory is the peak above the model and the batch of one training step in a fresh process; ratio = memory of a row /
@@ -64,7 +65,7 @@ def _rows() -> dict[str, Row]:
 
     Tables of Luna's rows end with the texts of its protocol, before the longest length that is measured here.
     """
-    left_out = ("linformer-2", "cosformer-total", "cosformer-body", "leap-2")
+    left_out = ("linformer-2", "leap-2")
     found = {name: row for name, row in protocols.load("leapformer").rows.items() if name not in left_out}
     luna = protocols.load("luna").rows
     for name, row in luna.items():

@@ -85,7 +85,7 @@ def test_a_configuration_has_the_values_of_its_paper(name, array):
     assert disagreements(name, array, TABLE[name][array]) == []
 
 
-# Where these papers state values of their configurations, and sources that are no papers. A.2 of LeaPformer is hardware.
+# Where these papers state values of their configurations, and other sources. A.2 of LeaPformer is its hardware.
 LEAPFORMER = {"appendix A.10.6", "appendix A.10.7", "table 4", "released script"}
 MLA = {"section 3.3.1", "section 7.2.1", "section 7.2.2", "table 6", "table 9", "released code", "ours"}
 SOURCES = {
@@ -209,6 +209,19 @@ def test_the_commands_of_the_page_can_be_parsed(command, tmp_path):
         assert not (tmp_path / "out").exists()
     else:
         build_parser(words[0]).parse_args(words)
+
+
+def test_rows_whose_scores_are_relative_to_softmax_come_with_it():
+    """Tables 8 and 9 of LeaPformer have an RCPmem; without softmax there is none, and the recipe says so."""
+    commands = [command for command in COMMANDS if "--protocol leapformer --attention" in command]
+    rows = [set(shlex.split(command)[6].split()) for command in commands]
+    assert sorted(map(len, rows)) == [2, 4] and all("softmax" in names for names in rows)
+    for names in (*rows, {"luna-16"}):
+        said: list[str] = []
+        words = ["lra", "--protocol", "luna" if names == {"luna-16"} else "leapformer", "--attention", " ".join(names)]
+        recipe.run_recipe([*words, "--root", "/nowhere", "--out", "/nowhere", "--dry-run"], said.append)
+        scored = any(line.startswith("leapformer lra rcp ") for line in said)
+        assert scored == ("softmax" in names) != any("no composite scores: --attention leaves out" in x for x in said)
 
 
 @pytest.mark.parametrize(
