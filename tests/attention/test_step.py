@@ -25,6 +25,7 @@ LINEAR = [
     ("relu", {}),
     ("elu", {}),
     ("cosformer", {"cosformer_length": 6}),  # shorter than T: proportions saturate
+    ("cosformer", {"cosformer_step": 4}),
     ("leap", {}),
     ("leap", {"leap_factor": D}),
     ("leap", {"leap_per_head": True}),

@@ -146,6 +146,17 @@ def test_cosformer_goes_on_behind_the_predicted_length(name, tmp_path):
         assert "--cosformer-overrun extrapolate" in line and "--normalizer-floor 0.1" in line
 
 
+def test_cosformer_translates_with_lengths_in_steps_and_not_without(tmp_path):
+    """Figure 4 of LeaPformer; in table 5 it knows the true length, which nobody does while translating."""
+    for name, translated in (("leapformer-figure-4", True), ("leapformer-5", False)):
+        shown = dry_run(name, "--root", "/nowhere", "--out", tmp_path)
+        row = next(row for row in TABLES[name].rows if "cosformer" in row)
+        folder = f"{tmp_path}/{Attention(row).folder}/"
+        trained = [line for line in shown if f"--save-dir {folder}" in line]
+        assert len(trained) == 1 and "--length-predictor oracle" in trained[0]
+        assert any(line.startswith("simuleval ") and folder in line for line in shown) == translated
+
+
 # Of language models the papers have more than one column.
 COLUMNS = {
     "leapformer-4": ("valid", "test"),
