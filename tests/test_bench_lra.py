@@ -50,6 +50,14 @@ def test_cases_of_luna_are_of_its_text_task_alone():
     assert any("pathfinder" in case.about for case in lra.cases(["softmax"], [CPU], False))
 
 
+def test_the_enlarged_cosformer_and_s4d_are_timed():
+    """So that our runs of tables 8 and 9 have an RCPmem, too."""
+    enlarged = {"cosformer-total", "cosformer-body", "s4d"}
+    assert enlarged <= set(lra.measured())
+    widths = {name: lra.system(name, "text", CPU).model.encoder.layers[0].fc1.out_features for name in sorted(enlarged)}
+    assert widths == {"cosformer-body": 143, "cosformer-total": 200, "s4d": 128}
+
+
 @pytest.mark.full
 def test_results_beside_softmax_and_cosformer(tmp_path, monkeypatch):
     monkeypatch.setattr(lra, "SECONDS", 0.2)

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from leapformer_fairseq import register
 from leapformer_fairseq.attention import Mechanism
@@ -166,12 +167,13 @@ class TestPapers:
             "encoding": encoders,
             "memory": encoders,
             "decoding": ["softmax", "fairseq", "abc-mlp, 32/8", "t2r, 32/4"],
-            "blocks": ["softmax", "relu"] * 2,
+            "steps": ["softmax", "relu, naive", "relu, reuse"] * 4,
         }
         for section, names in systems.items():
             assert [row["mechanism"] for row in found[section]] == names, section
             assert all(row["ratio"] > 0 for row in found[section])
-        assert [row["case"] for row in found["blocks"][::2]] == ["1 x 32, width 64", "2 x 32, width 64"]
+        cases = [f"{block}, {batch} x 32, width 64" for batch in (1, 2) for block in ("decoder-self", "decoder-cross")]
+        assert [row["case"] for row in found["steps"][::3]] == cases
         assert "Encoding (ABC, table 6)" in capsys.readouterr().out
 
     def test_the_state_of_bounded_memories_does_not_grow(self):
@@ -184,10 +186,33 @@ class TestPapers:
             assert (short[name] == long[name]) == (name not in ("softmax", "fairseq")), name
         assert long["t2r, 32/4"] < long["abc-mlp, 32/8"] < long["rfa, 256/128"], "as the paper's sizes have it"
 
-    def test_blocks_make_no_weights(self, monkeypatch):
+    @pytest.mark.parametrize("block", papers.DECODER_BLOCKS)
+    @torch.no_grad()
+    def test_sums_that_are_made_anew_are_those_that_are_reused(self, block):
+        """And cost products with every key, while those that are kept cost the same after any past."""
+        place, costs = measure.Place(torch.device("cpu"), torch.float64), {}
+        for length in (8, 64):
+            past = papers.past_of(block, 3, 16, length, place)
+            for kind in ("relu", "cosformer"):
+                outputs = []
+                for way in (papers.NAIVE, papers.REUSE):
+                    call = papers.step_of(kind, way, past)
+                    with FlopCounterMode(display=False) as counter:
+                        outputs.append(call())
+                    costs[kind, way, length] = counter.get_total_flops()
+                torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
+                # Inverted control: with another past they differ.
+                other = papers.step_of(kind, papers.NAIVE, past._replace(keys=past.keys.flip(2)))()
+                assert not torch.allclose(other, outputs[1], atol=1e-3)
+        for kind, features in (("relu", 1), ("cosformer", 2)):
+            per_key = 2 * 3 * 16 * features * 17
+            assert costs[kind, papers.NAIVE, 64] - costs[kind, papers.NAIVE, 8] == 56 * per_key
+            assert costs[kind, papers.REUSE, 64] == costs[kind, papers.REUSE, 8]
+
+    def test_steps_make_no_weights(self, monkeypatch):
         monkeypatch.setattr(Mechanism, "weights", lambda *_, **__: pytest.fail("all pairs of queries and keys"))
-        rows = papers.blocks(["relu"], 1, 64, 16, CPU, 0.01)
-        assert [row["mechanism"] for row in rows] == ["softmax", "relu"]
+        rows = papers.steps(["relu"], "decoder-self", 1, 64, 16, CPU, 0.01)
+        assert [row["mechanism"] for row in rows] == ["softmax", "relu, naive", "relu, reuse"]
 
 
 @pytest.mark.full

@@ -57,10 +57,12 @@ OTHER: dict[str, Any] = {
     "abc_max_length": 50,
     "normalizer_floor": 30.0,
     "cosformer_length": 30,
+    "cosformer_step": 4,
     "cosformer_overrun": "extrapolate",
     "hedgehog_importance": True,
     "leap_factor": 2,
     "leap_per_head": True,
+    "leap_input": "raw",
     "performer_features": 8,
     "rfa_features": "8",
     "rfa_floor": 30.0,
@@ -108,6 +110,7 @@ OTHER: dict[str, Any] = {
 }
 # Seen elsewhere than in what comes out of one block.
 ATTRIBUTES = {
+    "cosformer_step": lambda mechanism: mechanism.capabilities.length_remedy,  # tests/attention/test_registry.py
     "abc_untied": lambda mechanism: mechanism.tied,
     "sparse_noncausal": lambda mechanism: mechanism.capabilities.missing,
     "abc_max_length": lambda mechanism: mechanism.capabilities.limit_options and mechanism.control_table.shape,
@@ -117,6 +120,7 @@ ATTRIBUTES = {
 # What an option is about, for all mechanisms or for one.
 WITH: dict[Any, dict[str, Any]] = {
     "sparse_noncausal": {"sparse_global": "both"},
+    "cosformer_step": {"cosformer_length": 0},
     ("sparsefinder-block1", "sparsefinder_centroids"): {"sparsefinder_block_score": "released"},
     ("abc-cluster", "abc_cluster_rounds"): {"abc_slots": 3},
 }

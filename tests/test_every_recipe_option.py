@@ -60,6 +60,7 @@ VALUES: dict[Any, tuple[str, list[str]]] = {
     "--sets": ("dev", []),
     ("mustc", "--sets"): ("tst-HE dev", []),
     ("talks", "--sets"): ("snr20", []),
+    **{(name, "--sets"): ("valid", []) for name in ("wikitext2", "wikitext103", "language_model")},
     "--predictors": ("lookup oracle", ["--attention", "cosformer"]),
     "--train-k": ("3-7", []),
     "--checkpoints": ("/x.pt /y.pt", []),

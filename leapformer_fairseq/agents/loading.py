@@ -43,12 +43,13 @@ def load_system(
     policy, ratio = resolve_policy(model, policy or PolicyOptions(), pre_decision_ratio)
     _check_policy(model, policy, engine)
     predictor = getattr(model.encoder, "length_predictor", None)
-    if predictor is not None and predictor.chosen == "oracle":
+    oracle = predictor is not None and predictor.chosen == "oracle"
+    if oracle and not model.decoder.context.facts.guesses_lengths:
         raise LeapformerError(
             f"{checkpoint} was trained with the true length of its target (--length-predictor oracle), which is "
-            "unknown during translation; train a plan that needs no length"
+            "unknown during translation; train a plan that needs no length, or give --cosformer-step in training"
         )
-    if predictor is not None:
+    if predictor is not None and not oracle:
         raise LeapformerError(
             f"{checkpoint} predicts the target's length from the whole source, which arrives while it is translated; "
             "train without --length-predictor, or use `leapformer generate`"

@@ -52,6 +52,7 @@ class Capabilities:
     constant_state:  the size of the state does not depend on what was read.
     needs_length:    the output depends on the lengths of the whole sequences.
     length_remedy:   what to do in decoder blocks about a target's length that nobody knows; "" where one is set.
+    guesses_length:  a target's length that nobody tells follows from how much of it is written.
     needs_inputs:    keys come with `TokenInfo.inputs`, the block's input before the projections.
     needs_query_inputs: so do queries.
     unused_projections: those of the block that it does not need; without q_proj queries are the keys, without k_proj
@@ -73,6 +74,7 @@ class Capabilities:
     constant_state: bool = True
     needs_length: bool = False
     length_remedy: str = ""
+    guesses_length: bool = False
     needs_inputs: bool = False
     needs_query_inputs: bool = False
     unused_projections: tuple[str, ...] = ()

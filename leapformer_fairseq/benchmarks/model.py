@@ -76,8 +76,8 @@ SYMBOLS = 70  # phonemes and marks
 SECONDS = 0.3  # per step of a case
 COUNTED_STEPS = 200  # of longer cases there is the formula only: counting takes longer than computing
 MECHANISMS_MEASURED = (  # by default
-    "softmax", "leap", "relu", "cosformer", "cosformer/relu/cosformer", "softmax/softmax/cosformer",
-    "softmax/softmax/leap",
+    "softmax", "leap", "relu", "cosformer", "cosformer/relu/cosformer", "cosformer/softmax/cosformer",
+    "softmax/softmax/cosformer", "softmax/softmax/leap",
 )  # fmt: skip
 TITLE = "Whole models: speed and FLOPs of text to speech"
 TABLES = (

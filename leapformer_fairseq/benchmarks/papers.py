@@ -1,4 +1,4 @@
-"""The papers' speed figures: encoding and decoding with bounded memories, linear attention by width and length.
+"""The papers' speed figures: encoding and decoding with bounded memories, decoder steps with and without reused sums.
 
 Method: random weights and inputs without padding, one thread, float32 unless the device says otherwise. On a CPU it is
 the CPU time of the thread, on a GPU wall time. All systems take turns in one process; the median is reported. Ratio =
@@ -12,9 +12,11 @@ the papers' softmax is slower, as "fairseq" shows for decoding.
   8 heads) without the output layer, with as many target tokens as source states. The time per token is the mean over
   the tokens at one, three, five and seven eighths of the length. Slots and features in cross- and causal attention are
   the paper's. State: bytes of all layers at the end.
-* Blocks (after figures 17 to 21 of Agostinelli & Chen, 2023, arXiv:2304.08453): a forward pass of bidirectional
-  self-attention with its projections, 8 heads, by width and length, for one sentence and for 125. We did not have these
-  figures: their axes are known, their values are not.
+* Steps (MLA, figures 17 to 21, section 7.10; Agostinelli & Chen, 2023, arXiv:2304.08453): one token of decoder self- or
+  cross-attention with its projections and one head, by width and number of keys, for 1 and 125 sentences. "reuse" keeps
+  K^T V and adds the token's own key and value, where there are any; "naive" keeps keys and values and multiplies them
+  anew for every token. A step that reuses is in C on a CPU, up to a width of 1,023. We did not have these figures: what
+  they compare is known, their values are not; widths and lengths are ours.
 
 A mechanism is not reported if one of its executions differs from its reference in float64.
 """
@@ -25,19 +27,20 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..attention import build
+from ..attention import Mechanism, Projections, TokenInfo, build
+from ..attention.capabilities import DECODER_CROSS, DECODER_SELF
+from ..attention.kv_cache import CachedMechanism
 from ..memory import MIB
-from ..modules import MechanismAttention
 from . import decode, measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
 from .tables import Table
 
-BASE, HEADS = "softmax", 8
+BASE = "softmax"
 # what is measured, in the order of the tables: its mechanism and options
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     BASE: (BASE, {}),
@@ -54,14 +57,16 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rfa, 256/128": ("rfa", {"rfa_features": "256/128/256"}),
     "t2r, 32/4": ("t2r", {"t2r_features": "32/4/32"}),
 }
-BLOCKS = (BASE, "relu", "cosformer", "leap")
-MECHANISMS_MEASURED = (BASE, "abc-linformer", "abc-mlp", "rfa", "t2r", *BLOCKS[1:])
+NAIVE, REUSE = "naive", "reuse"
+DECODER_BLOCKS, STEPS = (DECODER_SELF, DECODER_CROSS), ("relu", "cosformer")
+MECHANISMS_MEASURED = (BASE, "abc-linformer", "abc-mlp", "rfa", "t2r", *STEPS)
 TOKENS, SENTENCES = 512, {"cpu": 2, "cuda": 16}
 ROWS, LENGTHS, QUICK_LENGTHS = 16, (64, 256, 512, 1024, 2048), (16, 32)
 DECODER_SIZES: dict[str, Any] = {"width": 512, "ffn": 2048}
 PLACES_MEASURED = (1 / 8, 3 / 8, 5 / 8, 7 / 8)  # of a decoded length
-WIDTHS, QUICK_WIDTHS = (128, 256, 512, 1024), (64,)
-BLOCK_LENGTHS, QUICK_BLOCK_LENGTHS = {1: (64, 256, 1024, 4096), 125: (64, 256)}, {1: (32,), 2: (32,)}
+# sentences -> widths, and numbers of keys
+STEP_SIZES = {1: ((128, 256, 512, 1024), (64, 256, 1024, 4096)), 125: ((128, 256, 512), (64, 256, 1024))}
+QUICK_STEP_SIZES: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {1: ((64,), (32,)), 2: ((64,), (32,))}
 SECONDS = 20.0  # per case
 TITLE = "The papers' figures of speed"
 TABLES = (
@@ -69,13 +74,13 @@ TABLES = (
     Table("Encoding (ABC, table 6): memory, times that of softmax", "memory", "ratio", "peak_mib", BASE),
     Table("Decoding (ABC, figure 1): times as fast as softmax", "decoding", "ratio", "ms", BASE),
     Table("Decoding (ABC, figure 1): bytes of state", "decoding", "state_bytes", "state_bytes", BASE),
-    Table("Blocks (after MLA, figures 17 to 21): times as fast as softmax", "blocks", "ratio", "ms", BASE),
+    Table("Steps with one head (MLA, figures 17 to 21): times as fast as softmax", "steps", "ratio", "us", BASE),
 )
 Found = list[dict[str, Any]]
 
 
 def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
-    """Rows of `encoding`, `memory`, `decoding` and `blocks`; softmax is always measured."""
+    """Rows of `encoding`, `memory`, `decoding` and `steps`; softmax is always measured."""
     lengths, seconds = (QUICK_LENGTHS, SECONDS / 20) if quick else (LENGTHS, SECONDS)
     for place in places:
         yield measure.case(f"{place}: encoding", "encoding", encoding, names, place, quick, seconds)
@@ -83,9 +88,9 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
         for length in lengths:
             about = f"{place}: decoding {length:,} tokens"
             yield measure.case(about, "decoding", decoding, names, length, place, seconds)
-        for batch, width, length in _block_cases(quick):
-            about = f"{place}: {batch} x {length:,} tokens of width {width}"
-            yield measure.case(about, "blocks", blocks, names, batch, width, length, place, seconds / 4)
+        for case in _step_cases(quick):
+            about = f"{place}: a step of {_step_case(*case)}"
+            yield measure.case(about, "steps", steps, names, *case, place, seconds / 4)
 
 
 @torch.no_grad()
@@ -178,27 +183,79 @@ def decoder(name: str, case: decode.Case, place: measure.Place) -> tuple[dict[st
     return state, partial(decode.token, made, state, source, case)
 
 
+class Past(NamedTuple):
+    """A decoder block with one head, a token x (B, C) for it, and the keys and values it sees, (B, 1, S, C)."""
+
+    block: str
+    projections: Projections
+    x: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class Anew(CachedMechanism):
+    """A linear mechanism that keeps keys and values, and multiplies all of them for every query."""
+
+    def __init__(self, linear: Mechanism) -> None:
+        super().__init__(linear.head_dim, linear.num_heads, block=linear.block)
+        self.linear = linear
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
+        tokens = _tokens(self.block, k)
+        state = self.linear.write(self.linear.init_state(len(q), v.shape[3], k), k, v, tokens)
+        return self.linear.read(state, q, tokens.without_lengths().narrow(k.shape[2] - 1, k.shape[2]))
+
+
 @torch.no_grad()
-def blocks(names: list[str], batch: int, width: int, length: int, place: measure.Place, seconds: float) -> Found:
-    """Milliseconds of a forward pass of self-attention with every mechanism."""
-    from fairseq.modules import MultiheadAttention
-
-    x = torch.randn(length, batch, width, device=place.device, dtype=place.dtype)
-    calls = {}
-    for name in (kind for kind in BLOCKS if kind == BASE or kind in names):
-        options = {"cosformer_length": length} if name == "cosformer" else {}
-        mechanism = build(name, width // HEADS, HEADS, block="encoder-self", **options)
-        block = MechanismAttention(MultiheadAttention(width, HEADS, self_attention=True), mechanism, None)
-        whole = partial(block.to(*place).eval(), x, x, x, need_weights=False)  # which take all pairs
-        calls[name] = partial(measure.timed, place.device, whole)
-    return _compared(measure.medians(calls, seconds), f"{batch} x {length:,}, width {width:,}", place)
+def steps(
+    names: list[str], block: str, batch: int, width: int, length: int, place: measure.Place, seconds: float
+) -> Found:
+    """Microseconds of one token of a decoder block, with sums that are made anew and with sums that are kept."""
+    past = past_of(block, batch, width, length, place)
+    calls = {BASE: step_of(BASE, REUSE, past)}
+    for kind in (kind for kind in STEPS if kind in names):
+        calls |= {f"{kind}, {way}": step_of(kind, way, past) for way in (NAIVE, REUSE)}
+    timed = {name: partial(measure.timed, place.device, call) for name, call in calls.items()}
+    return _compared(measure.medians(timed, seconds), _step_case(block, batch, width, length), place, "us", 1e6)
 
 
-def _block_cases(quick: bool) -> Iterator[tuple[int, int, int]]:
-    """Batch, width and length."""
-    for batch, lengths in (QUICK_BLOCK_LENGTHS if quick else BLOCK_LENGTHS).items():
-        for width in QUICK_WIDTHS if quick else WIDTHS:
-            yield from ((batch, width, length) for length in lengths)
+def past_of(block: str, batch: int, width: int, length: int, place: measure.Place) -> Past:
+    """Random weights, a random token, and what it sees."""
+    q, out, k, v = (nn.Linear(width, width).to(*place) for _ in range(4))
+    projections = Projections(q, out, k, v) if block == DECODER_SELF else Projections(q, out)
+    like = torch.zeros(0, device=place.device, dtype=place.dtype)
+    keys, values = (like.new_empty(batch, 1, length, width).normal_() for _ in range(2))
+    return Past(block, projections, like.new_empty(batch, width).normal_(), keys, values)
+
+
+def step_of(kind: str, way: str, past: Past) -> Callable[[], Tensor]:
+    """One more token; each call writes its own key and value again in self-attention, as further tokens would."""
+    batch, _, length, width = past.keys.shape
+    options = {"cosformer_length": length + 1} if kind == "cosformer" else {}
+    mechanism: Mechanism = build(kind, width, 1, block=past.block, **options).to(past.x).eval()
+    mechanism = Anew(mechanism) if way == NAIVE else mechanism
+    state = mechanism.init_state(batch, width, past.keys)
+    state = mechanism.write(state, past.keys, past.values, _tokens(past.block, past.keys))
+    position = length + (past.block == DECODER_SELF)
+    return partial(mechanism.step(past.projections), past.x, state, position)
+
+
+def _tokens(block: str | None, keys: Tensor) -> TokenInfo:
+    """The tokens of keys (B, H, S, D): a source, whose length is known, or a target, whose is not."""
+    tokens = TokenInfo.whole(keys.shape[2], device=keys.device)
+    return tokens if block == DECODER_CROSS else tokens.without_lengths()
+
+
+def _step_cases(quick: bool) -> Iterator[tuple[str, int, int, int]]:
+    """Block, sentences, width and number of keys."""
+    for batch, (widths, lengths) in (QUICK_STEP_SIZES if quick else STEP_SIZES).items():
+        for block in DECODER_BLOCKS:
+            for width in widths:
+                yield from ((block, batch, width, length) for length in lengths)
+
+
+def _step_case(block: str, batch: int, width: int, length: int) -> str:
+    return f"{block}, {batch} x {length:,}, width {width:,}"
 
 
 def _chosen(systems: dict[str, tuple[str, dict[str, Any]]], names: list[str]) -> list[str]:
@@ -211,14 +268,16 @@ def _encoding_case(place: measure.Place, quick: bool) -> str:
     return f"{batch} x {length} tokens"
 
 
-def _compared(times: dict[str, measure.Seconds], case: str, place: measure.Place) -> Found:
-    """Milliseconds of every system beside softmax."""
+def _compared(
+    times: dict[str, measure.Seconds], case: str, place: measure.Place, unit: str = "ms", per_second: float = 1e3
+) -> Found:
+    """Milliseconds, or another unit, of every system beside softmax."""
     return [
         {
             "device": str(place),
             "case": case,
             "mechanism": name,
-            "ms": found * 1e3,
+            unit: found * per_second,
             "ratio": times[BASE][0] / found,
         }
         for name, (found,) in times.items()

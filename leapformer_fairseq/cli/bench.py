@@ -29,7 +29,7 @@ BENCHMARKS = {
     "train": "a training step of a 16-layer language model against fairseq's",
     "scaling": "training with two processes on this machine's CPU against one",
     "lra": "training the models of Long Range Arena: speed and memory by length, and with the tasks' own batches",
-    "papers": "the figures of speed of ABC (encoding, decoding) and of Modular Linearized Attention (width by length)",
+    "papers": "the figures of speed of ABC (encoding, decoding) and of Modular Linearized Attention (decoder steps)",
     "model": "encoder, decoder and FLOPs of text to speech by attention plan against fairseq's model",
 }
 DTYPES = ("float32", "bfloat16", "float16")

@@ -30,6 +30,7 @@ class Composite:
     rows: Mapping[str, Measured]
     scores: Mapping[str, Score]
     printed: Mapping[str, float]
+    untimed: Mapping[str, tuple[float, float]]  # average and RCPmem as printed, of rows without a throughput, by title
 
     def text(self) -> str:
         """Markdown, best first."""
@@ -47,6 +48,11 @@ class Composite:
         if not self.printed:
             headers, lines = headers[:-1], [line[:7] for line in lines]
         table = tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+        if self.untimed:
+            rest = [[title, *map(_written, found)] for title, found in self.untimed.items()]
+            headers = ["", "average accuracy", "RCPmem as printed"]
+            table += "\n\nScores that the text gives, of rows for which no throughput is printed:\n\n"
+            table += tabulate(rest, headers, tablefmt="github", disable_numparse=True)
         return (
             f"{self.source}. Standard deviation: {self.std}; every score but points per doubling depends on it.\n\n"
             f"{table}\n\n–: undefined. The composite has no value for a row that is better than softmax by a standard "
@@ -59,7 +65,8 @@ class Composite:
             name: {**asdict(row), **(asdict(self.scores[name]) if name in self.scores else {})}
             for name, row in self.rows.items()
         }
-        return {"source": self.source, "std": self.std, "rows": rows}
+        untimed = {title: {"accuracy": found[0], "rcpmem": found[1]} for title, found in self.untimed.items()}
+        return {"source": self.source, "std": self.std, "rows": rows, **({"untimed": untimed} if untimed else {})}
 
     def points(self) -> list[Point]:
         """Of figure 1 of both papers."""
@@ -85,7 +92,7 @@ def published(std: str, paper: str) -> Composite:
     LeaPformer's memory is in labels of a figure only: here it is what RCPmem implies, so that this score is circular.
     """
     about, note = tables.papers()[paper], ""
-    rows, printed = {}, {}
+    rows, printed, untimed = {}, {}, {}
     for name, row in about["rows"].items():
         if paper == "luna" and "relative_speed" in row:
             speed, memory = row["relative_speed"][LENGTH], row["relative_memory"][LENGTH]
@@ -95,9 +102,11 @@ def published(std: str, paper: str) -> Composite:
             note = "; memory is what the printed RCPmem implies, so RCPmem is circular"
             if "rcp" in row:
                 printed[name] = row["rcp"]
+        elif "rcpmem" in row:
+            untimed[row["title"]] = row["average"], row["rcpmem"]
     titles = {name: about["rows"][name]["title"] for name in rows}
     what = ", averages without Retrieval as printed" if paper == "luna" else note
-    return Composite(f"Printed in {about['source']}{what}", std, titles, rows, scores(rows, std), printed)
+    return Composite(f"Printed in {about['source']}{what}", std, titles, rows, scores(rows, std), printed, untimed)
 
 
 def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol, bench: Path, std: str) -> Composite:
@@ -123,7 +132,7 @@ def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol,
         f"{timed.protocol} at {timed.length:,} tokens"
     )
     source += f"; not measured: {', '.join(left_out)}" if left_out else ""
-    return Composite(source, std, titles, rows, scores(rows, std), {})
+    return Composite(source, std, titles, rows, scores(rows, std), {}, {})
 
 
 def _check_models(protocol: Protocol, bench: Bench, path: Path) -> None:

@@ -110,12 +110,13 @@ def predicted_length(encoder_out: EncoderOut) -> Tensor | None:
 def tell_length(context: PassContext, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
     """Pass the length to a decoder's attention before its layers run: the predicted one, or else the true one (B,).
 
-    `true_lengths` is None while the target is being written. Raises LeapformerError if no length is known.
+    `true_lengths` is None while the target is being written. Raises LeapformerError if no length is known, and the
+    attention does not guess one.
     """
     if not context.facts.knows_lengths:
         return
     predicted = predicted_length(encoder_out or {})
-    if predicted is None and true_lengths is None:
+    if predicted is None and true_lengths is None and not context.facts.guesses_lengths:
         raise LeapformerError(
             "the decoder was given no target length; generate from what encoder.forward_torchscript returns"
         )

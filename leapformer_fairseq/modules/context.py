@@ -19,11 +19,13 @@ class StackFacts:
     """What holds for every pass of an encoder or decoder.
 
     knows_lengths: there is a predictor of the target's length.
+    guesses_lengths: where it says nothing, as an oracle does while a target is written, the mechanisms guess.
     carrier:       the mechanism of the first layer that has a carry, if there is one.
     last:          what was said of the latest pass in any thread, see `PassContext.told`.
     """
 
     knows_lengths: bool = False
+    guesses_lengths: bool = False
     carrier: Mechanism | None = None
     last: dict[str, Any] = field(default_factory=dict)
 

@@ -138,6 +138,7 @@ def swap_attention(
             )
             check_use(mechanism, i, mask, context)
             _tie(mechanism, first.setdefault(name, mechanism))
+            facts.guesses_lengths = facts.guesses_lengths or mechanism.capabilities.guesses_length
             if mechanism.capabilities.carry_width is not None:
                 facts.carrier = facts.carrier or mechanism
             setattr(layers[i], block.attribute, MechanismAttention(stock, mechanism, mask, passing))

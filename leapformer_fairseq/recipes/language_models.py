@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import LeapformerError
 from ..trainings import Work
-from .options import Parser, list_of, whole
+from .options import Parser, list_of, one_of, whole
 from .plans import Attention
 from .recipe import DataSet, add_root
 from .runs import Run, Runs
@@ -16,12 +16,12 @@ from .runs import Run, Runs
 if TYPE_CHECKING:
     from ..attention import Mask
 
-PARTS = ("train", "valid", "test")
+PARTS, SCORED = ("train", "valid", "test"), ("valid", "test")
 TEXTS = "{train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain or with .gz"
 
 
 class LanguageModel(Runs):
-    """Word perplexity on a test text, with more or less preceding context."""
+    """Word perplexity on the validation and test texts, with more or less preceding context."""
 
     task_options = ("--task", "language_modeling")
     option_lists = {
@@ -43,7 +43,16 @@ class LanguageModel(Runs):
             "--contexts", "LIST", "evaluate with so many words before each segment, in quotes, each a row (by default "
             "--context-window of the evaluation)", list_of(whole(0)), default=[],
         )  # fmt: skip
+        cls.add_sets(parser)
         cls.add_run_options(parser)
+
+    @staticmethod
+    def add_sets(parser: Parser) -> None:
+        """Add the choice of what is scored."""
+        parser.option(
+            "--sets", "LIST", f"texts to score, in quotes, of {', '.join(SCORED)}: each is a row",
+            list_of(one_of(*SCORED)), default="test",
+        )  # fmt: skip
 
     def masks(self, attention: Attention) -> dict[str, Mask]:
         return {"decoder-self": None}
@@ -72,23 +81,22 @@ class LanguageModel(Runs):
 
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
         options = self.options("eval")
-        contexts = {f"test-context{n}": [*options, "--context-window", str(n)] for n in self.settings.contexts}
-        return contexts or {"test": options}
+        contexts = {f"-context{n}": [*options, "--context-window", str(n)] for n in self.settings.contexts}
+        of_all = contexts or {"": options}
+        return {part + context: options for part in self.settings.sets for context, options in of_all.items()}
 
     def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
-        log = out / "eval.log"
+        log, part = out / "eval.log", out.name.partition("-")[0]
         yield from self.shell.logged(
-            log, "eval-lm", self.data / "binary", "--path", checkpoint, "--gen-subset", "test", *options
+            log, "eval-lm", self.data / "binary", "--path", checkpoint, "--gen-subset", part, *options
         )
-        text = self.data / "text/test.txt"
+        text = self.data / f"text/{part}.txt"
         yield from self.shell.leapformer(
             "score", log, "--text", text, "--checkpoint", checkpoint, "--json", out / "scores.json"
         )
 
     def notes(self) -> list[str]:
-        of_all = (
-            "Words of the test text, line ends included; of each run the checkpoint with the lowest validation loss."
-        )
+        of_all = "Words of the text, line ends included; of each run the checkpoint with the lowest validation loss."
         if not self.settings.train_on_valid:
             return [of_all]
         return [
@@ -110,6 +118,7 @@ class OwnLanguageModel(LanguageModel):
             "--contexts", "LIST", "evaluate with so many subwords before each segment, in quotes, each a row",
             list_of(whole(0)), default=[],
         )  # fmt: skip
+        cls.add_sets(parser)
         parser.set_defaults(train_on_valid=False)
         cls.add_run_options(parser)
 
@@ -121,7 +130,7 @@ class OwnLanguageModel(LanguageModel):
 
     def notes(self) -> list[str]:
         return [
-            "Perplexity of the subwords of the test text, line ends included: comparable between models with these "
+            "Perplexity of the subwords of the text, line ends included: comparable between models with these "
             "subwords only; of each run the checkpoint with the lowest validation loss."
         ]
 

@@ -114,6 +114,11 @@ class Attention:
         return any("cosformer" in plan for plan in self.blocks[1:])
 
     @property
+    def guesses_length(self) -> bool:
+        """Whether that mechanism takes lengths in steps where nobody knows them."""
+        return self.needs_length and any(name == "cosformer-step" and value != "0" for name, value in self._given)
+
+    @property
     def folder(self) -> str:
         """The folder name of a run with this attention."""
         return self.text.translate(str.maketrans("/,*:=", "+____"))

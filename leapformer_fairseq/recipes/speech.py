@@ -129,7 +129,7 @@ class SpeechTranslation(Recipe):
         forced = run / "teacher-forced"
         self.shell.run(self.shell.once(forced, self.force(checkpoint, forced)))
         sets = [LONG] if s.longest else s.sets
-        if s.attention.needs_length and not s.offline:
+        if s.attention.needs_length and not (s.offline or s.attention.guesses_length):
             self.shell.say(f"{s.attention.text} knows no target length while translating, so there is no translation")
             sets = []
         for name in sets:

@@ -85,7 +85,9 @@ def test_training_forms_agree_for_any_wait_k(name, queries, keys, lagging, ratio
         assert difference(run(mechanism, qkv, grad, way=way, mask=visible, chunk=chunk), expected) < 1e-12
 
 
-@pytest.mark.parametrize("options", [{"leap_per_head": True}, {"leap_factor": 8}, {"leap_factor": 1}])
+@pytest.mark.parametrize(
+    "options", [{"leap_per_head": True}, {"leap_factor": 8}, {"leap_factor": 1, "leap_input": "raw"}]
+)
 def test_variants_of_the_proportion_network_agree(options):
     mechanism, qkv = make("leap", **options), inputs(70, 70)
     grad = torch.randn(2, HEADS, 70, VALUE_DIM, dtype=torch.float64)

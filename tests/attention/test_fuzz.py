@@ -69,7 +69,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("cosformer", {"cosformer_length": 80, "cosformer_overrun": "extrapolate"}),
     ("cosformer", {"cosformer_length": 20}),  # overrun
     ("leap", {}),
-    ("leap", {"leap_factor": DIM}),
+    ("leap", {"leap_factor": DIM, "leap_input": "raw"}),
     ("leap", {"leap_per_head": True, "leap_factor": 1}),
     ("leap", {"leap_per_head": True, "leap_factor": DIM}),
     ("rope", {}),

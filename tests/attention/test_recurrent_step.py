@@ -20,6 +20,7 @@ B, H, D, C, PROMPT, T = 2, 3, 8, 24, 7, 40
 VARIANTS = [
     ("gated-relu", {}),
     ("gated-leap", {"leap_per_head": True}),
+    ("gated-leap", {"leap_input": "raw"}),
     ("retention", {"output_gate": "sigmoid"}),
     ("simple-gla", {"gate_init": "published"}),
     ("gla", {"gate_init": "published"}),

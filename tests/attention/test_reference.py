@@ -60,7 +60,9 @@ def weighted(q, k, v, p, r, seen, floor):
 
 
 def leap(m, q, k, v, case, head, wrong=False):
-    p, r = network(m.query_proportion, q.relu(), head), network(m.key_proportion, k.relu(), head)
+    """Proportions of features as released, or of queries and keys as projected (Agostinelli et al., 2024, eq. 10)."""
+    read = (q, k) if m.chosen.leap_input == "raw" else (q.relu(), k.relu())
+    p, r = network(m.query_proportion, read[0], head), network(m.key_proportion, read[1], head)
     return weighted(q, k, v, p, 0.9 * r if wrong else r, counts(case), m.normalizer_floor)
 
 
@@ -146,6 +148,7 @@ LINEAR = [
     ("leap", {}, leap),
     ("leap", {"leap_per_head": True, "leap_factor": 2}, leap),
     ("leap", {"leap_factor": DIM}, leap),
+    ("leap", {"leap_input": "raw"}, leap),
     ("rope", {}, rope),
     ("rope", {"rope_dims": -1, "rope_theta": 50.0}, rope),
 ]

@@ -117,6 +117,11 @@ def test_an_option_may_be_shared(own_register):
             lambda: build("cosformer", 8, 2, cosformer_overrun="wrap"),
             "--cosformer-overrun 'wrap': choose from: saturate, extrapolate",
         ),
+        (
+            lambda: build("cosformer", 8, 2, cosformer_length=9, cosformer_step=4),
+            "--cosformer-step 4 and --cosformer-length 9: give one of them",
+        ),
+        (lambda: build("cosformer", 8, 2, cosformer_step=-1), "--cosformer-step -1: give at least 0"),
         (lambda: PrefixMask(0), "lagging k is 0; .*choose k >= 1"),
         (lambda: PrefixMask(1, 0), "pre-decision ratio is 0; choose at least 1"),
     ],
@@ -156,6 +161,17 @@ def test_cosformer_behind_the_end_of_its_length(overrun, first_negative, last_po
     negative = steps[(scores < -1e-6).any(1)].tolist()  # 0 is 1e-8 to either side
     assert (negative[0] if negative else None) == first_negative
     assert steps[(scores > 1e-6).any(1)][-1] == last_positive
+
+
+def test_a_length_in_steps_is_the_next_multiple():
+    """Of a target that is being written; a length that is known, as a source's is, comes first."""
+    mechanism, tokens = build("cosformer", 8, 2, cosformer_step=4), TokenInfo.whole(6)
+    for block in ("decoder-self", "decoder-cross"):
+        assert mechanism.capabilities.unsupported_reason(block, None, Context(target_length=10**6)) is None
+    x = torch.rand(1, 2, 6, 8)
+    stepped, known = (mechanism.map_queries(x, one).proportion.flatten() for one in (tokens.without_lengths(), tokens))
+    torch.testing.assert_close(stepped, torch.tensor([1 / 4, 2 / 4, 3 / 4, 1, 5 / 8, 6 / 8]))
+    torch.testing.assert_close(known, torch.arange(1, 7) / 6)
 
 
 def test_a_block_that_a_mechanism_is_not_defined_for_is_refused():

@@ -25,9 +25,11 @@ LINEAR = [
     ("relu", {}),
     ("elu", {}),
     ("cosformer", {"cosformer_length": 6}),  # shorter than T: proportions saturate
+    ("cosformer", {"cosformer_step": 4}),
     ("leap", {}),
     ("leap", {"leap_factor": D}),
     ("leap", {"leap_per_head": True}),
+    ("leap", {"leap_input": "raw"}),
     ("leap", {"leap_per_head": True, "leap_factor": D}),
     ("rope", {}),
     ("rope", {"rope_dims": D, "rope_theta": 100.0}),
@@ -59,11 +61,17 @@ OTHERS += [
     for name, mechanism in MECHANISMS.items()
     if name not in KNOWN and "decoder-self" in mechanism.capabilities.blocks and mechanism.capabilities.incremental
 ]
+WAYS = ["C", "torch"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
 def label(x):
     return "-".join(map(str, (x[0], *x[1].values()))) if isinstance(x, tuple) else str(x)
+
+
+def possible(dtype, way, **_):
+    """The step in C takes float32 only: pairs with float64, too, would leave variants that nothing compares in C."""
+    return dtype == torch.float32 or way == "torch"
 
 
 def each(variants):
@@ -101,7 +109,7 @@ def test_rows_that_do_not_fit_to_the_state_are_refused(name, options, rows, comp
         step(torch.randn(rows, C), state, 1)
 
 
-@covering(None, label, variant=[*VARIANTS, *OTHERS], dtype=list(TOLERANCE), bias=[True, False], way=["C", "torch"])
+@covering(possible, label, variant=[*VARIANTS, *OTHERS], dtype=list(TOLERANCE), bias=[True, False], way=WAYS)
 @torch.no_grad()
 def test_steps_of_self_attention_equal_the_parallel_form(variant, dtype, bias, way, monkeypatch):
     take(way, monkeypatch)
@@ -121,7 +129,7 @@ def test_steps_of_self_attention_equal_the_parallel_form(variant, dtype, bias, w
         assert_same_states(state, whole, 10 * TOLERANCE[dtype])
 
 
-@covering(None, label, variant=[*VARIANTS, *CROSS_ONLY], dtype=list(TOLERANCE), shared=[1, 3], way=["C", "torch"])
+@covering(possible, label, variant=[*VARIANTS, *CROSS_ONLY], dtype=list(TOLERANCE), shared=[1, 3], way=WAYS)
 @torch.no_grad()
 def test_steps_of_cross_attention_equal_attend(variant, dtype, shared, way, monkeypatch):
     take(way, monkeypatch)

@@ -324,9 +324,11 @@ def test_the_comparison_can_fail(exported, block):
     ("plan", "encoder", "options"),
     [
         ("leap", "leap", {"encoder_layers": 2, "decoder_layers": 2}),
+        ("leap", "leap", {"leap_input": "raw"}),
         ("gated-delta", "gated-leap", {"short_conv": 4}),
         ("abc-mlp", "gated-delta", {"decoder_self_attention": "abc-window"}),
         ("cosformer", "cosformer", RATIO),
+        ("cosformer", "cosformer", {"cosformer_step": 4, "cosformer_length": 0}),
     ],
 )
 def test_other_mechanisms(plan, encoder, options, tmp_path):

@@ -50,6 +50,16 @@ def test_memory_that_is_only_in_a_figure_gives_the_score_it_is_from():
     assert "circular" in found.text() and "circular" not in composite.published("paper", "luna").text()
 
 
+def test_scores_of_rows_whose_speed_is_not_printed():
+    """Of tables 8 and 9 of the LeaPformer paper the text gives one score each; the other scores stay as they are."""
+    found = composite.published("paper", "leapformer")
+    assert not {"s4d", "cosformer-1.05"} & found.scores.keys()
+    printed = {"cosFormer, 1.05 × the parameters (table 8)": (57.65, 3.78), "S4D (table 9)": (49.09, 1.66)}
+    for title, (average, value) in printed.items():
+        assert re.search(rf"\| {re.escape(title)} +\| {average} +\| {value} +\|", found.text())
+    assert "no throughput is printed" not in composite.published("paper", "luna").text()
+
+
 def test_rows_take_the_speed_of_those_that_are_trained_alike(tmp_path):
     """`bench lra` has the papers' names, and no rows that differ in pooling alone."""
     labels = {"length": 9, "device": "cpu"}

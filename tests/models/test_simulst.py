@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
@@ -252,5 +254,11 @@ def test_an_oracle_tells_cosformer_the_length_in_training_alone():
     torch.testing.assert_close(model(**batch, prev_output_tokens=padded)[0][:, :7], short)
     longer = torch.cat([prefix, prefix[:, 1:3]], 1)
     assert (model(**batch, prev_output_tokens=longer)[0][:, :7] - short).abs().max() > 1e-6
+    # The agent has no references: lengths in steps (figure 4), or none.
+    for step, outcome in ((0, pytest.raises(LeapformerError, match="was given no target length")), (4, nullcontext())):
+        stepping = simulst("softmax", length_predictor="oracle", cosformer_step=step, **plan)
+        torch.testing.assert_close(stepping(**batch, prev_output_tokens=prefix)[0], short)
+        with outcome, torch.no_grad():
+            stepping.decoder(prefix[:, :1], encoder_out=stepping.encoder(**batch), incremental_state={})
     with pytest.raises(LeapformerError, match="--length-predictor ratio: it needs the whole source, .*oracle"):
         simulst("softmax", length_predictor="ratio", **plan)

@@ -83,10 +83,12 @@ def test_mustc(speech, tmp_path, one_at_a_time):
     run = tmp_path / "out/leap+cosformer+softmax-offline"
     assert "--length-predictor ratio --length-ratio 0.6" in (run / "options").read_text(encoding="utf-8")
     assert [path.name for path in (run / "tst-COMMON").iterdir() if path.is_dir()] == ["offline"]
-    for number, plan, k in ((5, "softmax/cosformer/softmax:cosformer-length=0", ""), (10, "softmax", "3")):
-        finished(f"leapformer-{number}", *options, "--rows", plan, "--longest", "2", "--k", k)
+    plan = "softmax/cosformer/softmax:cosformer-"
+    for table, row, k in (("5", f"{plan}length=0", ""), ("figure-4", f"{plan}step=4", "1"), ("10", "softmax", "3")):
+        finished(f"leapformer-{table}", *options, "--rows", row, "--longest", "2", "--k", k)
     report = json.loads((tmp_path / "out/scores.json").read_text(encoding="utf-8"))["systems"]
     assert report["softmax+cosformer+softmax_cosformer-length_0"]["rows"][0]["perplexity"] > 1
+    assert [row["k"] for row in report["softmax+cosformer+softmax_cosformer-step_4/dev-long"]["rows"]] == [1, "offline"]
     simultaneous, _ = report["softmax/dev-long"]["rows"]
     assert simultaneous["sentences"] == 2 and 0 < simultaneous["without_prenet"] < simultaneous["compute"]
     assert "without pre-net" in (tmp_path / "out/report.md").read_text(encoding="utf-8")

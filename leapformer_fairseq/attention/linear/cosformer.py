@@ -39,6 +39,13 @@ _REMEDY = (
         "paper, until weights turn negative (extrapolate)",
         ("saturate", "extrapolate"),
     ),
+    Option(
+        "cosformer_step",
+        0,
+        "cosformer: a sequence still being written whose length is neither known nor predicted is taken to be as long "
+        "as the next multiple of this; 0 means none",
+        least=0,
+    ),
 )
 class CosFormer(LinearMechanism):
     """cosFormer: relu(q_i) . relu(k_j) cos(pi/2 (i/N - j/M)), positions from 1.
@@ -47,6 +54,8 @@ class CosFormer(LinearMechanism):
     Modular Linearized Attention, eq. 8). A target that is still being written has none: a predicted one stands in, or
     else `cosformer_length`, in training too, so that training does not see a length that generation will not know.
     Beyond it the proportion stays at 1 and weights stay positive, unless `cosformer_overrun` asks for the paper's way.
+    `cosformer_step` gives it the length of the next step instead (after Agostinelli et al., 2024, arXiv:2405.13046,
+    appendix A.8). Keys keep the proportions that they were written with, as a state cannot be rescaled.
     """
 
     features_per_dim = 2
@@ -60,7 +69,11 @@ class CosFormer(LinearMechanism):
             raise LeapformerError(
                 f"--cosformer-length {cosformer_length} is negative; give a length >= 1, or 0 for none"
             )
-        self.assumed_length = cosformer_length
+        self.assumed_length, self.length_step = cosformer_length, self.chosen.cosformer_step
+        if cosformer_length and self.length_step:
+            raise LeapformerError(
+                f"--cosformer-step {self.length_step} and --cosformer-length {cosformer_length}: give one of them"
+            )
         self.largest = 1.0 if self.chosen.cosformer_overrun == "saturate" else math.inf
         if cosformer_length:
             self.capabilities = replace(
@@ -69,6 +82,8 @@ class CosFormer(LinearMechanism):
                 max_target=cosformer_length,
                 limit_options="--cosformer-length",
             )
+        elif self.length_step:
+            self.capabilities = replace(self.capabilities, length_remedy="", guesses_length=True)
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
         proportion = self._proportions(tokens.positions, tokens.lengths).to(x.dtype)
@@ -78,10 +93,16 @@ class CosFormer(LinearMechanism):
 
     def _proportions(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
         """i/N of positions (B or 1, T) in sequences of `lengths` (B or 1,), (B or 1, T), float64."""
-        if lengths is None and not self.assumed_length:
+        positions = positions.double()
+        if lengths is not None:
+            whole: Tensor | int = lengths.double().clamp_min(1).unsqueeze(1)
+        elif self.length_step:
+            whole = (positions / self.length_step).ceil().clamp_min(1) * self.length_step
+        elif self.assumed_length:
+            whole = self.assumed_length
+        else:
             raise LeapformerError(f"cosformer was asked for tokens of unknown length; {_REMEDY}")
-        whole = self.assumed_length if lengths is None else lengths.double().clamp_min(1).unsqueeze(1)
-        return (positions.double() / whole).clamp_max(self.largest)
+        return (positions / whole).clamp_max(self.largest)
 
     def kernel_map(self) -> KernelMap:
         return KernelMap("relu", proportion=self._proportion_at)

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 class KernelMap:
     """How the kernel in ops/cpu maps a token: an activation, then the cosine reweighting or a rotation, if any.
 
-    Proportions come from a network each for queries and keys, or are numbers, (B or 1,), for a position (from 1) in
-    sequences of known lengths, (B,), or of unknown ones. A rotation is the cosine and sine for each leading pair of
-    dimensions, (pairs, 2); the normalizer takes features as they were before.
+    Proportions come from a network each for queries and keys, which reads what was activated (with `raw`: what was
+    projected), or are numbers, (B or 1,), for a position (from 1) in sequences of known lengths, (B,), or of unknown
+    ones. A rotation is the cosine and sine for each leading pair of dimensions, (pairs, 2); the normalizer takes
+    features as they were before.
     """
 
     activation: Literal["relu", "elu"]
     networks: Sequence[ProportionNetwork] = ()
+    raw: bool = False
     proportion: Callable[[int, Tensor | None], Tensor] | None = None
     rotation: Callable[[int], Tensor] | None = None
 
@@ -101,6 +103,7 @@ class LinearStep(Step):
             reweighted=features == 2 * self.dim,
             hidden=packed.hidden if packed else 0,
             network_stride=packed.stride if packed else 0,
+            raw=self.map.raw,
             gate=self.gate,
             floor=self.floor,
         )

@@ -36,7 +36,7 @@ class Sizes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("rows", "heads", "dim", "values", "shared", "update")),
         *((name, ctypes.c_int32) for name in ("activation", "reweighted", "hidden", "network_stride", "pairs")),
-        ("gate", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("raw", "gate")),
         ("floor", ctypes.c_float),
     ]
 

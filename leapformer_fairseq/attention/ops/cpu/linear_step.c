@@ -24,6 +24,7 @@ typedef struct {
     int32_t hidden;          /* width of the proportion networks; 0: one linear layer */
     int32_t network_stride;  /* from one head's network to the next; 0: the heads share one */
     int32_t pairs;           /* leading pairs of dimensions that are rotated for the values, not for the normalizer */
+    int32_t raw;             /* the networks read what was projected, not what was activated */
     int32_t gate;            /* where in a projected row the gates' logits begin, one a head; 0: nothing decays */
     float floor;
 } Sizes;
@@ -75,11 +76,13 @@ void leapformer_step(const Sizes *s, const float *projected, int64_t stride, flo
             const float *v = rows + 2 * s->heads * dim + head * values;
             float *kv = state + ((int64_t)(row / s->shared) * s->heads + head) * state_size;
             float pq = proportions ? proportions[row] : 0, pk = pq;
-            activate(rows + head * dim, q, dim, s->activation);
-            if (s->update) activate(rows + (s->heads + head) * dim, k, dim, s->activation);
+            const float *raw_q = rows + head * dim, *raw_k = raw_q + s->heads * dim;
+            activate(raw_q, q, dim, s->activation);
+            if (s->update) activate(raw_k, k, dim, s->activation);
             if (query_networks) {
-                pq = proportion_of(q, query_networks + head * s->network_stride, dim, s->hidden);
-                if (s->update) pk = proportion_of(k, key_networks + head * s->network_stride, dim, s->hidden);
+                const int64_t of_head = head * s->network_stride;
+                pq = proportion_of(s->raw ? raw_q : q, query_networks + of_head, dim, s->hidden);
+                if (s->update) pk = proportion_of(s->raw ? raw_k : k, key_networks + of_head, dim, s->hidden);
             }
             if (rotation) {
                 rotate(q, rotated_q, dim, rotation, s->pairs);
