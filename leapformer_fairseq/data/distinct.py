@@ -3,7 +3,7 @@
 Collections of sentences repeat them, and pair one with several translations. A random split then tests on sentences,
 or on their paraphrases, that a model was trained on. `groups` therefore joins all pairs that have the same source or
 the same target, however indirectly, and a split takes whole groups, in the order of a hash: it depends on what the
-groups say, and not on the order of the files, on a random generator or on the direction of the translation.
+groups say, and not on the order of the files or on a random generator.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ def groups(pairs: Sequence[Pair]) -> list[list[int]]:
     found: defaultdict[Pair, list[int]] = defaultdict(list)
     for i, (one, _) in enumerate(folded):
         found[root(("", one))].append(i)
-    # The hash of one member: the least of all hashes would bring large groups to the front. The sides are sorted, so
-    # that a group has the same hash in both directions.
-    return sorted(found.values(), key=lambda group: order(*min(sorted(folded[i]) for i in group)))
+    # The hash of one member: the least of all hashes would bring large groups to the front.
+    return sorted(found.values(), key=lambda group: order(*min(folded[i] for i in group)))
 
 
 def order(*texts: str) -> str:
@@ -114,7 +113,7 @@ def split(release: Unsplit, root: Path) -> Split:
     for name, size in release.sizes.items():
         chosen[name] = []
         for group in found[first : first + min(size, most)]:
-            kept, *others = sorted(group, key=lambda i: order(*sorted(pairs[i])))
+            kept, *others = sorted(group, key=lambda i: order(*pairs[i]))
             chosen[name].append(pairs[kept])
             left_out += [(name, ANOTHER, *pairs[i]) for i in others]
             taken.update(group)

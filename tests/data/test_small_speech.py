@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import mboshi, quechua
 from leapformer_fairseq.data.distinct import fold
 from leapformer_fairseq.data.manifests import read_manifest
+from leapformer_fairseq.data.recordings import Recording
 from leapformer_fairseq.errors import LeapformerError
 
 from .trees import Spoken, mboshi_tree, noises, quechua_tree
@@ -49,6 +51,21 @@ def test_the_test_split_has_each_speakers_share_and_no_sentence_of_train(root):
     assert mboshi.read_split(root / mboshi.FOLDER, "test") == [
         replace(one, path=root / mboshi.FOLDER / "train" / one.path.name) for one in test
     ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shares_are_exact_where_sentences_are_many(seed):
+    draw = random.Random(seed)
+    who = ["a"] * 137 + ["b"] * 101 + ["c"] * 22
+    said = tuple(
+        Recording(f"{name}_{n}", Path(), name, f"s{draw.randrange(400)}", f"t{draw.randrange(400)}")
+        for n, name in enumerate(who)
+    )
+    found = mboshi._test_ids(said)
+    assert Counter(one.speaker for one in said if one.id in found) == {"a": 14, "b": 10, "c": 2}
+    for side in ("source", "target"):
+        train, test = ({getattr(one, side) for one in said if (one.id in found) == of} for of in (False, True))
+        assert not train & test
 
 
 def test_mboshi_is_prepared_for_the_recipe(root, tmp_path, capsys):

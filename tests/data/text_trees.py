@@ -119,13 +119,13 @@ def wikitext_tree(root: Path, splits: tuple[str, ...] = tuple(SIZES), suffix: st
 
 
 def tatoeba_archive(root: Path, count: int = 60) -> Path:
-    """ROOT/deu-eng.zip: a line for each pair, with a second translation of every fifth English sentence."""
+    """ROOT/deu-eng.zip: a line for each pair, a second translation of every fifth English sentence, the first again."""
     root.mkdir(parents=True, exist_ok=True)
     lines = []
     for n, (english, german) in enumerate(zip(*sentences("train", count).values(), strict=True)):
         lines += [f"{english}\t{german}"] + ([f"{english.upper()}\tAlso, {german}"] if n % 5 == 0 else [])
     with zipfile.ZipFile(root / "deu-eng.zip", "w") as opened:
-        opened.writestr("deu.txt", text(lines))
+        opened.writestr("deu.txt", text([*lines, lines[0]]))
         opened.writestr("_about.txt", "** Info **\n")
     return root
 

@@ -329,6 +329,11 @@ def test_text_of_ones_own_in_subwords(tmp_path):
     assert "Perplexity of the subwords" in (out / "table.md").read_text(encoding="utf-8")
 
 
+def test_a_release_is_prepared_by_its_whole_name(tmp_path):
+    shown = finished("python_docs", "prepare", "--root", "/R", "--out", tmp_path / "out", "--dry-run")
+    assert f"leapformer prepare python_docs /R --out {tmp_path}/out/data/text --pair en-es --vocab-size 8000\n" in shown
+
+
 @pytest.mark.full
 def test_a_release_that_is_split_here(tmp_path):
     root, out = python_docs_tree(tmp_path / "data"), tmp_path / "out"
