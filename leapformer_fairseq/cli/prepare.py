@@ -9,7 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from ..audio import SAMPLE_RATE
-from ..data import choices, covost2, documents, glue, joined, ljspeech, mustc, parallel, speech, tables, talks, wikitext
+from ..data import (
+    choices,
+    covost2,
+    documents,
+    glue,
+    joined,
+    ljspeech,
+    mboshi,
+    mustc,
+    parallel,
+    quechua,
+    speech,
+    tables,
+    talks,
+    wikitext,
+)
 from ..data.lra import prepare as lra
 from ..data.recordings import Recording
 from ..errors import LeapformerError
@@ -20,11 +35,14 @@ HELP = (
     "speech"
 )
 LEAST_PIECES = 8  # four of them are marks
-SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2)}
+SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2, mboshi, quechua)}
+OF_SOME_HOURS = (mboshi.NAME, quechua.NAME)  # with the recipe of one's own recordings
 _ROOTS = {
     "speech": "recordings of your own, described by tables",
     "mustc": "MuST-C en-de: holds en-de/data",
     "covost2": "CoVoST 2 fr-en: holds validated.tsv, covost_v2.*.tsv, clips",
+    "mboshi": "Mboshi-French: holds full_corpus_newsplit",
+    "quechua": "Quechua-Spanish of IWSLT 2023: holds que_spa_clean",
     "talks": "whole talks, joined of sentences: holds SPLIT.source, SPLIT.target and SPLIT_asr.tsv, as `leapformer "
     "corpus` and `prepare` leave them",
     "mustc-talks": "the whole talks of a MuST-C en-de test set: holds en-de/data",
@@ -35,6 +53,8 @@ _ROOTS = {
     "iwslt14-documents": "IWSLT 2014 in windows of sentences of one talk: holds {train,valid,test}.LANGUAGE with an "
     "empty line between talks, or the release SOURCE-TARGET.tgz",
     "text": "parallel text of your own: holds {train,valid,test}.LANGUAGE, a sentence a line, as they are or with .gz",
+    "tatoeba": "Tatoeba German-English: holds deu-eng.zip of manythings.org, or deu.txt out of it",
+    "python_docs": "the Spanish translation of Python's documentation: holds *.po files of python-docs-es",
     "wmt14": "WMT 2014: holds {train,valid,test}.LANGUAGE, or the archives of the release",
     "wikitext2": "WikiText-2: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
     "wikitext103": "WikiText-103: holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt",
@@ -111,15 +131,21 @@ def _add_tables(parser: argparse.ArgumentParser, name: str) -> None:
     )
     parser.add_argument("--audio-root", metavar="DIR", help="paths of audio begin here (default: beside the table)")
     _add_vocabulary(parser, tables.VOCAB_SIZE, "subwords per language")
-    parser.add_argument(
-        "--vocab-type", choices=("unigram", "bpe", "char"), default="unigram", help="(default: %(default)s)"
-    )
+    _add_vocabulary_type(parser)
     _add_workers(parser)
     parser.set_defaults(prepare=_tables)
 
 
+def _add_vocabulary_type(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--vocab-type", choices=("unigram", "bpe", "char"), default="unigram", help="(default: %(default)s)"
+    )
+
+
 def _add_speech(parser: argparse.ArgumentParser, name: str) -> None:
-    _add_vocabulary(parser, speech.VOCAB_SIZE, "subwords per language")
+    _add_vocabulary(parser, SPEECH[name].vocab_size, "subwords per language")
+    if name in OF_SOME_HOURS:
+        _add_vocabulary_type(parser)
     _add_workers(parser)
     parser.set_defaults(prepare=_speech)
 
@@ -162,7 +188,7 @@ def _add_parallel(parser: argparse.ArgumentParser, name: str) -> None:
         help="languages (default: %(default)s)" if dataset.pair else "what the names of the files end with, e.g. en-de",
     )
     _add_vocabulary(parser, dataset.vocab_size, "subwords for both languages together")
-    if name == parallel.OWN:
+    if name == parallel.OWN or dataset.unsplit is not None:
         parser.set_defaults(download=False, window=None)
     elif dataset.window is None:
         _add_download(parser)
@@ -248,7 +274,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _speech(args: argparse.Namespace) -> list[str]:
-    return _split_lines(speech.prepare(SPEECH[args.dataset], args.root, args.out, args.vocab_size, args.workers))
+    dataset = SPEECH[args.dataset]
+    if args.dataset not in OF_SOME_HOURS:
+        return _split_lines(speech.prepare(dataset, args.root, args.out, args.vocab_size, args.workers))
+    dataset = replace(dataset, vocab_type=args.vocab_type)
+    return _own_lines(dataset, Path(args.root).absolute(), args)
 
 
 def _tables(args: argparse.Namespace) -> list[str]:
@@ -263,10 +293,14 @@ def _tables(args: argparse.Namespace) -> list[str]:
     dataset = tables.dataset(found, names, audio_root, args.vocab_type)
     recordings = {split: dataset.read_split(found["train"].parent, split) for split in found}
     notes = [f"{split}: {line}" for split, rows in recordings.items() for line in tables.kinds_of_audio(rows)]
-    summaries = speech.prepare(dataset, found["train"].parent, args.out, args.vocab_size, args.workers)
-    out = Path(args.out).absolute()
+    return [*notes, *_own_lines(dataset, found["train"].parent, args)]
+
+
+def _own_lines(dataset: speech.SpeechDataset, root: Path, args: argparse.Namespace) -> list[str]:
+    """Prepare recordings for the recipe that fits itself to them, and say what to expect."""
+    summaries, out = speech.prepare(dataset, root, args.out, args.vocab_size, args.workers), Path(args.out).absolute()
     lists = [f"{split}: {out}/left_out_{split}.tsv lists them" for split, one in summaries.items() if one.dropped]
-    return [*notes, *_split_lines(summaries), *lists, *tables.advice(out)]
+    return [*_split_lines(summaries), *lists, *tables.advice(out, args.dataset)]
 
 
 def _ljspeech(args: argparse.Namespace) -> list[str]:
@@ -324,7 +358,7 @@ def _parallel(args: argparse.Namespace) -> list[str]:
         dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(found["dropped"].items()))
         documents_of = f" of {found['documents']} documents" if "documents" in found else ""
         lines.append(f"{split}: {found['pairs']} sentence pairs{documents_of}; left out: {dropped or 'none'}")
-    return lines
+    return lines if dataset.unsplit is None else [*lines, f"{Path(args.out).absolute()}/left_out.tsv lists them"]
 
 
 def _wikitext(args: argparse.Namespace) -> list[str]:

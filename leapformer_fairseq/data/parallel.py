@@ -2,7 +2,8 @@
 
 OUT/{train,valid,test}.LANGUAGE are encoded, for `fairseq-preprocess` with the dictionary OUT/spm.txt; OUT/spm.model
 decodes. OUT/raw/{valid,test}.LANGUAGE are the unchanged references. Documents are encoded as windows of sentences;
-their references are single sentences, the last one of each window.
+their references are single sentences, the last one of each window. Releases without splits are split here: then
+OUT/raw/train.LANGUAGE is the training text, and OUT/left_out.tsv lists what was left out.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import sentencepiece
 from ..errors import LeapformerError
 from ..files import replacing
 from ..lines import find_text, read_pairs, write_lines
-from . import prepared, releases
+from . import distinct, prepared, releases
 from .manifests import train_subwords
 from .text import tidy
 from .windows import SEPARATOR, Sentences, is_break, split_documents, windows
@@ -44,17 +46,20 @@ class ParallelText:
 
     In a data set of documents, whose files have an empty line between documents, `window` sentences are translated
     together (see `windows`). Training pairs that are left out are also missing from the windows of other pairs.
+
+    An `unsplit` release is read in the order of `languages`, and split here; it has no files of its own.
     """
 
     name: str
     languages: tuple[str, ...]
     vocab_size: int
-    provide: Callable[[Path, Sequence[str], bool], None]
-    stems: Mapping[str, Sequence[str]]
+    provide: Callable[[Path, Sequence[str], bool], None] = releases.nothing
+    stems: Mapping[str, Sequence[str]] = field(default_factory=dict)
     longest: int = 1024
     ratio: float = math.inf
     coverage: float = 1.0
     window: int | None = None
+    unsplit: distinct.Unsplit | None = None
 
     @property
     def pair(self) -> str:
@@ -80,7 +85,21 @@ DATASETS = {
         ),
         ParallelText("iwslt17", ("en", "de", "fr"), 32_000, releases.iwslt17, _NAMES, longest=250),
         ParallelText("wmt14", ("en", "de"), 32_000, releases.wmt14, _NAMES, longest=250, ratio=1.5, coverage=0.9999),
-        ParallelText(OWN, (), 8_000, releases.nothing, _NAMES, longest=250, coverage=0.9999),
+        ParallelText(OWN, (), 8_000, stems=_NAMES, longest=250, coverage=0.9999),
+        ParallelText(
+            "tatoeba",
+            ("de", "en"),
+            8_000,
+            coverage=0.9999,
+            unsplit=distinct.Unsplit(releases.tatoeba, {"valid": 2_000, "test": 4_000}),
+        ),
+        ParallelText(
+            "python_docs",
+            ("en", "es"),
+            8_000,
+            coverage=0.9999,
+            unsplit=distinct.Unsplit(releases.python_docs, {"valid": 1_000, "test": 2_000}),
+        ),
     )
 }
 
@@ -102,18 +121,26 @@ def prepare(
         options["window"] = dataset.window
     if (out / prepared.STATE).is_file() and (summary := prepared.begin(out, options)) is not None:
         return summary
-    files = _find(dataset, root, languages, download)
-    prepared.begin(out, options)
+    if dataset.unsplit is None:
+        files, split = _find(dataset, root, languages, download), None
+        prepared.begin(out, options)
+    else:
+        _need_root(dataset, root)
+        split = distinct.split(dataset.unsplit, root)
+        prepared.begin(out, options)
+        files = _write_split(out, split, languages, reverse=languages != dataset.languages)
     _write_subwords(out, files["train"], vocab_size, dataset)
     encode = _Encoder(out / "spm.model")
     (out / "raw").mkdir(exist_ok=True)
     summary = {}
-    for split in SPLITS:
-        pairs = _tidied(files[split])
-        if split == "train":
-            summary[split] = _write_training(out, languages, encode, pairs, dataset)
+    for name in SPLITS:
+        pairs = _tidied(files[name])
+        if name == "train":
+            summary[name] = _write_training(out, languages, encode, pairs, dataset)
         else:
-            summary[split] = _write_evaluation(out, split, languages, encode, pairs, dataset)
+            summary[name] = _write_evaluation(out, name, languages, encode, pairs, dataset)
+        if split is not None:
+            summary[name]["dropped"] |= split.dropped(name)
     prepared.finish(out, options, summary)
     return summary
 
@@ -133,8 +160,8 @@ def _find(
     dataset: ParallelText, root: Path, languages: tuple[str, str], download: bool
 ) -> dict[str, tuple[Path, Path]]:
     """The two files of every split."""
-    if not root.is_dir() and not download:
-        raise LeapformerError(f"{dataset.name} root {root} is not a folder; check the path")
+    if not download:
+        _need_root(dataset, root)
     dataset.provide(root, languages, download)
     found: dict[str, tuple[Path, Path]] = {}
     for split in SPLITS:
@@ -150,6 +177,28 @@ def _find(
             paths.append(path)
         found[split] = (paths[0], paths[1])
     return found
+
+
+def _need_root(dataset: ParallelText, root: Path) -> None:
+    if not root.is_dir():
+        raise LeapformerError(f"{dataset.name} root {root} is not a folder; check the path")
+
+
+def _write_split(
+    out: Path, split: distinct.Split, languages: tuple[str, str], reverse: bool
+) -> dict[str, tuple[Path, Path]]:
+    """Write the text of all splits and the list of what was left out; return the two files of every split."""
+    (out / "raw").mkdir(exist_ok=True)
+    sides = (1, 0) if reverse else (0, 1)
+    rows = ("\t".join((of, reason, pair[sides[0]], pair[sides[1]])) for of, reason, *pair in split.left_out)
+    write_lines(out / "left_out.tsv", chain(["\t".join(("split", "reason", *languages))], rows))
+    files = {}
+    for name in SPLITS:
+        one, other = (out / "raw" / f"{name}.{language}" for language in languages)
+        for path, side in zip((one, other), sides, strict=True):
+            write_lines(path, (pair[side] for pair in split.pairs[name]))
+        files[name] = one, other
+    return files
 
 
 def _tidied(files: tuple[Path, Path]) -> Pairs:

@@ -12,7 +12,8 @@ from itertools import chain
 from pathlib import Path
 
 from ..errors import LeapformerError
-from ..lines import find_text, write_lines
+from ..lines import find_text, read_lines, write_lines
+from .catalogues import read_messages
 from .download import fetch, member_lines
 
 MULTI30K = "https://github.com/multi30k/dataset/raw/master/data/task1/raw"
@@ -31,6 +32,7 @@ WMT14_TRAIN = {
 }
 WMT14_VALID = "http://data.statmt.org/wmt17/translation-task/dev.tgz"
 WMT14_TEST = "http://www.statmt.org/wmt14/test-full.tgz"
+TATOEBA = "deu-eng.zip"  # of manythings.org/anki
 WIKITEXT = "https://wikitext.smerity.com/wikitext-{size}-v1.zip"
 WIKITEXT_SPLITS = ("train", "valid", "test")
 GLUE = "https://dl.fbaipublicfiles.com/glue/data/{archive}.zip"
@@ -153,6 +155,41 @@ def wmt14(root: Path, languages: Sequence[str], download: bool) -> None:
         texts[f"valid.{language}"] = partial(member_lines, valid, f"dev/newstest2013.{language}")
         texts[f"test.{language}"] = partial(testing, language)
     _provide(root, texts, [*WMT14_TRAIN, WMT14_VALID, WMT14_TEST], download)
+
+
+def tatoeba(root: Path) -> Iterator[tuple[str, str, str]]:
+    """German, English and "" for each line of ROOT/deu.txt, or of the one in ROOT/deu-eng.zip, of tatoeba.org.
+
+    Raises LeapformerError with what is missing, or with the line that has no tab.
+    """
+    plain = root / "deu.txt"
+    if not plain.is_file() and not (root / TATOEBA).is_file():
+        raise LeapformerError(f"no file {root / TATOEBA}, nor {plain.name} out of it; check the data folder")
+    lines = read_lines(plain) if plain.is_file() else member_lines(root / TATOEBA, plain.name)
+    for number, line in enumerate(lines, 1):
+        english, tab, rest = line.partition("\t")
+        if not tab:
+            raise LeapformerError(f"{plain.name}, line {number}: no tab between two sentences; is it Tatoeba's file?")
+        yield rest.partition("\t")[0], english, ""  # newer files name the authors in a third column
+
+
+def python_docs(root: Path) -> Iterator[tuple[str, str, str]]:
+    """English, Spanish and the reason to leave it out, or "", for each message of the catalogues below ROOT.
+
+    A message is a heading or a paragraph in reStructuredText, whose roles and literals stay. Raises LeapformerError if
+    there are no messages.
+    """
+    count = 0
+    for path in sorted(root.rglob("*.po"), key=lambda path: path.relative_to(root).as_posix()):
+        for message in read_messages(path):
+            english, spanish = message.texts["msgid"], message.texts.get("msgstr", "")
+            reason = "damaged" if message.damaged else "fuzzy" if "fuzzy" in message.flags else ""
+            if not reason and spanish in ("", english):
+                reason = "the same in both languages" if spanish else "not translated"
+            yield english, spanish, reason
+            count += 1
+    if not count:
+        raise LeapformerError(f"{root} holds no messages in *.po files; give the folder of python-docs-es")
 
 
 def wikitext(root: Path, size: int, download: bool) -> None:

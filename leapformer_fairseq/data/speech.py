@@ -52,7 +52,7 @@ SPECAUGMENT = {"freq_mask_N": 1, "freq_mask_F": 27, "time_mask_N": 1, "time_mask
 class SpeechDataset:
     """How to read a data set. `splits` begins with the training split; `clean_text` is applied only to its texts.
 
-    `vocab_type` is sentencepiece's model type: unigram, bpe or char.
+    `vocab_type` is sentencepiece's model type: unigram, bpe or char; `vocab_size` is a suitable number of subwords.
     """
 
     name: str
@@ -61,6 +61,7 @@ class SpeechDataset:
     read_audio: Callable[[Recording], np.ndarray]
     clean_text: Callable[[str], str]
     vocab_type: str = "unigram"
+    vocab_size: int = VOCAB_SIZE
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,10 @@ def _complete_splits(out: Path, dataset: SpeechDataset, root: Path, vocab_size: 
         state = json.loads(path.read_text(encoding="utf-8"))
         splits = {split: SplitSummary(**summary) for split, summary in state["splits"].items()}
         found = {name: state[name] for name in ("dataset", "root", "vocab_size")}
+        found["vocab_type"] = state.get("vocab_type", dataset.vocab_type)  # which older versions did not note
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LeapformerError(f"{path} is damaged ({error}); remove {out} or choose another --out") from error
-    wanted = {"dataset": dataset.name, "root": str(root), "vocab_size": vocab_size}
+    wanted = _options(dataset, root, vocab_size)
     if set(splits) == set(dataset.splits):
         found["root"] = wanted["root"]  # which is not needed any more, and may have moved
     for name in wanted:
@@ -125,9 +127,14 @@ def _complete_splits(out: Path, dataset: SpeechDataset, root: Path, vocab_size: 
     return splits
 
 
+def _options(dataset: SpeechDataset, root: Path, vocab_size: int) -> dict[str, Any]:
+    kind = dataset.vocab_type
+    return {"dataset": dataset.name, "root": str(root), "vocab_size": vocab_size, "vocab_type": kind}
+
+
 def _write_state(out: Path, dataset: SpeechDataset, root: Path, vocab_size: int, done: dict[str, SplitSummary]) -> None:
     splits = {split: asdict(summary) for split, summary in done.items()}
-    state = {"dataset": dataset.name, "root": str(root), "vocab_size": vocab_size, "splits": splits}
+    state = {**_options(dataset, root, vocab_size), "splits": splits}
     with replacing(out / STATE) as part:
         part.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 

@@ -147,15 +147,15 @@ def measure(out: Path) -> Measured:
     return Measured(seconds / 3600, seconds / tokens, fitting_ratio(frames / STATE_FRAMES, tokens))
 
 
-def advice(out: Path) -> list[str]:
-    """What to expect of the data prepared in `out`, the wait-k step that suits it, and a training command."""
+def advice(out: Path, recipe: str = NAME) -> list[str]:
+    """What to expect of the data prepared in `out`, the wait-k step that suits it, and a command of the `recipe`."""
     found = measure(out)
     suits = next(what for hours, what in EXPECTED.items() if found.hours < hours)
-    of = f"train evaluate --out {out.parent}" if out.name == "data" else "with these tables and --out DIR"
+    of = f"train evaluate --out {out.parent}" if out.name == "data" else "with this data and --out DIR"
     return [
         f"a target token lasts {found.token_seconds:.2f} s on average: for wait-k, --fixed-pre-decision-ratio "
         f"{found.ratio} writes one for each {found.step_ms} ms; a much smaller ratio asks for "
         "words before they are said",
         f"{found.hours:.1f} h to train on are, as a rule of thumb, {suits}",
-        f"next, a recogniser, then a wait-k model that begins with its encoder: leapformer recipe speech {of}",
+        f"next, a recogniser, then a wait-k model that begins with its encoder: leapformer recipe {recipe} {of}",
     ]

@@ -18,9 +18,9 @@ from .recipe import DataSet, Recipe, Titles, launcher_of, parser_of
 from .shell import Shell
 from .sparsefinder import Sparsefinder
 from .speaking import SynthesisedSpeech, TextToSpeech
-from .speech import OwnSpeech, SpeechTranslation
+from .speech import FittedSpeech, OwnSpeech, SpeechTranslation
 from .talks import Talks
-from .translation import Documents, OwnTranslation, Translation
+from .translation import Documents, OwnTranslation, Translation, UnsplitText
 
 DATASETS = {
     "quickstart": DataSet("Simultaneous speech translation from scratch", Quickstart),
@@ -46,6 +46,10 @@ DATASETS = {
         "WMT 2014 English-German", Translation, "fairseq",
         "{train,valid,test}.{en,de}, or the archives of the release",
     ),
+    "tatoeba": DataSet("Tatoeba German-English", UnsplitText, "small", "deu-eng.zip of manythings.org, or deu.txt"),
+    "python_docs": DataSet(
+        "Python's documentation, English-Spanish", UnsplitText, "small", "the .po files of python-docs-es"
+    ),
     "wikitext2": DataSet("WikiText-2", LanguageModel, "small"),
     "wikitext103": DataSet("WikiText-103", LanguageModel, "leapformer"),
     "mlm": DataSet("Masked language models", MaskedLanguageModel, "small"),
@@ -59,6 +63,8 @@ DATASETS = {
         "CoVoST 2 French-English", SpeechTranslation, "leapformer", "validated.tsv, covost_v2.fr_en.tsv and clips",
         ("test", "dev"),
     ),
+    "mboshi": DataSet("Mboshi-French", FittedSpeech, "small", "full_corpus_newsplit", ("test", "dev")),
+    "quechua": DataSet("Quechua-Spanish of IWSLT 2023", FittedSpeech, "small", "que_spa_clean", ("dev",)),
     "talks": DataSet(
         "Whole talks out of a corpus's sentences, translated by trained models", Talks,
         holds="{test,test_asr}.* of `leapformer corpus` or `leapformer prepare`",

@@ -161,10 +161,9 @@ class SpeechTranslation(Recipe):
         yield from self.validate(self.data, checkpoint, out, self.data / "dev.target", *words, "--max-tokens", 20000)
 
 
-class OwnSpeech(SpeechTranslation):
-    """A user's own recordings, described by tables.
-
-    Batch size, updates, the pre-decision ratio and, with `encoder-chunk-ms=step`, the chunks follow from the data.
+class FittedSpeech(SpeechTranslation):
+    """Some hours of speech: batch size, updates, the pre-decision ratio and, with `encoder-chunk-ms=step`, the chunks
+    follow from the data.
     """
 
     def check(self) -> None:
@@ -193,6 +192,24 @@ class OwnSpeech(SpeechTranslation):
             super().run([step])
             self._fit_chunks()
 
+    @cached_property
+    def fitted(self) -> dict[str, list[str]]:
+        """Options for fairseq that follow from the data."""
+        if self.shell.dry and not self._prepared:
+            self.shell.say("not prepared yet: --max-tokens, --max-update, --fixed-pre-decision-ratio are left out")
+            return {}
+        found = self.measured
+        sizes = {"max-tokens": found.batch, "max-update": found.updates, "warmup-updates": found.updates // 10}
+        words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+        return {"asr": words, "st": words, "simul": ["--fixed-pre-decision-ratio", str(found.ratio)]}
+
+    def options(self, name: str) -> list[str]:
+        return [*(self.fitted.get(name, []) if name in ("asr", "st", "simul") else []), *super().options(name)]
+
+
+class OwnSpeech(FittedSpeech):
+    """A user's own recordings, described by tables."""
+
     @classmethod
     def add_data_options(cls, parser: Parser, about: DataSet) -> None:
         for split, what in (("train", "to train on"), ("dev", "to validate"), ("test", "to evaluate")):
@@ -210,20 +227,6 @@ class OwnSpeech(SpeechTranslation):
         words = [word for split in TABLES for word in (f"--{split}", getattr(s, split))]
         words += ["--audio-root", s.audio_root] if s.audio_root else []
         return words + (["--columns", *s.columns] if s.columns else [])
-
-    @cached_property
-    def fitted(self) -> dict[str, list[str]]:
-        """Options for fairseq that follow from the data."""
-        if self.shell.dry and not self._prepared:
-            self.shell.say("not prepared yet: --max-tokens, --max-update, --fixed-pre-decision-ratio are left out")
-            return {}
-        found = self.measured
-        sizes = {"max-tokens": found.batch, "max-update": found.updates, "warmup-updates": found.updates // 10}
-        words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-        return {"asr": words, "st": words, "simul": ["--fixed-pre-decision-ratio", str(found.ratio)]}
-
-    def options(self, name: str) -> list[str]:
-        return [*(self.fitted.get(name, []) if name in ("asr", "st", "simul") else []), *super().options(name)]
 
 
 def train_speech(shell: Shell, name: str, data: Path, task: str, save: Path, *words: str, more: str = "") -> Work:

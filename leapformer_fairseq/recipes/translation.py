@@ -176,6 +176,15 @@ class OwnTranslation(Translation):
         return ["text"]
 
 
+class UnsplitText(Translation):
+    """A release without splits, which `prepare` makes."""
+
+    can_download = False
+
+    def prepare_options(self) -> list[str]:
+        return [self.name]
+
+
 class Documents(Translation):
     """Documents in windows of sentences that are translated together; only the last sentence is scored."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -114,6 +115,36 @@ def wikitext_tree(root: Path, splits: tuple[str, ...] = tuple(SIZES), suffix: st
             lines.append(f" {sentence.replace(' the ', ' <unk> ')} . ")
         name = f"{split}.txt" if suffix == ".txt" else f"wiki.{split}{suffix}"
         (root / name).write_text(text(lines), encoding="utf-8")
+    return root
+
+
+def tatoeba_archive(root: Path, count: int = 60) -> Path:
+    """ROOT/deu-eng.zip: a line for each pair, a second translation of every fifth English sentence, the first again."""
+    root.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for n, (english, german) in enumerate(zip(*sentences("train", count).values(), strict=True)):
+        lines += [f"{english}\t{german}"] + ([f"{english.upper()}\tAlso, {german}"] if n % 5 == 0 else [])
+    with zipfile.ZipFile(root / "deu-eng.zip", "w") as opened:
+        opened.writestr("deu.txt", text([*lines, lines[0]]))
+        opened.writestr("_about.txt", "** Info **\n")
+    return root
+
+
+def python_docs_tree(root: Path, count: int = 60) -> Path:
+    """ROOT/{a,library/b}.po: message catalogues; German stands in for Spanish. A fuzzy, an untranslated, an obsolete,
+    a damaged message and one that is the same in both languages are in between.
+    """
+    pairs = [f'#: ../Doc/x.rst:{n}\nmsgid "{one}"\nmsgstr ""\n"{other}"\n' for n, (one, other) in enumerate(
+        zip(*sentences("train", count).values(), strict=True))]  # fmt: skip
+    head = '# Copyright\nmsgid ""\nmsgstr ""\n"Project-Id-Version: Python\\n"\n'
+    odd = [
+        '#, fuzzy, python-format\nmsgid "%s is fuzzy"\nmsgstr "no sé"\n', 'msgid "not yet"\nmsgstr ""\n',
+        '#~ msgid "old"\n#~ msgstr "viejo"\n', 'msgid "* (asterisk)"\nmsgstr * (asterisco)"\n',
+        'msgid "``len``"\nmsgstr "``len``"\n',
+    ]  # fmt: skip
+    (root / "library").mkdir(parents=True)
+    (root / "a.po").write_text("\n".join([head, *pairs[::2]]), encoding="utf-8")
+    (root / "library/b.po").write_text("\n".join([head, *odd, *pairs[1::2]]), encoding="utf-8")
     return root
 
 

@@ -1,4 +1,4 @@
-"""Tiny data sets in the layout of the releases: MuST-C (talks and yaml) and CoVoST 2 (tables and mp3 clips)."""
+"""Tiny data sets in the layout of the releases: MuST-C, CoVoST 2, Mboshi-French and Quechua-Spanish."""
 
 from __future__ import annotations
 
@@ -73,6 +73,39 @@ def covost2_tree(root: Path, splits: Mapping[str, Sequence[Spoken]], suffix: str
             translations.append([f"{name}.mp3", spoken.target, split])
     _write_table(root / "validated.tsv", ["client_id", "path", "sentence", "up_votes", "down_votes"], validated)
     _write_table(root / "covost_v2.fr_en.tsv", ["path", "translation", "split"], translations)
+    return root
+
+
+def mboshi_tree(root: Path, splits: Mapping[str, Sequence[Spoken]]) -> Path:
+    """ROOT/full_corpus_newsplit/{train,dev}/SPEAKER_N.{wav,mb.cleaned,fr.cleaned}, as escaped as in the release."""
+    for split, utterances in splits.items():
+        folder = root / "full_corpus_newsplit" / split
+        folder.mkdir(parents=True)
+        for n, spoken in enumerate(utterances):
+            stem = folder / f"{spoken.speaker}_2015-09-08-11-18-39_samsung-SM-T530_mdw_elicit_{split}_{n}"
+            soundfile.write(f"{stem}.wav", spoken.samples, RATE, subtype="PCM_16")
+            for language, text in (("mb", spoken.source), ("fr", spoken.target)):
+                Path(f"{stem}.{language}.cleaned").write_text(text.replace("'", "&apos;") + " \n", encoding="utf-8")
+    return root
+
+
+def quechua_tree(root: Path, splits: Mapping[str, Sequence[Spoken]]) -> Path:
+    """ROOT/que_spa_clean/SPLIT/{wav,txt}, a wav an utterance; the test split has no texts."""
+    for split, utterances in splits.items():
+        folder = root / "que_spa_clean" / split
+        (folder / "wav").mkdir(parents=True)
+        (folder / "txt").mkdir()
+        names = [f"quechua{n:06d}.wav" for n in range(len(utterances))]
+        for name, spoken in zip(names, utterances, strict=True):
+            soundfile.write(str(folder / "wav" / name), spoken.samples, RATE, subtype="PCM_16")
+        rows = [
+            f"- {{duration: {len(one.samples) / RATE}, offset: 0.0, speaker_id: {one.speaker}, wav: {name}}}\n"
+            for name, one in zip(names, utterances, strict=True)
+        ]
+        (folder / "txt" / f"{split}.yaml").write_text("".join(rows), encoding="utf-8")
+        for language, field in (("que", "source"), ("spa", "target")) if split != "test" else ():
+            lines = "".join(getattr(spoken, field) + "\n" for spoken in utterances)
+            (folder / "txt" / f"{split}.{language}").write_text(lines, encoding="utf-8")
     return root
 
 

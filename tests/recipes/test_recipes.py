@@ -16,7 +16,7 @@ from leapformer_fairseq.data import tables
 from leapformer_fairseq.data.manifests import read_manifest
 
 from ..data.tiny_corpus import TINY_SIZES, tiny_corpus
-from ..data.trees import Spoken, covost2_tree, mustc_tree
+from ..data.trees import Spoken, covost2_tree, mboshi_tree, mustc_tree
 from .running import finished, ran, refused
 
 TINY = "--max-epoch 2 --max-tokens 2500 --update-freq 1 --warmup-updates 2 --log-interval 1"
@@ -136,6 +136,21 @@ def test_speech_of_ones_own(speech, tmp_path, one_at_a_time):
     assert f"--encoder-chunk-ms {40 * ratio} " in dry and f"asr-leap_encoder-chunk-ms_{40 * ratio}/" in dry
     dry = finished("speech", *options[8:-1], "leap:encoder-chunk-ms=200", "--dry-run", "train")
     assert "--encoder-chunk-ms 200 " in dry and f"--fixed-pre-decision-ratio {ratio} " in dry
+
+
+@pytest.mark.full
+def test_mboshi(speech, tmp_path, one_at_a_time):
+    """A release of some hours: the test split is cut out of train, and the rest follows from the data."""
+    root = mboshi_tree(tmp_path / "data", {"train": [*speech["train"], *speech["dev"]], "dev": speech["test"]})
+    options = [*tiny(root, tmp_path / "out", "2"), "--attention", "leap:encoder-chunk-ms=step", "--offline"]
+    finished("mboshi", *options)
+    measured = tables.measure(tmp_path / "out/data")
+    run = tmp_path / f"out/leap_encoder-chunk-ms_{measured.step_ms}-offline"
+    assert f"--max-update {measured.updates} " in (run / "options").read_text(encoding="utf-8")
+    scores = {name: json.loads((run / name / "offline/scores.json").read_text("utf-8")) for name in ("dev", "test")}
+    assert scores["dev"]["n_instances"] == len(speech["test"])
+    assert scores["test"]["n_instances"] == (len(speech["train"]) + len(speech["dev"])) // 10
+    assert "--sets test: choose from dev" in refused("quechua", *options, "--sets", "test")
 
 
 def test_speech_of_ones_own_needs_its_tables(tmp_path):

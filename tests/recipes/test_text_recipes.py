@@ -25,6 +25,7 @@ from ..data.text_trees import (
     iwslt14_talks_archive,
     multi30k_tree,
     plain_tree,
+    python_docs_tree,
     wikitext_tree,
     wmt14_archives,
 )
@@ -32,7 +33,7 @@ from .running import finished, leapformer, ran, recipe, refused, table
 
 register()  # the architectures that configurations name
 DOCUMENTS = "iwslt14_esen_doc"
-TRANSLATION = ("multi30k", "iwslt14_deen", "iwslt17", "wmt14_ende", DOCUMENTS)
+TRANSLATION = ("multi30k", "iwslt14_deen", "iwslt17", "wmt14_ende", "tatoeba", "python_docs", DOCUMENTS)
 LANGUAGE = ("wikitext2", "wikitext103")
 SMALL_BATCHES = "--max-tokens 600 --update-freq 1 --warmup-updates 2"
 TINY_NMT = (
@@ -331,6 +332,20 @@ def test_text_of_ones_own_in_subwords(tmp_path):
     assert "Perplexity of the subwords" in (out / "table.md").read_text(encoding="utf-8")
 
 
+def test_a_release_is_prepared_by_its_whole_name(tmp_path):
+    shown = finished("python_docs", "prepare", "--root", "/R", "--out", tmp_path / "out", "--dry-run")
+    assert f"leapformer prepare python_docs /R --out {tmp_path}/out/data/text --pair en-es --vocab-size 8000\n" in shown
+
+
+@pytest.mark.full
+def test_a_release_that_is_split_here(tmp_path):
+    root, out = python_docs_tree(tmp_path / "data"), tmp_path / "out"
+    options = ("--root", root, "--out", out, *TINY_NMT, "--epochs", 1, "--attention", "softmax")
+    finished("python_docs", *options)
+    check_translation(out, "softmax-seed1", 6)
+    assert "python_docs, en-es" in (out / "table.md").read_text(encoding="utf-8")
+
+
 class TestErrors:
     @pytest.mark.parametrize("dataset", [*TRANSLATION, *LANGUAGE])
     def test_missing_root_is_named(self, dataset, tmp_path):
@@ -412,5 +427,5 @@ def test_help_is_complete(dataset):
     status, shown, _ = ran(dataset, "--help")
     assert status == 0
     assert f"leapformer recipe {dataset} [STEP ...]" in shown
-    assert ("--download" in shown) == (dataset != DOCUMENTS)
+    assert ("--download" in shown) == (dataset not in ("tatoeba", "python_docs", DOCUMENTS))
     assert ("--window N" in shown) == (dataset == DOCUMENTS)
