@@ -49,6 +49,11 @@ def of_speech() -> Sample:
     return of_text(speech_batch())
 
 
+def transcribed() -> Sample:
+    sample = of_speech()
+    return {**sample, "target_lengths": torch.tensor(sample["lengths"])}
+
+
 def spoken() -> Sample:
     sources, lengths = (9, 6, 4), (7, 11, 3)
     batch = tts_batch(sources, lengths)
@@ -77,7 +82,12 @@ def part(sample: Sample, rows: Sequence[int]) -> Sample:
             return {name: of(one) for name, one in value.items()}
         return value[list(rows)] if isinstance(value, torch.Tensor) else value
 
-    return _sized(of(sample), [sample["lengths"][row] for row in rows])
+    found = _sized(of(sample), [sample["lengths"][row] for row in rows])
+    if "target_lengths" in found and found["target"].dim() == 2:  # CTC reads no further
+        found["target"] = found["target"][:, : max(found["lengths"])]
+        before = found["net_input"]["prev_output_tokens"]
+        found["net_input"]["prev_output_tokens"] = before[:, : max(found["lengths"])]
+    return found
 
 
 @cache
@@ -96,6 +106,8 @@ def _model(kind: str) -> Any:
         return make_model("leapformer_nmt_tiny", "leap", length_predictor="conv", length_dropout=0.0, **STILL)
     if kind == "wait-k":
         return make_model("leapformer_simulst_tiny", "leap", waitk_lagging="1", fixed_pre_decision_ratio=2, **STILL)
+    if kind == "recogniser":
+        return make_model("leapformer_s2t_tiny", "leap", ctc_weight=1.0, **STILL)
     if kind == "voice":
         return make_tts(
             "leap", length_predictor="conv", length_dropout=0.0, encoder_dropout=0.0, postnet_dropout=0.0, **STILL
@@ -126,6 +138,10 @@ CASES = {
     "label_smoothed_cross_entropy_wait_k": Case(
         "wait-k", of_speech, {**SMOOTHED, "unheard_weight": 0.5}, {**OTHER_SMOOTHED, "unheard_weight": 0.0},
         ("loss", "nll_loss"),
+    ),
+    "leapformer_recognition": Case(
+        "recogniser", transcribed, {**SMOOTHED, "ctc_weight": 1.0}, {**OTHER_SMOOTHED, "ctc_weight": 0.3},
+        ("loss", "nll_loss", "ctc_loss", "char_error"),
     ),
     "label_smoothed_cross_entropy_with_length": Case(
         "with lengths", lambda: of_text(text_batch()), {**SMOOTHED, "sentence_avg": True, "length_loss_weight": 0.5},

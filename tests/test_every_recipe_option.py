@@ -89,8 +89,8 @@ ONLY_CHANGES = {
     "--stages", "--block", "--recipe", "--protocol", "--entmax", "--softmax", "--seeds", "--pictures", "--segment",
     "--pretrained", "--paper", "--jobs", "--pretrained-seed", "--k", "--pair",
 }  # fmt: skip
-# No command of a dry run tells: below, and tests/recipes/test_shell.py
-LAUNCHES = {"--launcher", "--processes", "--machines", "--slurm-options", "--restarts", "--dry-run"}
+# No command of a dry run tells: below, tests/recipes/test_shell.py, and test_speech_of_ones_own
+LAUNCHES = {"--launcher", "--processes", "--machines", "--slurm-options", "--restarts", "--dry-run", "--anyway"}
 SWEEPS = {"--ratios", "--dampenings", "--sizes"}
 
 

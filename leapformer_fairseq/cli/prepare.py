@@ -137,9 +137,12 @@ def _add_tables(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _add_vocabulary_type(parser: argparse.ArgumentParser) -> None:
+    kinds = ("unigram", "bpe", "char")
+    parser.add_argument("--vocab-type", choices=kinds, default="unigram", help="of translations (default: %(default)s)")
     parser.add_argument(
-        "--vocab-type", choices=("unigram", "bpe", "char"), default="unigram", help="(default: %(default)s)"
-    )
+        "--transcript-type", choices=kinds, default="char", help="of transcripts, which only the recogniser writes; it "
+        "learns characters from a few hours, and most subwords occur too rarely there (default: %(default)s)",
+    )  # fmt: skip
 
 
 def _add_speech(parser: argparse.ArgumentParser, name: str) -> None:
@@ -277,7 +280,7 @@ def _speech(args: argparse.Namespace) -> list[str]:
     dataset = SPEECH[args.dataset]
     if args.dataset not in OF_SOME_HOURS:
         return _split_lines(speech.prepare(dataset, args.root, args.out, args.vocab_size, args.workers))
-    dataset = replace(dataset, vocab_type=args.vocab_type)
+    dataset = replace(dataset, vocab_type=args.vocab_type, transcript_type=args.transcript_type)
     return _own_lines(dataset, Path(args.root).absolute(), args)
 
 
@@ -290,7 +293,7 @@ def _tables(args: argparse.Namespace) -> list[str]:
             raise LeapformerError(f"--columns {text}: give NAME=COLUMN, as in audio=path")
         names[name] = column
     audio_root = None if args.audio_root is None else Path(args.audio_root).absolute()
-    dataset = tables.dataset(found, names, audio_root, args.vocab_type)
+    dataset = tables.dataset(found, names, audio_root, args.vocab_type, args.transcript_type)
     recordings = {split: dataset.read_split(found["train"].parent, split) for split in found}
     notes = [f"{split}: {line}" for split, rows in recordings.items() for line in tables.kinds_of_audio(rows)]
     return [*notes, *_own_lines(dataset, found["train"].parent, args)]

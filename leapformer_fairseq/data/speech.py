@@ -52,7 +52,8 @@ SPECAUGMENT = {"freq_mask_N": 1, "freq_mask_F": 27, "time_mask_N": 1, "time_mask
 class SpeechDataset:
     """How to read a data set. `splits` begins with the training split; `clean_text` is applied only to its texts.
 
-    `vocab_type` is sentencepiece's model type: unigram, bpe or char; `vocab_size` is a suitable number of subwords.
+    `vocab_type` is sentencepiece's model type (unigram, bpe or char), and `transcript_type` that of transcripts, which
+    only the recogniser writes; `vocab_size` is a suitable number of subwords.
     """
 
     name: str
@@ -62,6 +63,11 @@ class SpeechDataset:
     clean_text: Callable[[str], str]
     vocab_type: str = "unigram"
     vocab_size: int = VOCAB_SIZE
+    transcript_type: str = "unigram"
+
+    def type_of(self, task: str) -> str:
+        """The model type of a task's targets."""
+        return self.transcript_type if task == TASKS[0] else self.vocab_type
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,8 @@ def _complete_splits(out: Path, dataset: SpeechDataset, root: Path, vocab_size: 
         state = json.loads(path.read_text(encoding="utf-8"))
         splits = {split: SplitSummary(**summary) for split, summary in state["splits"].items()}
         found = {name: state[name] for name in ("dataset", "root", "vocab_size")}
-        found["vocab_type"] = state.get("vocab_type", dataset.vocab_type)  # which older versions did not note
+        kind = found["vocab_type"] = state.get("vocab_type", dataset.vocab_type)  # which older versions did not note
+        found["transcript_type"] = state.get("transcript_type", kind)  # nor this one, which was the same
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LeapformerError(f"{path} is damaged ({error}); remove {out} or choose another --out") from error
     wanted = _options(dataset, root, vocab_size)
@@ -128,8 +135,8 @@ def _complete_splits(out: Path, dataset: SpeechDataset, root: Path, vocab_size: 
 
 
 def _options(dataset: SpeechDataset, root: Path, vocab_size: int) -> dict[str, Any]:
-    kind = dataset.vocab_type
-    return {"dataset": dataset.name, "root": str(root), "vocab_size": vocab_size, "vocab_type": kind}
+    types = {"vocab_type": dataset.vocab_type, "transcript_type": dataset.transcript_type}
+    return {"dataset": dataset.name, "root": str(root), "vocab_size": vocab_size, **types}
 
 
 def _write_state(out: Path, dataset: SpeechDataset, root: Path, vocab_size: int, done: dict[str, SplitSummary]) -> None:
@@ -248,7 +255,7 @@ def _write_subwords(out: Path, task: str, dataset: SpeechDataset, vocab_size: in
     subwords = out / f"spm_{task}"
     if not subwords.with_suffix(".model").is_file():
         texts = (row["tgt_text"] for row in read_manifest(out / f"{dataset.splits[0]}_{task}.tsv", "tgt_text"))
-        train_subwords(subwords, texts, vocab_size, dataset.vocab_type)
+        train_subwords(subwords, texts, vocab_size, dataset.type_of(task))
 
 
 def _write_evaluation_lists(out: Path, split: str) -> None:

@@ -37,7 +37,7 @@ EXPECTED = {  # hours of training speech, less than so many
 
 
 def dataset(
-    tables: Mapping[str, Path], names: Mapping[str, str], audio_root: Path | None, vocab_type: str
+    tables: Mapping[str, Path], names: Mapping[str, str], audio_root: Path | None, vocab_type: str, transcript_type: str
 ) -> SpeechDataset:
     """The data set in `tables`, by split, training split first; `names` maps our columns to those of the tables.
 
@@ -49,7 +49,9 @@ def dataset(
     called = f"{NAME} ({', '.join(f'{split} {path}' for split, path in tables.items())})"
     named = {column: names.get(column, column) for column in COLUMNS}
     reading = cache(partial(_read_split, tables, named, audio_root))  # asked twice: what the audio is, then all else
-    return SpeechDataset(called, tuple(tables), reading, read_audible, tidy, vocab_type)
+    return SpeechDataset(
+        called, tuple(tables), reading, read_audible, tidy, vocab_type=vocab_type, transcript_type=transcript_type
+    )
 
 
 def _read_split(

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import trainings
 from ..errors import LeapformerError
 from ..lines import read_lines, write_lines
 from ..trainings import Work
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 LONG = "dev-long"
 CHUNK, UNKNOWN_MS = "encoder-chunk-ms", 280  # milliseconds of a chunk that is to be a step, before the data is prepared
 TABLES = ("train", "dev", "test")
+MOST_ERRORS = 60.0  # per cent of the characters that a recogniser gets wrong whose encoder is of any use
 
 
 class SpeechTranslation(Recipe):
@@ -202,6 +204,35 @@ class FittedSpeech(SpeechTranslation):
         sizes = {"max-tokens": found.batch, "max-update": found.updates, "warmup-updates": found.updates // 10}
         words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
         return {"asr": words, "st": words, "simul": ["--fixed-pre-decision-ratio", str(found.ratio)]}
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        super().add_options(parser, about)
+        parser.flag(
+            "--anyway", f"train translation even if the recogniser gets more than {MOST_ERRORS:.0f} %% of the "
+            "characters of the development set wrong",
+        )  # fmt: skip
+
+    def train(self, task: str, folder: Path, *words: str) -> Work:
+        yield from super().train(task, folder, *words)
+        if task == "asr" and not self.shell.dry:
+            self._need_recognition(folder / "model/train.log")
+
+    def _need_recognition(self, log: Path) -> None:
+        """Raise LeapformerError, unless `--anyway`, if an encoder is no better to begin with than a random one."""
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            entries = list(trainings.read_log(lines))
+        errors = [float(value) for entry in entries for name, value in entry.items() if name.endswith("_char_error")]
+        if not errors:
+            return  # of another criterion, by --asr-options
+        wrong = f"at best, the recogniser gets {min(errors):.1f}% of the characters of dev wrong"
+        if min(errors) <= MOST_ERRORS or self.settings.anyway:
+            self.shell.say(wrong)
+            return
+        raise LeapformerError(
+            f"{wrong}: it has not learned to recognise, and translation would begin with noise; give more speech or "
+            f'longer training in another --out (--asr-options "--max-update N"), or --anyway ({log})'
+        )
 
     def options(self, name: str) -> list[str]:
         return [*(self.fitted.get(name, []) if name in ("asr", "st", "simul") else []), *super().options(name)]

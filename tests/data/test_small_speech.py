@@ -16,6 +16,7 @@ from leapformer_fairseq.data.distinct import fold
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.data.recordings import Recording
 from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.lines import read_lines
 
 from .trees import Spoken, mboshi_tree, noises, quechua_tree
 
@@ -83,12 +84,16 @@ def test_mboshi_is_prepared_for_the_recipe(root, tmp_path, capsys):
 def test_another_kind_of_subwords_is_other_data(root, tmp_path, capsys):
     words = ["prepare", "mboshi", str(root), "--out", str(tmp_path / "data"), "--vocab-size", "40"]
     assert main([*words, "--vocab-type", "char"]) == 0
+    pieces = [line.split()[0] for line in read_lines(tmp_path / "data/spm_asr.txt")]
+    assert all(len(piece) == 1 for piece in pieces), "transcripts are cut into characters"
     assert main(words) == 2
     assert "prepared with vocab_type char, not unigram; choose another --out" in capsys.readouterr().err
     state = json.loads((tmp_path / "data/prepared.json").read_text(encoding="utf-8"))
-    del state["vocab_type"]  # as older versions left it
+    assert state.pop("vocab_type") == state.pop("transcript_type") == "char"  # older versions noted none
     (tmp_path / "data/prepared.json").write_text(json.dumps(state), encoding="utf-8")
-    assert main(words) == 0
+    assert main(words) == 2
+    assert "prepared with transcript_type unigram, not char" in capsys.readouterr().err
+    assert main([*words, "--transcript-type", "unigram"]) == 0
 
 
 def test_quechua_has_the_published_texts(tmp_path):

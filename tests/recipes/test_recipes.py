@@ -124,14 +124,15 @@ def test_speech_of_ones_own(speech, tmp_path, one_at_a_time):
     options = [*own_tables(tmp_path, speech), *tiny(tmp_path, out, "2")[2:], "--attention", "leap"]
     dry = finished("speech", *options, "--dry-run")
     assert "not prepared yet: --max-tokens, --max-update, --fixed-pre-decision-ratio are left out" in dry
-    assert "more updates would help" in finished("speech", *options)
+    assert "the characters of dev wrong: it has not learned to recognise" in refused("speech", *options)
+    assert "more updates would help" in finished("speech", *options, "--anyway")
     check_results(out, "test", "2")
     ratio = tables.measure(out / "data").ratio
     asr, st = ((out / f"{run}/options").read_text(encoding="utf-8") for run in ("asr-leap", "leap"))
     assert "--max-tokens 16000 --max-update 1500 --warmup-updates 150 --arch leapformer_s2t_tiny" in asr
     assert f"--fixed-pre-decision-ratio {ratio} --arch leapformer_simulst_tiny --waitk-lagging 1-9,offline" in st
     assert st.rstrip().endswith(TINY)
-    assert finished("speech", *options[8:], "train", "evaluate").count("is finished, skipped") == 5
+    assert finished("speech", *options[8:], "--anyway", "train", "evaluate").count("is finished, skipped") == 5
     dry = finished("speech", *options[8:-2], "--dry-run", "train")
     assert f"--encoder-chunk-ms {40 * ratio} " in dry and f"asr-leap_encoder-chunk-ms_{40 * ratio}/" in dry
     dry = finished("speech", *options[8:-1], "leap:encoder-chunk-ms=200", "--dry-run", "train")
@@ -143,7 +144,7 @@ def test_mboshi(speech, tmp_path, one_at_a_time):
     """A release of some hours: the test split is cut out of train, and the rest follows from the data."""
     root = mboshi_tree(tmp_path / "data", {"train": [*speech["train"], *speech["dev"]], "dev": speech["test"]})
     options = [*tiny(root, tmp_path / "out", "2"), "--attention", "leap:encoder-chunk-ms=step", "--offline"]
-    finished("mboshi", *options)
+    finished("mboshi", *options, "--anyway")
     measured = tables.measure(tmp_path / "out/data")
     run = tmp_path / f"out/leap_encoder-chunk-ms_{measured.step_ms}-offline"
     assert f"--max-update {measured.updates} " in (run / "options").read_text(encoding="utf-8")
