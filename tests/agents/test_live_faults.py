@@ -87,8 +87,8 @@ class Network:
                 writer.transport.abort()
         self._pairs.clear()
 
-    async def trouble(self, rng: random.Random, seconds: float) -> None:
-        """One disconnect: a cut, a network that is away, or one that swallows everything and says nothing."""
+    async def trouble(self, rng: random.Random, seconds: float) -> str:
+        """One disconnect, of a kind: a cut, a network that is away, or one that swallows all and says nothing."""
         kind = rng.choice(["cut", "away", "swallow"])
         self.away, self.swallows = kind == "away", kind == "swallow"
         if kind != "swallow":
@@ -97,6 +97,7 @@ class Network:
         self.away = self.swallows = False
         if kind == "swallow" and rng.random() < 0.5:  # else the old connection lives on, half open
             self.cut()
+        return kind
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.away:
@@ -179,7 +180,7 @@ def test_every_sample_comes_once_and_in_order(seed, recorded, speech, tmp_path):
             (talk,) = made
             np.testing.assert_array_equal(np.concatenate(talk.heard), heard(samples))
             expected = [vars(event) for event in alone(make, samples) if event.final]
-            assert text_of(json.loads(out)) == text_of(expected)
+            assert text_of(json.loads(out)["events"]) == text_of(expected)
 
     test(body())
 
@@ -206,7 +207,7 @@ def test_texts_outlive_the_server(restarts, recorded, speech, tmp_path):
                 out, _ = await done
                 assert client.returncode == 0
                 expected = [vars(event) for event in alone(make, samples) if event.final]
-                said = json.loads(out)
+                said = json.loads(out)["events"]
                 assert [text for text, _ in text_of(said)] == [text for text, _ in text_of(expected)]
                 (path,) = texts.glob("*.jsonl")
                 kept = Texts(texts).find(path.stem)
