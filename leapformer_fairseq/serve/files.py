@@ -37,6 +37,7 @@ RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thre
 
 HOST = re.compile(r"[\w.:\[\]-]+")  # of a header, which is repeated in another
 CLOSE_S = 1.0  # for a client to agree to the end of a connection
+PING_S = 20.0  # how often a client is asked whether it is there, and how long it may take to answer
 
 Files = dict[str, tuple[str, bytes]]  # kind and content by path
 
@@ -130,7 +131,9 @@ def response(status: int, phrase: str, kind: str, body: bytes, sockets: str = ""
 async def listen(host: str, port: int, **options: Any) -> Server:
     """`websockets.serve`. Raises LeapformerError for an address that cannot be had."""
     try:
-        return await serve(host=host, port=port, close_timeout=CLOSE_S, **options)
+        return await serve(
+            host=host, port=port, close_timeout=CLOSE_S, ping_interval=PING_S, ping_timeout=PING_S, **options
+        )
     except OSError as error:
         raise LeapformerError(f"cannot listen at {host}:{port} ({error.strerror}); give another --port") from error
 

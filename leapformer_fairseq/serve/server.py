@@ -32,6 +32,7 @@ LISTEN = "/listen/"
 KEY = re.compile(rf"{NAME.pattern}\.[0-9a-f]{{16,64}}")
 POLICY_VIOLATION, UNSUPPORTED_DATA, TRY_LATER = 1008, 1003, 1013  # RFC 6455, section 7.4.1, and its registry
 UNREAD_BYTES, WATCH_S = 1 << 20, 1.0  # what may wait for a client that does not read, and how often that is looked at
+ALIVE_S = 5.0  # after so long without a message a listener is sent an empty one, since pages cannot see pings
 
 
 class Refused(Exception):
@@ -155,15 +156,18 @@ class LiveServer:
         gone = asyncio.create_task(connection.wait_closed())
         gone.add_done_callback(lambda _: talk.leave(listener))
         try:
-            await self.send(connection, listener)
+            await self.send(connection, listener, ALIVE_S)
         finally:
             talk.leave(listener)
             gone.cancel()
 
-    async def send(self, connection: ServerConnection, listener: Listener) -> None:
-        """All messages of a listener. A client that does not read is disconnected."""
+    async def send(self, connection: ServerConnection, listener: Listener, alive_s: float | None = None) -> None:
+        """All messages of a listener. A client that does not read is disconnected.
+
+        `alive_s`: after so long without one, an empty message is sent.
+        """
         with suppress(ConnectionClosed):
-            while not listener.lost and (message := await listener.next()) is not None:
+            while not listener.lost and (message := await listener.next(alive_s)) is not None:
                 try:
                     await asyncio.wait_for(connection.send(json.dumps(message)), self.limits.send_s)
                 except TimeoutError:

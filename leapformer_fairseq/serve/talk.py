@@ -68,8 +68,12 @@ class Listener:
         if not self.lost or message is None:
             self._queue.put_nowait(message)
 
-    async def next(self) -> dict[str, Any] | None:
-        return await self._queue.get()
+    async def next(self, patience_s: float | None = None) -> dict[str, Any] | None:
+        """The next message, or an empty one after so many seconds."""
+        try:
+            return await asyncio.wait_for(self._queue.get(), patience_s)
+        except TimeoutError:
+            return {}
 
 
 class Talk:

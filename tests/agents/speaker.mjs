@@ -1,10 +1,12 @@
 // The page's line to the server, in node: speaks a recording, and prints the name of its talk and the final events.
-// pieceMs: between pieces of 80 ms; in real time, it waits as long as the page does, else less.
+// pieceMs: between pieces of 80 ms; in real time, it waits as long as the page does, else less. At a listener's url it
+// only listens.
 import { readFileSync } from "node:fs";
 
 const [folder, url, recording, pieceMs] = process.argv.slice(2);
 const { Line, TIMES } = await import(`${folder}/line.js`);
-const pcm = readFileSync(recording);
+const listens = url.includes("/listen/");
+const pcm = listens ? null : readFileSync(recording);
 const PIECE = 2560; // bytes
 let key = null;
 let name = null;
@@ -12,6 +14,7 @@ let events = [];
 let ended = false;
 const store = { get: () => key, set: (given) => { key = given; }, remove: () => { key = null; } };
 const told = {
+  listens,
   wanted: () => !ended,
   opened: () => {},
   waits: () => {},
@@ -27,10 +30,11 @@ const told = {
   },
 };
 const times = Number(pieceMs) < 80 ? { retry: [10, 20, 40], quiet: 300 } : TIMES;
-const line = new Line(() => new WebSocket(url), store, () => ({ sample_rate: 16000 }), told, times);
+const greeting = () => (listens ? null : { sample_rate: 16000 });
+const line = new Line(() => new WebSocket(url), store, greeting, told, times);
 line.connect();
 let place = 0;
-const timer = setInterval(() => {
+const timer = listens ? null : setInterval(() => {
   const piece = pcm.subarray(place, place + PIECE);
   place += PIECE;
   if (piece.length) line.add(piece.buffer.slice(piece.byteOffset, piece.byteOffset + piece.length));

@@ -71,6 +71,7 @@ class Network:
     def __init__(self, port: Callable[[], int]) -> None:
         self._target, self._pairs = port, list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]]()
         self.swallows = self.away = False
+        self._losses = 0
 
     async def __aenter__(self) -> Network:
         self._server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
@@ -86,6 +87,10 @@ class Network:
             for writer in writers:
                 writer.transport.abort()
         self._pairs.clear()
+
+    def lose(self) -> None:
+        """The connections that there are swallow everything from now on, and nobody closes them."""
+        self._losses += 1
 
     async def trouble(self, rng: random.Random, seconds: float) -> str:
         """One disconnect, of a kind: a cut, a network that is away, or one that swallows all and says nothing."""
@@ -113,13 +118,16 @@ class Network:
             await asyncio.gather(self._pump(reader, there[1]), self._pump(there[0], writer))
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        lost = False
+        lost, losses = False, self._losses
         while data := await reader.read(65_536):
-            lost = lost or self.swallows  # TCP loses nothing in the middle: what follows never comes either
+            lost = (
+                lost or self.swallows or losses < self._losses
+            )  # TCP loses nothing in the middle: what follows never comes either
             if not lost:
                 writer.write(data)
                 await writer.drain()
-        writer.transport.abort()
+        if not lost:  # else it does not hear of the end either
+            writer.transport.abort()
 
 
 class Recorded(Session):
@@ -146,6 +154,7 @@ def recorded(make_system) -> tuple[Callable[[bool], Session], list[Recorded]]:
 
 
 async def in_node(url: str, samples: np.ndarray, folder: Path, piece_ms: int = 3) -> asyncio.subprocess.Process:
+    """A speaker with the page's script or, at a listener's address, a listener."""
     (folder / "speech.pcm").write_bytes(pcm(samples))
     words = ["--experimental-websocket", "--no-warnings", str(Path(__file__).with_name("speaker.mjs")), PAGE.as_uri()]
     assert NODE is not None
@@ -314,6 +323,55 @@ def test_who_listens_cannot_speak(session, speech):  # noqa: F811
             with pytest.raises(InvalidStatus, match="401"):
                 async with server.connect("/"):
                     pass
+
+    test(body())
+
+
+def test_a_listener_that_is_gone_gives_its_place_away(session, speech, monkeypatch):  # noqa: F811
+    """Half open: nothing closes the connection, and a quiet talk sends nothing that could fail."""
+    from leapformer_fairseq.serve import files
+
+    monkeypatch.setattr(files, "PING_S", 0.1)
+    monkeypatch.setattr(files, "CLOSE_S", 0.1)
+
+    async def body() -> None:
+        async with running(session, listeners=1) as server, server.connect() as client:
+            await client.send(pcm(speech(2)))
+            path = f"/listen/{(await first(client))['listen']}"
+            async with Network(lambda: server.port) as network:
+                lost = connect(f"ws://127.0.0.1:{network.port}{path}", proxy=None, ping_interval=None)
+                async with lost as listener:
+                    await first(listener)
+                    network.swallows = True
+                    await asyncio.sleep(0.6)
+                    async with server.connect(path) as other:
+                        assert (await first(other))["history"] is not None
+                    network.cut()
+
+    test(body())
+
+
+@pytest.mark.skipif(NODE is None, reason="no node")
+def test_a_listeners_page_notices_that_its_connection_is_dead(session, speech, tmp_path, monkeypatch):  # noqa: F811
+    from leapformer_fairseq.serve import server as module
+
+    monkeypatch.setattr(module, "ALIVE_S", 0.1)
+
+    async def body() -> None:
+        async with running(session) as server, server.connect() as client, Network(lambda: server.port) as network:
+            await client.send(pcm(speech(2)))
+            name = (await first(client))["listen"]
+            listener = await in_node(f"ws://127.0.0.1:{network.port}/listen/{name}", np.zeros(0), tmp_path)
+            while not server.server._listening:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.5)  # longer than a page waits for an answer: a talk may be quiet
+            assert len(network._pairs) == 1
+            network.lose()
+            await client.send(pcm(speech(2, 1)))
+            await client.send(END)
+            await received(client)
+            said = json.loads((await asyncio.wait_for(listener.communicate(), 10))[0])
+            assert said["events"] == [vars(event) for event in server.server.talks[name].history]
 
     test(body())
 

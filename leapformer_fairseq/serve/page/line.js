@@ -3,12 +3,13 @@
 import { Outbox } from "./outbox.js";
 
 const BUFFERED = 1 << 20; // bytes that may wait in the browser
-export const TIMES = { retry: [500, 1000, 2000, 5000], quiet: 15000 }; // ms; quiet: audio that long without an answer
+// ms; quiet: so long without an answer to audio, or without anything for a listener, a connection is dead
+export const TIMES = { retry: [500, 1000, 2000, 5000], quiet: 15000 };
 
 export class Line {
   /**
    * open() makes a socket; store keeps the key of the talk: { get(), set(key), remove() }; greeting() is what is said
-   * first, null where no server is at the other end. told: { wanted(), opened(), message(message), waits(ms), full() }.
+   * first, null where no server is at the other end. told: { listens, wanted(), opened(), message(message), waits(ms), full() }.
    */
   constructor(open, store, greeting, told, times = TIMES) {
     Object.assign(this, { open, store, greeting, told, times });
@@ -46,7 +47,7 @@ export class Line {
 
   /** A connection may be lost without anybody saying so. */
   look() {
-    const waits = !this.up || this.stopping || this.asked > this.answered;
+    const waits = !this.up || this.stopping || this.told.listens || this.asked > this.answered;
     if (!this.socket || !waits || performance.now() - this.answered < this.times.quiet) return;
     const gone = this.socket;
     this.lost();

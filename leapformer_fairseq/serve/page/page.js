@@ -24,6 +24,7 @@ const store = {
   remove: () => sessionStorage.removeItem(STORED),
 };
 const told = {
+  listens: Boolean(listening),
   wanted: () => !talk.ended && Boolean(source || line.stopping || listening || store.get()),
   opened: () => status(listening ? "Listening" : source ? "Listening to you" : local ? "Ready" : "Connected"),
   waits: (ms) => status(`No connection; trying again in ${ms / 1000} s. The text stays.`, true),
