@@ -30,6 +30,7 @@ TALKS, DISCONNECTS, SEED = (
 SHORTEST_S, LONGEST_S = 0.1, 30.0
 BETWEEN_S = 2.0, 10.0  # two disconnects
 EACH_S = 22  # of a talk, for a disconnect; on average it and the time before it take 11
+RELOAD_EVERY = 700  # pieces of 80 ms; the page is also loaded again at the end of the talk
 
 
 async def troubles(network: Network, rng: random.Random, seconds: float) -> list[dict[str, Any]]:
@@ -50,7 +51,7 @@ async def spoken(server: Running, samples: np.ndarray, rng: random.Random, folde
     """What one talk sent, what was heard of it, and its text."""
     folder.mkdir()
     async with Network(lambda: server.port) as network:
-        client = await in_node(f"ws://127.0.0.1:{network.port}/", samples, folder, 80)
+        client = await in_node(f"ws://127.0.0.1:{network.port}/", samples, folder, 80, RELOAD_EVERY)
         done = asyncio.create_task(client.communicate())
         lost = await troubles(network, rng, len(samples) / SAMPLE_RATE)
         said = json.loads((await done)[0])

@@ -153,13 +153,15 @@ def recorded(make_system) -> tuple[Callable[[bool], Session], list[Recorded]]:
     return make, made
 
 
-async def in_node(url: str, samples: np.ndarray, folder: Path, piece_ms: int = 3) -> asyncio.subprocess.Process:
+async def in_node(
+    url: str, samples: np.ndarray, folder: Path, piece_ms: int = 3, reload_every: int = 0
+) -> asyncio.subprocess.Process:
     """A speaker with the page's script or, at a listener's address, a listener."""
     (folder / "speech.pcm").write_bytes(pcm(samples))
     words = ["--experimental-websocket", "--no-warnings", str(Path(__file__).with_name("speaker.mjs")), PAGE.as_uri()]
     assert NODE is not None
     return await asyncio.create_subprocess_exec(
-        NODE, *words, url, str(folder / "speech.pcm"), str(piece_ms), stdout=asyncio.subprocess.PIPE
+        NODE, *words, url, str(folder / "speech.pcm"), str(piece_ms), str(reload_every), stdout=asyncio.subprocess.PIPE
     )
 
 
@@ -170,13 +172,13 @@ def text_of(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
 @pytest.mark.skipif(NODE is None, reason="no node")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 20))])
 def test_every_sample_comes_once_and_in_order(seed, recorded, speech, tmp_path):
-    """The page's own script, through a network that is cut, away, or silent."""
+    """The page's own script, loaded again now and then, through a network that is cut, away, or silent."""
     make, made = recorded
     samples, rng = speech(24.0), random.Random(seed)
 
     async def body() -> None:
         async with live(make, idle_s=20) as server, Network(lambda: server.port) as network:
-            client = await in_node(f"ws://127.0.0.1:{network.port}/", samples, tmp_path, 15)
+            client = await in_node(f"ws://127.0.0.1:{network.port}/", samples, tmp_path, 15, 67)
             troubles = 0
             done = asyncio.create_task(client.communicate())
             while not done.done():
@@ -205,7 +207,7 @@ def test_texts_outlive_the_server(restarts, recorded, speech, tmp_path):
     async def body() -> None:
         at = 0
         async with Network(lambda: at) as network:
-            client = await in_node(f"ws://127.0.0.1:{network.port}/", samples, tmp_path, 4)
+            client = await in_node(f"ws://127.0.0.1:{network.port}/", samples, tmp_path, 4, 49)
             done = asyncio.create_task(client.communicate())
             for _ in range(restarts):
                 async with live(make, texts) as server:

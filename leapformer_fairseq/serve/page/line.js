@@ -1,15 +1,17 @@
 // A speaker's line to the server: every sample arrives once, in order, however often the connection is lost.
 
-import { Outbox } from "./outbox.js";
+import { Outbox, RATE } from "./outbox.js";
 
 const BUFFERED = 1 << 20; // bytes that may wait in the browser
+const SAVED = 100 * RATE; // samples that outlive the page: browsers keep 5 MB of text, and that of the talk is among it
 // ms; quiet: so long without an answer to audio, or without anything for a listener, a connection is dead
 export const TIMES = { retry: [500, 1000, 2000, 5000], quiet: 15000 };
 
 export class Line {
   /**
-   * open() makes a socket; store keeps the key of the talk: { get(), set(key), remove() }; greeting() is what is said
-   * first, null where no server is at the other end. told: { listens, wanted(), opened(), message(message), waits(ms), full() }.
+   * open() makes a socket; store keeps the key of the talk, { get(), set(key), remove() }, and what a page leaves to the
+   * next one, { left(), leave(value) }; greeting() is what is said first, null where nobody would hear it.
+   * told: { listens, wanted(), opened(), message(message), waits(ms), full() }.
    */
   constructor(open, store, greeting, told, times = TIMES) {
     Object.assign(this, { open, store, greeting, told, times });
@@ -21,6 +23,24 @@ export class Line {
     this.reloaded = Boolean(store.get()); // whether an earlier page has sent audio of the talk
     this.asked = 0; // when something was sent last that the server answers
     this.answered = 0; // when the server was heard last
+    const left = this.reloaded && store.left();
+    if (!left) return;
+    this.box.load(left);
+    this.stopping = left.stopping;
+  }
+
+  /** Whether there is more than outlives the page. */
+  get leaves() {
+    return Boolean(this.store.get()) && this.box.end - this.box.received > SAVED;
+  }
+
+  /** The page ends: leave to the next one what is not sent, or so much of it that there is room for. */
+  leave() {
+    for (let most = SAVED; this.store.get() && most > RATE; most /= 2) {
+      try {
+        return this.store.leave({ ...this.box.saved(most), stopping: this.stopping });
+      } catch {} // there is less room
+    }
   }
 
   get up() {
@@ -28,6 +48,7 @@ export class Line {
   }
 
   connect() {
+    if (this.greeting()) this.named();
     const socket = this.open();
     this.socket = socket;
     this.answered = performance.now();
@@ -65,14 +86,19 @@ export class Line {
     const greeting = this.greeting();
     this.ready = !greeting; // a translator in this page keeps no talks
     if (!greeting) return this.pump();
-    if (!this.store.get()) this.store.set(`${random(32)}.${random(32)}`);
-    this.say({ ...greeting, talk: this.store.get(), begin: true });
+    this.say({ ...greeting, talk: this.named(), begin: true });
     this.asked = performance.now();
+  }
+
+  /** The key of the talk; a new one if it has none. */
+  named() {
+    if (!this.store.get()) this.store.set(`${random(32)}.${random(32)}`);
+    return this.store.get();
   }
 
   received(message) {
     if (message.talk) {
-      if (this.reloaded) this.box.shift(message.received);
+      if (this.reloaded) this.box.follow(message.received);
       this.reloaded = false;
       this.say({ from: this.box.rewind(message.received) });
       this.ready = true;
