@@ -25,6 +25,7 @@ from .texts import Kept, Text
 LONGEST_CHUNK = SAMPLE_RATE // 2  # samples that are translated before the text so far is shown
 UNSENT = 1_000  # messages that wait for a listener, at most
 AUDIBLE_S = 1.0  # who has sent so much sound speaks
+MARK_S = 5.0  # in a segment, so often is written down how much of it is settled
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class Talk:
         self._samples = Samples(rate)
         self._segments = max((event.segment for event in self.history), default=0)  # of earlier sessions
         self._start = self.received  # samples of the client's audio before those that the session knows
+        self._settled = self.received  # samples of the client's audio whose text is final, however the server may end
         self._pool, self._backlog = pool, round(backlog_s * SAMPLE_RATE)
         self._shown = Shown(unit)
         self._shown.changed(self.history)
@@ -187,7 +189,9 @@ class Talk:
         Raises LeapformerError if samples before it are missing.
         """
         if place > self.received and self._session is None and not self._n_waiting:
-            self._start = self.received = place  # lost with an earlier server; there is nobody to ask for it
+            self._start = self._settled = self.received = (
+                place  # lost with an earlier server; there is nobody to ask for it
+            )
         if place > self.received:
             raise LeapformerError(f"the audio goes on at sample {place}, {self.received} came; send all, in order")
         return 2 * (self.received - place)
@@ -231,6 +235,8 @@ class Talk:
             dropped = len(self._waiting.popleft())
             self._n_waiting -= dropped
             self._start += round(dropped * self.rate / SAMPLE_RATE)
+            if self._session is None:
+                self._settled = self._start
 
     def end(self) -> None:
         """There is no more audio; `done` will be set."""
@@ -281,10 +287,21 @@ class Talk:
         self.history += final
         if final and self.keep is not None:
             self.text, self.keep = self.keep(), None
-        if self.text is not None:
-            self.text.add(final, self._settled())
+        self._settle(final)
         new, deleted = self._shown.changed(events).strings
         self._tell({"new": new, "deleted": deleted, "events": list(map(asdict, events)), **self._state()})
+
+    def _settle(self, final: list[Event]) -> None:
+        """Write down final events, and what is settled with them; only then may the client forget its audio."""
+        settled = self._start + self.session.settled * self.rate // SAMPLE_RATE
+        letters, ended = self.session.settled_letters, any(event.ends for event in final)
+        settles = ended or settled - self._settled >= MARK_S * self.rate
+        if settles:
+            self._settled = settled
+        if self.text is not None:
+            self.text.add(final, self._settled)
+            if settles and (letters or not ended):
+                self.text.mark(self._settled, letters)
 
     def _take(self) -> tuple[np.ndarray, bool]:
         """Samples that wait, not too many at a time, and whether they are the last."""
@@ -310,11 +327,7 @@ class Talk:
         return events
 
     def _received(self) -> dict[str, int]:
-        return {"received": self.received, "settled": self._settled()}
-
-    def _settled(self) -> int:
-        """Samples of the client's audio whose text is final, however the server may end."""
-        return self._start + (self._session.settled * self.rate // SAMPLE_RATE if self._session else 0)
+        return {"received": self.received, "settled": self._settled}
 
     def _state(self) -> dict[str, Any]:
         heard = self._session.audio_s if self._session else 0.0

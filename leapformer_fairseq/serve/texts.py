@@ -1,7 +1,8 @@
 """The texts of talks on disk: final words are there as soon as they are written, and outlive the server.
 
 A file for each talk, NAME.jsonl, which only its owner may read: a line about the talk, one for each final event, and a
-last one when the talk has ended. A talk that lost its server goes on from the end of its last finished segment.
+last one when the talk has ended. A talk that lost its server goes on from the end of its last finished segment or, in a
+long one of which old parts are forgotten, from the last mark.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ..errors import LeapformerError
 from ..lines import read_lines
 
 NAME = re.compile(r"[0-9a-f]{32}")
-ENDED, SETTLED = "ended", "settled"
+ENDED, SETTLED, LETTERS = "ended", "settled", "letters"
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def state_folder() -> Path:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is known of a talk: its final events up to the end of the last finished segment, and where that was.
+    """What is known of a talk: its final events up to the end of the last finished segment or mark, and where that was.
 
     settled: samples of the client's audio that the events are the text of; rate: of the audio.
     """
@@ -110,6 +111,13 @@ class Text:
         """Final events; after the last of a segment, `settled` samples of the client's audio have their text."""
         self._write(*({**asdict(event), **({SETTLED: settled} if event.ends else {})} for event in events))
 
+    def mark(self, settled: int, letters: int) -> None:
+        """So many samples of the client's audio are not needed again, nor is that text of the segment written again.
+
+        letters: how many that are, without spaces.
+        """
+        self._write({SETTLED: settled, LETTERS: letters})
+
     def end(self) -> None:
         """There will be no more."""
         self._write({ENDED: _now()})
@@ -139,16 +147,40 @@ class Text:
 
 
 def _kept(entries: list[dict[str, Any]]) -> Kept:
-    events, settled, whole = list[Event](), 0, 0
+    events, settled, whole, letters = (
+        list[Event](),
+        0,
+        0,
+        0,
+    )  # whole: events of which all is kept, and letters after them
     for entry in entries[1:]:
-        if "again" in entry:  # the segment that the restart found unfinished was translated again
-            del events[whole:]
+        if "again" in entry:  # what the restart found unfinished was translated again
+            events[whole:] = _cut(events[whole:], letters)
+            whole, letters = len(events), 0
         elif "text" in entry:
             events.append(Event(**{name: entry[name] for name in Event.__dataclass_fields__}))
             if SETTLED in entry:
-                settled, whole = int(entry[SETTLED]), len(events)
+                settled, whole, letters = int(entry[SETTLED]), len(events), 0
+        elif SETTLED in entry:
+            settled, letters = int(entry[SETTLED]), int(entry[LETTERS])
     ended = ENDED in entries[-1]
-    return Kept(events if ended else events[:whole], settled, int(entries[0]["sample_rate"]), ended)
+    if not ended:
+        events[whole:] = _cut(events[whole:], letters)
+    return Kept(events, settled, int(entries[0]["sample_rate"]), ended)
+
+
+def _cut(events: list[Event], letters: int) -> list[Event]:
+    """The first so many letters of events as a segment that has ended."""
+    found = list[Event]()
+    for event in events:
+        if not letters:
+            break
+        place = 0
+        while place < len(event.text) and letters:
+            letters -= not event.text[place].isspace()
+            place += 1
+        found.append(replace(event, text=event.text[:place]))
+    return [*found[:-1], *(replace(event, ends=True) for event in found[-1:])]
 
 
 def digest(secret: str) -> str:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,16 @@ from websockets.asyncio.client import connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
 from leapformer_fairseq import serve  # noqa: E402
+from leapformer_fairseq.agents.segments import SegmentOptions  # noqa: E402
 from leapformer_fairseq.agents.session import Event, Session  # noqa: E402
+from leapformer_fairseq.agents.stream import DecodingOptions  # noqa: E402
 from leapformer_fairseq.audio import SAMPLE_RATE  # noqa: E402
 from leapformer_fairseq.cli import demo  # noqa: E402
 from leapformer_fairseq.errors import LeapformerError  # noqa: E402
 from leapformer_fairseq.runtime.folder import MODEL, WEIGHTS  # noqa: E402
 from leapformer_fairseq.serve.files import RUNTIME, FileServer, model_files  # noqa: E402
 from leapformer_fairseq.serve.server import LiveServer  # noqa: E402
-from leapformer_fairseq.serve.talk import Limits  # noqa: E402
+from leapformer_fairseq.serve.talk import MARK_S, Limits  # noqa: E402
 from leapformer_fairseq.serve.texts import Texts  # noqa: E402
 from tests.agents.test_serve import (  # noqa: E402
     END,
@@ -425,6 +428,67 @@ def test_a_text_whose_server_was_killed_midway_is_read(tmp_path):
     kept = texts.find("a" * 32, "secret")
     assert kept is not None and (kept.events, kept.settled, kept.ended) == (events[:2], 16_000, False)
     assert texts.find("a" * 32, "other") is None and texts.find("b" * 32) is None and texts.find("../x") is None
+
+
+@pytest.fixture
+def window(make_system) -> Callable[[bool], Session]:
+    """Sessions with one segment, of which old parts are forgotten."""
+    system = make_system()
+    segments = SegmentOptions("seconds", history="window", history_words=3, min_seconds=0.2, max_seconds=60)
+    return lambda drafts: Session(system, DecodingOptions(max_len_b=200), segments, drafts=drafts)
+
+
+def test_a_window_is_translated_again_from_its_last_words_on(window, speech, tmp_path):
+    """A talk is one segment: what was forgotten of it has its text, whatever happens to the server."""
+    samples = speech(26.0)
+    samples[9 * SAMPLE_RATE : 12 * SAMPLE_RATE] = 0  # of which the session hears a second
+    before = alone(window, samples)
+
+    async def body() -> None:
+        key, history = f"{'a' * 32}.{'b' * 32}", list[dict[str, Any]]()
+        for second, upto in enumerate((18, 22, 26)):
+            async with live(window, tmp_path) as server, server.connect() as client:
+                await client.send(json.dumps({"talk": key, "begin": True}))
+                told = await first(client)
+                start, earlier = told["received"], history
+                history = told["history"]
+                words, was = (" ".join(one["text"] for one in part).split() for part in (history, earlier))
+                assert words == was[: len(words)] and len(words) >= len(was) - 9, "all but the last words"
+                if second == 1:  # where the kept words end, in the whole of the audio
+                    assert start > 12 * SAMPLE_RATE
+                    assert start <= SAMPLE_RATE * next(e.audio_s for e in before[len(history) :] if e.text)
+                await client.send(json.dumps({"from": start}))
+                await client.send(pcm(samples[start : upto * SAMPLE_RATE]))
+                (talk,) = server.server.talks.values()
+                while (told := await first(client))["heard_s"] < upto:
+                    pass
+                assert upto - told["settled"] / SAMPLE_RATE < 6 + MARK_S
+                history = [vars(event) for event in talk.history]
+
+    test(body())
+
+
+def test_marks_in_a_text(tmp_path):
+    """Letters of a segment whose audio is not needed again: what follows them is written again."""
+    texts, name = Texts(tmp_path), "a" * 32
+    text = texts.begin(name, "secret", 16_000, {})
+    words = [Event(word, True, word == "b c", 1 + (word > "c"), 1.0) for word in ("a", "b c", "d e", "f", "g")]
+    text.add(words[:2], 16_000)
+    text.add(words[2:4], 16_000)
+    text.mark(20_000, 2)
+    text.add(words[4:], 20_000)
+    kept = texts.find(name)
+    cut = [*words[:2], replace(words[2], ends=True)]
+    assert kept is not None and (kept.events, kept.settled, kept.ended) == (cut, 20_000, False)
+    text.close()
+    text = texts.again(name)
+    text.add([replace(words[3], segment=3)], 20_000)
+    text.mark(22_000, 0)
+    kept = texts.find(name)
+    assert kept is not None and (kept.events, kept.settled) == (cut, 22_000)
+    text.mark(24_000, 1)
+    kept = texts.find(name)
+    assert kept is not None and (kept.events[3:], kept.settled) == ([replace(words[3], segment=3, ends=True)], 24_000)
 
 
 # --------------------------------------------------------------------------------------------------------------- places
