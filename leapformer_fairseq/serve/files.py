@@ -36,6 +36,7 @@ HEADERS = {
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # of onnxruntime-web
 
 HOST = re.compile(r"[\w.:\[\]-]+")  # of a header, which is repeated in another
+NAME = re.compile(r"[\w.-]+")  # of a host
 CLOSE_S = 1.0  # for a client to agree to the end of a connection
 PING_S = 20.0  # how often a client is asked whether it is there, and how long it may take to answer
 
@@ -77,10 +78,17 @@ class Hosts:
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
+        """Raises LeapformerError for what is no name."""
+        self._names = {"localhost", socket.gethostname().lower()}
+        for name in names:
+            if not NAME.fullmatch(name):
+                raise LeapformerError(f"--allow-host {name}: give a name alone, without https:// and port")
+            self.add(name)
 
     def add(self, host: str) -> None:
-        """The one that the server listens at."""
+        """Another one, such as that which the server listens at. Browsers send letters of other scripts as ASCII."""
+        with suppress(UnicodeError):
+            host = host.encode("idna").decode()
         self._names.add(host.lower())
 
     def allows(self, host: str) -> bool:

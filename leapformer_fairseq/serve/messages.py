@@ -48,6 +48,7 @@ KEYS: dict[str, type] = {
     "from": int,
     "begin": bool,
 }
+LARGEST = 2**53 - 1  # the largest whole number that every program reads alike in JSON
 HEAD_BYTES = 10_000  # more than a frame of MP3 or AAC
 LONGEST_SHOWN = 80  # characters of a message that an error quotes
 
@@ -64,6 +65,8 @@ def parse(text: str) -> dict[str, Any]:
     for key, value in known.items():
         if type(value) is not KEYS[key]:
             raise LeapformerError(f"{key} is {str(value)[:LONGEST_SHOWN]!r}; give a value of type {KEYS[key].__name__}")
+        if isinstance(value, int) and value > LARGEST:
+            raise LeapformerError(f"{key} is {str(value)[:LONGEST_SHOWN]}; give at most {LARGEST}")
     rate = known.get("sample_rate", SAMPLE_RATE)
     if not RATES[0] <= rate <= RATES[1]:
         raise LeapformerError(f"sample_rate is {rate}; give Hz from {RATES[0]:,} to {RATES[1]:,}")

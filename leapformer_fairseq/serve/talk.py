@@ -154,6 +154,16 @@ class Talk:
         """Seconds since the last sound."""
         return time.monotonic() - self._sounded
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was heard of it, and nobody listens."""
+        return not (self.speaks or self.history or self._listeners)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody listens, maybe only its speaker."""
+        return bool(self._listeners)
+
     def is_mine(self, key: str) -> bool:
         """Whether this key lets one speak."""
         return bool(self.secret) and secrets.compare_digest(key.encode(), self.key.encode())
@@ -165,7 +175,7 @@ class Talk:
         new: whether the talk begins now.
         """
         listener = Listener()
-        first = {"listen": self.name, "history": [asdict(event) for event in self.history], **self._state()}
+        first = {"listen": self.name, "history": list(map(vars, self.history)), **self._state()}
         if speaker:
             first |= {"talk": self.key, "begun": new}
         listener.put(first)
@@ -209,8 +219,12 @@ class Talk:
         late = self._n_waiting > self._backlog and (self.placed.is_set() or self.speaks)
         if late and not self.done.is_set():
             self._room.clear()
-            self._tell({"new": "", "deleted": "", "events": [], **self._state()})  # how far it is behind
+            self.tell_state()
             await self._room.wait()
+
+    def tell_state(self) -> None:
+        """How much came, and how far the translation is behind."""
+        self._tell({"new": "", "deleted": "", "events": [], **self._state()})
 
     def finish(self) -> None:
         """There is no more audio."""
@@ -256,7 +270,8 @@ class Talk:
                 if not len(samples) and not last:
                     self._wake.clear()
                     continue
-                self._written(await loop.run_in_executor(self._pool, self._translate, samples, last))
+                session = self.session  # made here: a client may choose k at the same time
+                self._written(await loop.run_in_executor(self._pool, self._translate, session, samples, last))
                 if last:
                     break
             if self.text is not None:
@@ -289,7 +304,7 @@ class Talk:
             self.text, self.keep = self.keep(), None
         self._settle(final)
         new, deleted = self._shown.changed(events).strings
-        self._tell({"new": new, "deleted": deleted, "events": list(map(asdict, events)), **self._state()})
+        self._tell({"new": new, "deleted": deleted, "events": list(map(vars, events)), **self._state()})
 
     def _settle(self, final: list[Event]) -> None:
         """Write down final events, and what is settled with them; only then may the client forget its audio."""
@@ -318,11 +333,11 @@ class Talk:
             self._room.set()
         return np.concatenate(taken), self._ended and not self._waiting
 
-    def _translate(self, samples: np.ndarray, last: bool) -> list[Event]:
+    def _translate(self, session: Session, samples: np.ndarray, last: bool) -> list[Event]:
         start = time.perf_counter()
-        events = list(self.session.push(samples))
+        events = list(session.push(samples))
         if last:
-            events += self.session.finish()
+            events += session.finish()
         self._compute_s += time.perf_counter() - start
         return events
 

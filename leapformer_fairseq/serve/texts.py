@@ -7,6 +7,8 @@ long one of which old parts are forgotten, from the last mark.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import hmac
 import json
@@ -15,14 +17,12 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..agents.session import Event
 from ..errors import LeapformerError
-from ..lines import read_lines
 
 NAME = re.compile(r"[0-9a-f]{32}")
 ENDED, SETTLED, LETTERS = "ended", "settled", "letters"
@@ -71,20 +71,21 @@ class Texts:
         return Text(self._path(name), first)
 
     def again(self, name: str) -> Text:
-        """The file of a talk that goes on after a restart."""
-        return Text(self._path(name), {"again": _now()})
+        """The file of a talk that goes on after a restart. Raises LeapformerError while another server writes it."""
+        text = Text(self._path(name), {"again": _now()})
+        if text.taken:
+            raise LeapformerError("another server translates this talk; try again later")
+        return text
 
     def find(self, name: str, secret: str | None = None) -> Kept | None:
         """What is kept of a talk, for its speaker if a `secret` is given; None if there is none, or not of this one."""
-        if not NAME.fullmatch(name) or not self._path(name).is_file():
+        if not NAME.fullmatch(name):
             return None
-        entries = []
-        with suppress(LeapformerError):
-            for line in read_lines(self._path(name)):
-                try:
-                    entries.append(json.loads(line))
-                except ValueError:
-                    break  # the last line, of which a server was killed midway
+        try:
+            lines = self._path(name).read_bytes().split(b"\n")
+        except OSError:
+            return None
+        entries = [entry for entry in map(_entry, lines) if entry]
         if not entries or "sample_rate" not in entries[0]:
             return None
         if secret is not None and not hmac.compare_digest(str(entries[0].get("secret")), digest(secret)):
@@ -96,15 +97,17 @@ class Texts:
 
 
 class Text:
-    """The file of one talk. If it cannot be written, the talk goes on without."""
+    """The file of one talk, which one server writes at a time.
+
+    While it cannot be written, the talk goes on, and what is missing is written when it can be again.
+    """
 
     def __init__(self, path: Path, first: dict[str, Any]) -> None:
         self._path = path
         self._number: int | None = None
-        try:
-            self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            self._give_up(error)
+        self._waiting = b""  # what is not written yet
+        self._gone = self._warned = False
+        self.taken = False  # whether another server writes it
         self._write(first)
 
     def add(self, events: Iterable[Event], settled: int) -> None:
@@ -128,22 +131,58 @@ class Text:
         if self._number is not None:
             os.close(self._number)
             self._number = None
+        self._gone = True
 
     def _write(self, *entries: dict[str, Any]) -> None:
-        if self._number is None or not entries:
+        if self._gone or not entries:
             return
-        lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
+        self._waiting += "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
         try:
-            if os.write(self._number, lines) < len(lines):
-                raise OSError(0, "the disk is full")
+            self._number = self._opened() if self._number is None else self._number
+            while self._waiting:
+                count = os.write(self._number, self._waiting)
+                if not count:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._waiting = self._waiting[count:]
             if any(SETTLED in entry or ENDED in entry for entry in entries):
                 os.fsync(self._number)
+                self._check_there(self._number)
         except OSError as error:
-            self._give_up(error)
+            self.taken = isinstance(error, BlockingIOError)
+            if not self._warned:
+                logger.warning("%s cannot be written (%s); the talk goes on, its text is not kept for now", self._path,
+                               error.strerror)  # fmt: skip
+            self._warned = True
 
-    def _give_up(self, error: OSError) -> None:
-        logger.warning("%s cannot be written (%s); the talk goes on, its text is not kept", self._path, error.strerror)
-        self.close()
+    def _opened(self) -> int:
+        """Its file for this server alone, after a line that is complete."""
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        number = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            size = os.fstat(number).st_size
+            if size and os.pread(number, 1, size - 1) != b"\n":  # a server was killed, or the disk full, midway
+                self._waiting = b"\n" + self._waiting
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # file systems without locks
+                os.close(number)
+                raise
+        return number
+
+    def _check_there(self, number: int) -> None:
+        """Whoever deletes a text does not want it."""
+        if not os.fstat(number).st_nlink:
+            logger.warning("%s was deleted; the talk goes on, its text is not kept", self._path)
+            self.close()
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    """A line of a text; nothing of one that is cut off, as where a server was killed midway."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _kept(entries: list[dict[str, Any]]) -> Kept:

@@ -191,7 +191,7 @@ def test_every_sample_comes_once_and_in_order(seed, recorded, speech, tmp_path):
                     troubles += 1
             out, _ = await done
             assert client.returncode == 0 and troubles >= 8
-            (talk,) = made
+            talk = made[-1]  # earlier ones were lost before a second of sound had come
             np.testing.assert_array_equal(np.concatenate(talk.heard), heard(samples))
             expected = [vars(event) for event in alone(make, samples) if event.final]
             assert text_of(json.loads(out)["events"]) == text_of(expected)
@@ -491,6 +491,113 @@ def test_marks_in_a_text(tmp_path):
     assert kept is not None and (kept.events[3:], kept.settled) == ([replace(words[3], segment=3, ends=True)], 24_000)
 
 
+def test_a_disk_with_room_again_gets_the_whole_text(session, speech, tmp_path, monkeypatch, caplog):  # noqa: F811
+    """The last line before that was cut off."""
+    write, writes = os.write, [3, None, None, None]  # bytes
+
+    def full(number: int, data: bytes) -> int:
+        if not writes:
+            return write(number, data)
+        if (room := writes.pop(0)) is None:
+            raise OSError(28, "No space left on device")
+        return write(number, data[:room])
+
+    async def body() -> None:
+        async with live(session, tmp_path) as server, server.connect() as client:
+            monkeypatch.setattr(os, "write", full)
+            await client.send(pcm(speech(8)))
+            await client.send(END)
+            told = await received(client)
+            kept = Texts(tmp_path).find(told[0]["listen"])
+            said = [event for message in told for event in message.get("events", []) if event["final"]]
+            assert kept is not None and kept.ended and [vars(event) for event in kept.events] == said
+        assert not writes and caplog.text.count("WARNING") == 1
+
+    test(body())
+
+
+def test_a_folder_that_is_deleted_is_made_again(session, speech, tmp_path, caplog):  # noqa: F811
+    """For later talks; a text that somebody has deleted while it grew is not written again, which is said."""
+
+    async def body() -> None:
+        async with live(session, tmp_path / "texts") as server, server.connect() as client:
+            for deleted in (False, True):
+                shutil.rmtree(tmp_path / "texts")
+                await client.send(pcm(speech(3)))
+                while not any(event["ends"] for event in (await first(client)).get("events", [])):
+                    pass
+                (path,) = (tmp_path / "texts").iterdir()
+                if deleted:
+                    path.unlink()
+                await client.send(pcm(speech(3)))
+                await client.send(END)
+                await received(client)
+                assert path.exists() != deleted
+        assert caplog.text.count("WARNING") == 1 and "was deleted" in caplog.text
+
+    test(body())
+
+
+def test_a_line_that_was_cut_off_spoils_no_later_one(tmp_path):
+    texts, name = Texts(tmp_path), "a" * 32
+    events = [Event(word, True, True, number, 1.0) for number, word in enumerate("ab", 1)]
+    texts.begin(name, "secret", 16_000, {}).close()
+    for event in events:
+        text = texts.again(name)
+        text.add([event], 16_000)
+        text.close()
+        with (tmp_path / f"{name}.jsonl").open("a") as file:
+            file.write('{"text": "d", "fin')
+    kept = texts.find(name)
+    assert kept is not None and kept.events == events
+
+
+def test_two_servers_do_not_write_the_same_text(session, speech, tmp_path):  # noqa: F811
+    """The page goes on with another server while the first takes the talk for its own: it has to wait."""
+    key = f"{'a' * 32}.{'b' * 32}"
+    begin = json.dumps({"talk": key, "begin": True})
+
+    async def body() -> None:
+        async with live(session, tmp_path) as other:
+            async with live(session, tmp_path) as server, server.connect() as client:
+                await client.send(begin)
+                await client.send(pcm(speech(3)))
+                while not any(event["ends"] for event in (await first(client)).get("events", [])):
+                    pass
+                async with other.connect() as again:
+                    await again.send(begin)
+                    assert "another server" in (await first(again))["error"]
+            async with other.connect() as again:
+                await again.send(begin)
+                assert (await first(again))["history"]
+
+    test(body())
+
+
+def test_who_listens_before_the_speaker_is_back_hears_him(session, speech, tmp_path):  # noqa: F811
+    """Also after the server has forgotten that somebody asked for the talk."""
+    key = f"{'a' * 32}.{'b' * 32}"
+
+    async def body() -> None:
+        async with live(session, tmp_path) as server, server.connect() as client:
+            await client.send(json.dumps({"talk": key, "begin": True}))
+            await client.send(pcm(speech(3)))
+            while not any(event["ends"] for event in (await first(client)).get("events", [])):
+                pass
+        async with live(session, tmp_path, idle_s=0.2) as server, server.connect(f"/listen/{'a' * 32}") as listener:
+            assert (await first(listener))["history"]
+            await asyncio.sleep(0.4)
+            async with server.connect() as client:
+                await client.send(json.dumps({"talk": key, "begin": True}))
+                await client.send(json.dumps({"from": (await first(client))["received"]}))
+                await client.send(pcm(speech(3)))
+                await client.send(END)
+                await received(client)
+            assert any(message.get("events") for message in await received(listener))
+
+    test(body())
+
+
 # --------------------------------------------------------------------------------------------------------------- places
 def test_silence_takes_no_place_from_who_speaks(session, speech):  # noqa: F811
     async def body() -> None:
@@ -558,6 +665,97 @@ def test_one_address_gets_only_so_many_connections(session, monkeypatch):  # noq
     test(body())
 
 
+def test_who_does_not_speak_gives_his_connection_to_who_wants_to(session, speech):  # noqa: F811
+    async def body() -> None:
+        async with running(session, connections=2) as server, server.connect() as client, server.connect() as idle:
+            await client.send(pcm(speech(2)))
+            await first(client)
+            async with server.connect() as other:
+                assert shown(await speak(other, speech(3))) == final(alone(session, speech(3)))
+                assert "others want to speak" in (await first(idle))["error"]
+            await client.send(END)
+            assert shown(await received(client)) == final(alone(session, speech(2)))
+
+    test(body())
+
+
+def test_talks_of_which_nothing_was_heard_are_not_kept(session, speech, tmp_path):  # noqa: F811
+    """However often somebody begins one, and of those that have ended only so many."""
+
+    async def body() -> None:
+        async with live(session, tmp_path) as server, server.connect() as client:
+            for number in range(200):
+                await client.send(json.dumps({"talk": f"{number:032}.{'b' * 32}", "begin": True}))
+                await first(client)
+                if number % 2:
+                    await client.send(END)
+                    await received(client)
+            assert len(server.server.talks) < 3
+            await asyncio.sleep(0.1)
+            assert len(server.server._runs) < 3 and len(asyncio.all_tasks()) < 20
+
+    test(body())
+
+
+def test_a_session_is_made_once(session, speech):  # noqa: F811
+    """Also where the first audio and another k come together."""
+    made = list[Session]()
+
+    def slowly(drafts: bool) -> Session:
+        time.sleep(0.1)
+        made.append(session(drafts))
+        return made[-1]
+
+    async def body() -> None:
+        async with running(slowly) as server, server.connect() as client:
+            await client.send(pcm(speech(2)))
+            await first(client)
+            await client.send(json.dumps({"lagging": 2}))
+            await client.send(END)
+            await received(client)
+        assert len(made) == 1
+
+    test(body())
+
+
+def test_silence_is_answered_too(session):  # noqa: F811
+    """Else a page takes a server without a free place for dead."""
+
+    async def body() -> None:
+        async with running(session, talks=1) as server, server.connect() as client, server.connect() as quiet:
+            await client.send(pcm(np.full(SAMPLE_RATE, 0.1)))
+            await first(client)
+            await quiet.send(pcm(np.zeros(SAMPLE_RATE)))
+            await first(quiet)
+            await quiet.send(pcm(np.zeros(SAMPLE_RATE)))
+            assert (await asyncio.wait_for(first(quiet), 5))["received"] >= SAMPLE_RATE
+
+    test(body())
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [
+        ('{"from": %s}' % ("9" * 400), "from is 9"),
+        ('{"lagging": %s}' % ("9" * 400), "lagging is 9"),
+        ('{"talk": "%s.\\ud800"}' % ("a" * 32), "no such talk"),
+        (json.dumps({"talk": f"{'a' * 32}.{'b' * 32}", "sample_rate": 48_000}), "16000 samples a second"),
+    ],
+)
+def test_what_would_do_harm_is_refused(session, speech, message, answer, caplog):  # noqa: F811
+    async def body() -> None:
+        async with running(session) as server, server.connect() as client, server.connect() as other:
+            await client.send(json.dumps({"talk": f"{'a' * 32}.{'b' * 32}", "begin": True}))
+            await client.send(pcm(speech(2)))
+            await other.send(message)
+            assert answer in (await first(other))["error"]
+            await client.send(END)
+            assert shown(await received(client)) == final(alone(session, speech(2)))
+
+    test(body())
+    assert "Traceback" not in caplog.text
+
+
 def test_pings_without_end_stall_nobody(session, speech):  # noqa: F811
     """Who sends them and does not read the answers is disconnected."""
 
@@ -592,10 +790,11 @@ def test_a_name_that_is_not_known_is_refused(session):  # noqa: F811
     async def body() -> None:
         async with running(session) as server:
             server.server.hosts.add("talks.example")
+            server.server.hosts.add("Bücher.example")  # browsers send it as ASCII
             for host, good in (
                 ("localhost", True), ("127.0.0.1", True), ("[::1]", True), ("192.168.1.7", True),
                 ("talks.example", True), ("TALKS.example", True), ("evil.example", False), ("", False),
-                ("localhost.evil.example", False), ("a b", False),
+                ("localhost.evil.example", False), ("a b", False), ("xn--bcher-kva.example", True),
             ):  # fmt: skip
                 reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
                 writer.write(f"GET / HTTP/1.1\r\nHost: {host}:{server.port}\r\n\r\n".encode())

@@ -76,7 +76,6 @@ export class Line {
   }
 
   opened() {
-    this.attempts = 0;
     this.begin();
     this.told.opened();
   }
@@ -97,6 +96,7 @@ export class Line {
   }
 
   received(message) {
+    if (message.listen) this.attempts = 0; // not where a server only says why it ends the connection
     if (message.talk) {
       if (this.reloaded) this.box.follow(message.received);
       this.reloaded = false;
