@@ -11,6 +11,7 @@ from clients
 `drafts`       ours: also show words that may still change
 `talk`         ours: go on with this talk, by its key, after a lost connection or a restart of the server
 `begin`        ours, true: or begin it with this key, NAME.SECRET, random hexadecimal digits of which NAME has 32
+`turn`         ours, with `talk`: numbers the connections of a speaker; one with a smaller number than another's is late
 `from`         ours: the next audio begins with this sample of the talk; what was received is skipped
 `lagging`      ours: another k of wait-k, from the next segment on
 from the server
@@ -47,6 +48,7 @@ KEYS: dict[str, type] = {
     "lagging": int,
     "from": int,
     "begin": bool,
+    "turn": int,
 }
 LARGEST = 2**53 - 1  # the largest whole number that every program reads alike in JSON
 HEAD_BYTES = 10_000  # more than a frame of MP3 or AAC
@@ -70,8 +72,9 @@ def parse(text: str) -> dict[str, Any]:
     rate = known.get("sample_rate", SAMPLE_RATE)
     if not RATES[0] <= rate <= RATES[1]:
         raise LeapformerError(f"sample_rate is {rate}; give Hz from {RATES[0]:,} to {RATES[1]:,}")
-    if known.get("from", 0) < 0:
-        raise LeapformerError(f"from is {known['from']}; give a number of samples")
+    for key, counted in ("from", "samples"), ("turn", "connections"):
+        if known.get(key, 0) < 0:
+            raise LeapformerError(f"{key} is {known[key]}; give a number of {counted}")
     if known.get("lagging", 1) < 1:
         raise LeapformerError(f"lagging is {known['lagging']}; give k of wait-k, at least 1")
     return known

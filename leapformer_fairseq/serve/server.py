@@ -261,27 +261,35 @@ class LiveServer:
     def _fill(self) -> None:
         """Give a place that is free to those that wait, who is heard first."""
         for talk in sorted(self.talks.values(), key=lambda one: not one.speaks):
-            if not talk.done.is_set():
+            if not talk.done.is_set() and talk.name in self._runs:
                 with suppress(Refused):
                     self.place(talk)
 
-    def resume(self, key: str, drafts: bool, rate: int | None, begins: bool = False) -> tuple[Talk, bool]:
+    def resume(
+        self, key: str, drafts: bool, rate: int | None, begins: bool = False, turn: int | None = None
+    ) -> tuple[Talk, bool]:
         """A talk whose speaker comes back, also after a restart, and whether it is new, as it may be if it `begins`.
 
-        `rate`: of the audio, if that was told. Raises Refused if there is none of this speaker, LeapformerError if it
-        has another rate or server.
+        `rate`: of the audio, if that was told. `turn`: of the speaker's connection. Raises Refused if there is none of
+        this speaker, or a later connection speaks; LeapformerError if it has another rate or server.
         """
         if not KEY.fullmatch(key):
             raise _no_such_talk()
         name, _, secret = key.partition(".")
         if begins and name not in self.talks and not self._kept(name):
-            return self.open(drafts, rate, name, secret), True
+            talk = self.open(drafts, rate, name, secret)
+            talk.turn = turn or 0
+            return talk, True
         talk = self._talk(name, drafts)
         found = not talk.secret and self.texts is not None and self.texts.find(name, secret) is not None
         if not (found or talk.is_mine(key)):
             raise _no_such_talk()
         if rate not in (None, talk.rate):
             raise LeapformerError(f"the talk has {talk.rate} samples a second; send as many")
+        if turn is not None:
+            if turn < talk.turn:
+                raise Refused(POLICY_VIOLATION, "this connection comes late, a newer one of the same speaker is known")
+            talk.turn = turn
         if found and self.texts is not None:
             if not talk.done.is_set():
                 talk.text = self.texts.again(name)
@@ -397,7 +405,8 @@ class Speaker:
             self._rate = request["sample_rate"]
         if "talk" in request:
             self._part()
-            talk, new = self.server.resume(request["talk"], self._drafts, self._rate, request.get("begin", False))
+            begins, turn = request.get("begin", False), request.get("turn")
+            talk, new = self.server.resume(request["talk"], self._drafts, self._rate, begins, turn)
             self._attend(talk, new)
         if "from" in request:
             self._skip = self._current().continue_from(request["from"])

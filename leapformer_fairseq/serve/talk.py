@@ -107,6 +107,7 @@ class Talk:
         self.history = [] if kept is None else list(kept.events)  # final text
         self.received = 0 if kept is None else kept.settled  # samples of the client's audio
         self.speaker: object | None = None
+        self.turn = 0  # the speaker's connections number themselves: one that is held up on its way may come last
         self.done, self.placed = asyncio.Event(), asyncio.Event()
         self._samples = Samples(rate)
         self._segments = max((event.segment for event in self.history), default=0)  # of earlier sessions

@@ -69,12 +69,13 @@ async def first(client: Any) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------------------- lost connections
 class Network:
-    """Between clients and a server: it can cut connections, swallow what is sent, and be away."""
+    """Between clients and a server: it can cut connections, swallow what is sent, hold it up, and be away."""
 
     def __init__(self, port: Callable[[], int]) -> None:
         self._target, self._pairs = port, list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]]()
         self.swallows = self.away = False
-        self._losses = 0
+        self._losses, self._flows = 0, asyncio.Event()
+        self._flows.set()
 
     async def __aenter__(self) -> Network:
         self._server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
@@ -96,13 +97,16 @@ class Network:
         self._losses += 1
 
     async def trouble(self, rng: random.Random, seconds: float) -> str:
-        """One disconnect, of a kind: a cut, a network that is away, or one that swallows all and says nothing."""
-        kind = rng.choice(["cut", "away", "swallow"])
+        """One disconnect, of a kind: a cut, or a network that is away, or swallows all, or delivers it later."""
+        kind = rng.choice(["cut", "away", "swallow", "late"])
         self.away, self.swallows = kind == "away", kind == "swallow"
-        if kind != "swallow":
+        if kind in ("cut", "away"):
             self.cut()
+        elif kind == "late":
+            self._flows.clear()
         await asyncio.sleep(seconds)
         self.away = self.swallows = False
+        self._flows.set()
         if kind == "swallow" and rng.random() < 0.5:  # else the old connection lives on, half open
             self.cut()
         return kind
@@ -126,9 +130,11 @@ class Network:
             lost = (
                 lost or self.swallows or losses < self._losses
             )  # TCP loses nothing in the middle: what follows never comes either
+            await self._flows.wait()
             if not lost:
                 writer.write(data)
                 await writer.drain()
+        await self._flows.wait()
         if not lost:  # else it does not hear of the end either
             writer.transport.abort()
 
@@ -187,7 +193,7 @@ def test_every_sample_comes_once_and_in_order(seed, recorded, speech, tmp_path):
             while not done.done():
                 await asyncio.wait([done], timeout=rng.uniform(0.02, 0.2))
                 if not done.done() and troubles < 12:
-                    await network.trouble(rng, rng.uniform(0.001, 0.3))
+                    await network.trouble(rng, rng.uniform(0.001, 0.3) ** rng.choice([0.3, 1, 2]))
                     troubles += 1
             out, _ = await done
             assert client.returncode == 0 and troubles >= 8
@@ -267,6 +273,23 @@ def test_audio_of_a_replaced_connection_is_not_heard(session, speech):  # noqa: 
             await asyncio.sleep(0.2)
             (talk,) = server.server.talks.values()
             assert talk.received == 2 * SAMPLE_RATE
+
+    test(body())
+
+
+def test_a_connection_that_was_held_up_takes_nothing_over(session, speech):  # noqa: F811
+    """A network may deliver last what was said first, long after the page has given that connection up."""
+    key = f"{'a' * 32}.{'b' * 32}"
+
+    async def body() -> None:
+        async with running(session) as server, server.connect() as client:
+            await client.send(json.dumps({"talk": key, "begin": True, "turn": 7}))
+            await client.send(pcm(speech(2)))
+            async with server.connect() as late:
+                await late.send(json.dumps({"talk": key, "begin": True, "turn": 6}))
+                assert "comes late" in (await first(late))["error"]
+            await client.send(END)
+            assert shown(await received(client)) == final(alone(session, speech(2)))
 
     test(body())
 
@@ -738,6 +761,7 @@ def test_silence_is_answered_too(session):  # noqa: F811
     [
         ('{"from": %s}' % ("9" * 400), "from is 9"),
         ('{"lagging": %s}' % ("9" * 400), "lagging is 9"),
+        ('{"turn": -1}', "turn is -1"),
         ('{"talk": "%s.\\ud800"}' % ("a" * 32), "no such talk"),
         (json.dumps({"talk": f"{'a' * 32}.{'b' * 32}", "sample_rate": 48_000}), "16000 samples a second"),
     ],

@@ -23,10 +23,12 @@ export class Line {
     this.reloaded = Boolean(store.get()); // whether an earlier page has sent audio of the talk
     this.asked = 0; // when something was sent last that the server answers
     this.answered = 0; // when the server was heard last
+    this.turn = 0; // the number of the last connection, also of earlier pages
     const left = this.reloaded && store.left();
     if (!left) return;
     this.box.load(left);
     this.stopping = left.stopping;
+    this.turn = left.turn;
   }
 
   /** Whether there is more than outlives the page. */
@@ -38,7 +40,7 @@ export class Line {
   leave() {
     for (let most = SAVED; this.store.get() && most > RATE; most /= 2) {
       try {
-        return this.store.leave({ ...this.box.saved(most), stopping: this.stopping });
+        return this.store.leave({ ...this.box.saved(most), stopping: this.stopping, turn: this.turn });
       } catch {} // there is less room
     }
   }
@@ -85,7 +87,8 @@ export class Line {
     const greeting = this.greeting();
     this.ready = !greeting; // a translator in this page keeps no talks
     if (!greeting) return this.pump();
-    this.say({ ...greeting, talk: this.named(), begin: true });
+    this.turn = Math.max(Date.now(), this.turn + 1); // clocks may be set back
+    this.say({ ...greeting, talk: this.named(), begin: true, turn: this.turn });
     this.asked = performance.now();
   }
 
