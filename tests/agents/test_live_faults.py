@@ -688,6 +688,26 @@ def test_one_address_gets_only_so_many_connections(session, monkeypatch):  # noq
     test(body())
 
 
+def test_connections_that_ask_for_nothing_give_way(session, monkeypatch):  # noqa: F811
+    from leapformer_fairseq.serve import files
+
+    monkeypatch.setattr(files, "SILENT", 3)
+
+    async def body() -> None:
+        async with running(session) as server, server.connect():
+            opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(8)]
+            await asyncio.sleep(0.1)
+            assert [reader.at_eof() or reader.exception() is not None for reader, _ in opened] == [True] * 5 + [
+                False
+            ] * 3
+            async with server.connect():
+                pass
+            for _, writer in opened:
+                writer.close()
+
+    test(body())
+
+
 def test_who_does_not_speak_gives_his_connection_to_who_wants_to(session, speech):  # noqa: F811
     async def body() -> None:
         async with running(session, connections=2) as server, server.connect() as client, server.connect() as idle:
