@@ -162,7 +162,10 @@ async def listen(host: str, port: int, process_request: Answer, **options: Any) 
 
     def asked(connection: ServerConnection, request: Request) -> Response | None:
         silent.pop(connection, None)
-        return process_request(connection, request)
+        try:
+            return process_request(connection, request)
+        except (ValueError, LookupError):  # no address, or two Host headers
+            return response(400, "Bad Request", "text/plain", b"malformed request\n")
 
     times: dict[str, Any] = {"close_timeout": CLOSE_S, "ping_interval": PING_S, "ping_timeout": PING_S}
     try:

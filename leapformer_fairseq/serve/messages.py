@@ -24,6 +24,7 @@ from the server
 `begun`        to a speaker: the talk began just now, there was none of this key
 `settled`      samples whose text is final whatever happens; a client keeps those after them, to send them again
 `error`        one line
+{}             to listeners, now and then: the connection is alive
 `end_of_processing`  all is translated
 =============  ===================================================================================================
 """

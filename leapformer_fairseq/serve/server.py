@@ -162,6 +162,8 @@ class LiveServer:
                 await speaker.serve()
         except Refused as refused:
             await self.refuse(connection, refused.code, str(refused))
+        except LeapformerError as error:
+            await self.refuse(connection, UNSUPPORTED_DATA, one_line(error))
         except ConnectionClosed:
             pass
         finally:

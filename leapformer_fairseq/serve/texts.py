@@ -23,6 +23,7 @@ from typing import Any
 
 from ..agents.session import Event
 from ..errors import LeapformerError
+from .messages import RATES
 
 NAME = re.compile(r"[0-9a-f]{32}")
 ENDED, SETTLED, LETTERS = "ended", "settled", "letters"
@@ -85,12 +86,16 @@ class Texts:
             lines = self._path(name).read_bytes().split(b"\n")
         except OSError:
             return None
-        entries = [entry for entry in map(_entry, lines) if entry]
+        entries = list(filter(None, map(_entry, lines)))
         if not entries or "sample_rate" not in entries[0]:
             return None
         if secret is not None and not hmac.compare_digest(str(entries[0].get("secret")), digest(secret)):
             return None
-        return _kept(entries)
+        try:
+            return _kept(entries)
+        except (KeyError, TypeError, ValueError):  # not as it was written
+            logger.warning("%s is damaged; move it elsewhere, or mend it by hand", self._path(name))
+            return None
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.jsonl"
@@ -128,6 +133,8 @@ class Text:
 
     def close(self) -> None:
         """The talk may go on later."""
+        if self._waiting:
+            self._flush()
         if self._number is not None:
             os.close(self._number)
             self._number = None
@@ -137,6 +144,10 @@ class Text:
         if self._gone or not entries:
             return
         self._waiting += "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
+        self._flush(any(SETTLED in entry or ENDED in entry for entry in entries))
+
+    def _flush(self, safely: bool = True) -> None:
+        """`safely`: it is there even if the machine stops, unless somebody has deleted it."""
         try:
             self._number = self._opened() if self._number is None else self._number
             while self._waiting:
@@ -144,7 +155,8 @@ class Text:
                 if not count:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._waiting = self._waiting[count:]
-            if any(SETTLED in entry or ENDED in entry for entry in entries):
+            self._warned = False
+            if safely:
                 os.fsync(self._number)
                 self._check_there(self._number)
         except OSError as error:
@@ -186,12 +198,11 @@ def _entry(line: bytes) -> dict[str, Any]:
 
 
 def _kept(entries: list[dict[str, Any]]) -> Kept:
-    events, settled, whole, letters = (
-        list[Event](),
-        0,
-        0,
-        0,
-    )  # whole: events of which all is kept, and letters after them
+    rate = int(entries[0]["sample_rate"])
+    if not RATES[0] <= rate <= RATES[1]:
+        raise ValueError(rate)
+    events, settled = list[Event](), 0
+    whole = letters = 0  # events of which all is kept, and letters of those after them
     for entry in entries[1:]:
         if "again" in entry:  # what the restart found unfinished was translated again
             events[whole:] = _cut(events[whole:], letters)
@@ -205,7 +216,7 @@ def _kept(entries: list[dict[str, Any]]) -> Kept:
     ended = ENDED in entries[-1]
     if not ended:
         events[whole:] = _cut(events[whole:], letters)
-    return Kept(events, settled, int(entries[0]["sample_rate"]), ended)
+    return Kept(events, settled, rate, ended)
 
 
 def _cut(events: list[Event], letters: int) -> list[Event]:

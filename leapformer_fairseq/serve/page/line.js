@@ -38,6 +38,7 @@ export class Line {
 
   /** The page ends: leave to the next one what is not sent, or so much of it that there is room for. */
   leave() {
+    this.store.leave(null);
     for (let most = SAVED; this.store.get() && most > RATE; most /= 2) {
       try {
         return this.store.leave({ ...this.box.saved(most), stopping: this.stopping, turn: this.turn });

@@ -77,9 +77,11 @@ function received(message) {
   draw();
 }
 
-/** For a reload of the page. */
+/** For a reload of the page, unless the talk is longer than browsers keep. */
 function keep(ended) {
-  sessionStorage.setItem(TEXT, JSON.stringify({ segments: talk.segments, ended }));
+  try {
+    sessionStorage.setItem(TEXT, JSON.stringify({ segments: talk.segments, ended }));
+  } catch {}
 }
 
 function failed(reason) {
