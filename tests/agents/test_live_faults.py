@@ -240,6 +240,35 @@ def test_texts_outlive_the_server(restarts, recorded, speech, tmp_path):
     test(body())
 
 
+@pytest.mark.skipif(NODE is None, reason="no node")
+def test_a_page_whose_talk_is_taken_begins_another(recorded, speech, tmp_path):
+    """A server that keeps no texts was started again, and somebody who knew the name was faster."""
+    make, made = recorded
+    samples, at = speech(8.0), 0
+
+    async def body() -> None:
+        nonlocal at
+        async with Network(lambda: at) as network:
+            async with live(make) as server:
+                at = server.port
+                client = await in_node(f"ws://127.0.0.1:{network.port}/", samples, tmp_path, 4)
+                while not (made and sum(map(len, made[0].heard)) > 2 * SAMPLE_RATE):
+                    await asyncio.sleep(0.01)
+                (name,) = server.server.talks
+                at = 0
+            async with live(make) as server, server.connect() as thief:
+                await thief.send(json.dumps({"talk": f"{name}.{'0' * 32}", "begin": True}))
+                await thief.send(pcm(speech(2, 1)))
+                at = server.port
+                out, _ = await asyncio.wait_for(client.communicate(), 10)
+                assert json.loads(out)["name"] != name
+                came = np.concatenate(made[-1].heard)
+                np.testing.assert_array_equal(came, heard(samples)[-len(came) :])
+                assert len(came) > 5 * SAMPLE_RATE
+
+    test(body())
+
+
 def test_the_timer_of_a_lost_connection_ends_no_talk(session, speech):  # noqa: F811
     """Half open: the server takes the old connection for alive, and closes it while the new one speaks."""
 

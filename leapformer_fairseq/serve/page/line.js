@@ -100,7 +100,8 @@ export class Line {
   }
 
   received(message) {
-    if (message.listen) this.attempts = 0; // not where a server only says why it ends the connection
+    if (message.heard_s > 0 || this.told.listens) this.attempts = 0; // not where a server only says why it will not
+    if (message.error?.startsWith("there is no such talk") && !this.told.listens) this.store.remove(); // begin another
     if (message.talk) {
       if (this.reloaded) this.box.follow(message.received);
       this.reloaded = false;
