@@ -275,8 +275,6 @@ class Talk:
                 self._written(await loop.run_in_executor(self._pool, self._translate, session, samples, last))
                 if last:
                     break
-            if self.text is not None:
-                self.text.end()
             cancelled = False
         except Exception as error:
             cancelled = False
@@ -284,10 +282,10 @@ class Talk:
             reason = one_line(error) if isinstance(error, LeapformerError) else "the translation failed; see the log"
             self._tell({"error": reason})
         finally:
-            if self.text is not None:
-                self.text.close()
             self._ended = True
             self.done.set()
+            if self.text is not None:
+                self.text.close()
             self._room.set()
             for listener in self._listeners:
                 if not cancelled:  # else the server ends, and the talk may go on with the next one
@@ -297,27 +295,13 @@ class Talk:
 
     def _written(self, events: list[Event]) -> None:
         """Keep final events and tell all."""
-        before, seconds = self._segments, self._start / self.rate
-        events = [replace(one, segment=one.segment + before, audio_s=round(one.audio_s + seconds, 6)) for one in events]
-        final = [event for event in events if event.final and (event.text or event.ends)]
-        self.history += final
-        if final and self.keep is not None:
-            self.text, self.keep = self.keep(), None
-        self._settle(final)
+        self.history += self._final(events)
         new, deleted = self._shown.changed(events).strings
         self._tell({"new": new, "deleted": deleted, "events": list(map(vars, events)), **self._state()})
 
-    def _settle(self, final: list[Event]) -> None:
-        """Write down final events, and what is settled with them; only then may the client forget its audio."""
-        settled = self._start + self.session.settled * self.rate // SAMPLE_RATE
-        letters, ended = self.session.settled_letters, any(event.ends for event in final)
-        settles = ended or settled - self._settled >= MARK_S * self.rate
-        if settles:
-            self._settled = settled
-        if self.text is not None:
-            self.text.add(final, self._settled)
-            if settles and (letters or not ended):
-                self.text.mark(self._settled, letters)
+    @staticmethod
+    def _final(events: list[Event]) -> list[Event]:
+        return [event for event in events if event.final and (event.text or event.ends)]
 
     def _take(self) -> tuple[np.ndarray, bool]:
         """Samples that wait, not too many at a time, and whether they are the last."""
@@ -335,12 +319,34 @@ class Talk:
         return np.concatenate(taken), self._ended and not self._waiting
 
     def _translate(self, session: Session, samples: np.ndarray, last: bool) -> list[Event]:
+        """In a thread: the events, whose final text is on disk when they are told; a slow one stalls nobody else."""
         start = time.perf_counter()
         events = list(session.push(samples))
         if last:
             events += session.finish()
         self._compute_s += time.perf_counter() - start
+        before, seconds = self._segments, self._start / self.rate
+        events = [replace(one, segment=one.segment + before, audio_s=round(one.audio_s + seconds, 6)) for one in events]
+        self._write_down(session, self._final(events), last)
         return events
+
+    def _write_down(self, session: Session, final: list[Event], last: bool) -> None:
+        """Final events, and what is settled with them; only then may the client forget its audio."""
+        if final and self.keep is not None and not self.done.is_set():
+            self.text, self.keep = self.keep(), None
+            if self.done.is_set():  # meanwhile, the server ends
+                self.text.close()
+        settled = self._start + session.settled * self.rate // SAMPLE_RATE
+        letters, ended = session.settled_letters, any(event.ends for event in final)
+        settles = ended or settled - self._settled >= MARK_S * self.rate
+        settled = settled if settles else self._settled
+        if self.text is not None:
+            self.text.add(final, settled)
+            if settles and (letters or not ended):
+                self.text.mark(settled, letters)
+            if last:
+                self.text.end()
+        self._settled = settled
 
     def _received(self) -> dict[str, int]:
         return {"received": self.received, "settled": self._settled}

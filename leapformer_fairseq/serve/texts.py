@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -111,6 +112,7 @@ class Text:
         self._path = path
         self._number: int | None = None
         self._waiting = b""  # what is not written yet
+        self._lock = threading.Lock()  # a thread writes, and another one may close
         self._gone = self._warned = False
         self.taken = False  # whether another server writes it
         self._write(first)
@@ -133,18 +135,23 @@ class Text:
 
     def close(self) -> None:
         """The talk may go on later."""
-        if self._waiting:
-            self._flush()
+        with self._lock:
+            if self._waiting:
+                self._flush()
+            self._leave()
+
+    def _leave(self) -> None:
         if self._number is not None:
             os.close(self._number)
             self._number = None
         self._gone = True
 
     def _write(self, *entries: dict[str, Any]) -> None:
-        if self._gone or not entries:
-            return
-        self._waiting += "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
-        self._flush(any(SETTLED in entry or ENDED in entry for entry in entries))
+        lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
+        with self._lock:
+            if lines and not self._gone:
+                self._waiting += lines
+                self._flush(any(SETTLED in entry or ENDED in entry for entry in entries))
 
     def _flush(self, safely: bool = True) -> None:
         """`safely`: it is there even if the machine stops, unless somebody has deleted it."""
@@ -185,7 +192,7 @@ class Text:
         """Whoever deletes a text does not want it."""
         if not os.fstat(number).st_nlink:
             logger.warning("%s was deleted; the talk goes on, its text is not kept", self._path)
-            self.close()
+            self._leave()
 
 
 def _entry(line: bytes) -> dict[str, Any]:

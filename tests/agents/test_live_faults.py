@@ -569,6 +569,27 @@ def test_a_disk_with_room_again_gets_the_whole_text(session, speech, tmp_path, m
     test(body())
 
 
+def test_a_slow_disk_stalls_nobody(session, speech, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(os, "fsync", lambda number: time.sleep(0.3))
+
+    async def body() -> None:
+        gaps = [0.0]
+
+        async def watch() -> None:
+            while True:
+                before = time.monotonic()
+                await asyncio.sleep(0.01)
+                gaps.append(time.monotonic() - before)
+
+        async with live(session, tmp_path) as server, server.connect() as client:
+            watches = asyncio.create_task(watch())
+            assert shown(await speak(client, speech(3))) == final(alone(session, speech(3)))
+            watches.cancel()
+        assert max(gaps) < 0.25
+
+    test(body())
+
+
 def test_a_folder_that_is_deleted_is_made_again(session, speech, tmp_path, caplog):  # noqa: F811
     """For later talks; a text that somebody has deleted while it grew is not written again, which is said."""
 
