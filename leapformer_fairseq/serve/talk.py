@@ -346,7 +346,8 @@ class Talk:
                 self.text.mark(settled, letters)
             if last:
                 self.text.end()
-        self._settled = settled
+        if self.text is None or not self.text.waits:
+            self._settled = settled
 
     def _received(self) -> dict[str, int]:
         return {"received": self.received, "settled": self._settled}

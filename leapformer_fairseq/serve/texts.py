@@ -117,6 +117,11 @@ class Text:
         self.taken = False  # whether another server writes it
         self._write(first)
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is not written yet."""
+        return bool(self._waiting)
+
     def add(self, events: Iterable[Event], settled: int) -> None:
         """Final events; after the last of a segment, `settled` samples of the client's audio have their text."""
         self._write(*({**asdict(event), **({SETTLED: settled} if event.ends else {})} for event in events))

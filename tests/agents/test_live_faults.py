@@ -564,6 +564,8 @@ def test_a_disk_with_room_again_gets_the_whole_text(session, speech, tmp_path, m
             kept = Texts(tmp_path).find(told[0]["listen"])
             said = [event for message in told for event in message.get("events", []) if event["final"]]
             assert kept is not None and kept.ended and [vars(event) for event in kept.events] == said
+            ends = [m["settled"] for m in told if any(event["ends"] for event in m.get("events", []))]
+            assert ends[:2] == [0, 0] and ends[-1] == 8 * SAMPLE_RATE, "the client keeps its audio until then"
         assert not writes and caplog.text.count("WARNING") == 1
 
     test(body())
