@@ -827,6 +827,54 @@ def test_a_session_is_made_once(session, speech):  # noqa: F811
     test(body())
 
 
+def at_random(rng: random.Random, data: bytes) -> str | bytes:
+    """A message that may be right in some things."""
+    if rng.random() < 0.35:
+        at = rng.randrange(len(data))
+        return data[at : at + rng.choice([0, 1, 2, 640, 3_200, 65_536])]
+    wrong = [None, True, False, 0, -1, 10**6, 2**53, 1.5, float("nan"), "", [], {}, 48_000]
+    right: dict[str, list[Any]] = {
+        "talk": [f"{name:032x}.{secret * 32}" for name in range(5) for secret in "bc"],
+        "sample_rate": [SAMPLE_RATE], "drafts": [True, False], "begin": [True, False], "end_of_stream": [True],
+        "from": [0, 7, 50_000], "turn": [1, 2, 3], "lagging": [1, 5],
+    }  # fmt: skip
+    keys = rng.sample(list(right), rng.randrange(1, 5))
+    return json.dumps({key: rng.choice(right[key] if rng.random() < 0.8 else wrong) for key in keys})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_said_harms_nobody(session, speech, tmp_path, caplog, seed):  # noqa: F811
+    """Ten who say anything, in talks that are each other's, and listeners: nothing fails, and nothing is left."""
+    rng, data, stop = random.Random(seed), pcm(speech(5.0)), time.monotonic() + 5
+    limits = {"talks": 2, "connections": 6, "listeners": 4, "idle_s": 0.5, "silent_s": 0.2, "backlog_s": 1}
+
+    async def body() -> None:
+        async with live(session, tmp_path, **limits) as server:
+
+            async def one(path: str, most: int) -> None:
+                while time.monotonic() < stop:
+                    with suppress(ConnectionClosed, InvalidStatus, OSError):
+                        async with server.connect(path) as client:
+                            for _ in range(rng.randrange(1, most)):
+                                await client.send(at_random(rng, data))
+                                await asyncio.sleep(rng.choice([0, 0.001, 0.02]))
+                            if rng.random() < 0.4:
+                                client.transport.abort()
+                    await asyncio.sleep(0.01)
+
+            listeners = [one(f"/listen/{name:032x}", 5) for name in range(5)]
+            await asyncio.gather(*listeners, *(one("/", 40) for _ in range(10)))
+            await asyncio.sleep(1.5)
+            made = server.server
+            assert not any((made.talks, made._speakers, made._listening, made._connections, made._waits, made._runs))
+            async with server.connect() as client:
+                assert shown(await speak(client, speech(3))) == final(alone(session, speech(3)))
+
+    test(body())
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
 def test_silence_is_answered_too(session):  # noqa: F811
     """Else a page takes a server without a free place for dead."""
 
