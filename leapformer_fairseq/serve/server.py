@@ -273,7 +273,7 @@ class LiveServer:
         """A talk whose speaker comes back, also after a restart, and whether it is new, as it may be if it `begins`.
 
         `rate`: of the audio, if that was told. `turn`: of the speaker's connection. Raises Refused if there is none of
-        this speaker, or a later connection speaks; LeapformerError if it has another rate or server.
+        this speaker, another server has it, or a later connection speaks; LeapformerError if it has another rate.
         """
         if not KEY.fullmatch(key):
             raise _no_such_talk()
@@ -294,7 +294,10 @@ class LiveServer:
             talk.turn = turn
         if found and self.texts is not None:
             if not talk.done.is_set():
-                talk.text = self.texts.again(name)
+                try:
+                    talk.text = self.texts.again(name)
+                except LeapformerError as error:
+                    raise Refused(TRY_LATER, one_line(error)) from error
                 self._run(talk)
             talk.secret = secret
         if waiting := self._waits.pop(name, None):
