@@ -21,7 +21,15 @@ pytest.importorskip("websockets", reason="the extra live")
 
 from leapformer_fairseq.audio import SAMPLE_RATE  # noqa: E402
 from leapformer_fairseq.signature import environment  # noqa: E402
-from tests.agents.test_live_faults import NODE, Network, in_node, live, recorded, text_of  # noqa: E402, F401
+from tests.agents.test_live_faults import (  # noqa: E402, F401
+    NODE,
+    Network,
+    in_node,
+    live,
+    nobody_speaks_on,
+    recorded,
+    text_of,
+)
 from tests.agents.test_serve import Running, alone, heard  # noqa: E402
 
 TALKS, DISCONNECTS, SEED = (

@@ -163,6 +163,19 @@ def recorded(make_system) -> tuple[Callable[[bool], Session], list[Recorded]]:
     return make, made
 
 
+STARTED = list[asyncio.subprocess.Process]()
+
+
+@pytest.fixture(autouse=True)
+def nobody_speaks_on() -> Iterator[None]:
+    """Also not after a test that failed."""
+    yield
+    while STARTED:
+        if (process := STARTED.pop()).returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
 async def in_node(
     url: str, samples: np.ndarray, folder: Path, piece_ms: int = 3, reload_every: int = 0
 ) -> asyncio.subprocess.Process:
@@ -170,9 +183,11 @@ async def in_node(
     (folder / "speech.pcm").write_bytes(pcm(samples))
     words = ["--experimental-websocket", "--no-warnings", str(Path(__file__).with_name("speaker.mjs")), PAGE.as_uri()]
     assert NODE is not None
-    return await asyncio.create_subprocess_exec(
+    made = await asyncio.create_subprocess_exec(
         NODE, *words, url, str(folder / "speech.pcm"), str(piece_ms), str(reload_every), stdout=asyncio.subprocess.PIPE
     )
+    STARTED.append(made)
+    return made
 
 
 def text_of(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
