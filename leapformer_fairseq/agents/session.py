@@ -128,8 +128,10 @@ class Session:
         self._lead: deque[Any] = deque(maxlen=self.segments.lead_ms // STATE_MS + 2)  # some of it is less than 40 ms
         self._rest = np.zeros(0, np.float32)
         self._drafted = 0  # steps of source that the last draft is of
-        self.settled = 0  # samples up to the end of the last segment that has ended
+        self.settled = 0  # samples that are not needed again: of segments that have ended, and what was forgotten
+        self.settled_letters = 0  # without spaces, of the segment's text: those that are of forgotten audio
         self._n_given = 0  # samples whose place is known
+        self._left_out = [(0, 0)]  # after so many of them, so many had no place
         self._hears = False  # a call is being answered, or was left midway
 
     @property
@@ -195,6 +197,8 @@ class Session:
 
     def _translate(self, place: Place, unit: Any) -> Iterator[Event]:
         """One more unit, in the order of the audio."""
+        if (left_out := self._segmenter.n_left_out) != self._left_out[-1][1]:
+            self._left_out.append((self._n_given, left_out))
         self._n_given += self._input.length(unit)
         if place is Place.BETWEEN:
             self._lead.append(unit)
@@ -205,7 +209,7 @@ class Session:
                 self._give(self._stream, before)
             self._lead.clear()
         elif self.segments.forgets:
-            self._forget(self._stream)
+            self._forget(self._stream, self._n_given - self._input.length(unit))
         self._give(self._stream, unit)
         yield from self._advance(self._stream, place is Place.END)
 
@@ -214,23 +218,35 @@ class Session:
         if self.segments.forgets:
             self._window.append(unit)
 
-    def _forget(self, stream: TranslationStream) -> None:
-        """In place of the stream, one that was never given what need not be kept in mind, if that is much."""
+    def _forget(self, stream: TranslationStream, n_given: int) -> None:
+        """In place of the stream, one that was never given what need not be kept in mind, if that is much.
+
+        It was given audio up to `n_given`.
+        """
         n_tokens, n_units = forgettable(stream, self.segments.history_words)
         if not n_units:
             return
         kept, self._window = self._input.after(self._window, n_units), []
+        self._settle(
+            n_given - sum(map(self._input.length, kept)), self.settled_letters + stream.emitter.letters(n_tokens)
+        )
         self._stream, self._drafted = self._input.stream(), 0
         for unit in kept:
             self._give(self._stream, unit)
         self._stream.follow(stream, n_tokens, n_units)
         self._forgotten = self._forgotten[0] + n_tokens, self._forgotten[1] + n_units
 
+    def _settle(self, n_given: int, letters: int) -> None:
+        """So much of what had a place is not needed again."""
+        while len(self._left_out) > 1 and self._left_out[1][0] < n_given:  # silence just behind it may come again
+            del self._left_out[0]
+        self.settled, self.settled_letters = n_given + self._left_out[0][1], letters
+
     def _advance(self, stream: TranslationStream, ends: bool) -> Iterator[Event]:
         stream.advance(source_finished=ends)
         text, segment = stream.flush(final=ends), self.n_segments + 1
         if ends:
-            self.settled = self._n_given + self._segmenter.n_left_out
+            self._settle(self._n_given, 0)
             self.n_segments, self.n_tokens = segment, self.n_tokens + self._forgotten[0] + stream.n_tokens
             self._stream, self._window, self._forgotten = None, [], (0, 0)
         if text or ends:

@@ -67,6 +67,10 @@ class WordEmitter:
         """The indices of the tokens at which a word begins."""
         return [i for i in range(len(self._tokens)) if not i or self._begins(i)]
 
+    def letters(self, count: int) -> int:
+        """How many letters the text of the first so many tokens has, up to the start of a word; spaces are none."""
+        return sum(not letter.isspace() for letter in self._detokenizer.decode(self._tokens[:count]))
+
     def forget(self, count: int) -> None:
         """Drop the first tokens up to the start of a word whose text was emitted; later text is unaffected."""
         self._tokens, self._n_sent = self._tokens[count:], self._n_sent - count

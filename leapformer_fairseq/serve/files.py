@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import json
 import mimetypes
 import re
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from http.cookies import SimpleCookie
 from importlib import resources
@@ -36,7 +37,10 @@ HEADERS = {
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # of onnxruntime-web
 
 HOST = re.compile(r"[\w.:\[\]-]+")  # of a header, which is repeated in another
+NAME = re.compile(r"[\w.-]+")  # of a host
+SILENT = 256  # connections that have not asked for anything yet, at most
 CLOSE_S = 1.0  # for a client to agree to the end of a connection
+PING_S = 20.0  # how often a client is asked whether it is there, and how long it may take to answer
 
 Files = dict[str, tuple[str, bytes]]  # kind and content by path
 
@@ -76,10 +80,17 @@ class Hosts:
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
+        """Raises LeapformerError for what is no name."""
+        self._names = {"localhost", socket.gethostname().lower()}
+        for name in names:
+            if not NAME.fullmatch(name):
+                raise LeapformerError(f"--allow-host {name}: give a name alone, without https:// and port")
+            self.add(name)
 
     def add(self, host: str) -> None:
-        """The one that the server listens at."""
+        """Another one, such as that which the server listens at. Browsers send letters of other scripts as ASCII."""
+        with suppress(UnicodeError):
+            host = host.encode("idna").decode()
         self._names.add(host.lower())
 
     def allows(self, host: str) -> bool:
@@ -127,10 +138,40 @@ def response(status: int, phrase: str, kind: str, body: bytes, sockets: str = ""
     return Response(status, phrase, Headers(headers), body)
 
 
-async def listen(host: str, port: int, **options: Any) -> Server:
+Answer = Callable[[ServerConnection, Request], Response | None]
+
+
+async def listen(host: str, port: int, process_request: Answer, **options: Any) -> Server:
     """`websockets.serve`. Raises LeapformerError for an address that cannot be had."""
+    silent = dict[ServerConnection, None]()
+
+    class Connection(ServerConnection):
+        """One of many that are open and say nothing gives way, the oldest first."""
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            silent[self] = None
+            if len(silent) > SILENT:
+                oldest = next(iter(silent))
+                del silent[oldest]
+                oldest.transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            silent.pop(self, None)
+            super().connection_lost(exc)
+
+    def asked(connection: ServerConnection, request: Request) -> Response | None:
+        silent.pop(connection, None)
+        try:
+            return process_request(connection, request)
+        except (ValueError, LookupError):  # no address, or two Host headers
+            return response(400, "Bad Request", "text/plain", b"malformed request\n")
+
+    times: dict[str, Any] = {"close_timeout": CLOSE_S, "ping_interval": PING_S, "ping_timeout": PING_S}
     try:
-        return await serve(host=host, port=port, close_timeout=CLOSE_S, **options)
+        return await serve(
+            host=host, port=port, create_connection=Connection, process_request=asked, **times, **options
+        )
     except OSError as error:
         raise LeapformerError(f"cannot listen at {host}:{port} ({error.strerror}); give another --port") from error
 

@@ -11,6 +11,7 @@ from clients
 `drafts`       ours: also show words that may still change
 `talk`         ours: go on with this talk, by its key, after a lost connection or a restart of the server
 `begin`        ours, true: or begin it with this key, NAME.SECRET, random hexadecimal digits of which NAME has 32
+`turn`         ours, with `talk`: numbers the connections of a speaker; one with a smaller number than another's is late
 `from`         ours: the next audio begins with this sample of the talk; what was received is skipped
 `lagging`      ours: another k of wait-k, from the next segment on
 from the server
@@ -23,6 +24,7 @@ from the server
 `begun`        to a speaker: the talk began just now, there was none of this key
 `settled`      samples whose text is final whatever happens; a client keeps those after them, to send them again
 `error`        one line
+{}             to listeners, now and then: the connection is alive
 `end_of_processing`  all is translated
 =============  ===================================================================================================
 """
@@ -47,7 +49,9 @@ KEYS: dict[str, type] = {
     "lagging": int,
     "from": int,
     "begin": bool,
+    "turn": int,
 }
+LARGEST = 2**53 - 1  # the largest whole number that every program reads alike in JSON
 HEAD_BYTES = 10_000  # more than a frame of MP3 or AAC
 LONGEST_SHOWN = 80  # characters of a message that an error quotes
 
@@ -64,11 +68,14 @@ def parse(text: str) -> dict[str, Any]:
     for key, value in known.items():
         if type(value) is not KEYS[key]:
             raise LeapformerError(f"{key} is {str(value)[:LONGEST_SHOWN]!r}; give a value of type {KEYS[key].__name__}")
+        if isinstance(value, int) and value > LARGEST:
+            raise LeapformerError(f"{key} is {str(value)[:LONGEST_SHOWN]}; give at most {LARGEST}")
     rate = known.get("sample_rate", SAMPLE_RATE)
     if not RATES[0] <= rate <= RATES[1]:
         raise LeapformerError(f"sample_rate is {rate}; give Hz from {RATES[0]:,} to {RATES[1]:,}")
-    if known.get("from", 0) < 0:
-        raise LeapformerError(f"from is {known['from']}; give a number of samples")
+    for key, counted in ("from", "samples"), ("turn", "connections"):
+        if known.get(key, 0) < 0:
+            raise LeapformerError(f"{key} is {known[key]}; give a number of {counted}")
     if known.get("lagging", 1) < 1:
         raise LeapformerError(f"lagging is {known['lagging']}; give k of wait-k, at least 1")
     return known

@@ -32,6 +32,8 @@ LISTEN = "/listen/"
 KEY = re.compile(rf"{NAME.pattern}\.[0-9a-f]{{16,64}}")
 POLICY_VIOLATION, UNSUPPORTED_DATA, TRY_LATER = 1008, 1003, 1013  # RFC 6455, section 7.4.1, and its registry
 UNREAD_BYTES, WATCH_S = 1 << 20, 1.0  # what may wait for a client that does not read, and how often that is looked at
+ENDED_TALKS = 100  # without speakers, that are remembered at most
+ALIVE_S = 5.0  # after so long without a message a listener is sent an empty one, since pages cannot see pings
 
 
 class Refused(Exception):
@@ -76,7 +78,8 @@ class LiveServer:
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._waits: dict[str, asyncio.TimerHandle] = {}  # until a talk is forgotten
         self._connections: set[ServerConnection] = set()
-        self._listening = 0  # of them
+        self._speakers = dict[Speaker, None]()  # of them, who was heard last behind the others
+        self._listening = 0
         self._addresses: Counter[str] = Counter()
         self._files = page_files(about)
 
@@ -119,32 +122,56 @@ class LiveServer:
         known = self.token is None or hmac.compare_digest(token_of(request).encode(), self.token.encode())
         if not (known or listens):
             return unauthorized()
-        speaking = len(self._connections) - self._listening
         address = _address(connection)
-        full = self._listening >= self.limits.listeners if listens else speaking >= self.limits.connections
-        if full or (address and self._addresses[address] >= self.limits.per_address):
+        crowd = address and self._addresses[address] >= self.limits.per_address
+        if crowd or not (self._listening < self.limits.listeners if listens else self._room()):
             return response(503, "Service Unavailable", "text/plain", b"too many connections; try again later\n")
         return None
 
     # ---------------------------------------------------------------------------------------------------- connections
+    def _room(self) -> bool:
+        """Whether one more may speak, if need be in place of who has said nothing, for the longest time."""
+        if len(self._speakers) < self.limits.connections:
+            return True
+        silent = next((one for one in self._speakers if not one.speaks), None)
+        if silent is not None:
+            del self._speakers[silent]
+            silent.refuse(TRY_LATER, "others want to speak; try again later")
+        return silent is not None
+
+    def hear(self, speaker: Speaker) -> None:
+        """He has said something."""
+        if speaker in self._speakers:
+            del self._speakers[speaker]
+            self._speakers[speaker] = None
+
     async def _connected(self, connection: ServerConnection) -> None:
         path = urlsplit(connection.request.path).path if connection.request else "/"
         listens, address = path.startswith(LISTEN), _address(connection)
         self._connections.add(connection)
-        self._listening += listens
+        speaker = None if listens else Speaker(self, connection)
+        if speaker is None:
+            self._listening += 1
+        else:
+            self._speakers[speaker] = None
         self._addresses[address] += 1
         try:
-            if listens:
+            if speaker is None:
                 await self._listen(connection, self._talk(path.removeprefix(LISTEN)))
             else:
-                await Speaker(self, connection).serve()
+                await speaker.serve()
         except Refused as refused:
-            await close(connection, refused.code, str(refused))
+            await self.refuse(connection, refused.code, str(refused))
+        except LeapformerError as error:
+            await self.refuse(connection, UNSUPPORTED_DATA, one_line(error))
         except ConnectionClosed:
             pass
         finally:
             self._connections.discard(connection)
-            self._listening -= listens
+            if speaker is None:
+                self._listening -= 1
+            else:
+                self._speakers.pop(speaker, None)
             self._addresses[address] -= 1
             if not self._addresses[address]:
                 del self._addresses[address]
@@ -155,21 +182,35 @@ class LiveServer:
         gone = asyncio.create_task(connection.wait_closed())
         gone.add_done_callback(lambda _: talk.leave(listener))
         try:
-            await self.send(connection, listener)
+            await self.send(connection, listener, ALIVE_S)
         finally:
             talk.leave(listener)
             gone.cancel()
 
-    async def send(self, connection: ServerConnection, listener: Listener) -> None:
-        """All messages of a listener. A client that does not read is disconnected."""
+    async def send(self, connection: ServerConnection, listener: Listener, alive_s: float | None = None) -> None:
+        """All messages of a listener. A client that does not read is disconnected.
+
+        `alive_s`: after so long without one, an empty message is sent.
+        """
         with suppress(ConnectionClosed):
-            while not listener.lost and (message := await listener.next()) is not None:
+            while not listener.lost and (message := await listener.next(alive_s)) is not None:
                 try:
                     await asyncio.wait_for(connection.send(json.dumps(message)), self.limits.send_s)
                 except TimeoutError:
                     listener.lost = True
             if listener.lost:
                 connection.transport.abort()  # a close frame would not be read either
+
+    async def refuse(self, connection: ServerConnection, code: int, reason: str) -> None:
+        """Close, with the reason as a message, too: browsers and simulstream's clients do not show the other one."""
+        try:
+            async with asyncio.timeout(self.limits.send_s):
+                await connection.send(json.dumps({"error": reason}))
+                await connection.close(code, reason.encode()[:120].decode(errors="ignore"))
+        except ConnectionClosed:
+            pass
+        except TimeoutError:
+            connection.transport.abort()
 
     async def _watch(self) -> None:
         """Disconnect who makes the server answer, by pings for instance, and does not read the answers."""
@@ -180,8 +221,9 @@ class LiveServer:
                     connection.transport.abort()
 
     # ---------------------------------------------------------------------------------------------------------- talks
-    def open(self, drafts: bool, rate: int, name: str = "", secret: str = "") -> Talk:
+    def open(self, drafts: bool, rate: int | None, name: str = "", secret: str = "") -> Talk:
         """A new talk, which waits for a place. Raises LeapformerError for a rate that cannot be resampled."""
+        rate = rate or SAMPLE_RATE
         talk = self._made(drafts, rate, name or token_hex(16), secret or token_hex(16))
         if self.texts is not None:
             talk.keep = partial(self.texts.begin, talk.name, talk.secret, rate, self._about)
@@ -221,39 +263,72 @@ class LiveServer:
     def _fill(self) -> None:
         """Give a place that is free to those that wait, who is heard first."""
         for talk in sorted(self.talks.values(), key=lambda one: not one.speaks):
-            if not talk.done.is_set():
+            if not talk.done.is_set() and talk.name in self._runs:
                 with suppress(Refused):
                     self.place(talk)
 
-    def resume(self, key: str, drafts: bool, rate: int | None = None) -> tuple[Talk, bool]:
-        """A talk whose speaker comes back, also after a restart, and whether it is new, which needs a `rate`.
+    def resume(
+        self, key: str, drafts: bool, rate: int | None, begins: bool = False, turn: int | None = None
+    ) -> tuple[Talk, bool]:
+        """A talk whose speaker comes back, also after a restart, and whether it is new, as it may be if it `begins`.
 
-        Raises Refused if there is none of this speaker.
+        `rate`: of the audio, if that was told. `turn`: of the speaker's connection. Raises Refused if there is none of
+        this speaker, another server has it, or a later connection speaks; LeapformerError if it has another rate.
         """
-        name, _, secret = key.partition(".")
-        if rate is not None and KEY.fullmatch(key) and name not in self.talks and not self._kept(name):
-            return self.open(drafts, rate, name, secret), True
-        talk = self._talk(name, drafts)
-        if not talk.secret and self.texts is not None and self.texts.find(name, secret):
-            talk.secret, talk.keep = secret, partial(self.texts.again, name)
-            if not talk.done.is_set():
-                self._run(talk)
-        if not talk.is_mine(key):
+        if not KEY.fullmatch(key):
             raise _no_such_talk()
+        name, _, secret = key.partition(".")
+        if begins and name not in self.talks and not self._kept(name):
+            talk = self.open(drafts, rate, name, secret)
+            talk.turn = turn or 0
+            return talk, True
+        talk = self._talk(name, drafts)
+        found = not talk.secret and self.texts is not None and self.texts.find(name, secret) is not None
+        if not (found or talk.is_mine(key)):
+            raise _no_such_talk()
+        if rate not in (None, talk.rate):
+            raise LeapformerError(f"the talk has {talk.rate} samples a second; send as many")
+        if turn is not None:
+            if turn < talk.turn:
+                raise Refused(POLICY_VIOLATION, "this connection comes late, a newer one of the same speaker is known")
+            talk.turn = turn
+        if found and self.texts is not None:
+            if not talk.done.is_set():
+                try:
+                    talk.text = self.texts.again(name)
+                except LeapformerError as error:
+                    raise Refused(TRY_LATER, one_line(error)) from error
+                self._run(talk)
+            talk.secret = secret
         if waiting := self._waits.pop(name, None):
             waiting.cancel()
         return talk, False
 
     def release(self, talk: Talk) -> None:
-        """A talk without a speaker is kept for a while, then it ends and is forgotten."""
+        """A talk without a speaker: if anything was heard of it, it is kept for a while."""
+        if not talk.is_empty:
+            self._keep_for_now(talk)
+            return
+        if run := self._runs.get(talk.name):  # whoever comes back begins anew
+            run.cancel()
+        self._drop(talk)
+
+    def _keep_for_now(self, talk: Talk) -> None:
+        """After some time, the talk ends and is forgotten."""
 
         def forget() -> None:
+            if talk.is_heard and talk.name not in self._runs:  # its speaker has not been here since a restart
+                self._keep_for_now(talk)
+                return
             talk.end()
             self._drop(talk)
 
         if waiting := self._waits.pop(talk.name, None):
             waiting.cancel()
         self._waits[talk.name] = asyncio.get_running_loop().call_later(self.limits.idle_s, forget)
+        ended = [name for name in self._waits if self.talks[name].done.is_set()]
+        for name in ended[:-ENDED_TALKS]:
+            self._drop(self.talks[name])
 
     def _drop(self, talk: Talk) -> None:
         self.talks.pop(talk.name, None)
@@ -270,7 +345,7 @@ class LiveServer:
             raise _no_such_talk()
         talk = self._made(drafts, kept.rate, name, "", kept)  # its speaker has to say the secret
         self.talks[name] = talk
-        self.release(talk)
+        self._keep_for_now(talk)
         return talk
 
     def _kept(self, name: str) -> Kept | None:
@@ -292,7 +367,8 @@ class Speaker:
 
     def _begin(self) -> None:
         """What a new talk starts with."""
-        self._drafts, self._rate, self._skip = False, SAMPLE_RATE, 0
+        self._drafts, self._skip = False, 0
+        self._rate: int | None = None  # of the audio, if it was told
 
     async def serve(self) -> None:
         """Until the client goes."""
@@ -304,6 +380,7 @@ class Speaker:
                     raise Refused(
                         POLICY_VIOLATION, f"no audio for {self.server.limits.idle_s:g} s; connect again to go on"
                     ) from error
+                self.server.hear(self)
                 try:
                     await (self._audio(message) if isinstance(message, bytes) else self._told(message))
                 except LeapformerError as error:
@@ -319,6 +396,8 @@ class Speaker:
         talk = self._current()
         talk.hear(pcm[skipped:])
         self.server.place(talk)
+        if not talk.placed.is_set():
+            talk.tell_state()  # else nobody would answer
         await talk.room()
 
     async def _told(self, text: str) -> None:
@@ -331,8 +410,8 @@ class Speaker:
             self._rate = request["sample_rate"]
         if "talk" in request:
             self._part()
-            begins = request.get("begin", False)
-            talk, new = self.server.resume(request["talk"], self._drafts, self._rate if begins else None)
+            begins, turn = request.get("begin", False), request.get("turn")
+            talk, new = self.server.resume(request["talk"], self._drafts, self._rate, begins, turn)
             self._attend(talk, new)
         if "from" in request:
             self._skip = self._current().continue_from(request["from"])
@@ -359,16 +438,19 @@ class Speaker:
         """Speak from now on, in place of an earlier connection, which may be lost without having been closed."""
         before, talk.speaker = talk.speaker, self
         if isinstance(before, Speaker):
-            before.replaced()
+            before.refuse(POLICY_VIOLATION, "another connection speaks now")
         self._talk, self._listener = talk, talk.join(speaker=True, new=new)
         self._sender = asyncio.create_task(self.server.send(self.connection, self._listener))
         return talk
 
-    def replaced(self) -> None:
-        """Another connection of the same speaker has taken over."""
-        self.server._keep(
-            asyncio.create_task(close(self.connection, POLICY_VIOLATION, "another connection speaks now"))
-        )
+    @property
+    def speaks(self) -> bool:
+        """Whether a second of sound came from here for the talk."""
+        return self._talk is not None and self._talk.speaks
+
+    def refuse(self, code: int, reason: str) -> None:
+        """End the connection; the talk may go on with another one."""
+        self.server._keep(asyncio.create_task(self.server.refuse(self.connection, code, reason)))
 
     def _part(self) -> None:
         """Leave the talk as it is."""
@@ -377,19 +459,12 @@ class Speaker:
             talk.leave(self._listener)
             if talk.speaker is self:
                 talk.speaker = None
-                if talk.name in self.server.talks:
+                if self.server.talks.get(talk.name) is talk:
                     self.server.release(talk)
         self._talk = self._listener = self._sender = None
 
     async def _answer(self, message: dict[str, Any]) -> None:
         await asyncio.wait_for(self.connection.send(json.dumps(message)), self.server.limits.send_s)
-
-
-async def close(connection: ServerConnection, code: int, reason: str) -> None:
-    """With the reason as a message, too: browsers and simulstream's clients do not show the other one."""
-    with suppress(ConnectionClosed):
-        await connection.send(json.dumps({"error": reason}))
-        await connection.close(code, reason[:120])
 
 
 def _address(connection: ServerConnection) -> str:

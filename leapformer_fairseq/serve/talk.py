@@ -25,6 +25,7 @@ from .texts import Kept, Text
 LONGEST_CHUNK = SAMPLE_RATE // 2  # samples that are translated before the text so far is shown
 UNSENT = 1_000  # messages that wait for a listener, at most
 AUDIBLE_S = 1.0  # who has sent so much sound speaks
+MARK_S = 5.0  # in a segment, so often is written down how much of it is settled
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +69,12 @@ class Listener:
         if not self.lost or message is None:
             self._queue.put_nowait(message)
 
-    async def next(self) -> dict[str, Any] | None:
-        return await self._queue.get()
+    async def next(self, patience_s: float | None = None) -> dict[str, Any] | None:
+        """The next message, or an empty one after so many seconds."""
+        try:
+            return await asyncio.wait_for(self._queue.get(), patience_s)
+        except TimeoutError:
+            return {}
 
 
 class Talk:
@@ -102,10 +107,12 @@ class Talk:
         self.history = [] if kept is None else list(kept.events)  # final text
         self.received = 0 if kept is None else kept.settled  # samples of the client's audio
         self.speaker: object | None = None
+        self.turn = 0  # the speaker's connections number themselves: one that is held up on its way may come last
         self.done, self.placed = asyncio.Event(), asyncio.Event()
         self._samples = Samples(rate)
         self._segments = max((event.segment for event in self.history), default=0)  # of earlier sessions
         self._start = self.received  # samples of the client's audio before those that the session knows
+        self._settled = self.received  # samples of the client's audio whose text is final, however the server may end
         self._pool, self._backlog = pool, round(backlog_s * SAMPLE_RATE)
         self._shown = Shown(unit)
         self._shown.changed(self.history)
@@ -148,6 +155,16 @@ class Talk:
         """Seconds since the last sound."""
         return time.monotonic() - self._sounded
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was heard of it, and nobody listens."""
+        return not (self.speaks or self.history or self._listeners)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody listens, maybe only its speaker."""
+        return bool(self._listeners)
+
     def is_mine(self, key: str) -> bool:
         """Whether this key lets one speak."""
         return bool(self.secret) and secrets.compare_digest(key.encode(), self.key.encode())
@@ -159,7 +176,7 @@ class Talk:
         new: whether the talk begins now.
         """
         listener = Listener()
-        first = {"listen": self.name, "history": [asdict(event) for event in self.history], **self._state()}
+        first = {"listen": self.name, "history": list(map(vars, self.history)), **self._state()}
         if speaker:
             first |= {"talk": self.key, "begun": new}
         listener.put(first)
@@ -183,7 +200,9 @@ class Talk:
         Raises LeapformerError if samples before it are missing.
         """
         if place > self.received and self._session is None and not self._n_waiting:
-            self._start = self.received = place  # lost with an earlier server; there is nobody to ask for it
+            self._start = self._settled = self.received = (
+                place  # lost with an earlier server; there is nobody to ask for it
+            )
         if place > self.received:
             raise LeapformerError(f"the audio goes on at sample {place}, {self.received} came; send all, in order")
         return 2 * (self.received - place)
@@ -201,8 +220,12 @@ class Talk:
         late = self._n_waiting > self._backlog and (self.placed.is_set() or self.speaks)
         if late and not self.done.is_set():
             self._room.clear()
-            self._tell({"new": "", "deleted": "", "events": [], **self._state()})  # how far it is behind
+            self.tell_state()
             await self._room.wait()
+
+    def tell_state(self) -> None:
+        """How much came, and how far the translation is behind."""
+        self._tell({"new": "", "deleted": "", "events": [], **self._state()})
 
     def finish(self) -> None:
         """There is no more audio."""
@@ -227,6 +250,8 @@ class Talk:
             dropped = len(self._waiting.popleft())
             self._n_waiting -= dropped
             self._start += round(dropped * self.rate / SAMPLE_RATE)
+            if self._session is None:
+                self._settled = self._start
 
     def end(self) -> None:
         """There is no more audio; `done` will be set."""
@@ -246,11 +271,10 @@ class Talk:
                 if not len(samples) and not last:
                     self._wake.clear()
                     continue
-                self._written(await loop.run_in_executor(self._pool, self._translate, samples, last))
+                session = self.session  # made here: a client may choose k at the same time
+                self._written(await loop.run_in_executor(self._pool, self._translate, session, samples, last))
                 if last:
                     break
-            if self.text is not None:
-                self.text.end()
             cancelled = False
         except Exception as error:
             cancelled = False
@@ -258,10 +282,10 @@ class Talk:
             reason = one_line(error) if isinstance(error, LeapformerError) else "the translation failed; see the log"
             self._tell({"error": reason})
         finally:
-            if self.text is not None:
-                self.text.close()
             self._ended = True
             self.done.set()
+            if self.text is not None:
+                self.text.close()
             self._room.set()
             for listener in self._listeners:
                 if not cancelled:  # else the server ends, and the talk may go on with the next one
@@ -271,16 +295,13 @@ class Talk:
 
     def _written(self, events: list[Event]) -> None:
         """Keep final events and tell all."""
-        before, seconds = self._segments, self._start / self.rate
-        events = [replace(one, segment=one.segment + before, audio_s=round(one.audio_s + seconds, 6)) for one in events]
-        final = [event for event in events if event.final and (event.text or event.ends)]
-        self.history += final
-        if final and self.keep is not None:
-            self.text, self.keep = self.keep(), None
-        if self.text is not None:
-            self.text.add(final, self._settled())
+        self.history += self._final(events)
         new, deleted = self._shown.changed(events).strings
-        self._tell({"new": new, "deleted": deleted, "events": list(map(asdict, events)), **self._state()})
+        self._tell({"new": new, "deleted": deleted, "events": list(map(vars, events)), **self._state()})
+
+    @staticmethod
+    def _final(events: list[Event]) -> list[Event]:
+        return [event for event in events if event.final and (event.text or event.ends)]
 
     def _take(self) -> tuple[np.ndarray, bool]:
         """Samples that wait, not too many at a time, and whether they are the last."""
@@ -297,20 +318,39 @@ class Talk:
             self._room.set()
         return np.concatenate(taken), self._ended and not self._waiting
 
-    def _translate(self, samples: np.ndarray, last: bool) -> list[Event]:
+    def _translate(self, session: Session, samples: np.ndarray, last: bool) -> list[Event]:
+        """In a thread: the events, whose final text is on disk when they are told; a slow one stalls nobody else."""
         start = time.perf_counter()
-        events = list(self.session.push(samples))
+        events = list(session.push(samples))
         if last:
-            events += self.session.finish()
+            events += session.finish()
         self._compute_s += time.perf_counter() - start
+        before, seconds = self._segments, self._start / self.rate
+        events = [replace(one, segment=one.segment + before, audio_s=round(one.audio_s + seconds, 6)) for one in events]
+        self._write_down(session, self._final(events), last)
         return events
 
-    def _received(self) -> dict[str, int]:
-        return {"received": self.received, "settled": self._settled()}
+    def _write_down(self, session: Session, final: list[Event], last: bool) -> None:
+        """Final events, and what is settled with them; only then may the client forget its audio."""
+        if final and self.keep is not None and not self.done.is_set():
+            self.text, self.keep = self.keep(), None
+            if self.done.is_set():  # meanwhile, the server ends
+                self.text.close()
+        settled = self._start + session.settled * self.rate // SAMPLE_RATE
+        letters, ended = session.settled_letters, any(event.ends for event in final)
+        settles = ended or settled - self._settled >= MARK_S * self.rate
+        settled = settled if settles else self._settled
+        if self.text is not None:
+            self.text.add(final, settled)
+            if settles and (letters or not ended):
+                self.text.mark(settled, letters)
+            if last:
+                self.text.end()
+        if self.text is None or not self.text.waits:
+            self._settled = settled
 
-    def _settled(self) -> int:
-        """Samples of the client's audio whose text is final, however the server may end."""
-        return self._start + (self._session.settled * self.rate // SAMPLE_RATE if self._session else 0)
+    def _received(self) -> dict[str, int]:
+        return {"received": self.received, "settled": self._settled}
 
     def _state(self) -> dict[str, Any]:
         heard = self._session.audio_s if self._session else 0.0

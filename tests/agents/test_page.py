@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,6 +120,32 @@ def test_speaking_losing_the_connection_reloading_and_listening(browser, served)
     served.loop.call_soon_threadsafe(talk.end)
     until(lambda: browser.text("status") == "Finished", "a listener knows that it is over")
     assert not [text for text in browser.complaints if "favicon" not in text and "ERR_" not in text]
+
+
+@pytest.mark.full
+def test_audio_that_is_not_sent_outlives_a_reload(browser, served):
+    for script in ("sessionStorage.clear()", "0"):
+        browser.go(served.url)
+        browser.evaluate(script)
+    browser.complaints.clear()
+    until(lambda: browser.text("model") == "a tiny model", "the page knows its model")
+    browser.click("start")
+    until(lambda: shown(browser), "a segment")
+    served.server.token = "another"  # no connection gets through
+    served.drop_connections()
+    talk, came = served.talk(), served.talk().received
+    until(lambda: "No connection" in browser.text("status"), "the page knows")
+    time.sleep(3)
+    browser.click("stop")
+    browser.go(served.url)
+    until(lambda: shown(browser), "the text is there before the server is")
+    samples = browser.evaluate("(({ from, audio }) => from + atob(audio).length / 2)(JSON.parse(sessionStorage.left))")
+    assert samples > came + 2 * 16_000
+    served.server.token = None
+    until(lambda: browser.text("status") == "Finished", "the talk ends")
+    assert served.talk() is talk and talk.received == samples
+    assert shown(browser) == final(talk)
+    assert not [text for text in browser.complaints if "WebSocket connection" not in text]
 
 
 def test_a_file_is_translated_and_saved(browser, served, speech, tmp_path):

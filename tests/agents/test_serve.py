@@ -307,17 +307,25 @@ def test_audio_waits_for_room(make_system, speech):
 
 def test_only_so_many_talks_and_connections(session, speech):
     async def body() -> None:
-        async with running(session, talks=1, connections=2) as server, server.connect() as first:
+        async with running(session, talks=1, connections=1) as server, server.connect() as first:
             await first.send(pcm(speech(1)))
             await first.recv()
-            async with server.connect() as second:
-                with pytest.raises(InvalidStatus, match="503"):
-                    async with server.connect():
-                        pass
-                await second.send(pcm(speech(1)))
-                assert "all 1 talks" in json.loads(await second.recv())["error"]
+            with pytest.raises(InvalidStatus, match="503"):
+                async with server.connect():
+                    pass
             await first.send(END)
             assert shown(await received(first)) == final(alone(session, speech(1)))
+
+    test(body())
+
+
+def test_who_finds_no_place_is_told(session, speech):
+    async def body() -> None:
+        async with running(session, talks=1) as server, server.connect() as first, server.connect() as second:
+            await first.send(pcm(speech(1)))
+            await first.recv()
+            await second.send(pcm(speech(1)))
+            assert "all 1 talks" in json.loads(await second.recv())["error"]
 
     test(body())
 

@@ -30,7 +30,7 @@ from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.agents.text import EMITTERS, WORD_START, Detokenizer, WordEmitter
 from leapformer_fairseq.agents.window import LEAST, MARGIN, forgettable
 from leapformer_fairseq.attention import MECHANISMS, PrefixMask
-from leapformer_fairseq.audio import fbank
+from leapformer_fairseq.audio import SAMPLE_RATE, fbank
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.cli import serve as serve_command
 from leapformer_fairseq.cli import stream as stream_command
@@ -400,6 +400,38 @@ def test_attention_itself_decides(looking: Make, speech) -> None:
         forgotten.add(session._forgotten)
     assert len(forgotten) > 3 and longest <= 8 * 25 and session.n_segments <= 2
     assert all(units >= LEAST for _, units in forgotten if units)
+
+
+@pytest.mark.parametrize("kind", ["seconds", pytest.param("pause", marks=pytest.mark.full)])
+def test_what_is_settled_is_what_was_forgotten(
+    system_of: Make, speech, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By sample and by letter, with silence that has no place, at the beginning and twice in what is kept."""
+    monkeypatch.setattr(
+        session_module, "forgettable", lambda *its: goes_on(*its) if its[0].engine.ready > 94 else (0, 0)
+    )
+    system = system_of()
+    silence = [np.zeros(round(seconds * SAMPLE_RATE), np.float32) for seconds in (0.7, 1.8, 1.6, 1.211, 1.511)]
+    parts = [part for i, quiet in enumerate(silence) for part in (quiet, speech(0.7 + 0.2 * i, i))]
+    samples = np.concatenate(parts)
+    session, text, places = Session(system, OPTIONS, replace(WINDOW, kind=kind)), "", set[int]()
+    for piece in np.split(samples, range(2777, len(samples), 2777)):
+        for event in session.push(piece):
+            text = "" if event.ends else text + "".join(event.text.split())
+        places.add(session.settled)
+        window = np.concatenate([np.zeros(0, np.float32), *session._window])
+        window, rest = (part[part != 0] for part in (window, samples[session.settled : session.n_samples]))
+        np.testing.assert_array_equal(rest[: len(window)], window)
+        assert len(rest) - len(window) < 2 * PIECE or kind == "pause"
+        if session._stream is not None:
+            assert (text[session.settled_letters :]) == "".join(kept_text(session._stream).split())
+    assert len(places) > 2 and max(places) > len(samples) - 4 * SAMPLE_RATE
+
+
+def kept_text(stream: TranslationStream) -> str:
+    """What was flushed of the text that a stream has in mind."""
+    emitter = stream.emitter
+    return emitter._detokenizer.decode(emitter._tokens[: emitter._n_sent])
 
 
 def test_a_window_that_cannot_forget_ends_the_segment_when_it_is_full(system_of: Make, speech) -> None:

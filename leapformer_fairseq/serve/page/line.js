@@ -1,14 +1,17 @@
 // A speaker's line to the server: every sample arrives once, in order, however often the connection is lost.
 
-import { Outbox } from "./outbox.js";
+import { Outbox, RATE } from "./outbox.js";
 
 const BUFFERED = 1 << 20; // bytes that may wait in the browser
-export const TIMES = { retry: [500, 1000, 2000, 5000], quiet: 15000 }; // ms; quiet: audio that long without an answer
+const SAVED = 100 * RATE; // samples that outlive the page: browsers keep 5 MB of text, and that of the talk is among it
+// ms; quiet: so long without an answer to audio, or without anything for a listener, a connection is dead
+export const TIMES = { retry: [500, 1000, 2000, 5000], quiet: 15000 };
 
 export class Line {
   /**
-   * open() makes a socket; store keeps the key of the talk: { get(), set(key), remove() }; greeting() is what is said
-   * first, null where no server is at the other end. told: { wanted(), opened(), message(message), waits(ms), full() }.
+   * open() makes a socket; store keeps the key of the talk, { get(), set(key), remove() }, and what a page leaves to the
+   * next one, { left(), leave(value) }; greeting() is what is said first, null where nobody would hear it.
+   * told: { listens, wanted(), opened(), message(message), waits(ms), full() }.
    */
   constructor(open, store, greeting, told, times = TIMES) {
     Object.assign(this, { open, store, greeting, told, times });
@@ -20,6 +23,27 @@ export class Line {
     this.reloaded = Boolean(store.get()); // whether an earlier page has sent audio of the talk
     this.asked = 0; // when something was sent last that the server answers
     this.answered = 0; // when the server was heard last
+    this.turn = 0; // the number of the last connection, also of earlier pages
+    const left = this.reloaded && store.left();
+    if (!left) return;
+    this.box.load(left);
+    this.stopping = left.stopping;
+    this.turn = left.turn;
+  }
+
+  /** Whether there is more than outlives the page. */
+  get leaves() {
+    return Boolean(this.store.get()) && this.box.end - this.box.received > SAVED;
+  }
+
+  /** The page ends: leave to the next one what is not sent, or so much of it that there is room for. */
+  leave() {
+    this.store.leave(null);
+    for (let most = SAVED; this.store.get() && most > RATE; most /= 2) {
+      try {
+        return this.store.leave({ ...this.box.saved(most), stopping: this.stopping, turn: this.turn });
+      } catch {} // there is less room
+    }
   }
 
   get up() {
@@ -27,6 +51,7 @@ export class Line {
   }
 
   connect() {
+    if (this.greeting()) this.named();
     const socket = this.open();
     this.socket = socket;
     this.answered = performance.now();
@@ -46,7 +71,7 @@ export class Line {
 
   /** A connection may be lost without anybody saying so. */
   look() {
-    const waits = !this.up || this.stopping || this.asked > this.answered;
+    const waits = !this.up || this.stopping || this.told.listens || this.asked > this.answered;
     if (!this.socket || !waits || performance.now() - this.answered < this.times.quiet) return;
     const gone = this.socket;
     this.lost();
@@ -54,7 +79,6 @@ export class Line {
   }
 
   opened() {
-    this.attempts = 0;
     this.begin();
     this.told.opened();
   }
@@ -64,14 +88,22 @@ export class Line {
     const greeting = this.greeting();
     this.ready = !greeting; // a translator in this page keeps no talks
     if (!greeting) return this.pump();
-    if (!this.store.get()) this.store.set(`${random(32)}.${random(32)}`);
-    this.say({ ...greeting, talk: this.store.get(), begin: true });
+    this.turn = Math.max(Date.now(), this.turn + 1); // clocks may be set back
+    this.say({ ...greeting, talk: this.named(), begin: true, turn: this.turn });
     this.asked = performance.now();
   }
 
+  /** The key of the talk; a new one if it has none. */
+  named() {
+    if (!this.store.get()) this.store.set(`${random(32)}.${random(32)}`);
+    return this.store.get();
+  }
+
   received(message) {
+    if (message.heard_s > 0 || this.told.listens) this.attempts = 0; // not where a server only says why it will not
+    if (message.error?.startsWith("there is no such talk") && !this.told.listens) this.store.remove(); // begin another
     if (message.talk) {
-      if (this.reloaded) this.box.shift(message.received);
+      if (this.reloaded) this.box.follow(message.received);
       this.reloaded = false;
       this.say({ from: this.box.rewind(message.received) });
       this.ready = true;

@@ -7,6 +7,7 @@ const PIECE = 1280; // samples of a file that are sent at once
 const STORED = "talk"; // the key of the talk, for a reload of the page
 const NAME = "name"; // by which others listen to it
 const TEXT = "text"; // what was written, for a reload after the end
+const LEFT = "left"; // audio that is not sent, for a reload before that
 const get = (id) => document.getElementById(id);
 const token = new URLSearchParams(location.search).get("token");
 const listening = new URLSearchParams(location.search).get("listen");
@@ -21,9 +22,12 @@ let earlier = 0; // seconds of text from before this talk
 const store = {
   get: () => (listening ? null : sessionStorage.getItem(STORED)),
   set: (key) => sessionStorage.setItem(STORED, key),
-  remove: () => sessionStorage.removeItem(STORED),
+  remove: () => [STORED, LEFT].forEach((name) => sessionStorage.removeItem(name)),
+  left: () => JSON.parse(sessionStorage.getItem(LEFT)),
+  leave: (value) => sessionStorage.setItem(LEFT, JSON.stringify(value)),
 };
 const told = {
+  listens: Boolean(listening),
   wanted: () => !talk.ended && Boolean(source || line.stopping || listening || store.get()),
   opened: () => status(listening ? "Listening" : source ? "Listening to you" : local ? "Ready" : "Connected"),
   waits: (ms) => status(`No connection; trying again in ${ms / 1000} s. The text stays.`, true),
@@ -73,9 +77,11 @@ function received(message) {
   draw();
 }
 
-/** For a reload of the page. */
+/** For a reload of the page, unless the talk is longer than browsers keep. */
 function keep(ended) {
-  sessionStorage.setItem(TEXT, JSON.stringify({ segments: talk.segments, ended }));
+  try {
+    sessionStorage.setItem(TEXT, JSON.stringify({ segments: talk.segments, ended }));
+  } catch {}
 }
 
 function failed(reason) {
@@ -257,14 +263,16 @@ get("share").onclick = share;
 get("delays").onchange = () => get("text").classList.toggle("delays", get("delays").checked);
 get("srt").onclick = () => save("talk.srt", "application/x-subrip", srt(talk.segments));
 get("json").onclick = () => save("talk.json", "application/json", JSON.stringify(talk.segments, null, 2));
-get("clear").onclick = () => { sessionStorage.removeItem(STORED); fresh(); get("clear").disabled = true; };
+get("clear").onclick = () => { fresh(); get("clear").disabled = true; };
+onpagehide = () => line.leave();
+onbeforeunload = (event) => { if (line.leaves) event.preventDefault(); };
 document.onkeydown = (event) => {
   if (event.code !== "Space" || ["BUTTON", "INPUT", "A"].includes(event.target.tagName)) return;
   event.preventDefault();
   pause();
 };
 const kept = listening ? null : JSON.parse(sessionStorage.getItem(TEXT) ?? "null"); // a reload: the text comes back
-if (kept && (local || !sessionStorage.getItem(STORED))) {
+if (kept) {
   talk.resume(kept.segments, kept.ended);
   earlier = kept.segments.at(-1)?.end_s ?? 0;
   draw();
