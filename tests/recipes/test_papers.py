@@ -37,7 +37,7 @@ def parsed(name: str, array: str) -> dict[str, Any]:
     """A list of options as fairseq understands them, with what the --arch fills in."""
     configured = configuration.load(*name.split("/"))
     words = [word for one in TOGETHER.get(array, (array,)) for word in configuration.flags(configured.get(one, {}))]
-    if array in ("eval", "extract", "fit"):  # which are not of fairseq's trainings
+    if array in ("eval", "extract", "fit", "pareto"):  # which are not of fairseq's trainings
         return {key.replace("-", "_"): value for key, value in re.findall(r"--([\w-]+) (\S+)", " ".join(words))}
     words = ["data", *TASKS.get(name.split("/")[0], "").split(), *words]
     return vars(fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words))
