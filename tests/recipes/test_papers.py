@@ -169,6 +169,18 @@ def test_cosformer_goes_on_behind_the_predicted_length(name, tmp_path):
         assert "--cosformer-overrun extrapolate" in line and "--normalizer-floor 0.1" in line
 
 
+@pytest.mark.parametrize("name", ["mla-1", "mla-3", "mla-4", "mla-5", "mla-6", "mla-11"])
+def test_only_where_a_network_predicts_durations_it_is_trained(name, tmp_path):
+    """As in the released code, where it is an option. Tables 1 and 2, and table 11, are those systems alone."""
+    shown = dry_run(name, "--root", "/nowhere", "--out", tmp_path)
+    trained = [x for x in shown if re.search(r"^leapformer train .*--decoder-(self|cross)-attention cosformer", x)]
+    learned = name in ("mla-3", "mla-11")
+    assert trained and all(("--length-predictor conv " in line) == learned for line in trained)
+    spoken = [line.split(" --out ")[1].split()[0] for line in shown if line.startswith("leapformer tts")]
+    assert all(("-conv" in out) == learned for out in spoken if "cosformer" in out)
+    assert {"mla-1": 10, "mla-11": 3}.get(name, len(spoken)) == len(spoken)
+
+
 def test_cosformer_translates_with_lengths_in_steps_and_not_without(tmp_path):
     """Figure 4 of LeaPformer; in table 5 it knows the true length, which nobody does while translating."""
     for name, translated in (("leapformer-figure-4", True), ("leapformer-5", False)):
