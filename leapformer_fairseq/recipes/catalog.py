@@ -148,7 +148,7 @@ def start(name: str, words: Sequence[str], titles: Titles | None = None, **of_sh
     titles = titles or Titles(expect=[configured["expect"]] if "expect" in configured else [])
     recipe = about.recipe(name, about, settings, shell, titles)
     for attention in recipe.attentions():
-        attention.check(recipe.masks(attention))
+        attention.check(recipe.masks(attention), recipe.training_values)
     return Job(recipe, steps)
 
 

@@ -48,17 +48,22 @@ class Attention:
         parts = (option.partition("=") for option in self.text.split(":")[1:])
         return [(name, value if equals else None) for name, equals, value in parts]
 
-    def check(self, masks: Mapping[str, Mask]) -> None:
-        """Raise LeapformerError for a plan that no model could be built with; `masks` has the blocks of the model."""
-        from ..modules.plan import check_plans  # torch takes seconds, and not every command needs it
+    def check(self, masks: Mapping[str, Mask], configured: Mapping[str, str | None] | None = None) -> None:
+        """Raise LeapformerError for a plan that no model could be built with; `masks` has the blocks of the model.
+
+        `configured` are other options of the training by name, which those after colons override.
+        """
+        from ..attention import OPTIONS  # torch takes seconds, and not every command needs it
+        from ..modules.plan import check_plans
 
         parts = self.plan.count("/") + 1
         if parts > len(masks):
             raise LeapformerError(f"{self.text}: {parts} plans for {', '.join(masks)}; give at most {len(masks)}")
         every = len(masks) == len(BLOCKS)
         plans = dict(zip(BLOCKS, self.blocks, strict=True)) if every else dict.fromkeys(masks, self.plan)
+        before = [(name, value) for name, value in (configured or {}).items() if name.replace("-", "_") in OPTIONS]
         try:
-            check_plans(plans, self._given, masks, _model_options)
+            check_plans(plans, [*before, *self._given], masks, _model_options)
             self._check_encoder()
         except LeapformerError as error:
             raise LeapformerError(f"--attention {self.text}: {error}") from None

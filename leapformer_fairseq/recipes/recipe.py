@@ -6,6 +6,7 @@ import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -94,6 +95,17 @@ class Recipe(ABC):
         """Options for fairseq: those of the configuration, then those of the command line."""
         given = getattr(self.settings, f"{name}_options", [])
         return [*configuration.flags(self.settings.configured.get(name, {})), *(word for one in given for word in one)]
+
+    @property
+    def training_values(self) -> dict[str, str | None]:
+        """Options that models are trained with beside their attention, by name; None for a flag."""
+        words = [word for name in ("train", "st") if name in self.option_lists for word in Recipe.options(self, name)]
+        found: dict[str, str | None] = {}
+        for word, following in pairwise([*words, "--"]):
+            if word.startswith("--"):
+                name, equals, value = word[2:].partition("=")
+                found[name] = value if equals else None if following.startswith("--") else following
+        return found
 
     @property
     def downloads(self) -> bool:

@@ -31,7 +31,7 @@ class TextToSpeech(Recipe):
         parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
         parser.option(
             "--predictors", "LIST", f"length predictors for synthesis, in quotes, of {', '.join(PREDICTORS)}, where a "
-            "decoder block has cosformer; conv is trained with the model, the others alongside it",
+            "decoder block has cosformer; conv, if it is named, is trained with the model, the others alongside it",
             list_of(one_of(*PREDICTORS)),
         )  # fmt: skip
         parser.option("--seed", "N", "of the training", whole(), default=1)
@@ -64,6 +64,10 @@ class TextToSpeech(Recipe):
     def speech(self) -> Path:
         return self.out / "speech"
 
+    def check(self) -> None:
+        if self.settings.sizes and "conv" not in self.settings.predictors:
+            raise LeapformerError("--sizes are those of the predictor conv; name it in --predictors, too")
+
     # ---------------------------------------------------------------------------------------------------------- steps
     def step_prepare(self) -> None:
         s = self.settings
@@ -89,7 +93,8 @@ class TextToSpeech(Recipe):
         for size in ("", *(SIZES if s.sizes else ())):
             attention = Attention(base.text + size)
             self.train(attention)
-            self.shell.run(*self.all_spoken(attention, ["conv"]))
+            if "conv" in s.predictors:
+                self.shell.run(*self.all_spoken(attention, ["conv"]))
         for option, name, values in (("ratio", "length_ratio", s.ratios), ("lookup", "length_dampening", s.dampenings)):
             for value in values:
                 overrides = f"{{'length_predictor': '{option}', '{name}': {value}}}"
@@ -101,14 +106,16 @@ class TextToSpeech(Recipe):
         if not ((self.data / "config.yaml").is_file() or self.shell.dry):
             raise LeapformerError(f"{self.data} holds no prepared data; run the step prepare first")
         run, options, seed = self.run_folder(attention), self.options("train"), str(self.settings.seed)
-        plan = [*attention.flags, *(["--length-predictor", "conv"] if attention.needs_length else [])]
+        predictor = "conv" if "conv" in self.settings.predictors else "ratio"
+        lengths = ["--length-predictor", predictor] if attention.needs_length else []
+        plan, given = [*attention.flags, *lengths], lengths if predictor == "ratio" else []
         self.shell.say(f"training {attention.text}, seed {seed}, in {run}")
         training = self.shell.train(
             run.name, self.data, run / "model", "--task", "text_to_speech", "--config-yaml", "config.yaml",
             "--train-subset", "train", "--valid-subset", "dev", "--criterion", "tacotron2_with_length",
             "--no-epoch-checkpoints", *plan, "--seed", seed, *options,
         )  # fmt: skip
-        with self.shell.folder(run, ["--attention", attention.text, "--seed", seed, *options]):
+        with self.shell.folder(run, ["--attention", attention.text, "--seed", seed, *given, *options]):
             self.shell.run(self.shell.once(run / "model", training))
 
     def losses(self, attention: Attention) -> None:

@@ -119,7 +119,7 @@ def test_an_option_may_be_shared(own_register):
         ),
         (
             lambda: build("cosformer", 8, 2, cosformer_length=9, cosformer_step=4),
-            "--cosformer-step 4 and --cosformer-length 9: give one of them",
+            "--cosformer-step 4 and --cosformer-length 9: give one of them; a length of 0 is none",
         ),
         (lambda: build("cosformer", 8, 2, cosformer_step=-1), "--cosformer-step -1: give at least 0"),
         (lambda: PrefixMask(0), "lagging k is 0; .*choose k >= 1"),

@@ -94,6 +94,31 @@ def test_luna_without_retrieval():
     assert not found.printed and "RCP as printed" not in found.text()
 
 
+def test_figure_1_of_luna_leaves_out_retrieval_of_our_runs_too(tmp_path):
+    times = [{"length": 9, "device": "cpu", "mechanism": name, "ms": 8.0} for name in ("softmax", "luna-16")]
+    write_json(tmp_path / "lra.json", {"options": {"protocol": "luna"}, "softmax": times, "memory": []}, "--out")
+    accuracies = {"listops": 40.0, "text": 60.0, "retrieval": 80.0}
+
+    def average(tasks, protocol="luna"):
+        cells = {task: tables.Cell((accuracies[task],), 17.0, 100) for task in tasks}
+        found = composite.measured({"softmax": cells, "luna-16": cells}, load(protocol), tmp_path / "lra.json", "paper")
+        return found.rows["luna-16"].accuracy, found.source
+
+    assert average(accuracies) == average(["listops", "text"])
+    assert average(accuracies)[0] == 50 and "tasks listops, text;" in average(accuracies)[1]
+    assert average(["retrieval"])[0] == 80
+    write_json(tmp_path / "lra.json", {"softmax": times, "memory": []}, "--out")
+    assert average(accuracies, "corrected")[0] == 60
+
+
+@pytest.mark.parametrize(("std", "named"), [("paper", "that of its table 1, 1.4826"), ("table", "that of these rows")])
+def test_a_table_of_scores_says_whose_they_are(std, named):
+    """Luna's paper has no such score, so "paper" alone would be misread there."""
+    whose = "RCP and RCPmem are LeaPformer's (Agostinelli et al., 2024), with a standard deviation"
+    assert f"{whose}, here {named}; points" in composite.published(std, "luna").text()
+    assert "here 2.5; points per doubling" in composite.published("2.5", "luna").text()
+
+
 BASE = Measured(60.0, 2.0, 8.0)
 
 

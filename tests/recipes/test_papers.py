@@ -37,7 +37,7 @@ def parsed(name: str, array: str) -> dict[str, Any]:
     """A list of options as fairseq understands them, with what the --arch fills in."""
     configured = configuration.load(*name.split("/"))
     words = [word for one in TOGETHER.get(array, (array,)) for word in configuration.flags(configured.get(one, {}))]
-    if array in ("eval", "extract", "fit"):  # which are not of fairseq's trainings
+    if array in ("eval", "extract", "fit", "pareto"):  # which are not of fairseq's trainings
         return {key.replace("-", "_"): value for key, value in re.findall(r"--([\w-]+) (\S+)", " ".join(words))}
     words = ["data", *TASKS.get(name.split("/")[0], "").split(), *words]
     return vars(fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), words))
@@ -167,6 +167,18 @@ def test_cosformer_goes_on_behind_the_predicted_length(name, tmp_path):
     assert bool(trained) == (name != "mla-10")
     for line in trained:
         assert "--cosformer-overrun extrapolate" in line and "--normalizer-floor 0.1" in line
+
+
+@pytest.mark.parametrize("name", ["mla-1", "mla-3", "mla-4", "mla-5", "mla-6", "mla-11"])
+def test_only_where_a_network_predicts_durations_it_is_trained(name, tmp_path):
+    """As in the released code, where it is an option. Tables 1 and 2, and table 11, are those systems alone."""
+    shown = dry_run(name, "--root", "/nowhere", "--out", tmp_path)
+    trained = [x for x in shown if re.search(r"^leapformer train .*--decoder-(self|cross)-attention cosformer", x)]
+    learned = name in ("mla-3", "mla-11")
+    assert trained and all(("--length-predictor conv " in line) == learned for line in trained)
+    spoken = [line.split(" --out ")[1].split()[0] for line in shown if line.startswith("leapformer tts")]
+    assert all(("-conv" in out) == learned for out in spoken if "cosformer" in out)
+    assert {"mla-1": 10, "mla-11": 3}.get(name, len(spoken)) == len(spoken)
 
 
 def test_cosformer_translates_with_lengths_in_steps_and_not_without(tmp_path):

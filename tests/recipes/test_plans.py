@@ -57,11 +57,14 @@ def test_the_mechanisms_of_a_sparsefinder_study_are_checked(tmp_path):
         ("multi30k", "softmax/softmax/abc-window", "decoder-cross attention: abc-window cannot be used"),
         ("wikitext2", "softmax reformer", "--attention reformer: decoder-self attention: reformer cannot be used"),
         ("wikitext2", "abc-mlp:abc-slots=x", "give a whole number of at least"),
+        # with what the configuration has
+        ("wikitext2", "softmax cosformer:cosformer-step=16", "and --cosformer-length 256: .*a length of 0 is none"),
+        ("wikitext103 --paper abc", "abc-linformer:abc-slots=513", "513 slots for at most 512 tokens"),
     ],
 )
 def test_what_no_model_can_be_built_with_is_refused(name, plan, message, tmp_path):
     with pytest.raises(LeapformerError, match=message):
-        start(name, "--attention", plan, "--out", str(tmp_path / "out"))
+        start(*name.split(), "--attention", plan, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -74,11 +77,13 @@ def test_what_no_model_can_be_built_with_is_refused(name, plan, message, tmp_pat
         ("quickstart", "leap:leap-factor=64"),  # of which only the model knows whether it divides a head
         ("multi30k", "softmax/abc-linformer/abc-linformer:abc-slots=32/8/32"),
         ("multi30k", "softmax/cosformer:cosformer-length=0"),
+        ("wikitext2", "cosformer:cosformer-step=16:cosformer-length=0"),
+        ("wikitext2 --train-options=--cosformer-length=0", "cosformer:cosformer-step=16"),
         ("mlm", "reformer bigbird:dropout=0.2"),
     ],
 )
 def test_what_a_model_can_be_built_with_is_not_refused(name, plan, tmp_path):
-    start(name, "--attention", plan, "--out", str(tmp_path / "out"))
+    start(*name.split(), "--attention", plan, "--out", str(tmp_path / "out"))
 
 
 def test_every_row_of_every_table_is_accepted(tmp_path):

@@ -90,6 +90,7 @@ class TestWrongUse:
         [
             ([], "no --out given"),
             (["--out", "x", "--predictors", "guess"], "choose from ratio, lookup, conv, oracle"),
+            (["--out", "x", "--sizes", "--predictors", "ratio"], "--sizes are those of the predictor conv"),
             (["--out", "x", "--seed", "first"], "--seed first"),
             (["--out", "x", "--paper", "nature"], "nature"),
         ],

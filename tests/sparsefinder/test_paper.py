@@ -61,6 +61,7 @@ def test_the_recipes_of_the_papers_size():
     (trained,) = (line for line in mlm if " recipe " in line)
     assert " mlm " in trained and "--attention entmax " in trained and "--paper sparsefinder" in trained
     assert "--min-length 512 --sentences 1000" in (text := "\n".join(mlm)) and "--part 0.5" in text
+    assert " --subset valid" in mlm[-2], "the text that the released code scores"
 
 
 @pytest.mark.parametrize("name", configuration.names("sparsefinder"))

@@ -72,7 +72,8 @@ class CosFormer(LinearMechanism):
         self.assumed_length, self.length_step = cosformer_length, self.chosen.cosformer_step
         if cosformer_length and self.length_step:
             raise LeapformerError(
-                f"--cosformer-step {self.length_step} and --cosformer-length {cosformer_length}: give one of them"
+                f"--cosformer-step {self.length_step} and --cosformer-length {cosformer_length}: give one of them; a "
+                "length of 0 is none"
             )
         self.largest = 1.0 if self.chosen.cosformer_overrun == "saturate" else math.inf
         if cosformer_length:
