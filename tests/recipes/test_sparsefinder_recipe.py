@@ -22,6 +22,7 @@ def curves(out, name):
     return found
 
 
+@pytest.mark.full  # its commands are run in tests/sparsefinder/test_commands.py
 def test_translation(tmp_path):
     out = tmp_path / "out"
     options = (
