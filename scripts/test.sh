@@ -30,10 +30,8 @@ told() {
     cat "$types"
     return "$status"
 }
-# Files of tests go to the workers, the longest first (tests/costs.json): one more than cores, as some tests wait.
-cores=$(nproc)
-workers=$((cores < 8 ? cores + 1 : 8))
-check pytest .venv/bin/python -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 3 "$@"
+# Files of tests go to two workers, the longest first (tests/costs.json).
+check pytest .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 3 "$@"
 check mypy told
 
 if ((${#failed[@]})); then

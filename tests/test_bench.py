@@ -68,6 +68,7 @@ def test_quick_writes_both_files(tiny, tmp_path, capsys):
     assert "cpu: causal 24" in printed.err, "progress"
 
 
+@pytest.mark.full
 def test_half_precision_has_rows_of_its_own_without_aims(tiny, tmp_path):
     options = ["--mechanisms", "leap", "--device", "cpu", "--dtype", "float32", "bfloat16"]
     assert main(["bench", "attention", "--quick", "--out", str(tmp_path), *options]) == 0

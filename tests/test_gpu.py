@@ -200,7 +200,9 @@ def test_a_process_that_dies_or_hangs_costs_one_case(monkeypatch, tmp_path):
     assert found["left_out"] == [] and "took more than" in (tmp_path / "gpu.md").read_text()
 
 
-@pytest.mark.parametrize("worker", [gpu_workers.cannot_begin, gpu_workers.hangs_before_it_begins])
+@pytest.mark.parametrize(
+    "worker", [gpu_workers.cannot_begin, pytest.param(gpu_workers.hangs_before_it_begins, marks=pytest.mark.full)]
+)
 def test_a_process_that_cannot_begin_is_told_of(monkeypatch, tmp_path, worker):
     monkeypatch.setattr(gpu, "_worker", worker)
     monkeypatch.setattr(gpu, "LIMIT", 1.0)

@@ -171,6 +171,7 @@ def named(args: Namespace) -> Callable[[str], tuple[str, bool]]:
     return lambda name: (f"{args.prefix} {name}", "fairseq" in sys.modules)
 
 
+@pytest.mark.full
 def test_processes_that_start_from_scratch_log_warnings_only(capfd) -> None:
     spread = simulation_module.spread(named(Namespace()), named, Namespace(prefix="talk"), ["1"], jobs=2)
     assert list(spread) == [("talk 1", True)]

@@ -66,6 +66,7 @@ def test_it_learns_resumes_and_validates(data, tmp_path, plan):
     assert found > 80 and found == round(100 * round(found * 33 / 100) / 33, 3)  # of 33 examples, to a thousandth
 
 
+@pytest.mark.full
 def test_pairs_and_packed_sequences(data, tmp_path):
     command = f"{data}/two {TRAINING} --encoder-self-attention luna --pooling packed --save-dir {tmp_path}"
     assert accuracy(done(leapformer("train", *command.split(), "--max-epoch", "8"))) > 75

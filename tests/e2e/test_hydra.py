@@ -43,6 +43,7 @@ def train(tmp_path: Path, changed: dict[str, str | None]):
     return run([sys.executable, "-m", "fairseq_cli.hydra_train", *words], cwd=tmp_path)
 
 
+@pytest.mark.full
 def test_the_documented_command_and_the_checkpoint_after_it(data, tmp_path):
     small = {"task.data": str(data / "lm"), "+model._name": "leapformer_lm_tiny", "task.tokens_per_sample": "32"}
     finished = train(tmp_path, small)

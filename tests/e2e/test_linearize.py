@@ -152,6 +152,7 @@ def test_a_teacher_without_softmax_is_refused(linearized, tmp_path, capsys):
     assert "the teacher has no softmax attention" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_wait_k_speech(corpus, tmp_path, capsys):  # noqa: F811
     plans = [f"--{block}-attention=softmax" for block in ("encoder-self", "decoder-self", "decoder-cross")]
     done(leapformer("train", *arguments(corpus, tmp_path / "model", "--max-update", "3", *plans)))

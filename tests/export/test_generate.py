@@ -70,7 +70,9 @@ def test_interactive(models, capsys, monkeypatch):
     assert len(said[0]) == 2 and said[0] == said[1]
 
 
-@pytest.mark.parametrize("more", [(), ("--print-alignment", "hard"), ("--nbest", "2")])
+@pytest.mark.parametrize(
+    "more", [(), ("--print-alignment", "hard"), pytest.param(("--nbest", "2"), marks=pytest.mark.full)]
+)
 def test_an_empty_line_has_an_empty_translation(models, capsys, monkeypatch, more):
     """In fairseq's commands, with the checkpoint and with the folder, and in the runtime; alone and among others."""
     data, checkpoint, exported = models

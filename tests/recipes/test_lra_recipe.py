@@ -40,6 +40,7 @@ def tiny(tmp_path):
     return tmp_path / "tiny.yaml"
 
 
+@pytest.mark.full
 def test_generated_tasks(tmp_path, tiny):
     out = tmp_path / "out"
     options = ("--out", out, "--protocol", tiny, "--attention", "softmax luna-packed", "--seeds", "1", "--jobs", 2)
