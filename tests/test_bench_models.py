@@ -158,6 +158,7 @@ class TestPapers:
         found = measure.in_fresh_process
         monkeypatch.setattr(measure, "in_fresh_process", lambda *call: found(*call) if call[1] == "softmax" else 2**30)
 
+    @pytest.mark.full
     def test_all_sections_are_written(self, tmp_path, capsys):
         command = ["bench", "papers", "--quick", "--out", str(tmp_path), "--mechanisms", "abc-mlp", "t2r", "relu"]
         assert main([*command, "--device", "cpu"]) == 0

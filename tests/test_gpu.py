@@ -186,6 +186,7 @@ def _timed():
     return [task for task in gpu.tasks(CPU, fast=True) if task.case == f"cpu: causal {max(FAST.lengths)}"]
 
 
+@pytest.mark.full
 def test_a_process_that_dies_or_hangs_costs_one_case(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "_worker", gpu_workers.dies_and_hangs)
     monkeypatch.setattr(gpu, "LIMIT", 4.0)  # a process begins in a second

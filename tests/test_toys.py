@@ -17,8 +17,9 @@ TESTS = Path(__file__).parent
 TOYS = sorted(path for path in (TESTS / "toys").glob("*.py") if path.stem != "__init__")
 # parity with gradients, padding, masks, prompts and steps; fairseq's contract and checkpoints; beam search; streaming
 PARITY = [f"attention/test_{about}.py" for about in ("forms", "causality", "chunks")]
-SUITES = ["modules", "models/test_nmt.py", "models/test_streaming_encoder.py"]
-SUITES += ["models/test_lm.py", "attention"] if covering.whole_products else PARITY
+SUITES = ["modules/test_attention.py", "models/test_nmt.py", *PARITY]
+if covering.whole_products:
+    SUITES = ["attention", "modules", *(f"models/test_{model}.py" for model in ("nmt", "lm", "streaming_encoder"))]
 
 
 def run_with_toys(*arguments: str, folder: Path = TESTS.parent) -> subprocess.CompletedProcess[str]:
@@ -55,7 +56,7 @@ def test_toys_pass_the_tests_of_all_mechanisms():
     found = run_with_toys(*(str(TESTS / suite) for suite in SUITES))
     assert found.returncode == 0, found.stdout[-4000:]
     passed = int(re.search(r"(\d+) passed", found.stdout).group(1))
-    assert passed > 45 * len(TOYS), found.stdout[-500:]
+    assert passed > 40 * len(TOYS), found.stdout[-500:]
 
 
 def test_a_wrong_toy_is_found(tmp_path):

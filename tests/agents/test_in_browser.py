@@ -185,6 +185,7 @@ class TestParts:
             assert parts.evaluate(f"events({pcm.tolist()}, {size}, {options})") == [asdict(event) for event in expected]
 
 
+@pytest.mark.full
 @in_chromium
 def test_the_page(browser, served, folder, speech, tmp_path):
     """A microphone, reloaded meanwhile, then a file in place of it."""

@@ -294,6 +294,7 @@ def curve(checkpoints, data_root: Path, talk_set: Path):  # noqa: F811
     return lambda out, *options: main(["curve", "--out", str(out), *fixed, *talks, "--segment-sizes", "100", *options])
 
 
+@pytest.mark.full
 def test_a_curve_of_talks_is_that_of_single_simulations(curve, simulate, tmp_path, capsys) -> None:
     out, options = tmp_path / "out", ["--k", "3", "--segment", "pause", "tokens", "--segment-tokens", "4"]
     assert curve(out, *options, "--drafts") == 0

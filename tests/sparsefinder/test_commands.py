@@ -441,6 +441,7 @@ def test_perplexity_of_a_masked_language_model(root):
     assert score(test, "entmax-window", {"sparse_window": 1}).quality != full.quality
 
 
+@pytest.mark.full
 def test_the_experiment_with_blocks(root, capsys):
     """Also from its files, without another pass; where every block is attended to it is full entmax.
 
@@ -467,6 +468,7 @@ def test_the_experiment_with_blocks(root, capsys):
     assert "another limit" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_language_model(root, capsys):
     lm = f"{root}/lm --task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 24"
     trained(root, "lm_entmax", f"{lm} --decoder-self-attention entmax", 10)
