@@ -206,10 +206,15 @@ def read_log(lines: Iterable[str], name: str = "") -> Iterator[dict[str, Any]]:
                     yield entry
 
 
+def entries(log: Path, name: str = "") -> list[dict[str, Any]]:
+    """The JSON objects in a log of all attempts, as `read_log`."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return list(read_log(lines, name))
+
+
 def speed(log: Path, unit: str) -> float | None:
     """The median training speed in a log, in words ("wps") or updates ("ups") a second; None when it has none."""
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        speeds = [float(entry[unit]) for entry in read_log(lines, "train_inner") if unit in entry]
+    speeds = [float(entry[unit]) for entry in entries(log, "train_inner") if unit in entry]
     measured = [one for one in speeds if one > 0]  # the first of a process may be 0
     return median(measured) if measured else None
 

@@ -210,7 +210,7 @@ class Anew(CachedMechanism):
 def steps(
     names: list[str], block: str, batch: int, width: int, length: int, place: measure.Place, seconds: float
 ) -> Found:
-    """Microseconds of one token of a decoder block, with sums that are made anew and with sums that are kept."""
+    """Microseconds of one token of a decoder block, with sums that are computed again and with sums that are kept."""
     past = past_of(block, batch, width, length, place)
     calls = {BASE: step_of(BASE, REUSE, past)}
     for kind in (kind for kind in STEPS if kind in names):

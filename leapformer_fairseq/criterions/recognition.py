@@ -31,16 +31,21 @@ class Recognition(LabelSmoothedCrossEntropyWithCtcCriterion):
         super().__init__(task, *smoothing, cfg.ctc_weight)
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
-        loss, size, log = super().forward(model, sample, reduce)
-        if not model.training and self.ctc_weight > 0:
-            log["char_errors"], log["chars"] = self._errors(model, sample)
+        if model.training or self.ctc_weight <= 0:
+            return super().forward(model, sample, reduce)
+        outputs: list[Any] = []  # of the one pass that the loss makes
+        hook = model.register_forward_hook(lambda *passed: outputs.append(passed[-1]))
+        try:
+            loss, size, log = super().forward(model, sample, reduce)
+        finally:
+            hook.remove()
+        log["char_errors"], log["chars"] = self._errors(model, outputs[0], sample)
         return loss, size, log
 
     @torch.no_grad()
-    def _errors(self, model: Any, sample: dict[str, Any]) -> tuple[int, int]:
+    def _errors(self, model: Any, output: Any, sample: dict[str, Any]) -> tuple[int, int]:
         """Wrong characters, and characters of the transcripts."""
-        inputs = {name: sample["net_input"][name] for name in ("src_tokens", "src_lengths")}
-        lprobs, lengths = model.get_ctc_output((None, {"encoder_out": model.encoder(**inputs)}), sample)
+        lprobs, lengths = model.get_ctc_output(output, sample)
         errors = chars = 0
         for units, length, target in zip(lprobs.argmax(-1).t(), lengths.tolist(), sample["target"], strict=True):
             spoken = units[:length].unique_consecutive()

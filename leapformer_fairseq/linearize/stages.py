@@ -22,7 +22,7 @@ from ..modules import BLOCKS
 from ..recipes.plans import Attention
 from ..recipes.shell import Shell
 from ..signature import signature
-from ..trainings import Work, read_log
+from ..trainings import Work, entries
 from .command import words_of
 from .pair import Pair, load_pair, mechanisms
 from .selection import Names, Swap, choose, kept, measured
@@ -263,8 +263,7 @@ def _teacher(path: Path) -> dict[str, Any]:
 
 def _log(folder: Path) -> list[dict[str, Any]]:
     """The numbers that a stage's training wrote."""
-    with (folder / "train.log").open(encoding="utf-8", errors="replace") as lines:
-        return list(read_log(lines))
+    return entries(folder / "train.log")
 
 
 def _best(log: list[dict[str, Any]]) -> dict[str, float]:

@@ -186,9 +186,8 @@ def _without_titles(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _best_accuracy(log: Path) -> float | None:
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        found = [float(entry["valid_accuracy"]) for entry in trainings.read_log(lines) if "valid_accuracy" in entry]
-    return max(found) if found else None
+    accuracies = [float(entry["valid_accuracy"]) for entry in trainings.entries(log) if "valid_accuracy" in entry]
+    return max(accuracies, default=None)
 
 
 def collect(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], Protocol]:

@@ -120,7 +120,7 @@ class Attention:
 
     @property
     def guesses_length(self) -> bool:
-        """Whether that mechanism takes lengths in steps where nobody knows them."""
+        """Whether that mechanism takes lengths in steps where the true ones are unknown."""
         return self.needs_length and any(name == "cosformer-step" and value != "0" for name, value in self._given)
 
     @property

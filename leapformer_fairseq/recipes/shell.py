@@ -244,8 +244,10 @@ class Losses:
 
 def _losses(entry: Mapping[str, Any], subset: str) -> str:
     """What a line of the log says, the first two of it while training."""
-    titles = {"loss": "loss", "l1_loss": "L1", "ppl": "perplexity", "accuracy": "accuracy"}
-    titles["char_error"] = "character error %"
+    titles = {
+        "loss": "loss", "l1_loss": "L1", "ppl": "perplexity", "accuracy": "accuracy",
+        "char_error": "character error %",
+    }  # fmt: skip
     wanted = list(titles) if subset else ["loss", "l1_loss"]
     return ", ".join(f"{titles[name]} {entry[subset + name]}" for name in wanted if subset + name in entry)
 

@@ -7,10 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import trainings
 from ..errors import LeapformerError
 from ..lines import read_lines, write_lines
-from ..trainings import Work
+from ..trainings import Work, entries
 from .options import Parser, list_of, one_of, whole
 from .plans import Attention
 from .recipe import ATTENTION, LIMITS, DataSet, Recipe, add_root
@@ -220,9 +219,8 @@ class FittedSpeech(SpeechTranslation):
 
     def _need_recognition(self, log: Path) -> None:
         """Raise LeapformerError, unless `--anyway`, if an encoder is no better to begin with than a random one."""
-        with log.open(encoding="utf-8", errors="replace") as lines:
-            entries = list(trainings.read_log(lines))
-        errors = [float(value) for entry in entries for name, value in entry.items() if name.endswith("_char_error")]
+        logged = (item for entry in entries(log) for item in entry.items())
+        errors = [float(value) for name, value in logged if name.endswith("_char_error")]
         if not errors:
             return  # of another criterion, by --asr-options
         wrong = f"at best, the recogniser gets {min(errors):.1f}% of the characters of dev wrong"
