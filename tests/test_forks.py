@@ -81,7 +81,7 @@ def test_folder_environment_and_input(tmp_path):
 
 
 def test_a_signal_ends_it(tmp_path):
-    command = leapformer("bench", "attention")
+    command = leapformer("bench", "attention", "--out", str(tmp_path / "bench"))  # it may come as far as that
     with (tmp_path / "log").open("wb") as log:
         fork = forks.Fork(command, subprocess.DEVNULL, log, subprocess.STDOUT, dict(os.environ), start_new_session=True)
         fork.send_signal(signal.SIGKILL)
