@@ -154,7 +154,7 @@ SPEECH: dict[str, tuple[Any, dict[str, Any]]] = {
     "fixed_pre_decision_ratio": (1, {}),
     "length_predictor": ("oracle", {}),
 }
-ELSEWHERE = {"join_sentences"}  # test_every_resume.py
+ELSEWHERE = {"join_sentences", "speed_perturbation"}  # models/test_task.py
 
 
 def translated(**options: Any) -> list[Any]:

@@ -33,7 +33,7 @@ from leapformer_fairseq.audio import OnlineFbank
 from leapformer_fairseq.data.joined import _over
 from leapformer_fairseq.linearize import selection
 from leapformer_fairseq.linearize.selection import Swap, choose
-from leapformer_fairseq.models.joined_speech import JoinedSentences
+from leapformer_fairseq.models.augmentation import JoinedSentences
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.models.task import get_batch_iterator
 from leapformer_fairseq.modules.decoding import Memory, fork_state
@@ -345,7 +345,7 @@ def test_joined_sentences_are_those_of_the_epoch() -> None:
     def drawn(seed: int, epoch: int) -> list[Any]:
         from fairseq.data.audio.dataset_transforms import CompositeAudioDatasetTransform
 
-        from leapformer_fairseq.models.joined_speech import join_sentences
+        from leapformer_fairseq.models.augmentation import join_sentences
 
         dataset = SimpleNamespace(
             cfg=SimpleNamespace(use_audio_input=False), dataset_transforms=CompositeAudioDatasetTransform([])

@@ -22,7 +22,7 @@ from ..audio import FRAME_MS, STATE_MS
 from ..data.manifests import read_manifest
 from ..errors import LeapformerError, first_line
 from ..files import write_with
-from ..models.joined_speech import LONGEST_PAUSE, pause
+from ..models.augmentation import LONGEST_PAUSE, pause
 from ..progress import Watch, unwatched
 from ..runtime.sentences import FRAMES, SentenceModel
 

@@ -217,6 +217,14 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
             help="train on up to N recordings joined to one, with and without pauses, so that the model learns to go "
             "on after the end of a sentence; a batch then has (N + 1) / 2 times as many frames on average (default: 1)",
         )
+        parser.add_argument(
+            "--speed-perturbation",
+            type=float,
+            default=0,
+            metavar="SHARE",
+            help="train on recordings played at rates drawn from 1 - SHARE to 1 + SHARE, with durations and "
+            "frequencies changed; 0.1 is usual (default: 0)",
+        )
         add_chunk_args(parser)
         add_attention_args(parser)
         add_length_args(parser)

@@ -21,13 +21,13 @@ from torch import Tensor
 from ..audio import AudioError, check_speech, open_audio
 from ..errors import LeapformerError
 from ..schedule import outrun
-from .joined_speech import JoinedSentences, join_sentences
+from .augmentation import JoinedSentences, join_sentences, perturb_speed
 
 logger = logging.getLogger(__name__)
 
 
 def load_dataset(task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any) -> None:
-    """As in fairseq, with sentences of a training set joined if requested.
+    """As in fairseq, with recordings of a training set joined and played at other speeds if requested.
 
     Raises LeapformerError for a row with wrong durations, and later for one that cannot be read.
     """
@@ -39,6 +39,7 @@ def load_dataset(task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any) 
         part._get_source_audio = partial(_read_or_name_row, part)
         if split.startswith("train"):  # fairseq knows training sets by their names, too
             join_sentences(part, getattr(task.args, "join_sentences", 1), task.args.seed)
+            perturb_speed(part, getattr(task.args, "speed_perturbation", 0))
 
 
 def load_dataset_for_wait_k(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import pickle
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from leapformer_fairseq import audio
 from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.models.augmentation import played
 from leapformer_fairseq.models.task import TASKS, adapt
 
 from .tiny import SIZES, dictionary
@@ -196,7 +198,7 @@ def speech(
     *audio_paths: Path,
     kind: type = SpeechToTextTask,
     splits: str = "dev",
-    join_sentences: int = 1,
+    options: Mapping[str, float] = MappingProxyType({}),
     **columns: str,
 ) -> Any:
     """A task of ours with manifests of these recordings."""
@@ -208,7 +210,7 @@ def speech(
     task = kind.__new__(kind)
     words = Dictionary()
     words.add_symbol("a")
-    task.args = SimpleNamespace(data=str(folder), seed=1, n_frames_per_step=1, join_sentences=join_sentences)
+    task.args = SimpleNamespace(data=str(folder), seed=1, n_frames_per_step=1, **options)
     task.datasets, task.speaker_to_id, task.multitask_tasks = {}, None, {}
     task.data_cfg, task.src_dict, task.tgt_dict = S2TDataConfig(folder / "config.yaml"), words, words
     task.build_tokenizer = task.build_bpe = lambda args: None
@@ -302,7 +304,7 @@ class TestManifests:
         """The recordings are tones of different lengths; pauses between them are silent, or repeat their frames."""
         lengths = [8_000, 12_000, 16_000]
         paths = [tone(tmp_path / f"{length}.wav", length) for length in lengths]
-        task = speech(tmp_path, *paths, splits="train,dev", join_sentences=3)
+        task = speech(tmp_path, *paths, splits="train,dev", options={"join_sentences": 3})
         for split in ("train", "dev"):
             task.load_dataset(split)
         whole = {len(task.datasets["dev"][i].source): task.datasets["dev"][i].source for i in range(3)}
@@ -325,18 +327,61 @@ class TestManifests:
 
     def test_sentences_that_cannot_be_joined(self, tmp_path):
         paths = tone(tmp_path / "a.wav"), tmp_path / "gone.wav"
-        task = speech(tmp_path, *paths, splits="train", join_sentences=0)
+        task = speech(tmp_path, *paths, splits="train", options={"join_sentences": 0})
         with pytest.raises(LeapformerError, match="--join-sentences 0: give at least 1"):
             task.load_dataset("train")
-        task = speech(tmp_path, *paths, splits="train", join_sentences=9)
+        task = speech(tmp_path, *paths, splits="train", options={"join_sentences": 9})
         task.load_dataset("train")
         with pytest.raises(LeapformerError, match=r"train\.tsv, row .*row 2 \(.*gone\.wav\)"):
             task.datasets["train"][0]
-        for more, said in (("use_audio_input: true", "has waveforms"), (CONCATENATED, "concataugment")):
-            (tmp_path / "config.yaml").write_text(f"{more}\n")
-            task.data_cfg = S2TDataConfig(tmp_path / "config.yaml")
-            with pytest.raises(LeapformerError, match=f"--join-sentences.*{said}"):
-                task.load_dataset("train")
+        (tmp_path / "config.yaml").write_text(f"{CONCATENATED}\n")
+        task.data_cfg = S2TDataConfig(tmp_path / "config.yaml")
+        with pytest.raises(LeapformerError, match=r"--join-sentences.*concataugment"):
+            task.load_dataset("train")
+
+    @pytest.mark.parametrize("rate", [0.9, 1, 1.08])
+    def test_filterbanks_at_another_speed_are_those_of_the_waveform_at_that_speed(self, rate):
+        """Noise with formants that swells and fades; the highest bins of slower speech are empty in truth."""
+        count = 48_000
+        hertz, swelling = np.fft.rfftfreq(count, 1 / audio.SAMPLE_RATE), np.sin(3 * np.arange(count) / 16_000) ** 2
+        formants = sum(1 / (1 + ((hertz - place) / 90) ** 2) for place in (500, 1_700, 3_000)) + 0.01
+        noise = np.random.default_rng(1).standard_normal(count) * (0.02 + swelling)
+        spectrum, resampled = np.fft.rfft(noise) * formants, round(count / rate)
+        kept = np.zeros(resampled // 2 + 1, complex)
+        kept[: len(hertz)] = spectrum[: len(kept)]
+        waves = np.fft.irfft(spectrum, count), np.fft.irfft(kept, resampled) * resampled / count
+        banks, wanted = (audio.fbank((wave / 3).astype(np.float32), audio.SAMPLE_RATE)[:, :76] for wave in waves)
+        found = played(np.pad(banks, ((0, 0), (0, 4)), mode="edge"), rate)[:, :76]
+        assert found.dtype == banks.dtype and found.shape == wanted.shape
+        for axis in (0, 1):  # the spectrum over all frames, and the loudness of each
+            true, off, before = (x.mean(axis) for x in (wanted, found, np.resize(banks, found.shape)))
+            assert np.abs(off - true).mean() < 0.2 * np.abs(before - true).mean() + 1e-4
+
+    def test_training_alone_hears_other_speeds(self, tmp_path):
+        paths = [tone(tmp_path / "a.wav")]
+        task = speech(tmp_path, *paths, splits="train,dev", options={"speed_perturbation": 0.2})
+        for split in ("train", "dev"):
+            task.load_dataset(split)
+        dataset = pickle.loads(pickle.dumps(task.datasets["train"]))
+        lengths = {len(dataset[0].source) for _ in range(30)}
+        assert len(task.datasets["dev"][0].source) == 48
+        assert 48 / 1.2 - 1 < min(lengths) < 44 and 53 < max(lengths) < 48 / 0.8 + 1, lengths
+
+    @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+    def test_speeds_that_cannot_be(self, tmp_path, share):
+        task = speech(tmp_path, tmp_path / "a.wav", splits="train", options={"speed_perturbation": share})
+        with pytest.raises(LeapformerError, match=f"--speed-perturbation {share}: give a share"):
+            task.load_dataset("train")
+
+    @pytest.mark.parametrize("option", ["join_sentences", "speed_perturbation"])
+    def test_waveforms_are_neither_joined_nor_played_faster(self, tmp_path, option):
+        task = speech(
+            tmp_path, tmp_path / "a.wav", splits="train", options={option: 2 if option == "join_sentences" else 0.1}
+        )
+        (tmp_path / "config.yaml").write_text("use_audio_input: true\n")
+        task.data_cfg = S2TDataConfig(tmp_path / "config.yaml")
+        with pytest.raises(LeapformerError, match=f"--{option.replace('_', '-')}.*has waveforms"):
+            task.load_dataset("train")
 
     @pytest.mark.parametrize(
         ("durations", "said"),

@@ -1,17 +1,20 @@
-"""Training on several sentences at once: recordings of the training set are joined, with and without pauses.
+"""Changes to the recordings of a training set, drawn again each time: some are joined, and all played at other speeds.
 
 A model that has only seen single sentences fails if an utterance contains more than one, as in talks without pauses.
+Other speeds make more of a few hours of speech (Ko et al., 2015, Interspeech).
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from fairseq.data.audio.audio_utils import get_features_or_waveform
 from fairseq.data.audio.dataset_transforms import CompositeAudioDatasetTransform
 from fairseq.data.audio.dataset_transforms.concataugment import ConcatAugment
+from fairseq.data.audio.feature_transforms import CompositeAudioFeatureTransform
 from fairseq.data.audio.speech_to_text_dataset import SpeechToTextDataset
 from torch import Tensor
 
@@ -21,6 +24,7 @@ from ..errors import LeapformerError
 PAUSES = 0.5  # share of the places between two sentences that get a pause
 LONGEST_PAUSE = 1500 // FRAME_MS
 SILENT = 0.5  # share of the pauses that are digital silence; the others sound like the quietest frames before them
+LOWEST_HZ = 20  # of Kaldi's filterbanks
 QUIET = 0.1  # share of a recording's frames that count as its quietest
 
 
@@ -83,3 +87,60 @@ def join_sentences(dataset: SpeechToTextDataset, most: int, seed: int) -> None:
     joined, others = JoinedSentences(most, seed), dataset.dataset_transforms.transforms
     dataset.dataset_transforms = CompositeAudioDatasetTransform([*others, joined])
     dataset.set_epoch = partial(setattr, joined, "epoch")
+
+
+class SpeedPerturbation:
+    """Filterbanks as if the recording were played faster or slower, by a rate drawn from 1 - `most` to 1 + `most`.
+
+    As when a waveform is resampled, durations are divided by the rate and frequencies multiplied by it. Both are
+    interpolated linearly between frames and between the centres of the bins, of Kaldi's mel scale up to 8 kHz; what a
+    lower rate leaves empty at the top is like the highest bin.
+    """
+
+    def __init__(self, most: float) -> None:
+        self.most = most
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(most={self.most})"
+
+    def __call__(self, frames: np.ndarray) -> np.ndarray:
+        """Filterbanks (T, bins) to (T / rate, bins), rounded, and at least one frame."""
+        return played(frames, 1 + self.most * (2 * np.random.random() - 1))  # as in SpecAugment: of the process
+
+
+def played(frames: np.ndarray, rate: float) -> np.ndarray:
+    """Filterbanks (T, bins) of a recording that is played at `rate` times its speed, (T / rate, bins)."""
+    count, bins = frames.shape
+    low, high = _mel(LOWEST_HZ), _mel(SAMPLE_RATE / 2)
+    step = (high - low) / (bins + 1)
+    hertz = 700 * np.expm1((low + step * np.arange(1, bins + 1)) / 1127)
+    heard = _between(frames.T, (_mel(hertz / rate) - low) / step - 1).T  # at each bin's frequency divided by the rate
+    return _between(heard, np.linspace(0, count - 1, max(1, round(count / rate))))
+
+
+def _mel(hertz: float | np.ndarray) -> Any:
+    return 1127 * np.log1p(hertz / 700)
+
+
+def _between(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Rows (m, ...) at places (n,) between them; before the first and after the last as there."""
+    places = np.clip(places, 0, len(rows) - 1)
+    before = np.floor(places).astype(int)
+    after = np.minimum(before + 1, len(rows) - 1)
+    share = (places - before).astype(rows.dtype)[:, None]
+    return (1 - share) * rows[before] + share * rows[after]
+
+
+def perturb_speed(dataset: SpeechToTextDataset, most: float) -> None:
+    """Let a training set be heard at rates from 1 - `most` to 1 + `most`.
+
+    Raises LeapformerError for a share that is not at least 0 and less than 1, and for a data set of waveforms.
+    """
+    if not 0 <= most < 1:
+        raise LeapformerError(f"--speed-perturbation {most}: give a share of the speed, from 0 to less than 1, as 0.1")
+    if not most:
+        return
+    if dataset.cfg.use_audio_input:
+        raise LeapformerError("--speed-perturbation changes filterbanks, this data set has waveforms; leave it out")
+    others = [] if dataset.feature_transforms is None else dataset.feature_transforms.transforms
+    dataset.feature_transforms = CompositeAudioFeatureTransform([SpeedPerturbation(most), *others])
