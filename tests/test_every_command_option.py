@@ -120,6 +120,7 @@ QUALITY = (
 SCORE: dict[str, tuple[list[str], list[str], set[str]]] = {
     "output": (GENERATED, ["other.txt", *GENERATED[1:]], {"scores"}),
     "--references": (GENERATED, ["generate.txt", "--references", "pieces"], {"scores", "length_ratio"}),
+    "--training-text": (GENERATED, [*GENERATED, "--training-text", "text"], {"scores", "signatures"}),
     "--text": (["eval.log", "--text", "references"], ["eval.log", "--text", "text"], {"status"}),
     "--examples": (
         ["validate.log", "--examples", "references"],

@@ -15,7 +15,7 @@ from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.scoring import latency
 from leapformer_fairseq.scoring.latency import latency_scores, simultaneity, yet_another_average_lagging
 from leapformer_fairseq.scoring.marks import below_twins, length_ratio, marks
-from leapformer_fairseq.scoring.quality import bleu, chrf
+from leapformer_fairseq.scoring.quality import bleu, chrf, quality, rare_recall
 from leapformer_fairseq.scoring.report import score_run
 from leapformer_fairseq.scoring.runlog import Instance, read_compute, read_instances, read_threads
 
@@ -162,6 +162,31 @@ def test_tokenizer_errors_are_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_sentences_must_pair_up(predictions: list[str], references: list[str]) -> None:
     with pytest.raises(LeapformerError, match="one for each"):
         chrf(predictions, references)
+
+
+def test_only_rare_words_that_were_said_count(tmp_path: Path) -> None:
+    """The 100 frequent words of the text are w0 to w99; X and x are one word."""
+    training = [f"w{i} w{i}" for i in range(100)] + ["zug ."]
+    references, predictions = ["W3 zug X x !", "w1 w2", "haus"], ["w3 , x x x w7", "nichts", "Haus"]
+    found = rare_recall(predictions, references, training)
+    assert found.per_sentence == pytest.approx((50, 100, 100)) and found.value == pytest.approx(60)
+    assert found.signature == "frequent:100|case:lc|tok:13a|words:5"
+    assert rare_recall(references, references, []).value == rare_recall(["x"], ["w1"], ["w1"]).per_sentence[0] == 100
+    (tmp_path / "text").write_text("\n".join(training))
+    assert [score.name for score in quality(predictions, references)] == ["BLEU", "chrF"]
+    assert quality(predictions, references, "char", tmp_path / "text")[2].signature.count("char") == 1
+    with pytest.raises(LeapformerError, match="--training-text"):
+        quality(predictions, references, training=tmp_path / "nothing")
+
+
+def test_rare_words_are_of_translations(tmp_path: Path) -> None:
+    write_run(tmp_path, entry(prediction="eins zwei x y"))
+    (tmp_path / "text").write_text("eins\n")
+    given = ["--training-text", str(tmp_path / "text")]
+    assert run_command(str(tmp_path), *given, "--json", str(tmp_path / "s.json")) == 0
+    assert json.loads((tmp_path / "s.json").read_text())["scores"]["rare_recall"] == pytest.approx(50)
+    with pytest.raises(LeapformerError, match="--training-text is for translations"):
+        run_command("eval.log", "--text", "text", *given)
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ HELP = (
 _UNITS_OF_SCORES = {
     "BLEU": "",
     "chrF": "",
+    "rare_recall": "%",
     "AP": "",
     "perplexity": "",
     "bits": "per token",
@@ -43,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--references", metavar="FILE",
         help="for a generate-*.txt, and with --segments: one detokenised reference per line",
+    )  # fmt: skip
+    parser.add_argument(
+        "--training-text", metavar="FILE",
+        help="the target side of the training data: also score how many of the references' words that are not among "
+        "its 100 most frequent were translated (rare_recall)",
     )  # fmt: skip
     parser.add_argument("--text", metavar="FILE", help="for the output of eval-lm: the text that was evaluated")
     parser.add_argument(
@@ -67,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
             "--references is for translations, --text for language models, --examples for validate; give one of them"
         )
     of_talks = score_talks.serves(args)
+    if args.training_text and (of_talks or args.text or args.examples):
+        raise LeapformerError("--training-text is for translations of sentences; leave it out here")
     threads: int | None = None  # of the run, which logs of other programs do not tell
     if len(args.output) > 1 and not args.references and not of_talks:
         raise LeapformerError(f"{args.output[1]}: only translations are scored from several files, with --references")
@@ -74,13 +82,13 @@ def run(args: argparse.Namespace) -> int:
     if of_talks:
         report = score_talks.score(args)
     elif args.references:
-        report = score_generation(args.output, args.references, args.tokenize)
+        report = score_generation(args.output, args.references, args.tokenize, args.training_text)
     elif args.text:
         report = score_evaluation(output, count_tokens(args.text))
     elif args.examples:
         report = score_validation(output, sum(1 for _ in read_lines(Path(args.examples))))
     else:
-        report, threads = score_run(output, args.tokenize, args.unit), read_threads(output)
+        report, threads = score_run(output, args.tokenize, args.unit, args.training_text), read_threads(output)
     if args.checkpoint:
         from ..checkpoints import describe_checkpoint  # imports torch, which scores do not need
 

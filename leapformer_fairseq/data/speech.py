@@ -103,7 +103,10 @@ def prepare(
     for task in TASKS:
         _write_subwords(out, task, dataset, vocab_size)
         write_config(out / f"config_{task}.yaml", f"spm_{task}", SPECAUGMENT)
-    for split in dataset.splits[1:]:
+    train, *others = dataset.splits
+    texts = (row["tgt_text"] for row in read_manifest(out / f"{train}_st.tsv", "tgt_text"))
+    write_lines(out / f"{train}.target", texts)  # for `leapformer score --training-text`
+    for split in others:
         _write_evaluation_lists(out, split)
     return done
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,6 +84,11 @@ class SpeechTranslation(Recipe):
             words += self.options("length") if s.offline else ["--length-predictor", "oracle"]
         return words
 
+    @property
+    def scoring(self) -> Sequence[object]:
+        """Options of `leapformer score`."""
+        return []
+
     # ---------------------------------------------------------------------------------------------------------- steps
     def prepare_options(self) -> list[object]:
         """The location of the data."""
@@ -150,10 +155,14 @@ class SpeechTranslation(Recipe):
             for k in [] if s.offline else s.k:
                 out = results / f"k{k}"
                 self.shell.say(f"{name}: simultaneous translation with k = {k}")
-                work = simulate(self.shell, self.data, name, checkpoint, k, out, *self.options("eval"))
+                work = simulate(
+                    self.shell, self.data, name, checkpoint, k, out, *self.options("eval"), scoring=self.scoring
+                )
                 self.shell.run(self.shell.once(out, work))
             self.shell.say(f"{name}: offline translation, beam 5")
-            whole_sources = translate_offline(self.shell, self.data, name, checkpoint, results / "offline", "--beam", 5)
+            whole_sources = translate_offline(
+                self.shell, self.data, name, checkpoint, results / "offline", "--beam", 5, scoring=self.scoring
+            )
             self.shell.run(self.shell.once(results / "offline", whole_sources))
 
     def force(self, checkpoint: Path, out: Path) -> Work:
@@ -192,6 +201,11 @@ class FittedSpeech(SpeechTranslation):
         for step in steps:
             super().run([step])
             self._fit_chunks()
+
+    @property
+    def scoring(self) -> Sequence[object]:
+        """A few hours suffice for BLEU by frequent words, so that the rare ones are counted, too."""
+        return ["--training-text", self.data / "train.target"]
 
     @cached_property
     def fitted(self) -> dict[str, list[str]]:
@@ -267,7 +281,16 @@ def train_speech(shell: Shell, name: str, data: Path, task: str, save: Path, *wo
     )  # fmt: skip
 
 
-def simulate(shell: Shell, data: Path, name: str, checkpoint: Path, k: int, out: Path, *words: object) -> Work:
+def simulate(
+    shell: Shell,
+    data: Path,
+    name: str,
+    checkpoint: Path,
+    k: int,
+    out: Path,
+    *words: object,
+    scoring: Sequence[object] = (),
+) -> Work:
     """Run SimulEval with the wait-k agent on a list of recordings, then score. One thread, because time is measured."""
     yield from shell.logged(
         out / "log", "--agent-class", "leapformer_fairseq.agents.LeapformerAgent", "--checkpoint", checkpoint,
@@ -276,10 +299,12 @@ def simulate(shell: Shell, data: Path, name: str, checkpoint: Path, k: int, out:
         "--quality-metrics", "BLEU", "--latency-metrics", "AL", "LAAL", "AP", "DAL", "ATD", *words,
         program="simuleval", threads=1,
     )  # fmt: skip
-    yield from shell.leapformer("score", out, "--json", out / "scores.json")
+    yield from shell.leapformer("score", out, *scoring, "--json", out / "scores.json")
 
 
-def translate_offline(shell: Shell, data: Path, name: str, checkpoint: Path, out: Path, *words: object) -> Work:
+def translate_offline(
+    shell: Shell, data: Path, name: str, checkpoint: Path, out: Path, *words: object, scoring: Sequence[object] = ()
+) -> Work:
     """Run fairseq-generate on whole recordings, then our scoring."""
     yield from shell.logged(
         out / "log", "generate", data, "--task", "speech_to_text", "--config-yaml", "config_st.yaml", "--gen-subset",
@@ -287,7 +312,7 @@ def translate_offline(shell: Shell, data: Path, name: str, checkpoint: Path, out
         *LIMITS, "--results-path", out, *words,
     )  # fmt: skip
     yield from shell.leapformer(
-        "score", out / f"generate-{name}_st.txt", "--references", data / f"{name}.target", "--json",
+        "score", out / f"generate-{name}_st.txt", "--references", data / f"{name}.target", *scoring, "--json",
         out / "scores.json",
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from .names import run_title
 COLUMNS = {
     "BLEU": "BLEU",
     "chrF": "chrF",
+    "rare words %": "rare_recall",
     "AL ms": "AL",
     "LAAL ms": "LAAL",
     "AP": "AP",
@@ -33,7 +34,11 @@ COLUMNS = {
     "perplexity": "perplexity",
 }
 
-_FORMATS = {"BLEU": ".1f", "chrF": ".1f", "AP": ".2f", "compute": ".3f", "without_prenet": ".3f", "perplexity": ".2f"}
+_FORMATS = {
+    **dict.fromkeys(("BLEU", "chrF", "rare_recall"), ".1f"),
+    **dict.fromkeys(("AP", "perplexity"), ".2f"),
+    **dict.fromkeys(("compute", "without_prenet"), ".3f"),
+}
 
 
 def collect(folder: str | Path) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def _threads(scores: dict[str, Any]) -> int | None:
 def table(comparison: dict[str, Any], style: str = "simple") -> str:
     """One line per system and k; "github" is Markdown."""
     rows = [(system["title"], row) for system in comparison["systems"].values() for row in system["rows"]]
-    optional = ("YAAL", "AL_CA", "compute", "without_prenet", "perplexity")  # not every run has them
+    optional = ("rare_recall", "YAAL", "AL_CA", "compute", "without_prenet", "perplexity")  # not every run has them
     columns = {
         title: key for title, key in COLUMNS.items() if key not in optional or any(row.get(key) for _, row in rows)
     }

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import LeapformerError
 from ..lines import read_lines
 from .marks import length_ratio, marks
-from .quality import bleu, chrf
+from .quality import quality
 from .runlog import INSTANCES_LOG
 
 
@@ -82,14 +82,18 @@ def aligned_hypotheses(paths: Sequence[str | Path], references: Sequence[str]) -
     return [hypotheses[i] for i in range(len(references))]
 
 
-def score_generation(paths: Sequence[str | Path], references: str | Path, tokenize: str = "13a") -> dict[str, Any]:
+def score_generation(
+    paths: Sequence[str | Path], references: str | Path, tokenize: str = "13a", training: str | Path | None = None
+) -> dict[str, Any]:
     """BLEU and chrF of generated text, of all its shards, against one reference per line, with signatures and marks.
+
+    `training`: a text that the model was trained on, for the recall of rare words, too.
 
     Raises LeapformerError if a sentence is missing.
     """
     lines = read_references(references)
     predictions = aligned_hypotheses(paths, lines)
-    scores = (bleu(predictions, lines, tokenize), chrf(predictions, lines))
+    scores = quality(predictions, lines, tokenize, training)
     lengths = length_ratio(predictions, lines)
     return {
         "scores": {score.name: score.value for score in scores},

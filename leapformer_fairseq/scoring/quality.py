@@ -1,17 +1,21 @@
-"""Translation quality with sacreBLEU; each score has a signature, which makes it comparable."""
+"""Translation quality, mostly with sacreBLEU; each score has a signature, which makes it comparable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from ..errors import LeapformerError
+from ..lines import read_lines
 
 SEED = 12345  # of resampling, sacreBLEU's
+FREQUENT = 100  # words of the training text that a model writes whether they were said or not
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,19 @@ class QualityScore:
     interval: float | None = None
 
 
+def quality(
+    predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a", training: str | Path | None = None
+) -> tuple[QualityScore, ...]:
+    """BLEU, chrF and, with a text that the model was trained on, the recall of rare words.
+
+    Raises LeapformerError for a tokenizer that cannot be used, or a text that cannot be read.
+    """
+    scores = bleu(predictions, references, tokenize), chrf(predictions, references)
+    if training is None:
+        return scores
+    return (*scores, rare_recall(predictions, references, read_lines(Path(training), "--training-text"), tokenize))
+
+
 def bleu(
     predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a", samples: int = 0
 ) -> QualityScore:
@@ -37,19 +54,48 @@ def bleu(
     order (n-grams longer than the sentence do not count). `samples`: number of resamples for the interval, 0 for none.
     Raises LeapformerError for a tokenizer that is unknown or not installed.
     """
+    corpus, sentence = _bleu(tokenize), _bleu(tokenize, effective_order=True)
+    return _score("BLEU", corpus, sentence, predictions, references, samples)
+
+
+def _bleu(tokenize: str, effective_order: bool = False, lowercase: bool = False) -> BLEU:
     if tokenize not in BLEU.TOKENIZERS:
         choices = ", ".join(sorted(BLEU.TOKENIZERS))
         raise LeapformerError(f"sacreBLEU has no tokenizer {tokenize!r}; choose from {choices}")
     try:
-        corpus, sentence = BLEU(tokenize=tokenize), BLEU(tokenize=tokenize, effective_order=True)
+        return BLEU(lowercase, tokenize=tokenize, effective_order=effective_order)
     except (ImportError, RuntimeError) as error:
         raise LeapformerError(f"tokenizer {tokenize!r} cannot be used: {' '.join(str(error).split())}") from error
-    return _score("BLEU", corpus, sentence, predictions, references, samples)
 
 
 def chrf(predictions: Sequence[str], references: Sequence[str], samples: int = 0) -> QualityScore:
     """Corpus chrF2 (Popović 2015, W15-3049): F-score of character n-grams, independent of any tokenizer."""
     return _score("chrF", CHRF(), CHRF(), predictions, references, samples)
+
+
+def rare_recall(
+    predictions: Sequence[str], references: Sequence[str], training: Iterable[str], tokenize: str = "13a"
+) -> QualityScore:
+    """Of 100 words of the references that are not among the `FREQUENT` words of a training text, how many were found.
+
+    A word is found as often as the translation of its sentence has it. Words are in lower case, as the tokenizer cuts
+    them. A model that writes fluent sentences about something else gets BLEU for frequent words, and nothing here. A
+    sentence without such words has 100.
+    """
+    words = _bleu(tokenize, lowercase=True)
+    cut = [[Counter(words._preprocess_segment(text).split()) for text in texts] for texts in (predictions, references)]
+    counts = sum((Counter(words._preprocess_segment(text).split()) for text in training), Counter[str]())
+    frequent = {word for word, _ in counts.most_common(FREQUENT)}
+    found, wanted = list[int](), list[int]()
+    for prediction, reference in zip(*cut, strict=True):
+        rare = {word: count for word, count in reference.items() if word not in frequent}
+        wanted.append(sum(rare.values()))
+        found.append(sum(min(count, prediction[word]) for word, count in rare.items()))
+    per_sentence = tuple(100 * one / all if all else 100.0 for one, all in zip(found, wanted, strict=True))
+    value = 100 * sum(found) / max(1, sum(wanted))
+    return QualityScore(
+        "rare_recall", value, f"frequent:{FREQUENT}|case:lc|tok:{tokenize}|words:{sum(wanted)}", per_sentence
+    )
 
 
 def _score(
