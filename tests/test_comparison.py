@@ -98,7 +98,7 @@ def test_systems_are_collected_in_order(folder):
 
 def test_systems_of_one_name_are_told_apart_by_their_folders(folder):
     scored(folder / "again/k9", 60, 2000)
-    (folder / "again/options").write_text("--attention leap:encoder-causal --seed 2\n")
+    (folder / "again/options").write_text("--attention leap:encoder-causal --seed 1\n")
     titles = {name: system["title"] for name, system in collect(folder)["systems"].items()}
     assert titles["again"] == "LeaPformer, causal encoder (again)" and titles["softmax/tst"] == "softmax/tst"
 
@@ -107,6 +107,7 @@ def test_systems_of_one_name_are_told_apart_by_their_folders(folder):
     ("name", "options", "title"),
     [
         ("x", "--attention gated-leap:encoder-chunk-ms=280 --seed 1", "gated LeaPformer, encoder in chunks"),
+        ("x-seed2/test", "--attention relu --seed 2", "ReLU attention, encoder sees the whole source, seed 2, test"),
         ("x", "--attention leap --seed 1 --train-k 3", "LeaPformer, encoder sees the whole source, trained for k = 3"),
         (
             "x", "--attention leap/leap/softmax:luna-length=8",

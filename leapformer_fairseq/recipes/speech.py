@@ -52,6 +52,7 @@ class SpeechTranslation(Recipe):
             "tokens after their end, as for table 10 of the LeaPformer paper, which does not say how many it took",
             whole(),
         )  # fmt: skip
+        parser.option("--seed", "N", "of both trainings", whole(), default=1)
         parser.option("--vocab-size", "N", "subwords per language", whole())
         parser.option("--workers", "N", "processes that prepare the data", whole(), default=1)
         parser.option("--average", "N", "translate with the average of the last N epochs", whole())
@@ -69,11 +70,16 @@ class SpeechTranslation(Recipe):
     # ---------------------------------------------------------------------------------------------------------- names
     @property
     def recogniser(self) -> Path:
-        return self.out / f"asr-{self.settings.attention.encoder.folder}"
+        return self.out / f"asr-{self.settings.attention.encoder.folder}{self._of_seed}"
 
     @property
     def run_folder(self) -> Path:
-        return self.out / (self.settings.attention.folder + ("-offline" if self.settings.offline else ""))
+        offline = "-offline" if self.settings.offline else ""
+        return self.out / f"{self.settings.attention.folder}{offline}{self._of_seed}"
+
+    @property
+    def _of_seed(self) -> str:
+        return "" if self.settings.seed == 1 else f"-seed{self.settings.seed}"
 
     @property
     def plan(self) -> list[str]:
@@ -146,7 +152,8 @@ class SpeechTranslation(Recipe):
 
     def options(self, name: str) -> list[str]:
         more = ["--max-after-read", "10"] if name == "eval" and self.settings.longest else []
-        return [*super().options(name), *more]
+        seed = ["--seed", str(self.settings.seed)] if name in ("asr", "st") and self.settings.seed != 1 else []
+        return [*super().options(name), *more, *seed]
 
     def translate(self, checkpoint: Path, name: str) -> None:
         """Translate a test set, for every k unless offline, and as a whole."""

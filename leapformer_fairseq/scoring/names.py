@@ -36,7 +36,9 @@ def attention_title(text: str, chunk_length: bool = False) -> str:
 
 
 def run_title(name: str, options: str) -> str:
-    """A name for the run in the folder `name` with these options: the plan, how k was trained, the test set."""
+    """A name for the run in the folder `name` with these options: the plan, how k was trained, another seed than 1, the
+    test set.
+    """
     words = dict(re.findall(r"--([\w-]+)[ =]([^\s-]\S*)", options))
     plan = words.get("attention")
     if plan is None:
@@ -46,5 +48,6 @@ def run_title(name: str, options: str) -> str:
         chunk = f":encoder-chunk-ms={words['encoder-chunk-ms']}" if "encoder-chunk-ms" in words else ""
         plan = "/".join(plans) + chunk + (":encoder-causal" if "--encoder-causal" in options.split() else "")
     trained = f"trained for k = {words['train-k']}" if "train-k" in words else ""
+    seed = f"seed {words['seed']}" if words.get("seed", "1") != "1" else ""
     _, _, test_set = name.partition("/")
-    return ", ".join(filter(None, (attention_title(plan), trained, test_set)))
+    return ", ".join(filter(None, (attention_title(plan), trained, seed, test_set)))
