@@ -9,7 +9,7 @@ import pytest
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.scoring.significance import as_rows, paired_bootstrap, read_systems
+from leapformer_fairseq.scoring.significance import as_rows, by_length, paired_bootstrap, read_systems
 
 WORDS = ["the", "a", "small", "old", "red", "house", "tree", "dog", "sees", "finds"]
 
@@ -64,6 +64,36 @@ def test_the_command(tmp_path, references, capsys):
     shown = capsys.readouterr().out
     assert "p = 0.00" in shown and "bs:200" in shown
     assert [row["system"] for row in json.loads(saved.read_text())["rows"]] == ["a", "b"]
+
+
+def test_groups_from_short_to_long(tmp_path, references, capsys):
+    """System b is wrong in the 15 longest sentences alone."""
+    lengths = [1 + 37 * i % 60 for i in range(60)]
+    sources, saved = tmp_path / "sources", tmp_path / "found.json"
+    sources.write_text("".join("w " * length + "\n" for length in lengths))
+    texts = sentences(0), [line if n <= 45 else "nothing" for line, n in zip(sentences(0), lengths, strict=True)]
+    runs = [write(tmp_path / name / "test", lines) for name, lines in zip("ab", texts, strict=True)]
+    command = ["compare", *runs, "--references", str(references), "--samples", "100", "--by-length", str(sources)]
+    assert main([*command, "--json", str(saved)]) == 0
+    rows = [row for row in json.loads(saved.read_text())["rows"] if row["system"] == "b"]
+    assert [row["words"] for row in rows] == ["", "1-15", "16-30", "31-45", "46-60"]
+    assert [row["sentences"] for row in rows] == [60, 15, 15, 15, 15]
+    assert [round(row["chrF"]["score"]) for row in rows[1:4]] == [100] * 3 and rows[4]["chrF"]["score"] < 20
+    assert [row["BLEU"]["p"] < 0.05 for row in rows] == [True, False, False, False, True]
+    assert "| 46-60   | 15" in capsys.readouterr().out
+    assert main([*command, "--groups", "2"]) == 0
+    assert "1-30" in capsys.readouterr().out
+
+
+def test_groups_that_cannot_be(tmp_path):
+    texts = {"a": ["x", "y"]}
+    assert list(by_length(texts, ["x", "y"], ["v w", "v w"], 2)) == ["2-2", "2-2 (2)"]
+    with pytest.raises(LeapformerError, match="--by-length has 1 lines for 2 references"):
+        by_length(texts, ["x", "y"], ["x"], 1)
+    for groups in (0, 3):
+        with pytest.raises(LeapformerError, match=f"--groups {groups}: give 1 to 2"):
+            by_length(texts, ["x", "y"], ["x", "y"], groups)
+    assert main(["compare", "a", "b", "--references", "r", "--groups", "2"]) == 2
 
 
 def test_what_cannot_be_compared(tmp_path, references):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
+from ..errors import LeapformerError
 from ..files import write_json
-from ..scoring.significance import SAMPLES, as_rows, paired_bootstrap, read_systems
+from ..lines import read_lines
+from ..scoring.significance import SAMPLES, as_rows, by_length, paired_bootstrap, read_systems
 from ..signature import signature
 
+GROUPS = 4
 HELP = "whether translations differ by more than the choice of test sentences: paired bootstrap"
 
 
@@ -21,20 +25,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--references", required=True, metavar="FILE", help="one detokenised reference per line")
     parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
     parser.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"resamples (default: {SAMPLES:,})")
+    parser.add_argument(
+        "--by-length", metavar="FILE",
+        help="one sentence per line, such as the sources: also compare groups of equal size by their number of words",
+    )  # fmt: skip
+    parser.add_argument("--groups", type=int, metavar="N", help="for --by-length (default: 4)")
     parser.add_argument("--json", metavar="FILE", help="also write the scores to FILE")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print scores with confidence intervals and p. Raises LeapformerError for translations that cannot be compared."""
+    if args.groups is not None and not args.by_length:
+        raise LeapformerError("--groups belongs to --by-length; give both, or leave it out")
     systems, references = read_systems([args.baseline, *args.systems], Path(args.references))
-    found, signatures = paired_bootstrap(systems, references, args.tokenize, args.samples)
-    rows = as_rows(found)
+    sets = {"": (systems, references)}
+    if args.by_length:
+        measured = list(read_lines(Path(args.by_length), "--by-length"))
+        sets |= by_length(systems, references, measured, GROUPS if args.groups is None else args.groups)
+    rows: list[dict[str, Any]] = []
+    for words, (texts, wanted) in sets.items():
+        found, signatures = paired_bootstrap(texts, wanted, args.tokenize, args.samples)
+        rows += [{"words": words, "sentences": len(wanted)} | row if args.by_length else row for row in as_rows(found)]
     lines = [
-        [row["system"]]
+        ([row["words"] or "all", row["sentences"]] if args.by_length else [])
+        + [row["system"]]
         + [f"{row[name]['score']:.2f} ± {row[name]['interval']:.2f}{_p(row[name]['p'])}" for name in signatures]
         for row in rows
     ]
-    print(tabulate(lines, ["", *signatures], tablefmt="github", disable_numparse=True))
+    headers = [*(["words", "sentences"] if args.by_length else []), "", *signatures]
+    print(tabulate(lines, headers, tablefmt="github", disable_numparse=True))
     print(
         f"\n±: 95 % interval; p: of the difference to {rows[0]['system']}, {args.samples:,} resamples of the sentences"
     )

@@ -65,6 +65,30 @@ def paired_bootstrap(
     return compared, {metric.removesuffix("2"): str(signature) for metric, signature in signatures.items()}
 
 
+def by_length(
+    systems: Mapping[str, Sequence[str]], references: Sequence[str], measured: Sequence[str], groups: int
+) -> dict[str, tuple[dict[str, list[str]], list[str]]]:
+    """Systems and references in `groups` of nearly equal size, from the shortest sentences to the longest.
+
+    `measured` has the sentences whose words count, such as the sources; groups are named after their number of words,
+    as in "3-9". Raises LeapformerError if there are not as many sentences, or fewer than groups.
+    """
+    if len(measured) != len(references):
+        raise LeapformerError(f"--by-length has {len(measured)} lines for {len(references)} references; give as many")
+    if not 1 <= groups <= len(measured):
+        raise LeapformerError(f"--groups {groups}: give 1 to {len(measured)}, the number of sentences")
+    words = [len(line.split()) for line in measured]
+    order = sorted(range(len(words)), key=words.__getitem__)
+    found: dict[str, tuple[dict[str, list[str]], list[str]]] = {}
+    for group in range(groups):
+        places = order[group * len(order) // groups : (group + 1) * len(order) // groups]
+        name = f"{words[places[0]]}-{words[places[-1]]}"
+        name += f" ({group + 1})" if name in found else ""
+        chosen = {system: [lines[i] for i in places] for system, lines in systems.items()}
+        found[name] = chosen, [references[i] for i in places]
+    return found
+
+
 def read_systems(places: Sequence[str], references: Path) -> tuple[dict[str, list[str]], list[str]]:
     """The translations of runs by name, and the references, one per line.
 
