@@ -85,4 +85,4 @@ def _shares(counts: Counter[str], total: int) -> Counter[str]:
     return shares
 
 
-DATASET = SpeechDataset(NAME, SPLITS, read_split, read_segment, tidy, vocab_size=1_000)
+DATASET = SpeechDataset(NAME, SPLITS, read_split, read_segment, tidy, vocab_size=1_000, transcript_type="char")

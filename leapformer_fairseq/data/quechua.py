@@ -29,4 +29,4 @@ def read_split(root: Path, split: str) -> list[Recording]:
     return read_segments(folder / "wav", texts / f"{name}.yaml", texts / f"{name}.que", texts / f"{name}.spa")
 
 
-DATASET = SpeechDataset(NAME, tuple(CALLED), read_split, read_segment, tidy, vocab_size=1_000)
+DATASET = SpeechDataset(NAME, tuple(CALLED), read_split, read_segment, tidy, vocab_size=1_000, transcript_type="char")

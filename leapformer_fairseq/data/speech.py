@@ -46,6 +46,9 @@ MIN_FRAMES, MAX_TRAINING_FRAMES = 5, 3000  # as in fairseq's recipes
 STATISTICS_FROM = 50_000  # utterances, spread evenly over the training split
 # The "LibriSpeech basic" policy of SpecAugment (Park et al., 2019, arXiv:1904.08779).
 SPECAUGMENT = {"freq_mask_N": 1, "freq_mask_F": 27, "time_mask_N": 1, "time_mask_T": 100, "time_mask_p": 1.0}
+FEW_HOURS = 20  # to train on, for which the recipes' models are tiny
+# Such a model learns more slowly with that policy and no better (docs/own_speech.md).
+LESS_SPECAUGMENT = SPECAUGMENT | {"freq_mask_F": 10, "time_mask_T": 20}
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,11 @@ def prepare(
         for split, recordings in pending.items():
             done[split] = _prepare_split(dataset, split, recordings, out, run)
             _write_state(out, dataset, root, vocab_size, done)
+    train, *others = dataset.splits
+    masks = LESS_SPECAUGMENT if done[train].seconds < FEW_HOURS * 3_600 else SPECAUGMENT
     for task in TASKS:
         _write_subwords(out, task, dataset, vocab_size)
-        write_config(out / f"config_{task}.yaml", f"spm_{task}", SPECAUGMENT)
-    train, *others = dataset.splits
+        write_config(out / f"config_{task}.yaml", f"spm_{task}", masks)
     texts = (row["tgt_text"] for row in read_manifest(out / f"{train}_st.tsv", "tgt_text"))
     write_lines(out / f"{train}.target", texts)  # for `leapformer score --training-text`
     for split in others:

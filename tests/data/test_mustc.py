@@ -16,7 +16,7 @@ from leapformer_fairseq import compat
 from leapformer_fairseq.audio import fbank, read_speech
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import mustc, speech
-from leapformer_fairseq.data.manifests import read_manifest
+from leapformer_fairseq.data.manifests import read_manifest, read_yaml
 from leapformer_fairseq.errors import LeapformerError
 
 from .trees import Spoken, mustc_tree, noises
@@ -167,6 +167,20 @@ class TestPreparation:
         decoded = task.target_dictionary.string(dataset[6].target, "sentencepiece")
         assert decoded == splits()["train"][6].target
         assert S2TDataConfig(out / "config_asr.yaml").vocab_filename == "spm_asr.txt"
+
+    def test_masks_and_the_text_of_training(self, whole, monkeypatch):
+        """A few hours are masked less; what was prepared before gets it when its recipe goes on."""
+        out = whole / "out"
+        texts = [row["tgt_text"] for row in read_manifest(out / "train_st.tsv", "tgt_text")]
+        assert (out / "train.target").read_text().splitlines() == texts and len(texts) == 7
+        masks = []
+        for few in (0, speech.FEW_HOURS):
+            monkeypatch.setattr(speech, "FEW_HOURS", few)
+            prepared(whole / "mustc", out)
+            masks.append(read_yaml(out / "config_st.yaml")["specaugment"])
+            assert masks[-1] == read_yaml(out / "config_asr.yaml")["specaugment"]
+        assert (masks[0]["freq_mask_F"], masks[0]["time_mask_T"]) == (27, 100)
+        assert masks[1]["freq_mask_F"] < 20 and masks[1]["time_mask_T"] < 50
 
     def test_several_processes_write_the_same(self, whole, tmp_path):
         one, two = whole / "out", prepared(whole / "mustc", tmp_path / "two", workers=2)
