@@ -39,13 +39,13 @@ setup(
     package_data={
         "leapformer_fairseq": [
             "py.typed",
-            "attention/ops/cpu/*.c",
-            "lra/*.json",
-            "lra/protocols/*.yaml",
+            "attention/decoding/cpu/*.c",
             "runtime/demo/*.*",
             "runtime/demo/model/*",
-            "serve/page/*.*",
-            "serve/page/local/*",
+            "runtime/serve/page/*.*",
+            "runtime/serve/page/local/*",
+            "studies/lra/*.json",
+            "studies/lra/protocols/*.yaml",
         ],
         "leapformer_fairseq.configs": ["*.yaml", "*/*.yaml"],
     },

@@ -7,9 +7,9 @@ import sys
 
 import soundfile
 
-from leapformer_fairseq.agents.loading import load_system
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.simul.loading import load_system
 
 checkpoint, data, config, recording = sys.argv[1:]
 system = load_system(checkpoint, data, config, PolicyOptions(k=3))

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import soundfile
 
-from leapformer_fairseq.agents.exported import ExportedSystem
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.stream import DecodingOptions
-from leapformer_fairseq.audio import SAMPLE_RATE, read_speech
 from leapformer_fairseq.data.manifests import read_manifest
-from leapformer_fairseq.files import read_json, write_json, write_text
+from leapformer_fairseq.runtime.audio import SAMPLE_RATE, read_speech
+from leapformer_fairseq.runtime.simul.exported import ExportedSystem
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions
+from leapformer_fairseq.support.files import read_json, write_json, write_text
 
 LAGGING, SECONDS = 3, (2.5, 3.5)
 FIRST_S = 1.2  # seconds of audio until the first word: live, it is there within two seconds of the command

@@ -9,7 +9,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 for python in "${PYTHON:-}" "$ROOT/.venv/bin/python" python3 python; do
     if [[ -n $python ]] && "$python" -c 'import sys, torch; assert sys.version_info >= (3, 11)' 2>/dev/null; then
         export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-        exec "$python" -m leapformer_fairseq.benchmarks.gpu "$@"
+        exec "$python" -m leapformer_fairseq.studies.benchmarks.gpu "$@"
     fi
 done
 echo "gpu.sh: no Python of 3.11 or newer with torch; name one: PYTHON=/path/to/python bash scripts/gpu.sh" >&2

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from leapformer_fairseq.trainings import PROGRAM, Process, run_all
+from leapformer_fairseq.studies.trainings import PROGRAM, Process, run_all
 
 from . import forks
 

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from leapformer_fairseq.acoustics.mel import MelConfig
-from leapformer_fairseq.agents.features import Cmvn
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.system import TranslationSystem
-from leapformer_fairseq.agents.text import Detokenizer
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.export.write import export_speech, export_synthesis
+from leapformer_fairseq.runtime.acoustics.mel import MelConfig
 from leapformer_fairseq.runtime.folder import HASH, MODEL, Folder, _hash
+from leapformer_fairseq.runtime.simul.features import Cmvn
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.text import Detokenizer
 from leapformer_fairseq.runtime.voice import ExportedVoice
+from leapformer_fairseq.simul.system import TranslationSystem
 
 from .agents.conftest import subwords
 from .made import made

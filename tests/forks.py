@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 from unittest.mock import patch
 
-from leapformer_fairseq import trainings
+from leapformer_fairseq.studies import trainings
 
 from . import kills
 

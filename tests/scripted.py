@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.times import ComputeTimes
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.times import ComputeTimes
 
 EOS, STATE_FRAMES, WORDS = 2, 4, 40
 RATE = 16_000

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.scoring.alignment import PUNCTUATION, mwer_segments, soft_segments
+from leapformer_fairseq.support.errors import LeapformerError
 
 REFERENCES = ["der Hund bellt laut.", "die Katze schläft nicht gern", "Gute Nacht!"]
 PREDICTION = "der Hunde bellt die Katze schläft gern gute Nacht! danke"

@@ -16,8 +16,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.optim import FairseqOptimizer, build_optimizer
 
 from leapformer_fairseq import register
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.optimizers.apollo import ApolloConfig
+from leapformer_fairseq.optim.apollo import ApolloConfig
+from leapformer_fairseq.support.errors import LeapformerError
 
 register()
 CURVATURE = torch.tensor([0.002, 0.005, 0.01], dtype=torch.float64)  # times 1 / 0.01, the least Hessian, below 2 / lr

@@ -8,10 +8,18 @@ import soundfile
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from leapformer_fairseq.audio import SAMPLE_RATE, OnlineFbank, fbank, file_kind, read_blocks, read_pcm, read_speech
 from leapformer_fairseq.data.recordings import Recording, Unusable, read_audible, read_mono, read_segment
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.serve.messages import Samples
+from leapformer_fairseq.runtime.audio import (
+    SAMPLE_RATE,
+    OnlineFbank,
+    fbank,
+    file_kind,
+    read_blocks,
+    read_pcm,
+    read_speech,
+)
+from leapformer_fairseq.runtime.serve.messages import Samples
+from leapformer_fairseq.support.errors import LeapformerError
 
 
 def noise(seconds: float, seed: int = 0) -> np.ndarray:
@@ -156,7 +164,7 @@ def test_samples_that_cannot_be_are_refused(tmp_path, reader, scale, said):
 @pytest.mark.parametrize("reader", ["whole", "segment", "of any kind", "at its own rate"])
 def test_what_would_fill_the_memory_is_refused_before_it_is_decoded(tmp_path, reader, monkeypatch):
     soundfile.write(tmp_path / "a.wav", noise(0.1), SAMPLE_RATE)
-    monkeypatch.setattr("leapformer_fairseq.audio.LONGEST", 1_000)
+    monkeypatch.setattr("leapformer_fairseq.runtime.audio.LONGEST", 1_000)
     monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises((LeapformerError, Unusable), match="more than fits in memory|too much to decode"):
         READERS[reader](tmp_path / "a.wav")

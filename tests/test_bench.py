@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from leapformer_fairseq.attention.ops import linear as forms
-from leapformer_fairseq.benchmarks import attention, measure, peers, tables
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.memory import MIB
+from leapformer_fairseq.studies.benchmarks import attention, measure, peers, tables
+from leapformer_fairseq.support.memory import MIB
 
 from .attention.cases import LINEAR
 

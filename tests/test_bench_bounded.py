@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import CAUSAL
-from leapformer_fairseq.benchmarks import bounded, measure
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.studies.benchmarks import bounded, measure
 
 CPU = measure.Place(torch.device("cpu"))
 NAMES = ["abc-mlp", "abc-cluster", "luna"]

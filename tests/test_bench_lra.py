@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import Mechanism, find
-from leapformer_fairseq.benchmarks import lra, measure
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.lra import composite
 from leapformer_fairseq.modules import MechanismAttention
+from leapformer_fairseq.studies.benchmarks import lra, measure
+from leapformer_fairseq.studies.lra import composite
+from leapformer_fairseq.support.errors import LeapformerError
 
 CPU = measure.Place(torch.device("cpu"))
 

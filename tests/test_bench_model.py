@@ -7,11 +7,11 @@ import pytest
 import torch
 from fairseq.speech_generator import AutoRegressiveSpeechGenerator
 
-from leapformer_fairseq.attention.linear.step import LinearStep
-from leapformer_fairseq.benchmarks import measure, model, tables
+from leapformer_fairseq.attention.decoding.linear import LinearStep
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.synthesis import Manner, synthesise
+from leapformer_fairseq.models.synthesis import Manner, synthesise
+from leapformer_fairseq.studies.benchmarks import measure, model, tables
+from leapformer_fairseq.support.errors import LeapformerError
 
 CPU = measure.Place(torch.device("cpu"))
 TINY = [model.Case(4, 6), model.Case(6, 9)]

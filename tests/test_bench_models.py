@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from leapformer_fairseq import register
 from leapformer_fairseq.attention import Mechanism
-from leapformer_fairseq.benchmarks import decode, measure, papers, train
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.modules import attentions
+from leapformer_fairseq.studies.benchmarks import decode, measure, papers, train
 
 CPU = measure.Place(torch.device("cpu"))
 EXPORTED = decode.exported
@@ -84,7 +84,7 @@ def test_filled_states_are_what_decoding_would_have_left():
 
 
 def test_a_wrong_decoder_is_refused(tiny_decode, tmp_path, capsys, monkeypatch):
-    from leapformer_fairseq.attention.linear.step import LinearStep
+    from leapformer_fairseq.attention.decoding.linear import LinearStep
 
     right = LinearStep.attend
     monkeypatch.setattr(LinearStep, "attend", lambda self, *args: right(self, *args) * 1.001)

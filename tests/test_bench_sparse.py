@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention.ops import blocks
-from leapformer_fairseq.benchmarks import measure, sparse
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.studies.benchmarks import measure, sparse
 
 CPU = measure.Place(torch.device("cpu"))
 

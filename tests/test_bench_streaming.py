@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
-from leapformer_fairseq.benchmarks import measure, streaming
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.simul.engine import IncrementalEngine, RecomputeEngine
+from leapformer_fairseq.studies.benchmarks import measure, streaming
 
 CPU = measure.Place(torch.device("cpu"))
 SIZES = {"encoder_layers": 2, "decoder_layers": 2, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24}
@@ -76,6 +76,6 @@ def test_growth_and_tokens_are_aimed_at_from_above():
     ]
     found = streaming.growth(rows, CPU)
     assert [(row["ratio"], row["aim"]) for row in found] == [(1.3, 1.1), (9.0, None)]
-    from leapformer_fairseq.benchmarks.tables import missed
+    from leapformer_fairseq.studies.benchmarks.tables import missed
 
     assert missed({"growth": found}) == ["leap, causal, longest to shortest, cost: 1.30, aim at most 1.1"]

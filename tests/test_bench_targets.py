@@ -9,8 +9,8 @@ import torch
 from fairseq.models.transformer import TransformerModelBase
 from fairseq.sequence_generator import SequenceGenerator
 
-from leapformer_fairseq.benchmarks import ctranslate, decode, measure, targets
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.studies.benchmarks import ctranslate, decode, measure, targets
 
 CPU = measure.Place(torch.device("cpu"))
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from leapformer_fairseq.checkpoints import (
+from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.models.averaging import (
     average_checkpoints,
     average_parameters,
     best_checkpoints,
@@ -18,8 +19,7 @@ from leapformer_fairseq.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 
 def write(path: Path, value: float = 0.0, maximize: bool = False, **more) -> Path:

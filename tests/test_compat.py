@@ -16,9 +16,11 @@ import pytest
 import soundfile
 import torch
 
-from leapformer_fairseq import audio, compat
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.compat import patches
+from leapformer_fairseq.compat.patch import Patch
+from leapformer_fairseq.runtime import audio
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .fresh import run_after
 
@@ -28,7 +30,7 @@ from fairseq.data import Dictionary  # noqa: E402
 from fairseq.data.audio import audio_utils  # noqa: E402
 from fairseq_cli import interactive, preprocess  # noqa: E402
 
-compat.apply()
+patches.apply()
 
 
 def run_python(code: str, **kwargs) -> subprocess.CompletedProcess:
@@ -43,7 +45,7 @@ def tone(rate: int = audio.SAMPLE_RATE) -> np.ndarray:
 
 def test_second_apply_changes_nothing():
     before = audio_utils.convert_waveform, options.parse_args_and_arch
-    assert compat.apply() == compat.apply()
+    assert patches.apply() == patches.apply()
     assert (audio_utils.convert_waveform, options.parse_args_and_arch) == before
 
 
@@ -51,15 +53,15 @@ def test_patch_that_is_not_needed_is_left_out(monkeypatch):
     def fail() -> None:
         raise AssertionError("patched although not needed")
 
-    patch = compat.Patch("unneeded", "a reason", "no version", needed=lambda: False, apply=fail)
-    monkeypatch.setattr(compat, "PATCHES", (patch,))
-    monkeypatch.setattr(compat, "_applied", {})
-    assert compat.apply() == []
+    patch = Patch("unneeded", "a reason", "no version", needed=lambda: False, apply=fail)
+    monkeypatch.setattr(patches, "PATCHES", (patch,))
+    monkeypatch.setattr(patches, "_applied", {})
+    assert patches.apply() == []
 
 
 # exit-code-134 stops threads that stay what they are; where their defect is, a thread is a daemon.
 @pytest.mark.parametrize(
-    "patch", [patch for patch in compat.PATCHES if patch.name != "exit-code-134"], ids=lambda patch: patch.name
+    "patch", [patch for patch in patches.PATCHES if patch.name != "exit-code-134"], ids=lambda patch: patch.name
 )
 def test_a_patch_removes_the_defect_that_it_looks_for(patch):
     assert not patch.needed()
@@ -71,12 +73,13 @@ def test_a_defect_is_looked_for_and_not_taken_for_granted():
         "import argparse, types, numpy, torch, fairseq.options as options\n"
         "from fairseq.data import iterators\n"
         "from fairseq.data.audio import audio_utils\n"
-        "from leapformer_fairseq import compat\n"
-        "found = {patch.name for patch in compat.PATCHES if patch.needed()}\n"
-        "others = {patch.name for patch in compat.PATCHES} - {'imports'}\n"  # fairseq is there by now
+        "from leapformer_fairseq.compat import patches\n"
+        "found = {patch.name for patch in patches.PATCHES if patch.needed()}\n"
+        "others = {patch.name for patch in patches.PATCHES} - {'imports'}\n"  # fairseq is there by now
         "assert found == others, found\n"  # the versions of these tests
         "numpy.compat = types.SimpleNamespace(long=int)\n"
-        "torch.serialization.add_safe_globals(compat.checkpoint_types())\n"
+        "from leapformer_fairseq.compat.checkpoints import checkpoint_types\n"
+        "torch.serialization.add_safe_globals(checkpoint_types())\n"
         "audio_utils.convert_waveform = lambda waveform, *args, **kwargs: (waveform, 16_000)\n"
         "audio_utils._get_torchaudio_fbank = lambda waveform, *args: waveform\n"
         "parse = options.parse_args_and_arch\n"
@@ -97,7 +100,7 @@ def test_a_defect_is_looked_for_and_not_taken_for_granted():
         "layers.get_layers = lambda *args: []\n"
         "from fairseq import models; models.build_model = lambda *args: 3\n"
         "import inspect; inspect.getsource = lambda function: 'daemon = False, \"rb\" !='\n"
-        "assert compat.apply() == [], compat.apply()"
+        "assert patches.apply() == [], patches.apply()"
     )
     done = run_after("import fairseq", code)
     assert done.returncode == 0, done.stderr

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.compat import distributed
 from leapformer_fairseq.data.arrays import About, Example, write_about, write_split
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.recipes.shell import Launcher, Shell
+from leapformer_fairseq.models.averaging import load_checkpoint
+from leapformer_fairseq.studies.recipes.shell import Launcher, Shell
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .commands import done, leapformer, run
 from .data.tiny_corpus import tiny_corpus

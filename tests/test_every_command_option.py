@@ -21,25 +21,24 @@ import numpy as np
 import pytest
 import torch
 
-from leapformer_fairseq import synthesis
-from leapformer_fairseq.acoustics import hifigan
-from leapformer_fairseq.agents import live, loading
-from leapformer_fairseq.agents.options import policy_options
 from leapformer_fairseq.cli import export as export_command
 from leapformer_fairseq.cli import main as entry
 from leapformer_fairseq.cli import serve as serve_command
 from leapformer_fairseq.data import tts as tts_data
 from leapformer_fairseq.export import check, write
-from leapformer_fairseq.loading import load_model
-from leapformer_fairseq.pictures import heatmaps, inputs, utterances
-from leapformer_fairseq.pictures.proportions import Proportions
+from leapformer_fairseq.models import hifigan, synthesis
+from leapformer_fairseq.models.loading import load_model
 from leapformer_fairseq.runtime import voice as runtime_voice
 from leapformer_fairseq.runtime.folder import Folder
+from leapformer_fairseq.runtime.serve import files as served_files
+from leapformer_fairseq.runtime.serve.files import FileServer
+from leapformer_fairseq.runtime.serve.talk import Limits
+from leapformer_fairseq.runtime.simul.options import policy_options
+from leapformer_fairseq.runtime.spoken import Manifests, Manner, Script, Utterance
 from leapformer_fairseq.scoring import alignment, pieces
-from leapformer_fairseq.serve import files as served_files
-from leapformer_fairseq.serve.files import FileServer
-from leapformer_fairseq.serve.talk import Limits
-from leapformer_fairseq.spoken import Manifests, Manner, Script, Utterance
+from leapformer_fairseq.scoring.pictures import heatmaps, inputs, utterances
+from leapformer_fairseq.scoring.pictures.proportions import Proportions
+from leapformer_fairseq.simul import live, loading
 
 from .exported import MELS
 from .scripted import ScriptedSystem, drawn
@@ -94,7 +93,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture(autouse=True)
 def a_day_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Signatures have the minute in them."""
-    monkeypatch.setattr("leapformer_fairseq.signature.environment", dict)
+    monkeypatch.setattr("leapformer_fairseq.support.signature.environment", dict)
 
 
 def options_of(name: str) -> set[str]:
@@ -528,7 +527,7 @@ def serve(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     monkeypatch.chdir(folder)
     monkeypatch.setattr(asyncio.unix_events._UnixSelectorEventLoop, "add_signal_handler",
                         lambda self, number, stop: signals.append(stop))  # fmt: skip
-    monkeypatch.setattr("leapformer_fairseq.serve.server.LiveServer.start", start)
+    monkeypatch.setattr("leapformer_fairseq.runtime.serve.server.LiveServer.start", start)
     monkeypatch.setattr(FileServer, "start", start)
     monkeypatch.setattr(live, "open_system", system)
     monkeypatch.setattr(live, "Session", lambda system, *given: (system.policy, system.step_frames, *given))

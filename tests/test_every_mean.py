@@ -12,15 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from leapformer_fairseq.agents.batch import _frames, _wait_k
-from leapformer_fairseq.agents.stream import DecodingOptions
-from leapformer_fairseq.checkpoints import average_parameters
 from leapformer_fairseq.data import tables
-from leapformer_fairseq.lra import grid
-from leapformer_fairseq.lra.protocols import load
-from leapformer_fairseq.schedule import unheard_share
+from leapformer_fairseq.models.averaging import average_parameters
+from leapformer_fairseq.runtime.schedule import unheard_share
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions
 from leapformer_fairseq.scoring.generation import score_generation
 from leapformer_fairseq.scoring.report import score_run
+from leapformer_fairseq.simul.batch import _frames, _wait_k
+from leapformer_fairseq.studies.lra import grid
+from leapformer_fairseq.studies.lra.protocols import load
 
 from . import losses
 from .exported import AHEAD, EOS, ONE_LAYER, speech_system

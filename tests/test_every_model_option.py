@@ -17,8 +17,8 @@ from fairseq.models.speech_to_text.convtransformer import ConvTransformerModel
 from torch import Tensor
 
 from leapformer_fairseq.data.arrays import About, Example, write_about, write_split
-from leapformer_fairseq.lengths import length_options
 from leapformer_fairseq.models.classifier import LeapformerClassifier
+from leapformer_fairseq.models.length_predictors import length_options
 from leapformer_fairseq.models.simulst import LeapformerSimulSTModel
 from leapformer_fairseq.modules import add_attention_args
 from leapformer_fairseq.tasks.classification import ClassificationConfig, ClassificationTask

@@ -15,12 +15,6 @@ import pytest
 import soundfile
 import torch
 
-from leapformer_fairseq import synthesis
-from leapformer_fairseq.agents import batch, sentence_training, simulate
-from leapformer_fairseq.agents.simulate import put_in_order
-from leapformer_fairseq.agents.stream import DecodingOptions
-from leapformer_fairseq.agents.talks import LOGS, join_logs
-from leapformer_fairseq.checkpoints import best_checkpoints, describe_checkpoint, last_checkpoints
 from leapformer_fairseq.data import arrays, joined, windows
 from leapformer_fairseq.data.arrays import About, Example, Split
 from leapformer_fairseq.data.corpus import plan as corpus
@@ -28,21 +22,27 @@ from leapformer_fairseq.data.corpus.synthesize import coloured_noise
 from leapformer_fairseq.data.joined import Joining
 from leapformer_fairseq.data.lra import listops
 from leapformer_fairseq.data.recordings import Recording
-from leapformer_fairseq.lra import grid
-from leapformer_fairseq.lra.protocols import load
+from leapformer_fairseq.models import synthesis
+from leapformer_fairseq.models.averaging import best_checkpoints, describe_checkpoint, last_checkpoints
 from leapformer_fairseq.models.simulst import END_CLOSED
-from leapformer_fairseq.probes import study, tasks
-from leapformer_fairseq.recipes.shell import _last
+from leapformer_fairseq.models.synthesis import TrainedVoice
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions
+from leapformer_fairseq.runtime.spoken import Manner, Normalisation, Utterance
 from leapformer_fairseq.runtime.voice import ExportedVoice
 from leapformer_fairseq.scoring.comparison import collect
 from leapformer_fairseq.scoring.generation import aligned_hypotheses
 from leapformer_fairseq.scoring.perplexity import score_evaluation
 from leapformer_fairseq.scoring.runs import compare
 from leapformer_fairseq.scoring.validation import score_validation
-from leapformer_fairseq.spoken import Manner, Normalisation, Utterance
-from leapformer_fairseq.synthesis import TrainedVoice
+from leapformer_fairseq.simul import batch, sentence_training, simulate
+from leapformer_fairseq.simul.simulate import put_in_order
+from leapformer_fairseq.simul.talks import LOGS, join_logs
+from leapformer_fairseq.studies.lra import grid
+from leapformer_fairseq.studies.lra.protocols import load
+from leapformer_fairseq.studies.probes import study, tasks
+from leapformer_fairseq.studies.recipes.shell import _last
+from leapformer_fairseq.studies.trainings import mend_last
 from leapformer_fairseq.tasks.classification import ClassificationDataset
-from leapformer_fairseq.trainings import mend_last
 
 from .scripted import EOS, drawn, sound
 
@@ -355,7 +355,7 @@ def test_portions_are_spread_over_as_many_processes_as_asked(jobs: int, monkeypa
         return lambda portion: 10 * portion
 
     monkeypatch.setattr(InTurn, "made", [], raising=False)
-    monkeypatch.setattr("leapformer_fairseq.processes.ProcessPoolExecutor", InTurn)
+    monkeypatch.setattr("leapformer_fairseq.support.processes.ProcessPoolExecutor", InTurn)
     monkeypatch.setattr(simulate, "as_completed", lambda works: (Namespace(result=work) for work in works[::-1]))
     monkeypatch.setattr(simulate, "_work", None)
     monkeypatch.setattr(simulate.signal, "signal", lambda *given: None)

@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import pytest
 
-from leapformer_fairseq.recipes import catalog
-from leapformer_fairseq.recipes.recipe import launcher_of
-from leapformer_fairseq.recipes.shell import Launcher, Shell
+from leapformer_fairseq.studies.recipes import catalog
+from leapformer_fairseq.studies.recipes.recipe import launcher_of
+from leapformer_fairseq.studies.recipes.shell import Launcher, Shell
 
 # One data set for each kind of recipe, and what it needs to run dry.
 NEEDS: dict[str, list[str]] = {

@@ -17,30 +17,31 @@ import torch
 from fairseq.data import FairseqDataset
 from fairseq.tasks import FairseqTask
 
-from leapformer_fairseq import PLUGIN_DIR, trainings
-from leapformer_fairseq.agents import curve as curves
-from leapformer_fairseq.agents.engine import EncodedEngine, IncrementalEngine, RecomputeEngine
-from leapformer_fairseq.agents.features import Cmvn, FeatureStream
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.segments import SegmentOptions
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.simulate import Outcome, Utterance, logged
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
-from leapformer_fairseq.agents.text import CharEmitter, WordEmitter
-from leapformer_fairseq.agents.times import ComputeTimes
+from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, TokenInfo, build
-from leapformer_fairseq.audio import OnlineFbank
 from leapformer_fairseq.data.joined import _over
-from leapformer_fairseq.linearize import selection
-from leapformer_fairseq.linearize.selection import Swap, choose
 from leapformer_fairseq.models.augmentation import JoinedSentences
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.models.task import get_batch_iterator
 from leapformer_fairseq.modules.decoding import Memory, fork_state
-from leapformer_fairseq.probes import study as probes
-from leapformer_fairseq.recipes import shell
-from leapformer_fairseq.recipes.shell import Losses
+from leapformer_fairseq.runtime.audio import OnlineFbank
+from leapformer_fairseq.runtime.simul.features import Cmvn, FeatureStream
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.runtime.simul.text import CharEmitter, WordEmitter
+from leapformer_fairseq.runtime.simul.times import ComputeTimes
 from leapformer_fairseq.scoring.runlog import Instance
+from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine, RecomputeEngine
+from leapformer_fairseq.simul.simulate import Outcome, Utterance, logged
+from leapformer_fairseq.studies import trainings
+from leapformer_fairseq.studies.curve import curve as curves
+from leapformer_fairseq.studies.linearize import selection
+from leapformer_fairseq.studies.linearize.selection import Swap, choose
+from leapformer_fairseq.studies.probes import study as probes
+from leapformer_fairseq.studies.recipes import shell
+from leapformer_fairseq.studies.recipes.shell import Losses
 
 from .models.tiny import make_model, target_prefix
 from .scripted import ScriptedSystem, Words, sound, talk
@@ -387,7 +388,7 @@ def test_blocks_are_replaced_in_the_same_order_after_an_interruption(monkeypatch
 
 
 def test_linearize_goes_on_with_the_blocks_that_were_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from leapformer_fairseq.linearize import stages
+    from leapformer_fairseq.studies.linearize import stages
 
     order = [Swap("a", 0.1), Swap("b", 0.2), Swap("c", 0.3)]
     asked = []

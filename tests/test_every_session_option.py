@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leapformer_fairseq.agents import exported, live, loading
-from leapformer_fairseq.agents.curve import VARIED, Grid
-from leapformer_fairseq.agents.options import add_segment_options, add_system_options
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.segments import SegmentOptions
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.runtime.simul import exported
+from leapformer_fairseq.runtime.simul.options import add_segment_options, add_system_options
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.simul import live, loading
+from leapformer_fairseq.studies.curve.curve import VARIED, Grid
 
 from .scripted import ScriptedSystem, sound, talk
 

@@ -13,25 +13,26 @@ import numpy as np
 import pytest
 import torch
 
-from leapformer_fairseq import synthesis, trainings
-from leapformer_fairseq.ablation import running, study
-from leapformer_fairseq.ablation.search import Candidate, Result, Slot
-from leapformer_fairseq.ablation.study import REPLACEMENT, Run, Settings, Study, carry_out
 from leapformer_fairseq.attention import PrefixMask
 from leapformer_fairseq.cli import linearize as linearize_command
-from leapformer_fairseq.lengths import LengthPredictor, Setting, Source, length_options
-from leapformer_fairseq.linearize import selection, stages
+from leapformer_fairseq.models import synthesis
+from leapformer_fairseq.models.length_predictors import LengthPredictor, Setting, Source, length_options
 from leapformer_fairseq.models.simulst import parse_lagging
+from leapformer_fairseq.models.synthesis import TrainedVoice
 from leapformer_fairseq.modules import attentions
-from leapformer_fairseq.probes import study as probes
-from leapformer_fairseq.probes.model import ProbeModel
-from leapformer_fairseq.probes.tasks import NOTHING, Batch
-from leapformer_fairseq.recipes.shell import Shell
 from leapformer_fairseq.runtime import engine
 from leapformer_fairseq.runtime.beam import Search, go_on, translate
+from leapformer_fairseq.runtime.spoken import Manner, Normalisation, Utterance
 from leapformer_fairseq.runtime.voice import ExportedVoice, kept
-from leapformer_fairseq.spoken import Manner, Normalisation, Utterance
-from leapformer_fairseq.synthesis import TrainedVoice
+from leapformer_fairseq.studies import trainings
+from leapformer_fairseq.studies.ablation import running, study
+from leapformer_fairseq.studies.ablation.search import Candidate, Result, Slot
+from leapformer_fairseq.studies.ablation.study import REPLACEMENT, Run, Settings, Study, carry_out
+from leapformer_fairseq.studies.linearize import selection, stages
+from leapformer_fairseq.studies.probes import study as probes
+from leapformer_fairseq.studies.probes.model import ProbeModel
+from leapformer_fairseq.studies.probes.tasks import NOTHING, Batch
+from leapformer_fairseq.studies.recipes.shell import Shell
 
 from .models.tiny import dictionary, make_model, speech_batch, target_prefix
 

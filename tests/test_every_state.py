@@ -13,25 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
-from leapformer_fairseq.agents.exported import ExportedEngine
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.segments import Place, Segmenter, SegmentOptions
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
-from leapformer_fairseq.agents.system import TranslationSystem
-from leapformer_fairseq.agents.times import ComputeTimes
 from leapformer_fairseq.attention import PrefixMask
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.lengths import LengthPredictor, Setting, Source, length_options
 from leapformer_fairseq.models import speech_task
+from leapformer_fairseq.models.length_predictors import LengthPredictor, Setting, Source, length_options
 from leapformer_fairseq.models.prompts import Prompted
 from leapformer_fairseq.modules import PassContext, PassOptions
 from leapformer_fairseq.modules.context import StackFacts
 from leapformer_fairseq.modules.decoding import Memory
-from leapformer_fairseq.recipes import shell
-from leapformer_fairseq.recipes.shell import Launcher, Losses
-from leapformer_fairseq.recipes.speech import write_longest
+from leapformer_fairseq.runtime.simul.exported import ExportedEngine
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.segments import Place, Segmenter, SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.runtime.simul.times import ComputeTimes
+from leapformer_fairseq.simul.engine import IncrementalEngine, RecomputeEngine
+from leapformer_fairseq.simul.system import TranslationSystem
+from leapformer_fairseq.studies.recipes import shell
+from leapformer_fairseq.studies.recipes.shell import Launcher, Losses
+from leapformer_fairseq.studies.recipes.speech import write_longest
+from leapformer_fairseq.support.errors import LeapformerError
 
 from . import losses
 from . import test_every_order as orders

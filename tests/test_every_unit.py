@@ -15,35 +15,35 @@ import pytest
 import soundfile
 import torch
 
-from leapformer_fairseq.agents import talks
-from leapformer_fairseq.agents.curve_report import _spread
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.record import Recorder
-from leapformer_fairseq.agents.segments import Place, Segmenter, SegmentOptions
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.shown import Shown
-from leapformer_fairseq.agents.simulate import Simulation, Utterance
-from leapformer_fairseq.agents.states import States
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
-from leapformer_fairseq.agents.times import ComputeTimes
 from leapformer_fairseq.attention import CAUSAL, TokenInfo, build
 from leapformer_fairseq.attention.recurrent.gates import spread_half_lives
-from leapformer_fairseq.audio import read_blocks
 from leapformer_fairseq.data import joined
 from leapformer_fairseq.data.corpus.plan import Utterance as Spoken
 from leapformer_fairseq.data.corpus.synthesize import with_noise
 from leapformer_fairseq.data.joined import Joining
 from leapformer_fairseq.data.recordings import Recording
 from leapformer_fairseq.data.tables import Measured, _span
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.linearize.stages import _seconds
 from leapformer_fairseq.models.streaming_encoder import chunks_of
-from leapformer_fairseq.recipes import shell
-from leapformer_fairseq.recipes.shell import Shell
+from leapformer_fairseq.runtime.audio import read_blocks
 from leapformer_fairseq.runtime.sentences import BETWEEN, HOP, SentenceEnds, SentenceModel
+from leapformer_fairseq.runtime.serve.talk import LONGEST_CHUNK, Talk
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.record import Recorder
+from leapformer_fairseq.runtime.simul.segments import Place, Segmenter, SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.shown import Shown
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.runtime.simul.times import ComputeTimes
 from leapformer_fairseq.scoring.latency import queued
-from leapformer_fairseq.serve.talk import LONGEST_CHUNK, Talk
-from leapformer_fairseq.trainings import environment, speed
+from leapformer_fairseq.simul import talks
+from leapformer_fairseq.simul.simulate import Simulation, Utterance
+from leapformer_fairseq.simul.states import States
+from leapformer_fairseq.studies.curve.curve_report import _spread
+from leapformer_fairseq.studies.linearize.stages import _seconds
+from leapformer_fairseq.studies.recipes import shell
+from leapformer_fairseq.studies.recipes.shell import Shell
+from leapformer_fairseq.studies.trainings import environment, speed
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .scripted import RATE, ScriptedSystem, sound, talk
 
@@ -220,7 +220,7 @@ def test_a_log_has_what_was_heard_and_the_time_of_computation_only(clock: Clock,
 
 
 def test_what_is_left_of_a_draft_is_taken_back_at_the_end(tmp_path: Path) -> None:
-    from leapformer_fairseq.agents.session import Event
+    from leapformer_fairseq.runtime.simul.session import Event
 
     recorder = Recorder(tmp_path / "log.jsonl", "talk.wav", "word")
     recorder.begin(0.0)
@@ -233,7 +233,7 @@ def test_what_is_left_of_a_draft_is_taken_back_at_the_end(tmp_path: Path) -> Non
 
 
 def test_a_display_is_at_its_start_only_before_anything_is_shown() -> None:
-    from leapformer_fairseq.agents.session import Event
+    from leapformer_fairseq.runtime.simul.session import Event
 
     shown = Shown("word")
     first = shown.changed([Event("one", True, False, 1, 1.0)])

@@ -19,9 +19,9 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask  # noqa: E4
 from fairseq.trainer import Trainer  # noqa: E402
 
 from leapformer_fairseq.cli.main import main  # noqa: E402
-from leapformer_fairseq.errors import LeapformerError  # noqa: E402
-from leapformer_fairseq.fairseq_errors import explained  # noqa: E402
-from leapformer_fairseq.loading import load_model  # noqa: E402
+from leapformer_fairseq.compat.errors_explained import explained  # noqa: E402
+from leapformer_fairseq.models.loading import load_model  # noqa: E402
+from leapformer_fairseq.support.errors import LeapformerError  # noqa: E402
 
 from .commands import leapformer, run  # noqa: E402
 from .reversed_text import reversed_text  # noqa: E402

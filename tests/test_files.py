@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from leapformer_fairseq import files
 from leapformer_fairseq.cli import bench, curve, maps, prepare, probe, score_speech, simulate, sparsefinder, tts
 from leapformer_fairseq.data import prepared
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.files import (
+from leapformer_fairseq.support import files
+from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.files import (
     LOCK,
     locked_folder,
     made_folder,
@@ -218,7 +218,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 @contextmanager
 def another_in(folder: Path, code: str = "") -> Iterator[subprocess.Popen[str]]:
     """A process that owns the folder, started by nobody who does."""
-    begin = f"from leapformer_fairseq.files import *\nwith owned({str(folder)!r}):\n "
+    begin = f"from leapformer_fairseq.support.files import *\nwith owned({str(folder)!r}):\n "
     code = f"{begin}{code or 'pass'}\n print(1, flush=True)\n input()"
     environment = {name: value for name, value in os.environ.items() if name != "LEAPFORMER_OWNED"}
     pipe = subprocess.PIPE
@@ -298,7 +298,7 @@ def test_a_folder_is_one_process_s_and_what_it_starts(tmp_path: Path, monkeypatc
         other.kill()  # its lock ends with it
         other.wait()
         with owned(tmp_path), owned(tmp_path):
-            child = f"from leapformer_fairseq.files import *\nwith owned({str(tmp_path)!r}): pass"
+            child = f"from leapformer_fairseq.support.files import *\nwith owned({str(tmp_path)!r}): pass"
             subprocess.run([sys.executable, "-c", child], check=True)
             assert [one.name for one in tmp_path.iterdir()] == [LOCK], "and it still is"
     assert not list(tmp_path.iterdir()) and "LEAPFORMER_OWNED" in os.environ and not files.owned_folders()

@@ -14,8 +14,8 @@ import torch
 
 from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.attention.ops import linear as forms
-from leapformer_fairseq.benchmarks import gpu, gpu_cases, gpu_checks, gpu_page, gpu_times
-from leapformer_fairseq.benchmarks.gpu_cases import FAST, NAMES, Task
+from leapformer_fairseq.studies.benchmarks import gpu, gpu_cases, gpu_checks, gpu_page, gpu_times
+from leapformer_fairseq.studies.benchmarks.gpu_cases import FAST, NAMES, Task
 
 from . import covering, gpu_workers
 
@@ -32,7 +32,7 @@ find = PathFinder.find_spec
 
 def find_some(name, path=None, target=None):
     if name.endswith(".gpu_checks"):
-        from leapformer_fairseq.benchmarks import gpu_cases
+        from leapformer_fairseq.studies.benchmarks import gpu_cases
 
         gpu_cases.NAMES = {CHECKED}
     hidden = name.partition(".")[0] in ("fairseq", "numpy", "matplotlib", "tqdm", "tabulate")

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 import leapformer_fairseq
-from leapformer_fairseq.agents.simulate import read_utterances
 from leapformer_fairseq.cli import tts
 from leapformer_fairseq.data import glue, manifests, mustc, recordings, tables
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.lengths import lookup
-from leapformer_fairseq.lines import lines_or_text, read_lines
-from leapformer_fairseq.scoring import jsonl, segmentation, speech
+from leapformer_fairseq.models.length_predictors import lookup
+from leapformer_fairseq.runtime.formats import jsonl
+from leapformer_fairseq.scoring import segmentation, speech
 from leapformer_fairseq.scoring.generation import read_hypotheses, score_generation
 from leapformer_fairseq.scoring.significance import read_systems
-from leapformer_fairseq.sparsefinder import tags
+from leapformer_fairseq.simul.simulate import read_utterances
+from leapformer_fairseq.studies.sparsefinder import tags
+from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.lines import lines_or_text, read_lines
 
 NO_ENDS = {
     "CR": "\r", "VT": "\v", "FF": "\f", "FS": "\x1c", "GS": "\x1d", "RS": "\x1e", "NEL": "\x85", "LS": "\u2028",
@@ -171,7 +172,7 @@ def test_fewer_or_more_references_are_an_error_with_both_counts(lines, tmp_path)
 
 
 def test_a_stream_is_read_as_a_file():
-    from leapformer_fairseq.lines import decoded
+    from leapformer_fairseq.support.lines import decoded
 
     assert list(decoded(io.BytesIO(b"a\rb\r\n\xe2\x80\xa8\nlast"), "input")) == ["a\rb", "\u2028", "last"]
     with pytest.raises(LeapformerError, match="input, line 1, is not UTF-8"):

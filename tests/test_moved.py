@@ -12,12 +12,12 @@ from fairseq import checkpoint_utils
 from fairseq.data.audio.data_cfg import S2TDataConfig
 
 from leapformer_fairseq import register
-from leapformer_fairseq.agents.loading import load_system
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.simulate import read_utterances
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.files import paths_beside
 from leapformer_fairseq.models.teacher import load_teacher
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.simul.loading import load_system
+from leapformer_fairseq.simul.simulate import read_utterances
+from leapformer_fairseq.support.files import paths_beside
 from tests.data.tiny_corpus import tiny_corpus
 from tests.reversed_text import TRAINING, reversed_text
 from tests.untrained import save_checkpoint

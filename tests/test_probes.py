@@ -10,11 +10,11 @@ import torch
 
 from leapformer_fairseq.attention import find
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.probes import NAMES, study, tasks
-from leapformer_fairseq.probes.model import ProbeModel
-from leapformer_fairseq.probes.study import Run, Study, measure, parsed, train
-from leapformer_fairseq.probes.tasks import NOTHING, PADDING, PROBES, WORDS, Size
+from leapformer_fairseq.studies.probes import NAMES, study, tasks
+from leapformer_fairseq.studies.probes.model import ProbeModel
+from leapformer_fairseq.studies.probes.study import Run, Study, measure, parsed, train
+from leapformer_fairseq.studies.probes.tasks import NOTHING, PADDING, PROBES, WORDS, Size
+from leapformer_fairseq.support.errors import LeapformerError
 
 
 def drawn(name, size, rows=20, seed=1):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import leapformer_fairseq
-from leapformer_fairseq.benchmarks.measure import in_fresh_process
 from leapformer_fairseq.data.lra import pathfinder
 from leapformer_fairseq.data.speech import mapper
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.studies.benchmarks.measure import in_fresh_process
+from leapformer_fairseq.support.errors import LeapformerError
 
 CODE = Path(leapformer_fairseq.__file__).parent
 

@@ -92,7 +92,7 @@ def test_an_import_leaves_fairseq_as_it_is_and_register_does_not():
         f"{SNAPSHOT}\n"
         "import fairseq, fairseq.trainer, fairseq.modules.quantization.scalar\n"
         "before = snapshot()\n"
-        "import leapformer_fairseq, leapformer_fairseq.attention, leapformer_fairseq.agents\n"
+        "import leapformer_fairseq, leapformer_fairseq.attention, leapformer_fairseq.simul\n"
         "assert changed(before, snapshot()) == (set(), set()), changed(before, snapshot())\n"
         "leapformer_fairseq.register()\n"
         "registered = snapshot()\n"
@@ -129,7 +129,7 @@ def test_every_way_in_registers_everything(way):
 
 def test_simuleval_finds_an_agent_that_a_file_derives_from_ours(tmp_path):
     pytest.importorskip("simuleval")
-    code = "from simuleval.utils import entrypoint\nfrom leapformer_fairseq.agents import LeapformerAgent\n"
+    code = "from simuleval.utils import entrypoint\nfrom leapformer_fairseq.simul import LeapformerAgent\n"
     (tmp_path / "agent.py").write_text(code + "@entrypoint\nclass Mine(LeapformerAgent):\n    pass\n")
     check(
         f"from simuleval.utils.agent import import_file, EVALUATION_SYSTEM_LIST; import_file({str(tmp_path)!r} + "
@@ -222,7 +222,7 @@ class TestOneLineErrors:
         "import sys; sys.argv[:1] = [{program!r}]\n"
         "import argparse, fairseq.utils\n"
         f"fairseq.utils.import_user_module(argparse.Namespace(user_dir={str(PLUGIN_DIR)!r}))\n"
-        "from leapformer_fairseq.errors import LeapformerError\n"
+        "from leapformer_fairseq.support.errors import LeapformerError\n"
         "raise {error}"
     )
 
@@ -244,7 +244,7 @@ class TestOneLineErrors:
 
     def test_in_simuleval(self, tmp_path):
         pytest.importorskip("simuleval")
-        agent = "--agent-class leapformer_fairseq.agents.LeapformerAgent --checkpoint nowhere.pt --data-root nowhere"
+        agent = "--agent-class leapformer_fairseq.simul.LeapformerAgent --checkpoint nowhere.pt --data-root nowhere"
         argv = ["/bin/simuleval", *agent.split(), "--output", str(tmp_path)]
         code = f"import sys; sys.argv[:] = {argv}; from simuleval.cli import main; main()"
         done = run_after("import fairseq", code)
@@ -255,7 +255,7 @@ class TestOneLineErrors:
         code = (
             "import sys; sys.argv[0] = '/bin/simuleval'\n"
             "import importlib.metadata as metadata; metadata.version = lambda name: '1.0'\n"
-            "from leapformer_fairseq.agents import LeapformerAgent"
+            "from leapformer_fairseq.simul import LeapformerAgent"
         )
         done = run_after("import fairseq", code)
         assert "Traceback" not in done.stderr and "SimulEval 1.0 is installed" in done.stderr

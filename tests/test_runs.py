@@ -7,9 +7,8 @@ import json
 import pytest
 import torch
 
-from leapformer_fairseq.checkpoints import describe_checkpoint
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.models.averaging import describe_checkpoint
 from leapformer_fairseq.scoring.perplexity import score_evaluation
 from leapformer_fairseq.scoring.runs import (
     check_order,
@@ -18,6 +17,7 @@ from leapformer_fairseq.scoring.runs import (
     order_sentence,
     runs_table,
 )
+from leapformer_fairseq.support.errors import LeapformerError
 
 LOG = "INFO:fairseq_cli.eval_lm:Evaluated {} tokens in 1.0s (9 tokens/s)\nINFO | Loss (base 2): {}, Perplexity: {}\n"
 

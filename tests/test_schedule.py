@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import PrefixMask
-from leapformer_fairseq.schedule import STATE_FRAMES, fitting_ratio, outrun, unheard, unheard_share
+from leapformer_fairseq.runtime.schedule import STATE_FRAMES, fitting_ratio, outrun, unheard, unheard_share
 from tests.models.tiny import make_model
 
 

@@ -3,7 +3,8 @@
 import re
 import subprocess
 
-from leapformer_fairseq import __version__, signature
+from leapformer_fairseq import __version__
+from leapformer_fairseq.support import signature
 
 
 def test_environment_names_code_libraries_and_machine():

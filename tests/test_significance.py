@@ -8,8 +8,8 @@ import random
 import pytest
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.scoring.significance import as_rows, by_length, paired_bootstrap, read_systems
+from leapformer_fairseq.support.errors import LeapformerError
 
 WORDS = ["the", "a", "small", "old", "red", "house", "tree", "dog", "sees", "finds"]
 

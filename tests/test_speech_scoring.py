@@ -9,9 +9,8 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from leapformer_fairseq.acoustics.mel import MelConfig, log_mel
-from leapformer_fairseq.acoustics.vocoder import GriffinLim
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.acoustics.mel import MelConfig, log_mel
+from leapformer_fairseq.runtime.acoustics.vocoder import GriffinLim
 from leapformer_fairseq.scoring.distortion import mcd, msd
 from leapformer_fairseq.scoring.speech import (
     Spectra,
@@ -21,6 +20,7 @@ from leapformer_fairseq.scoring.speech import (
     score_speech,
     speech_table,
 )
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .acoustics.signals import RATE, voiced, write_run, write_speech
 

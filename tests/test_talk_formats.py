@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.formats.streamlog import Chunk, StreamLogWriter, read_stream_log, talk_of
+from leapformer_fairseq.runtime.formats.talks import read_talks, write_talks
 from leapformer_fairseq.scoring.segmentation import find_recording, read_segments
-from leapformer_fairseq.scoring.streamlog import Chunk, StreamLogWriter, read_stream_log, talk_of
 from leapformer_fairseq.scoring.talk_report import kind_of, score_resegmented, score_talks
-from leapformer_fairseq.scoring.talks import read_talks, write_talks
+from leapformer_fairseq.support.errors import LeapformerError
 
 STREAM = {"id": 0, "metadata": {"wav_name": "/data/a.wav"}}
 ENTRY = {"wav": "a.wav", "offset": 0.0, "duration": 9.0}
@@ -116,7 +116,7 @@ def test_reading_is_its_definition(steps):
 
 def test_reading_takes_linear_time(monkeypatch):
     """Ten times the chunks, ten times the calls: no text is put together again for each chunk."""
-    from leapformer_fairseq.scoring import streamlog
+    from leapformer_fairseq.runtime.formats import streamlog
 
     calls, split = [], streamlog._split
     monkeypatch.setattr(streamlog, "_split", lambda tokens, unit: calls.append(len(tokens)) or split(tokens, unit))

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leapformer_fairseq.cli import score as score_command
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.formats.talks import LOGGED, Talk, read_talks, write_talks
 from leapformer_fairseq.scoring.latency import long_form_scores, queued, regime, repaired
 from leapformer_fairseq.scoring.pieces import cut, read_pieces
 from leapformer_fairseq.scoring.quality import bleu, chrf
 from leapformer_fairseq.scoring.runlog import Instance
 from leapformer_fairseq.scoring.segmentation import Segment, read_segments
 from leapformer_fairseq.scoring.talk_report import TalkOptions, score_pieces, score_resegmented, score_talks
-from leapformer_fairseq.scoring.talks import LOGGED, Talk, read_talks, write_talks
+from leapformer_fairseq.support.errors import LeapformerError
 
 SEGMENTS = "- {wav: a.wav, offset: 1.0, duration: 2.0}\n- {wav: a.wav, offset: 4.0, duration: 2.5}\n" \
     "- {wav: a.wav, offset: 7.0, duration: 1.0}\n"  # fmt: skip

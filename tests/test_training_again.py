@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from leapformer_fairseq import files, trainings
 from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.compat import checkpoints as compat_checkpoints
+from leapformer_fairseq.studies import trainings
+from leapformer_fairseq.support import files
 
 from .commands import leapformer, run
 from .made import made

@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from leapformer_fairseq import trainings
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.trainings import Process
+from leapformer_fairseq.studies import trainings
+from leapformer_fairseq.studies.trainings import Process
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .ablation.test_running import VALID, checkpoint, python, saying
 from .commands import carried_out, status_of

@@ -17,12 +17,12 @@ import torch
 from fairseq import checkpoint_utils, utils
 
 from leapformer_fairseq import PLUGIN_DIR, register
-from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.compat.trust import EVALUATED, check_options, literal
 from leapformer_fairseq.data.download import unpack
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.models.averaging import load_checkpoint
 from leapformer_fairseq.models.teacher import load_teacher
+from leapformer_fairseq.support.errors import LeapformerError
 from tests.reversed_text import TRAINING, reversed_text
 from tests.untrained import save_checkpoint
 

@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from leapformer_fairseq.checkpoints import describe_checkpoint
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.models.averaging import describe_checkpoint
 from leapformer_fairseq.scoring.runs import collect_runs, compare, runs_table
 from leapformer_fairseq.scoring.validation import score_validation
+from leapformer_fairseq.support.errors import LeapformerError
 
 MASKED = (
     "2026-01-01 00:00:00 | INFO | test | valid on 'test' subset | loss 3.94 | ppl 15.34 | wps 0 | wpb 317 | bsz 11\n"

@@ -5,12 +5,12 @@ To add a mechanism, write its file and name it in `linear`, `recurrent`, `bounde
 
 from . import bidirectional, bounded, linear, recurrent, softmax, sparse  # noqa: F401  (each import registers its mechanisms)
 from .capabilities import BLOCKS, Capabilities, Context
+from .decoding.step import Projections, Step
 from .linear.base import Features, LinearMechanism, LinearState
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Mechanism, State
 from .positions import sinusoids
 from .registry import MECHANISMS, OPTIONS, Option, build, find, register
-from .step import Projections, Step
 from .tokens import Carry, TokenInfo
 
 __all__ = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 
 @dataclass(frozen=True)

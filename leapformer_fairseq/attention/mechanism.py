@@ -18,14 +18,14 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .capabilities import DECODER_CROSS, Capabilities
+from .decoding.step import Projections, Step
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, seen, with_state
 from .ops import dispatch, segments
 from .ops.precision import accumulated, without_autocast
 from .ops.segments import Kept, Segment
 from .registry import Option
-from .step import Projections, Step
 from .tokens import Carry, TokenInfo
 
 Execution = Literal["auto", "reference", "scan"]

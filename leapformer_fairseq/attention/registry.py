@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..errors import LeapformerError, suggestion
+from ..support.errors import LeapformerError, suggestion
 from .capabilities import BLOCKS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..ablation.study import Run, Study
+    from ..studies.ablation.study import Run, Study
 
 HELP = "replace one attention block at a time in a training, rank what that costs, and recommend a plan"
 STUDY = "ablation"
@@ -65,10 +65,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ablate(args: argparse.Namespace) -> int:
-    from .. import trainings
-    from ..ablation import report
-    from ..ablation.study import FAILED, Settings, plan_study
-    from ..ablation.training import read_training
+    from ..studies import trainings
+    from ..studies.ablation import report
+    from ..studies.ablation.study import FAILED, Settings, plan_study
+    from ..studies.ablation.training import read_training
 
     settings = Settings(
         baseline=args.baseline,
@@ -101,9 +101,9 @@ def _train(study: Study) -> None:
     """All runs with one progress bar; results are rewritten after each."""
     from tqdm import tqdm
 
-    from ..ablation.report import write_reports
-    from ..ablation.search import plan_text
-    from ..ablation.study import COMBINATION, REFUSED, TRAINED, carry_out
+    from ..studies.ablation.report import write_reports
+    from ..studies.ablation.search import plan_text
+    from ..studies.ablation.study import COMBINATION, REFUSED, TRAINED, carry_out
 
     states = [run.status for run in study.runs]
     runs = len(states) - states.count(REFUSED)
@@ -126,9 +126,9 @@ def _train(study: Study) -> None:
 
 def _show(study: Study) -> None:
     """What would be trained, and how."""
-    from ..ablation.report import outcome
-    from ..ablation.search import plan_text
-    from ..ablation.study import TO_DO, TRAINED
+    from ..studies.ablation.report import outcome
+    from ..studies.ablation.search import plan_text
+    from ..studies.ablation.study import TO_DO, TRAINED
 
     states = [run.status for run in study.runs]
     print(

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Average the checkpoints and print their names. Raises LeapformerError for too few or incompatible checkpoints."""
-    from ..checkpoints import average_checkpoints, best_checkpoints, last_checkpoints, save_checkpoint
+    from ..models.averaging import average_checkpoints, best_checkpoints, last_checkpoints, save_checkpoint
 
     if args.last is not None:
         paths = last_checkpoints(args.inputs, args.last)

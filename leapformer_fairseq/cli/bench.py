@@ -10,13 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LeapformerError
-from ..files import made_folder, write_json, write_text
+from ..support.errors import LeapformerError
+from ..support.files import made_folder, write_json, write_text
 from . import calls
 
 if TYPE_CHECKING:
-    from ..benchmarks.measure import Place
-    from ..benchmarks.tables import Found
+    from ..studies.benchmarks.measure import Place
+    from ..studies.benchmarks.tables import Found
 
 HELP = "speed, memory and FLOPs of attention, decoding, training and whole models"
 BENCHMARKS = {
@@ -62,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @calls.owning
 def run(args: argparse.Namespace) -> int:
     """Measure; the status is 1 if something was wrong and is missing from the results, 2 if everything was."""
-    from ..benchmarks import measure, tables
+    from ..studies.benchmarks import measure, tables
 
-    benchmark = importlib.import_module(f"..benchmarks.{args.benchmark}", __package__)
+    benchmark = importlib.import_module(f"..studies.benchmarks.{args.benchmark}", __package__)
     chosen = {"protocol": args.protocol} if "protocol" in args else {}
     names, places = check_names(args.mechanisms, benchmark, **chosen), find_places(args.device, args.dtype)
     wrong = {name: error for name in names if (error := benchmark.disagreement(name, **chosen))}
@@ -114,7 +114,7 @@ def check_devices(names: list[str] | None) -> list[str]:
 
 def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Place]:
     """Every combination of device and precision; by default a GPU is measured in half precision, too."""
-    from ..benchmarks.measure import Place
+    from ..studies.benchmarks.measure import Place
 
     def precisions(device: str) -> Sequence[str]:
         return dtypes or (DTYPES[:1] if device == "cpu" else DTYPES[:2])
@@ -124,8 +124,8 @@ def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Pla
 
 def _write(folder: Path, name: str, benchmark: ModuleType, found: Found, options: dict[str, Any], left: int) -> None:
     """NAME.json and NAME.md in `folder`, of what was measured so far."""
-    from ..benchmarks import tables
-    from ..signature import environment, signature
+    from ..studies.benchmarks import tables
+    from ..support.signature import environment, signature
 
     method = benchmark.__doc__ or ""
     signed = signature(threads=1, **options)  # as `measure.one_thread` has it

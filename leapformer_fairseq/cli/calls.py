@@ -6,8 +6,8 @@ import argparse
 import functools
 from collections.abc import Callable, Sequence
 
-from ..errors import LeapformerError
-from ..files import owned
+from ..support.errors import LeapformerError
+from ..support.files import owned
 
 Run = Callable[[argparse.Namespace], int]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ..errors import LeapformerError
-from ..files import write_json
-from ..lines import read_lines
 from ..scoring.significance import SAMPLES, as_rows, by_length, paired_bootstrap, read_systems
-from ..signature import signature
+from ..support.errors import LeapformerError
+from ..support.files import write_json
+from ..support.lines import read_lines
+from ..support.signature import signature
 
 GROUPS = 4
 HELP = "whether translations differ by more than the choice of test sentences: paired bootstrap"

@@ -12,9 +12,9 @@ from ..data.corpus.folder import SPEECH_TRANSLATION, Corpus
 from ..data.corpus.plan import SEED, SPLITS
 from ..data.lra import listops, pathfinder
 from ..data.lra.pathfinder_canvas import PUBLISHED, Sizes
-from ..errors import LeapformerError
-from ..files import owned
-from ..progress import progress
+from ..support.errors import LeapformerError
+from ..support.files import owned
+from ..support.progress import progress
 
 HELP = "make a small corpus: English-German speech translation, text to speech, ListOps, Pathfinder"
 SIZES: dict[str, Mapping[str, int]] = {

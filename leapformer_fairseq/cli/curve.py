@@ -11,14 +11,14 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LeapformerError
-from ..files import locked_folder, write_text
 from ..scoring.quality import bleu
+from ..support.errors import LeapformerError
+from ..support.files import locked_folder, write_text
 from . import calls, simulate, simulate_talks
 
 if TYPE_CHECKING:
-    from ..agents.curve import Curve, Run, Setting
-    from ..agents.simulate import Utterance
+    from ..simul.simulate import Utterance
+    from ..studies.curve.curve import Curve, Run, Setting
 
 HELP = "quality against latency over a grid of policies: runs of `leapformer simulate`, a table and a picture"
 RECORD = "options.json"
@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
     Raises LeapformerError for unsuitable options, and if a run fails.
     """
-    from ..agents.curve import refuse
-    from ..agents.curve_report import refusals, rows, table
+    from ..studies.curve.curve import refuse
+    from ..studies.curve.curve_report import refusals, rows, table
 
     curve = _plan(args)
     utterances = _utterances(args, simulate_talks.serves(curve.runs[0].args))
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 # -------------------------------------------------------------------------------------------------- what there is to do
 def _utterances(args: argparse.Namespace, of_talks: bool) -> list[Utterance]:
     """The utterances, as far as they are used; of talks none. Raises LeapformerError for impossible numbers, too."""
-    from ..agents.simulate import read_utterances
+    from ..simul.simulate import read_utterances
 
     for option, value, least in ("--limit", args.limit, 1), ("--repeats", args.repeats, 0), ("--jobs", args.jobs, 1):
         if value is not None and value < least:
@@ -124,7 +124,7 @@ def _utterances(args: argparse.Namespace, of_talks: bool) -> list[Utterance]:
 
 def _plan(args: argparse.Namespace) -> Curve:
     """All runs of the grid. Raises LeapformerError for names and numbers that do not serve."""
-    from ..agents.curve import Curve, Grid, name_checkpoints
+    from ..studies.curve.curve import Curve, Grid, name_checkpoints
 
     lists = {option: _numbers(option, getattr(args, _dest(option))) for option, *_ in _NUMBERS}
     ratios: Sequence[int | None] = lists.pop("--pre-decision-ratios") or [None]
@@ -164,7 +164,7 @@ def _segments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list
 def _run(
     args: argparse.Namespace, checkpoint: str, setting: Setting, shared: list[str], parser: argparse.ArgumentParser
 ) -> Run:
-    from ..agents.curve import Run
+    from ..studies.curve.curve import Run
 
     place = ["--checkpoint", checkpoint, "--out", str(Path(args.out, "runs", setting.name))]
     flags = [*place, *setting.flags, *shared]
@@ -173,9 +173,9 @@ def _run(
 
 def _check(args: argparse.Namespace, curve: Curve) -> dict[str, dict[str, Any]]:
     """{name: what is known of the checkpoint}. Raises LeapformerError for what no run could use."""
-    from ..agents.options import decoding_options, set_threads
-    from ..checkpoints import describe_checkpoint
-    from ..loading import available_device
+    from ..models.averaging import describe_checkpoint
+    from ..models.loading import available_device
+    from ..runtime.simul.options import decoding_options, set_threads
 
     decoding_options(curve.runs[0].args)
     available_device(args.device)
@@ -237,7 +237,7 @@ def _write_lists(args: argparse.Namespace, utterances: Sequence[Utterance]) -> N
 
 def _show(curve: Curve) -> None:
     """What would be simulated, and how."""
-    from ..agents.curve_report import refusals
+    from ..studies.curve.curve_report import refusals
 
     waiting = curve.waiting
     refused = sum(bool(run.reason) for run in curve.runs)
@@ -251,7 +251,7 @@ def _show(curve: Curve) -> None:
 # ------------------------------------------------------------------------------------------------------------ doing it
 def _carry_out(curve: Curve, checkpoints: dict[str, Any], utterances: Sequence[Utterance]) -> bool:
     """Do all runs; False when one was interrupted."""
-    from ..agents.curve_report import write_reports
+    from ..studies.curve.curve_report import write_reports
 
     write_reports(curve, checkpoints)
     waiting = curve.waiting
@@ -269,7 +269,7 @@ def _carry_out(curve: Curve, checkpoints: dict[str, Any], utterances: Sequence[U
 def _measure(run: Run, utterances: Sequence[Utterance], repeats: int) -> None:
     from tqdm import tqdm
 
-    from ..agents.curve import measure
+    from ..studies.curve.curve import measure
 
     left = len(utterances) * (repeats - len(run.measured))
     if left > 0:

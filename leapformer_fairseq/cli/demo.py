@@ -10,8 +10,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LeapformerError
-from ..files import read_json
+from ..support.errors import LeapformerError
+from ..support.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..agents.session import Event
+    from ..runtime.simul.session import Event
 
 HELP = "translate a bundled English recording into German with a bundled model, in the terminal or on a page"
 FOLDER = Path(__file__).parents[1] / "runtime" / "demo"
@@ -82,8 +82,8 @@ def _show_page(words: list[str], example: dict[str, Any]) -> int:
 
 def _translate(words: list[str], recording: Path | None, example: dict[str, Any], live: bool | None) -> None:
     """Print what is said, each word with the second of the recording at which it was written, and the reference."""
-    from ..agents.live import load_sessions
-    from ..audio import FRAME_MS, SAMPLE_RATE, read_speech
+    from ..runtime.audio import FRAME_MS, SAMPLE_RATE, read_speech
+    from ..simul.live import load_sessions
     from . import stream
 
     path = recording or FOLDER / example["audio"]
@@ -104,7 +104,7 @@ def _translate(words: list[str], recording: Path | None, example: dict[str, Any]
 
 def _blocks(samples: np.ndarray, live: bool) -> Iterator[np.ndarray]:
     """The recording in pieces of 40 ms; live, each when its last sample would have been spoken."""
-    from ..audio import SAMPLE_RATE, STATE_MS
+    from ..runtime.audio import SAMPLE_RATE, STATE_MS
 
     size, began = STATE_MS * SAMPLE_RATE // 1000, time.monotonic()
     for stop in range(size, len(samples) + size, size):

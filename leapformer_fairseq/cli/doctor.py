@@ -64,7 +64,8 @@ def _print_dispatch() -> None:
 
     import torch
 
-    from ..attention.ops import cpu, dispatch
+    from ..attention.decoding import cpu
+    from ..attention.ops import dispatch
 
     step = "compiled" if cpu.step() is not None else f"in PyTorch (no C compiler, or {cpu.SWITCH}=0)"
     print(f"Decoding step on a CPU: {step}")
@@ -76,10 +77,10 @@ def _print_dispatch() -> None:
 
 
 def _print_patches() -> None:
-    from .. import compat
+    from ..compat import patches
 
-    applied = {patch.name for patch in compat.apply()}
+    applied = {patch.name for patch in patches.apply()}
     print("Patches of fairseq:")
-    for patch in compat.PATCHES:
+    for patch in patches.PATCHES:
         print(f"  {patch.name:26}{'applied' if patch.name in applied else 'not needed'}; for {patch.applies_to}")
         print(f"  {'':26}{patch.reason}")

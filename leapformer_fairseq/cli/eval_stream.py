@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LeapformerError
-from ..files import write_json
+from ..support.errors import LeapformerError
+from ..support.files import write_json
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the text and print its perplexity. Raises LeapformerError for unsuitable files and models."""
-    from ..loading import available_device
+    from ..models.loading import available_device
     from ..scoring.stream import score_stream
-    from ..signature import environment, signature
+    from ..support.signature import environment, signature
 
     if args.limit is not None and args.limit < 1:
         raise LeapformerError(f"--limit {args.limit}: give at least 1 token")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _trained(args: argparse.Namespace, device: torch.device) -> tuple[Reader, Any, int]:
     """A checkpoint's reader, the dictionary, and the length of its segments in training."""
-    from ..loading import load_model
+    from ..models.loading import load_model
     from ..scoring.stream import ModelReader
 
     model, task = load_model(args.path, ("leapformer_lm",), "a stream", {"data": args.data})
@@ -68,7 +68,7 @@ def _exported(args: argparse.Namespace, device: torch.device) -> tuple[Reader, A
     """The same of an exported folder."""
     from fairseq.data import Dictionary
 
-    from ..models.exported import ExportedReader
+    from ..export.as_fairseq_models import ExportedReader
     from ..runtime.folder import Folder
 
     if device.type != "cpu":

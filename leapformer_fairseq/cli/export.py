@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints import describe_checkpoint, load_checkpoint
-from ..errors import LeapformerError
-from ..files import replacing_folder
-from ..loading import load_model
+from ..models.averaging import describe_checkpoint, load_checkpoint
+from ..models.loading import load_model
 from ..runtime.folder import FILES, MODEL, Folder
-from ..signature import signature
+from ..support.errors import LeapformerError
+from ..support.files import replacing_folder
+from ..support.signature import signature
 
 if TYPE_CHECKING:
     from ..export.check import Compared
@@ -130,10 +130,10 @@ def _synthesis(args: argparse.Namespace, out: Path) -> Exported:
 
 
 def _speech(args: argparse.Namespace, out: Path) -> Exported:
-    from ..agents.loading import load_system
-    from ..agents.policy import PolicyOptions
     from ..export.check import compared_speech
     from ..export.write import export_speech
+    from ..runtime.simul.policy import PolicyOptions
+    from ..simul.loading import load_system
 
     if args.data is None:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")

@@ -17,9 +17,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import PLUGIN_DIR, register, trainings
-from ..errors import LeapformerError
-from ..files import owned
+from .. import PLUGIN_DIR, register
+from ..studies import trainings
+from ..support.errors import LeapformerError
+from ..support.files import owned
 from . import logs
 
 ARCH_PREFIX = "leapformer_"
@@ -82,7 +83,7 @@ def run(name: str, arguments: list[str]) -> int:
     with ExitStack() as meanwhile:
         meanwhile.enter_context(_one_line_refusals(name, meanwhile))
         if exported is not None:
-            from ..models.exported import exported_models
+            from ..export.as_fairseq_models import exported_models
 
             meanwhile.enter_context(exported_models())
         module.cli_main()

@@ -69,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _linearize(args: argparse.Namespace) -> None:
-    from ..linearize.report import write_report
-    from ..linearize.stages import Linearize, Settings
-    from ..recipes.plans import Attention
-    from ..recipes.shell import Shell
+    from ..studies.linearize.report import write_report
+    from ..studies.linearize.stages import Linearize, Settings
+    from ..studies.recipes.plans import Attention
+    from ..studies.recipes.shell import Shell
 
     options: dict[str, Any] = {name: value for name, value in vars(args).items() if name in Settings.__annotations__}
     options["attention"] = Attention(args.attention)

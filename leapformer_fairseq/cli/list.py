@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from .. import register
-from ..errors import LeapformerError, suggestion
+from ..support.errors import LeapformerError, suggestion
 from .fairseq_commands import ARCH_PREFIX
 
 HELP = "attention mechanisms by family, the options of one, and our model architectures, tasks and criterions"

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LeapformerError
-from ..files import made_folder, write_json, write_text
-from ..lra import protocols
+from ..studies.lra import protocols
+from ..support.errors import LeapformerError
+from ..support.files import made_folder, write_json, write_text
 
 if TYPE_CHECKING:
-    from ..lra.grid import Cell, Grid
-    from ..lra.protocols import Protocol
+    from ..studies.lra.grid import Cell, Grid
+    from ..studies.lra.protocols import Protocol
 
 HELP = "Long Range Arena: data, a grid of trainings, tables beside the papers', composite scores, parameters"
 NONE = "none"
@@ -77,7 +77,7 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    from ..lra.grid import make_data
+    from ..studies.lra.grid import make_data
     from .main import main
 
     protocol, quirks = _protocol(args)
@@ -114,8 +114,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from .. import trainings
-    from ..lra.grid import STUDY, Grid
+    from ..studies import trainings
+    from ..studies.lra.grid import STUDY, Grid
 
     protocol, quirks = _protocol(args)
     if args.jobs < 1:
@@ -141,8 +141,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _train(grid: Grid, to_do: Sequence[Cell], total: int, jobs: int) -> int:
-    from .. import trainings
-    from ..progress import progress
+    from ..studies import trainings
+    from ..support.progress import progress
 
     failed, done, last = dict[str, str](), total - len(to_do), dict[str, str]()
     with progress("lra", "run") as watch:
@@ -185,7 +185,7 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
 
 
 def _table(args: argparse.Namespace) -> None:
-    from ..lra import tables
+    from ..studies.lra import tables
 
     results, protocol, found = _collected(args)
     text = tables.accuracy_table(found, protocol, not args.without_published)
@@ -198,8 +198,8 @@ def _table(args: argparse.Namespace) -> None:
 
 
 def _collected(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Protocol, Any]:
-    from ..lra import tables
-    from ..lra.grid import collect
+    from ..studies.lra import tables
+    from ..studies.lra.grid import collect
 
     results, protocol = collect([Path(folder) for folder in args.results])
     return results, protocol, tables.cells(results)
@@ -224,8 +224,8 @@ def _add_quirks(parser: argparse.ArgumentParser) -> None:
 
 
 def _quirks(args: argparse.Namespace) -> None:
-    from ..lra import effects
-    from ..lra.grid import collect
+    from ..studies.lra import effects
+    from ..studies.lra.grid import collect
 
     base, protocol = collect([Path(args.base)])
     found = [one for folder in args.results for one in effects.effects(base, collect([Path(folder)])[0])]
@@ -253,7 +253,7 @@ def _add_rcp(parser: argparse.ArgumentParser) -> None:
 
 
 def _rcp(args: argparse.Namespace) -> None:
-    from ..lra import composite
+    from ..studies.lra import composite
 
     if bool(args.published) == bool(args.results):
         raise LeapformerError("give folders of results, or --published for the papers' tables")
@@ -279,7 +279,7 @@ def _add_params(parser: argparse.ArgumentParser) -> None:
 
 
 def _params(args: argparse.Namespace) -> None:
-    from ..lra import params
+    from ..studies.lra import params
 
     protocol, quirks = _protocol(args)
     rows, tasks = args.attention or list(protocol.rows), args.tasks or list(protocol.tasks)

@@ -9,8 +9,8 @@ import sys
 from typing import NamedTuple
 
 from .. import __version__
-from ..errors import LeapformerError, suggestion
-from ..fairseq_errors import explained
+from ..compat.errors_explained import explained
+from ..support.errors import LeapformerError, suggestion
 from . import ending, fairseq_commands
 
 

@@ -8,8 +8,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from ..errors import LeapformerError
-from ..files import made_folder, write_json
+from ..support.errors import LeapformerError
+from ..support.files import made_folder, write_json
 from . import calls
 
 HELP = "draw attention maps and learned proportions of a trained model"
@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw to --out and print the saturation of the proportions. Raises LeapformerError for unsuitable input."""
     from ..modules.capture import choose
-    from ..pictures.inputs import Request, examples, load
-    from ..pictures.maps import draw_maps
+    from ..scoring.pictures.inputs import Request, examples, load
+    from ..scoring.pictures.maps import draw_maps
 
     layer, head = _number(args.layer, "--layer", 1, ("all",)), _number(args.head, "--head", 0, ("mean", "all"))
     model, task = load(args.path, args.data)
@@ -79,7 +79,7 @@ def _number(text: str, option: str, first: int, words: tuple[str, ...]) -> int |
 
 
 def _write(path: Path, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    from ..signature import environment, signature
+    from ..support.signature import environment, signature
 
     options = {"path": args.path, "input": args.input, "lines": args.lines, "max_length": args.max_length}
     content = {"signature": signature(**options), "environment": environment(), "options": options, "rows": rows}
@@ -89,7 +89,7 @@ def _write(path: Path, rows: list[dict[str, Any]], args: argparse.Namespace) -> 
 def _table(rows: list[dict[str, Any]]) -> str:
     from tabulate import tabulate
 
-    from ..pictures.proportions import HIGH, LOW
+    from ..scoring.pictures.proportions import HIGH, LOW
 
     headers = ["block", "layer", "mechanism", "side", "count", "mean", "std", f"below {LOW}", f"above {HIGH}"]
     formats = ("", "", "", "", "", ".3f", ".3f", ".1%", ".1%")

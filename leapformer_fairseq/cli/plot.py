@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 HELP = "draw the results of a benchmark"
 PNG = ".png"
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the picture and print its name. Raises LeapformerError for a file without results, or if writing fails."""
-    from ..pictures.results import draw_results
+    from ..scoring.pictures.results import draw_results
 
     out = Path(args.results).with_suffix(PNG) if args.out is None else Path(args.out)
     if out.suffix != PNG:

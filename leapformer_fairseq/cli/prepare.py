@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..audio import SAMPLE_RATE
 from ..data import (
     choices,
     covost2,
@@ -27,7 +26,8 @@ from ..data import (
 )
 from ..data.lra import prepare as lra
 from ..data.recordings import Recording
-from ..errors import LeapformerError
+from ..runtime.audio import SAMPLE_RATE
+from ..support.errors import LeapformerError
 from . import calls
 
 HELP = (

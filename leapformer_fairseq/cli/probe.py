@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ..probes import NAMES, RATES
-from ..progress import progress
-from ..signature import signature
+from ..studies.probes import NAMES, RATES
+from ..support.progress import progress
+from ..support.signature import signature
 from . import calls
 
 HELP = "train small models to recall, copy, reverse and calculate: what can a mechanism remember?"
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @calls.owning
 def run(args: argparse.Namespace) -> int:
     """Train, print the tables, and write them to --out. Raises LeapformerError for mechanisms that cannot be probed."""
-    from ..probes.study import Study, measure
+    from ..studies.probes.study import Study, measure
 
     study = Study(args.probes, args.attention, args.rates, args.seeds, args.updates)
     with progress("probes", "training") as watch:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from ..errors import LeapformerError, one_line
+from ..support.errors import LeapformerError, one_line
 from . import calls
 
 HELP = "a data set or a paper's table from data to scores: prepare, train, evaluate"
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> None:
     """Run a recipe by name with its steps and options; `say` receives a line for every step."""
-    from ..recipes import catalog
+    from ..studies.recipes import catalog
 
     name, *words = words
     if name not in catalog.tables():
@@ -51,7 +51,7 @@ def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> None:
 
 
 def _list() -> int:
-    from ..recipes import catalog
+    from ..studies.recipes import catalog
 
     width = max(map(len, catalog.known_names()))
     for name, about in catalog.DATASETS.items():
@@ -62,7 +62,7 @@ def _list() -> int:
 
 
 def _help(name: str) -> int:
-    from ..recipes import catalog
+    from ..studies.recipes import catalog
 
     table = catalog.tables().get(name)
     parser, _ = catalog.parser_for(table.recipe if table else name)

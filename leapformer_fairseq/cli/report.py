@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..files import write_json, write_text
-from ..pictures.comparison import draw_comparison
 from ..scoring.comparison import collect, table
-from ..signature import signature
+from ..scoring.pictures.comparison import draw_comparison
+from ..support.files import write_json, write_text
+from ..support.signature import signature
 
 HELP = "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ..data.wikitext import count_tokens
-from ..errors import LeapformerError
-from ..files import write_json
-from ..lines import read_lines
 from ..scoring.generation import score_generation
 from ..scoring.perplexity import score_evaluation
 from ..scoring.report import score_run
 from ..scoring.runlog import UNITS, read_threads
 from ..scoring.validation import score_validation
-from ..signature import signature
+from ..support.errors import LeapformerError
+from ..support.files import write_json
+from ..support.lines import read_lines
+from ..support.signature import signature
 from . import score_talks
 
 HELP = (
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         report, threads = score_run(output, args.tokenize, args.unit, args.training_text), read_threads(output)
     if args.checkpoint:
-        from ..checkpoints import describe_checkpoint  # imports torch, which scores do not need
+        from ..models.averaging import describe_checkpoint  # imports torch, which scores do not need
 
         report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature(threads=threads)}
     if args.json:

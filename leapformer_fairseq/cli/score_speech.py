@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from ..errors import LeapformerError
-from ..files import made_folder, write_json, write_text
-from ..pictures.spectrograms import draw_spectrograms
+from ..scoring.pictures.spectrograms import draw_spectrograms
 from ..scoring.speech import (
     Kind,
     Report,
@@ -21,7 +19,9 @@ from ..scoring.speech import (
     score_speech,
     speech_table,
 )
-from ..signature import signature
+from ..support.errors import LeapformerError
+from ..support.files import made_folder, write_json, write_text
+from ..support.signature import signature
 from . import calls
 
 HELP = "score synthesised speech: mel cepstral and spectral distortion, duration, and pictures"

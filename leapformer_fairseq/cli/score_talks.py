@@ -8,11 +8,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ..errors import LeapformerError
+from ..runtime.formats.talks import LOGGED, QUEUED, REPAIRED
 from ..scoring.latency import HIGH_MS, LOW_MS
 from ..scoring.pieces import SEGMENTERS
 from ..scoring.talk_report import LATENCIES, WAYS, TalkOptions, kind_of, score_resegmented, score_talks
-from ..scoring.talks import LOGGED, QUEUED, REPAIRED
+from ..support.errors import LeapformerError
 
 _HEADERS = {"": "source heard", LOGGED: "CA as logged", REPAIRED: "CA repaired", QUEUED: "CA queued"}
 _ONLY = ("quality_command", "transcripts", "lang", "resegmented")  # options that say nothing about anything else

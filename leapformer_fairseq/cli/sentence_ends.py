@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..files import made_folder
-from ..progress import progress
-from ..signature import signature
+from ..support.files import made_folder
+from ..support.progress import progress
+from ..support.signature import signature
 
 HELP = "train a small network that finds where sentences end in speech without pauses, for --sentence-ends"
 
@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, write the file, and print what it finds. Raises LeapformerError for data that does not serve."""
     from .. import register
-    from ..agents.options import set_threads
-    from ..agents.sentence_training import Found, Recordings, Settings, train
+    from ..runtime.simul.options import set_threads
+    from ..simul.sentence_training import Found, Recordings, Settings, train
 
     register()
     settings = Settings(args.updates, args.ahead_ms, args.units, args.lr, args.seed)

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 if TYPE_CHECKING:
-    from ..serve.files import FileServer
-    from ..serve.server import LiveServer
+    from ..runtime.serve.files import FileServer
+    from ..runtime.serve.server import LiveServer
 
 HELP = "translate speech live on a page in the browser: microphone or file in, text out, several speakers and listeners"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
-    from ..agents.options import add_segment_options, add_system_options
-    from ..serve.talk import Limits
+    from ..runtime.serve.talk import Limits
+    from ..runtime.simul.options import add_segment_options, add_system_options
 
     add = parser.add_argument
     add_system_options(parser)
@@ -73,7 +73,7 @@ CLOSE_S = 1.5  # for connections to end
 
 
 async def _serve(server: LiveServer | FileServer, args: argparse.Namespace) -> None:
-    from ..serve.texts import Texts
+    from ..runtime.serve.texts import Texts
 
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -98,11 +98,11 @@ async def _serve(server: LiveServer | FileServer, args: argparse.Namespace) -> N
 
 
 def _server(args: argparse.Namespace) -> LiveServer | FileServer:
-    from ..agents.live import load_sessions, prepare_thread
-    from ..serve.files import FileServer, model_files, page_files
-    from ..serve.server import LiveServer
-    from ..serve.talk import Limits
-    from ..serve.texts import Texts, state_folder
+    from ..runtime.serve.files import FileServer, model_files, page_files
+    from ..runtime.serve.server import LiveServer
+    from ..runtime.serve.talk import Limits
+    from ..runtime.serve.texts import Texts, state_folder
+    from ..simul.live import load_sessions, prepare_thread
 
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
     if not 0 <= args.port < 65_536:
@@ -133,7 +133,7 @@ def _token(args: argparse.Namespace) -> str | None:
 
 def _check_browser(args: argparse.Namespace, path: Path) -> None:
     """Raises LeapformerError for what the browser's translator, and a server of files, do not do."""
-    from ..serve.talk import Limits
+    from ..runtime.serve.talk import Limits
 
     if not path.is_dir():
         raise LeapformerError(f"--in-browser with {path}; give a folder made by `leapformer export` as --checkpoint")
@@ -148,7 +148,7 @@ def _check_browser(args: argparse.Namespace, path: Path) -> None:
 
 def _translator(system: Any, options: Any, args: argparse.Namespace) -> dict[str, Any]:
     """What the browser's translator is told."""
-    from ..agents.options import segment_options
+    from ..runtime.simul.options import segment_options
 
     parts = {"decoding": options, "policy": system.policy, "segments": segment_options(args)}
     return {**{name: asdict(part) for name, part in parts.items()}, "step_frames": system.step_frames}

@@ -8,15 +8,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LeapformerError
-from ..files import locked_folder
 from ..scoring.quality import bleu
 from ..scoring.runlog import SIMULATION, UNITS
+from ..support.errors import LeapformerError
+from ..support.files import locked_folder
 from . import calls, score, simulate_talks
 
 if TYPE_CHECKING:
-    from ..agents.options import TakesOptions
-    from ..agents.simulate import Simulation
+    from ..runtime.simul.options import TakesOptions
+    from ..simul.simulate import Simulation
 
 HELP = (
     "translate a test set simultaneously, with delays and scores: utterances as SimulEval does, without it, or "
@@ -28,7 +28,7 @@ _FREE = ("out", "jobs", "tokenize", "run", *simulate_talks.FREE)
 
 def add_arguments(parser: TakesOptions) -> None:
     """Add the arguments of the sub-command."""
-    from ..agents.options import add_system_options
+    from ..runtime.simul.options import add_system_options
 
     parser.add_argument("--source", metavar="LIST", help="a file with the path of a recording a line")
     parser.add_argument("--target", metavar="LIST", help="a file with a reference translation a line")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _simulate_utterances(args: argparse.Namespace) -> None:
-    from ..agents.simulate import build_simulation, logged, put_in_order, read_utterances
+    from ..simul.simulate import build_simulation, logged, put_in_order, read_utterances
 
     utterances = read_utterances(args.source, args.target)
     simulation = build_simulation(args)
@@ -75,7 +75,7 @@ def _simulate_utterances(args: argparse.Namespace) -> None:
 
 
 def _simulate_talks(args: argparse.Namespace) -> None:
-    from ..agents.talks import build_talk_simulation
+    from ..simul.talks import build_talk_simulation
 
     recordings = simulate_talks.check(args)
     simulation = build_talk_simulation(args)
@@ -86,8 +86,8 @@ def _simulate_talks(args: argparse.Namespace) -> None:
 
 def _locked_folder(args: argparse.Namespace, without: Collection[str]) -> Path:
     """The folder of this run and no other; options that do not concern it are left out."""
-    from ..checkpoints import describe_checkpoint
-    from ..signature import signature
+    from ..models.averaging import describe_checkpoint
+    from ..support.signature import signature
 
     options = {name: value for name, value in vars(args).items() if name not in (*_FREE, *without)}
     about = {"options": options, "model": describe_checkpoint(args.checkpoint)}
@@ -97,7 +97,7 @@ def _locked_folder(args: argparse.Namespace, without: Collection[str]) -> Path:
 def _translate(args: argparse.Namespace, simulation: Simulation, waiting: list[Any], total: int) -> None:
     from tqdm import tqdm
 
-    from ..agents.simulate import log_outcome, simulate
+    from ..simul.simulate import log_outcome, simulate
 
     way, left_out = "in batches" if simulation.batched else "one by one", list[float]()
     with tqdm(total=total, initial=total - len(waiting), unit="sentence", desc=f"simulation, {way}") as progress:

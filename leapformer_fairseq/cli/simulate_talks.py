@@ -7,20 +7,20 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LeapformerError
-from ..files import write_json
 from ..scoring.pieces import SEGMENTERS
+from ..support.errors import LeapformerError
+from ..support.files import write_json
 from . import score_talks
 
 if TYPE_CHECKING:
-    from ..agents.options import TakesOptions
+    from ..runtime.simul.options import TakesOptions
 
 FREE = ("segmenter", "lang")  # options that do not change what is written
 
 
 def add_arguments(parser: TakesOptions) -> None:
     """Add the options for talks."""
-    from ..agents.options import add_segment_options
+    from ..runtime.simul.options import add_segment_options
 
     add = parser.add_argument
     add("--talks", metavar="DIR", help="instead of --source and --target: a folder of talks made by `leapformer "
@@ -74,8 +74,8 @@ def translate(args: argparse.Namespace, simulation: Any, recordings: list[Path])
     """Translate the talks that do not have a log yet."""
     from tqdm import tqdm
 
-    from ..agents.talks import simulate_talks
-    from ..audio import check_file
+    from ..runtime.audio import check_file
+    from ..simul.talks import simulate_talks
 
     lengths = {one: check_file(one) for one in recordings}
     waiting = [one for one in recordings if not simulation.log(one).is_file()]
@@ -90,11 +90,11 @@ def translate(args: argparse.Namespace, simulation: Any, recordings: list[Path])
 
 def score(args: argparse.Namespace, recordings: list[Path]) -> None:
     """Join the logs, score them as `leapformer score` does, and print the scores with the resources used."""
-    from ..agents.talks import join_logs, summarise_usage
-    from ..checkpoints import describe_checkpoint
     from ..data.talks import REFERENCES, SEGMENTS
+    from ..models.averaging import describe_checkpoint
     from ..scoring import talk_report
-    from ..signature import signature
+    from ..simul.talks import join_logs, summarise_usage
+    from ..support.signature import signature
 
     out, folder = Path(args.out), Path(args.talks)
     log = join_logs(out, recordings, args.eval_latency_unit)

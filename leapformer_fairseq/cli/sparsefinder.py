@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LeapformerError
-from ..files import made_folder, write_json, write_text
-from ..progress import progress
+from ..support.errors import LeapformerError
+from ..support.files import made_folder, write_json, write_text
+from ..support.progress import progress
 from . import calls
 
 if TYPE_CHECKING:
-    from ..sparsefinder.quality import Scored
+    from ..studies.sparsefinder.quality import Scored
 
 HELP = "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves"
 
@@ -46,7 +46,7 @@ def _extract_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _extract(args: argparse.Namespace) -> None:
-    from ..sparsefinder.extraction import Request, extract
+    from ..studies.sparsefinder.extraction import Request, extract
 
     request = Request(args.data, args.block, args.subset, args.sentences, args.min_length, args.seed)
     with progress("extract", "sentence") as watch:
@@ -56,7 +56,7 @@ def _extract(args: argparse.Namespace) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- fit
 def _fit_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..sparsefinder.fitting import LOSSES, PROJECTIONS, Settings
+    from ..studies.sparsefinder.fitting import LOSSES, PROJECTIONS, Settings
 
     defaults = Settings()
     parser.add_argument("graphs", metavar="GRAPHS", help="a folder of `leapformer sparsefinder extract`")
@@ -94,8 +94,8 @@ def _fit_arguments(parser: argparse.ArgumentParser) -> None:
 def _fit(args: argparse.Namespace) -> None:
     from dataclasses import fields
 
-    from ..sparsefinder.extraction import Graphs
-    from ..sparsefinder.fitting import Settings, check_fitted, fit, parameter_count
+    from ..studies.sparsefinder.extraction import Graphs
+    from ..studies.sparsefinder.fitting import Settings, check_fitted, fit, parameter_count
 
     graphs = Graphs(args.graphs)
     given = {field.name: getattr(args, field.name) for field in fields(Settings)}
@@ -123,10 +123,10 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from ..sparsefinder.experiments import evaluate
-    from ..sparsefinder.extraction import Graphs
-    from ..sparsefinder.grids import Point, read_options
-    from ..sparsefinder.sweep import Sweep, evaluated, gold_sparsity
+    from ..studies.sparsefinder.experiments import evaluate
+    from ..studies.sparsefinder.extraction import Graphs
+    from ..studies.sparsefinder.grids import Point, read_options
+    from ..studies.sparsefinder.sweep import Sweep, evaluated, gold_sparsity
 
     graphs = Graphs(args.graphs)
     point = Point(args.mechanism, read_options(args.mechanism, args.options))
@@ -165,13 +165,13 @@ def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _pareto(args: argparse.Namespace) -> None:
-    from ..sparsefinder.experiments import score_fronts, write_curves
-    from ..sparsefinder.extraction import Graphs
-    from ..sparsefinder.grids import patterns, points, windows_of, with_options
-    from ..sparsefinder.quality import KeptScores
-    from ..sparsefinder.report import recall_table
-    from ..sparsefinder.sweep import Sweep, evaluated, gold_sparsity
-    from ..sparsefinder.sweep import run as sweep_all
+    from ..studies.sparsefinder.experiments import score_fronts, write_curves
+    from ..studies.sparsefinder.extraction import Graphs
+    from ..studies.sparsefinder.grids import patterns, points, windows_of, with_options
+    from ..studies.sparsefinder.quality import KeptScores
+    from ..studies.sparsefinder.report import recall_table
+    from ..studies.sparsefinder.sweep import Sweep, evaluated, gold_sparsity
+    from ..studies.sparsefinder.sweep import run as sweep_all
 
     graphs = Graphs(args.graphs)
     block = graphs.about["block"]
@@ -211,10 +211,10 @@ def _blocks_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _blocks(args: argparse.Namespace) -> None:
-    from ..sparsefinder.experiments import score_blocks, write_blocks
-    from ..sparsefinder.grids import block_points
-    from ..sparsefinder.quality import KeptScores, Scored
-    from ..sparsefinder.sweep import Sweep, digest
+    from ..studies.sparsefinder.experiments import score_blocks, write_blocks
+    from ..studies.sparsefinder.grids import block_points
+    from ..studies.sparsefinder.quality import KeptScores, Scored
+    from ..studies.sparsefinder.sweep import Sweep, digest
 
     sweep = Sweep(block_points(args.grid, args.mechanisms), [0], "none", [args.fitted] if args.fitted else [])
     test = Scored(args.path, args.data, "encoder-self", args.subset, batch=args.batch, limit=args.limit)
@@ -240,10 +240,10 @@ def _draw_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _draw_graphs(args: argparse.Namespace) -> None:
-    from ..sparsefinder.experiments import draw_graphs
-    from ..sparsefinder.extraction import Graphs
-    from ..sparsefinder.grids import Point, read_options
-    from ..sparsefinder.sweep import evaluated, mechanisms
+    from ..studies.sparsefinder.experiments import draw_graphs
+    from ..studies.sparsefinder.extraction import Graphs
+    from ..studies.sparsefinder.grids import Point, read_options
+    from ..studies.sparsefinder.sweep import evaluated, mechanisms
 
     graphs = Graphs(args.graphs)
     sentences = evaluated(graphs, args.fitted, args.sentences)
@@ -282,10 +282,10 @@ def _tags_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _tags(args: argparse.Namespace) -> None:
-    from ..sparsefinder import tags
-    from ..sparsefinder.extraction import Graphs
-    from ..sparsefinder.pictures import draw_tags
-    from ..sparsefinder.sweep import evaluated
+    from ..studies.sparsefinder import tags
+    from ..studies.sparsefinder.extraction import Graphs
+    from ..studies.sparsefinder.pictures import draw_tags
+    from ..studies.sparsefinder.sweep import evaluated
 
     graphs, folder = Graphs(args.graphs), made_folder(args.out)
     if len(args.fitted) != 1:
@@ -355,7 +355,7 @@ def _add_quality(parser: argparse.ArgumentParser) -> None:
 
 
 def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
-    from ..sparsefinder.quality import Scored
+    from ..studies.sparsefinder.quality import Scored
 
     if args.data is None:
         return None
@@ -372,7 +372,7 @@ def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
 
 
 def _signed(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    from ..signature import environment, signature
+    from ..support.signature import environment, signature
 
     options = {name: value for name, value in vars(args).items() if name != "run"}
     return {"signature": signature(), "environment": environment(), "options": options, **content}

@@ -18,14 +18,14 @@ from io import BufferedReader
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from ..audio import SAMPLE_RATE, read_blocks, read_pcm
-from ..errors import LeapformerError
+from ..runtime.audio import SAMPLE_RATE, read_blocks, read_pcm
+from ..support.errors import LeapformerError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..agents.record import Recorder
-    from ..agents.session import Event, Session
+    from ..runtime.simul.record import Recorder
+    from ..runtime.simul.session import Event, Session
 
 HELP = "translate a recording of any length, or speech that arrives on standard input, live in the terminal"
 BLOCK = SAMPLE_RATE // 10  # samples of a recording that are read at once; what is written does not depend on it
@@ -35,8 +35,8 @@ DRAFT_ROWS = 3  # of the terminal, at most
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
-    from ..agents.options import add_segment_options, add_system_options
-    from ..agents.record import LOG_FORMATS
+    from ..runtime.simul.options import add_segment_options, add_system_options
+    from ..runtime.simul.record import LOG_FORMATS
 
     add = parser.add_argument
     add("audio", metavar="FILE|-", help="16 kHz mono recording; - reads raw 16-bit little-endian PCM as it arrives")
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Translate until the end, Ctrl-C, SIGTERM or SIGHUP, then print how much audio and computation there was."""
-    from ..agents.live import load_sessions
+    from ..simul.live import load_sessions
 
     blocks = _blocks(args)
     output, recorder = _output(args), _recorder(args)
@@ -123,7 +123,7 @@ class Ending:
 def _recorder(args: argparse.Namespace) -> Recorder | None:
     if args.log is None:
         return None
-    from ..agents.record import Recorder
+    from ..runtime.simul.record import Recorder
 
     recording = "standard input" if args.audio == "-" else args.audio
     return Recorder(args.log, recording, args.unit or "word", args.log_format)

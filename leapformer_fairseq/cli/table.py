@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_json, write_text
-from ..pictures.runs import draw_runs
+from ..scoring.pictures.runs import draw_runs
 from ..scoring.runs import check_order, collect_runs, compare, order_sentence, runs_table
-from ..signature import signature
+from ..support.files import write_json, write_text
+from ..support.signature import signature
 
 HELP = "compare the scored runs of a recipe: table, JSON and picture"
 

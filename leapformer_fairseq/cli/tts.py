@@ -7,16 +7,16 @@ import ast
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LeapformerError
-from ..files import locked_folder, write_text
+from ..support.errors import LeapformerError
+from ..support.files import locked_folder, write_text
 from . import calls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..acoustics.mel import MelConfig
-    from ..acoustics.vocoder import Vocoder
-    from ..spoken import Script, Utterance, Voice
+    from ..runtime.acoustics.mel import MelConfig
+    from ..runtime.acoustics.vocoder import Vocoder
+    from ..runtime.spoken import Script, Utterance, Voice
 
 HELP = "speak text, phonemes or a manifest with a trained text to speech model"
 RECORD = "run.json"
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     """Synthesise and write one sentence after the other; the output of an interrupted run is kept."""
     from tqdm import tqdm
 
-    from ..acoustics.mel import MelConfig
-    from ..spoken import Manner
+    from ..runtime.acoustics.mel import MelConfig
+    from ..runtime.spoken import Manner
 
     _check(args)
     voice = _voice(args)
@@ -110,15 +110,15 @@ def _voice(args: argparse.Namespace) -> Voice:
     """The checkpoint, or exported folder, that speaks."""
     overrides = _overrides(args.model_overrides)
     if not Path(args.path).is_dir():
-        from ..synthesis import TrainedVoice
+        from ..models.synthesis import TrainedVoice
 
         return TrainedVoice(args.path, {**overrides, **({"data": args.data} if args.data else {})}, args.cpu)
     from ..data.manifests import read_yaml
     from ..data.tts import CONFIG
-    from ..files import paths_beside
     from ..runtime.folder import Folder
+    from ..runtime.spoken import Manifests
     from ..runtime.voice import ExportedVoice
-    from ..spoken import Manifests
+    from ..support.files import paths_beside
 
     if overrides:
         raise LeapformerError(f"--model-overrides {overrides}: an exported model stays as it is; export it so")
@@ -134,7 +134,7 @@ def _voice(args: argparse.Namespace) -> Voice:
 def _scripts(args: argparse.Namespace, voice: Voice) -> list[Script]:
     """What to say; names are those of the manifest, or numbers."""
     from ..data.tts import phonemes_of, scripts_of
-    from ..spoken import Script
+    from ..runtime.spoken import Script
 
     if args.subset:
         if voice.manifests is None:
@@ -165,7 +165,7 @@ def _speaker(name: str | None, speakers: Mapping[str, int] | None) -> int:
 
 def _lines(file_or_text: str) -> list[str]:
     """The lines of a file, or the text, with single spaces: a tab would end a column of the manifest."""
-    from ..lines import lines_or_text
+    from ..support.lines import lines_or_text
 
     lines = lines_or_text(file_or_text)
     if not lines:
@@ -174,11 +174,11 @@ def _lines(file_or_text: str) -> list[str]:
 
 
 def _vocoder(args: argparse.Namespace, mels: MelConfig) -> Vocoder:
-    from ..acoustics.vocoder import GriffinLim
+    from ..runtime.acoustics.vocoder import GriffinLim
 
     if not args.hifigan:
         return GriffinLim(mels, args.iterations)
-    from ..acoustics.hifigan import load_hifigan
+    from ..models.hifigan import load_hifigan
 
     return load_hifigan(*args.hifigan)
 
@@ -197,7 +197,7 @@ def _description(args: argparse.Namespace, voice: Voice) -> dict[str, Any]:
 def _begin(out: str, about: dict[str, Any]) -> tuple[Path, list[dict[str, str]]]:
     """The folder of this run, and the rows it already has; a folder without rows is not locked yet."""
     from ..data.manifests import read_manifest
-    from ..signature import signature
+    from ..support.signature import signature
 
     header, manifest = "\t".join(COLUMNS) + "\n", Path(out) / "manifest.tsv"
     if manifest.is_file() and manifest.read_bytes() == header.encode():
@@ -213,7 +213,7 @@ def _write(folder: Path, script: Script, utterance: Utterance, vocode: Vocoder, 
     import numpy as np
     import soundfile
 
-    from ..pictures.utterances import draw_utterance
+    from ..scoring.pictures.utterances import draw_utterance
 
     wav, mel = folder / "wav" / f"{script.id}.wav", folder / "mel" / f"{script.id}.npy"
     for path in (wav, mel):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..files import rename, replacing
+from ..support.files import rename, replacing
 from .patch import Patch
 
 

@@ -6,7 +6,7 @@ import functools
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import Any
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .patch import Patch
 
 

@@ -24,10 +24,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from ..errors import LeapformerError
-from ..files import paths_beside
-from ..lines import decoded, read_lines
-from ..processes import Pool
+from ..support.errors import LeapformerError
+from ..support.files import paths_beside
+from ..support.lines import decoded, read_lines
+from ..support.processes import Pool
 from .patch import Patch
 
 
@@ -64,7 +64,7 @@ def _convert_waveform(
 
 def _kaldi_fbank(waveform: np.ndarray, sample_rate: int, n_bins: int = 80) -> np.ndarray:
     """fairseq's feature hook: `waveform` is (1, T) at 16-bit integer scale."""
-    from ..audio import INT16_SCALE, fbank
+    from ..runtime.audio import INT16_SCALE, fbank
 
     return fbank(np.asarray(waveform)[0] / np.float32(INT16_SCALE), sample_rate, n_bins)
 
@@ -115,7 +115,7 @@ def _get_waveform(
     """fairseq's `get_waveform`, which reads a file once, as all our readers do. Raises AudioError as they do."""
     from fairseq.data.audio import audio_utils
 
-    from ..audio import open_audio, samples_of
+    from ..runtime.audio import open_audio, samples_of
 
     named = isinstance(path_or_fp, str)
     name = str(path_or_fp) if named else "a recording in an archive"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.spawn import start_processes
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .patch import Patch
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")

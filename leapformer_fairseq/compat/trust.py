@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .patch import Patch
 
 _NUMBERS, _FLAG, _LAYERS = (int, float, list, tuple), (bool, int, list), (int, list, tuple)

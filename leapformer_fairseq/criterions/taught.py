@@ -17,9 +17,9 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import LeapformerError
 from ..models.teacher import Teacher, load_teacher
 from ..modules.alignment import ReplacedBlock, compared, replaced_blocks
+from ..support.errors import LeapformerError
 from .divergence import divergence
 from .recorder import Recorder
 

@@ -12,8 +12,8 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 )
 from torch import Tensor
 
-from ..errors import LeapformerError
-from ..schedule import unheard
+from ..runtime.schedule import unheard
+from ..support.errors import LeapformerError
 
 
 @dataclass

@@ -14,7 +14,7 @@ from fairseq.criterions.tacotron2_loss import Tacotron2Criterion, Tacotron2Crite
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from ..lengths import LengthPredictor
+from ..models.length_predictors import LengthPredictor
 from ..models.lengths import LEARNING, Learning
 from .recorder import Recorder
 

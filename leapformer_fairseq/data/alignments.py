@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 PAUSE = "_"  # the phoneme of silence
 

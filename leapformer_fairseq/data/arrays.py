@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LeapformerError
-from ..files import partial_of, read_json, replacing, write_json
+from ..support.errors import LeapformerError
+from ..support.files import partial_of, read_json, replacing, write_json
 from .prepared import STATE
 
 ABOUT, LABELS = "data.json", "labels.npy"

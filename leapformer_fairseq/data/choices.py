@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import LeapformerError
-from ..lines import read_lines, write_lines
+from ..support.errors import LeapformerError
+from ..support.lines import read_lines, write_lines
 from . import prepared
 from .text import tidy
 from .vocabulary import copy_vocabulary, encoded, load_vocabulary

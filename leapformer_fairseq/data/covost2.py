@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .recordings import Recording, read_audible, read_table
 from .speech import SpeechDataset
 from .text import without_quotes

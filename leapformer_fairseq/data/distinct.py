@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .text import tidy
 
 _WORDS = re.compile(r"\w+")

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ..errors import LeapformerError
-from ..lines import find_text, read_lines, write_lines
+from ..support.errors import LeapformerError
+from ..support.lines import find_text, read_lines, write_lines
 from . import prepared
 from .text import tidy
 from .vocabulary import copy_vocabulary, encoded, load_vocabulary, make_vocabulary

@@ -15,9 +15,9 @@ from typing import IO
 from tqdm import tqdm
 
 from .. import __version__
-from ..errors import LeapformerError
-from ..files import partial_of, replacing
-from ..lines import decoded
+from ..support.errors import LeapformerError
+from ..support.files import partial_of, replacing
+from ..support.lines import decoded
 
 TIMEOUT_S = 60  # without any data
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import LeapformerError
-from ..lines import find_text, read_lines, write_lines
+from ..support.errors import LeapformerError
+from ..support.lines import find_text, read_lines, write_lines
 from . import prepared, releases
 from .text import tidy
 from .vocabulary import DICTIONARY, copy_vocabulary, encoded, load_vocabulary

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from ..audio import INT16_SCALE, SAMPLE_RATE, read_speech
-from ..errors import LeapformerError
-from ..files import replacing
-from ..lines import read_lines
+from ..runtime.audio import INT16_SCALE, SAMPLE_RATE, read_speech
+from ..support.errors import LeapformerError
+from ..support.files import replacing
+from ..support.lines import read_lines
 from .corpus.synthesize import coloured_noise
 from .manifests import read_manifest
 from .recordings import Recording, need_file

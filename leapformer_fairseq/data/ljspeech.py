@@ -19,10 +19,10 @@ import numpy as np
 import soundfile
 from tqdm import tqdm
 
-from ..acoustics.mel import MelConfig, log_mel
-from ..audio import SAMPLE_RATE
-from ..errors import LeapformerError
-from ..lines import read_lines, write_lines
+from ..runtime.acoustics.mel import MelConfig, log_mel
+from ..runtime.audio import SAMPLE_RATE
+from ..support.errors import LeapformerError
+from ..support.lines import read_lines, write_lines
 from . import prepared, tts
 from .alignments import PAUSE, Interval, moved
 from .corpus.espeak import Espeak

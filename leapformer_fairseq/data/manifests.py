@@ -18,9 +18,9 @@ import numpy as np
 import sentencepiece
 import yaml
 
-from ..errors import LeapformerError
-from ..files import replacing, write_text
-from ..lines import read_table, write_lines
+from ..support.errors import LeapformerError
+from ..support.files import replacing, write_text
+from ..support.lines import read_table, write_lines
 
 BINS = 80
 CMVN = "gcmvn.npz"

@@ -11,8 +11,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from ..errors import LeapformerError
-from ..lines import read_lines
+from ..support.errors import LeapformerError
+from ..support.lines import read_lines
 from .distinct import groups
 from .recordings import Recording, need_file, read_segment
 from .speech import SpeechDataset

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from ..errors import LeapformerError
-from ..lines import read_lines
+from ..support.errors import LeapformerError
+from ..support.lines import read_lines
 from .recordings import Recording, need_file, read_segment
 from .speech import SpeechDataset
 from .text import without_notes

@@ -19,9 +19,9 @@ from typing import Any
 
 import sentencepiece
 
-from ..errors import LeapformerError
-from ..files import replacing
-from ..lines import find_text, read_pairs, write_lines
+from ..support.errors import LeapformerError
+from ..support.files import replacing
+from ..support.lines import find_text, read_pairs, write_lines
 from . import distinct, prepared, releases
 from .manifests import train_subwords
 from .text import tidy

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import LeapformerError
-from ..files import holds_files, replacing
+from ..support.errors import LeapformerError
+from ..support.files import holds_files, replacing
 
 STATE = "prepared.json"
 Summary = dict[str, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .mustc import read_segments
 from .recordings import Recording, read_segment
 from .speech import SpeechDataset

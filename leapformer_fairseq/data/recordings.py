@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import lines
-from ..audio import SAMPLE_RATE, AudioError, read_audio, read_speech
-from ..errors import LeapformerError
+from ..runtime.audio import SAMPLE_RATE, AudioError, read_audio, read_speech
+from ..support import lines
+from ..support.errors import LeapformerError
 
 SILENCE_RMS = 1e-3  # -60 dB of full scale, below any intelligible recording; clips of digital silence do occur
 

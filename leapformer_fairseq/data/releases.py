@@ -11,8 +11,8 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from ..errors import LeapformerError
-from ..lines import find_text, read_lines, write_lines
+from ..support.errors import LeapformerError
+from ..support.lines import find_text, read_lines, write_lines
 from .catalogues import read_messages
 from .download import fetch, member_lines
 

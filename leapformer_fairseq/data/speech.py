@@ -21,11 +21,11 @@ import numpy as np
 import soundfile
 from tqdm import tqdm
 
-from ..audio import FRAME_MS, SAMPLE_RATE, fbank
-from ..errors import LeapformerError
-from ..files import holds_files, replacing
-from ..lines import write_lines
-from ..processes import pool_of
+from ..runtime.audio import FRAME_MS, SAMPLE_RATE, fbank
+from ..support.errors import LeapformerError
+from ..support.files import holds_files, replacing
+from ..support.lines import write_lines
+from ..support.processes import pool_of
 from .manifests import (
     BINS,
     CMVN,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import sentencepiece
 
-from ..audio import FRAME_MS, SAMPLE_RATE, AudioError, open_audio
-from ..errors import LeapformerError
-from ..lines import read_table
-from ..schedule import STATE_FRAMES, fitting_ratio
+from ..runtime.audio import FRAME_MS, SAMPLE_RATE, AudioError, open_audio
+from ..runtime.schedule import STATE_FRAMES, fitting_ratio
+from ..support.errors import LeapformerError
+from ..support.lines import read_table
 from .manifests import read_manifest
 from .recordings import Recording, need_file, read_audible
 from .speech import SpeechDataset

@@ -18,10 +18,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..audio import check_file
-from ..errors import LeapformerError
-from ..files import locked_folder, read_json, write_json
-from ..lines import read_lines, write_lines
+from ..runtime.audio import check_file
+from ..support.errors import LeapformerError
+from ..support.files import locked_folder, read_json, write_json
+from ..support.lines import read_lines, write_lines
 from . import mustc
 from .recordings import Recording, need_file, need_recordings
 from .text import tidy

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .alignments import Interval
 
 WORDS, PHONES = "words", "phones"  # the tiers of an aligned recording

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..acoustics.mel import MelConfig
-from ..audio import SAMPLE_RATE
-from ..errors import LeapformerError
-from ..lines import write_lines
-from ..spoken import Manifests, Script
+from ..runtime.acoustics.mel import MelConfig
+from ..runtime.audio import SAMPLE_RATE
+from ..runtime.spoken import Manifests, Script
+from ..support.errors import LeapformerError
+from ..support.lines import write_lines
 from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
 from .manifests import CMVN, read_manifest, write_manifest, write_yaml
 

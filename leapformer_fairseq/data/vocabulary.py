@@ -14,7 +14,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .manifests import train_subwords
 
 DICTIONARY = "dict.txt"

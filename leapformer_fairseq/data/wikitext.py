@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 
-from ..errors import LeapformerError
-from ..lines import find_text, read_lines, write_lines
+from ..support.errors import LeapformerError
+from ..support.lines import find_text, read_lines, write_lines
 from . import prepared, releases
 
 SIZES = {"wikitext2": 2, "wikitext103": 103}

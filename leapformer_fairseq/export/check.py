@@ -11,15 +11,15 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from ..agents.exported import ExportedSystem
-from ..agents.system import TranslationSystem
-from ..agents.times import ComputeTimes
 from ..runtime.beam import Hypothesis, Search, go_on, translate
 from ..runtime.engine import Graphs
 from ..runtime.folder import LANGUAGE, Folder
+from ..runtime.simul.exported import ExportedSystem
+from ..runtime.simul.times import ComputeTimes
+from ..runtime.spoken import Manner
 from ..runtime.text import subwords_of
 from ..runtime.voice import ExportedVoice, kept
-from ..spoken import Manner
+from ..simul.system import TranslationSystem
 from .plain import sample_of
 from .synthesis import dropped
 

@@ -13,7 +13,7 @@ from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
 from ..attention import State, Step, TokenInfo, sinusoids
-from ..lengths import Source as LengthSource
+from ..models.length_predictors import Source as LengthSource
 from ..modules import PassOptions
 from ..modules.attention import MechanismAttention
 from ..modules.decoding import Memory

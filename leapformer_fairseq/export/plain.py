@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 
 class _Asked:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..attention import State, TokenInfo
-from ..errors import LeapformerError
 from ..modules import attentions
 from ..modules.attention import MechanismAttention
 from ..runtime.folder import CROSS, HEARD, LENGTH, SELF, Shapes
+from ..support.errors import LeapformerError
 
 BLOCK = {SELF: "decoder self-attention", CROSS: "cross-attention", HEARD: "encoder self-attention"}
 

@@ -16,10 +16,10 @@ from ..attention import ChunkMask, State, TokenInfo, sinusoids
 from ..attention.linear.base import LinearState
 from ..attention.mechanism import Inputs
 from ..attention.recurrent.convolution import ConvolvedMechanism, ConvolvedState
-from ..errors import LeapformerError
 from ..modules import PassOptions
 from ..modules.attention import MechanismAttention
 from ..runtime.folder import CROSS, HEARD
+from ..support.errors import LeapformerError
 from .loops import with_keys, with_rows
 from .states import held, tensors_of
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..files import replacing
 from ..runtime.folder import GRAPHS, WEIGHTS, Folder
+from ..support.files import replacing
 
 LEAST = 1024  # bytes; what is smaller stays in its graph
 KINDS = {"float32": "F32", "int64": "I64", "int32": "I32", "int8": "I8", "uint8": "U8"}  # as safetensors calls them

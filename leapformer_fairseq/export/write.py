@@ -15,11 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..agents.system import TranslationSystem
 from ..attention.ops import dispatch
 from ..data.tts import ESPEAK
-from ..errors import LeapformerError
-from ..files import replacing
 from ..runtime.folder import (
     BEFORE,
     COUNT,
@@ -56,7 +53,10 @@ from ..runtime.folder import (
     Speech,
     Vocabulary,
 )
-from ..spoken import Normalisation
+from ..runtime.spoken import Normalisation
+from ..simul.system import TranslationSystem
+from ..support.errors import LeapformerError
+from ..support.files import replacing
 from .graphs import DecoderStep, Source
 from .language import Prompt
 from .plain import check_task

@@ -1,5 +1,5 @@
 """Thin registered fairseq models. fairseq's `--user-dir` imports this package and all its files; no scripts here."""
 
-from .. import prepare_fairseq
+from ..compat.register import prepare_fairseq
 
 prepare_fairseq()

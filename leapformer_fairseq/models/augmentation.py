@@ -18,8 +18,8 @@ from fairseq.data.audio.feature_transforms import CompositeAudioFeatureTransform
 from fairseq.data.audio.speech_to_text_dataset import SpeechToTextDataset
 from torch import Tensor
 
-from ..audio import FRAME_MS, SAMPLE_RATE, fbank
-from ..errors import LeapformerError
+from ..runtime.audio import FRAME_MS, SAMPLE_RATE, fbank
+from ..support.errors import LeapformerError
 
 PAUSES = 0.5  # share of the places between two sentences that get a pause
 LONGEST_PAUSE = 1500 // FRAME_MS

@@ -25,8 +25,8 @@ from fairseq.utils import get_available_activation_fns
 from torch import Tensor, nn
 
 from ..attention import sinusoids
-from ..errors import LeapformerError
 from ..modules import OfAnyOrigin, PassContext, add_attention_args, fill_attention_args, fill_options, swap_attention
+from ..support.errors import LeapformerError
 from .task import adapt
 
 POOLINGS = ("cls", "mean", "packed", "padded-mean")

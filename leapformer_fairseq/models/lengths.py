@@ -9,9 +9,9 @@ from typing import Any
 from fairseq.models import FairseqEncoder
 from torch import Tensor
 
-from ..errors import LeapformerError
-from ..lengths import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
 from ..modules import PassContext, add_options, fill_options
+from ..support.errors import LeapformerError
+from .length_predictors import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
 
 EncoderOut = dict[str, list[Any]]
 # Keys of the encoder's output: predicted decoder steps [(B,)], and what a loss needs [Learning].

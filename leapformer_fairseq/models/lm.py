@@ -23,8 +23,8 @@ from fairseq.models.transformer_lm import (
 from fairseq.modules import AdaptiveInput
 from torch import nn
 
-from ..errors import LeapformerError
 from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args
+from ..support.errors import LeapformerError
 from .task import adapt
 from .transformer import Decoder
 

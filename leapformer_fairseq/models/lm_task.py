@@ -9,7 +9,7 @@ import torch
 from fairseq.tasks.language_modeling import LanguageModelingTask as Task
 from torch import Tensor
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 
 def load_dataset(task: Task, *args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,6 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from torch import Tensor, nn
 
 from ..attention import MECHANISMS
-from ..errors import LeapformerError
 from ..modules import (
     OfAnyOrigin,
     PassContext,
@@ -30,6 +29,7 @@ from ..modules import (
     remember_vocabulary,
     swap_attention,
 )
+from ..support.errors import LeapformerError
 from .carry import CARRY
 from .task import adapt
 

@@ -10,8 +10,8 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
 from torch import Tensor, nn
 
-from ..errors import LeapformerError
 from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args
+from ..support.errors import LeapformerError
 from .lengths import add_length_args, fill_length_args
 from .task import adapt
 from .transformer import Decoder, Encoder

@@ -22,8 +22,8 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from ..attention import sinusoids
-from ..errors import LeapformerError
 from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args, load_component, swap_attention
+from ..support.errors import LeapformerError
 from .carry import CarryingEncoder
 from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
 from .streaming_encoder import ArrivingSource, add_chunk_args, chunks_of, fill_chunk_args, laid_out, taken_back

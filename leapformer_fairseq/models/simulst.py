@@ -20,8 +20,8 @@ from fairseq.tasks.speech_to_text import SpeechToTextTask
 from torch import Tensor
 
 from ..attention import Context, PrefixMask
-from ..errors import LeapformerError
 from ..modules import IncrementalState, PassOptions, attentions, check_decoder
+from ..support.errors import LeapformerError
 from .lengths import EncoderOut
 from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
 from .speech_task import load_dataset_for_wait_k

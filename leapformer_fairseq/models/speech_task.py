@@ -18,9 +18,9 @@ from fairseq.tasks.speech_to_text import SpeechToTextTask
 from fairseq.tasks.text_to_speech import TextToSpeechTask
 from torch import Tensor
 
-from ..audio import AudioError, check_speech, open_audio
-from ..errors import LeapformerError
-from ..schedule import outrun
+from ..runtime.audio import AudioError, check_speech, open_audio
+from ..runtime.schedule import outrun
+from ..support.errors import LeapformerError
 from .augmentation import JoinedSentences, join_sentences, perturb_speed
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..attention import ChunkMask, State, TokenInfo
-from ..audio import STATE_MS
-from ..errors import LeapformerError
+from ..runtime.audio import STATE_MS
+from ..support.errors import LeapformerError
 
 
 @dataclass

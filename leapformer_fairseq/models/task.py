@@ -24,9 +24,9 @@ from fairseq.tasks.speech_to_text import SpeechToTextTask
 from fairseq.tasks.text_to_speech import TextToSpeechTask
 from fairseq.tasks.translation import TranslationTask
 
-from ..errors import LeapformerError
-from ..fairseq_errors import another_task
+from ..compat.errors_explained import another_task
 from ..modules.warm_start import only_at_the_beginning
+from ..support.errors import LeapformerError
 from . import lm_task, speech_task
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from fairseq.criterions import FairseqCriterion, build_criterion
 from omegaconf import OmegaConf
 from torch import nn
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 
 class Teacher(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
 from torch import Tensor, nn
 
-from ..errors import LeapformerError
 from ..modules import IncrementalState, attentions, check_vocabulary, remember_vocabulary, swap_attention
+from ..support.errors import LeapformerError
 from .carry import CarryingEncoder, carried
 from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, tell_length
 from .prompts import Prompted

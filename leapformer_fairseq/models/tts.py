@@ -22,7 +22,6 @@ from fairseq.models.text_to_speech.tts_transformer import (
 )
 from torch import Tensor, nn
 
-from ..errors import LeapformerError
 from ..modules import (
     IncrementalState,
     OfAnyOrigin,
@@ -33,6 +32,7 @@ from ..modules import (
     remember_vocabulary,
     swap_attention,
 )
+from ..support.errors import LeapformerError
 from .carry import CarryingEncoder, carried
 from .lengths import (
     EncoderOut,

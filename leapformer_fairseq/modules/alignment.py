@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .attention import MechanismAttention
 from .swap import BLOCKS, layers_of
 

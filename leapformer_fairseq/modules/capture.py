@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..attention import LinearMechanism, Mask, Mechanism, TokenInfo
 from ..attention.linear.reweighting import CosReweighted, angle
 from ..attention.ops.precision import accumulated
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .attention import MechanismAttention
 from .swap import BLOCKS, layers_of
 

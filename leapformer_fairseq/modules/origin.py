@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ..attention import Option, find
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .plan import expand_plan
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ..attention import OPTIONS, Mask, Option, build, find
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 # An instance to ask what it can do; no mechanism's answer depends on these sizes.
 _HEAD_DIM, _HEADS, _WIDTH = 64, 2, 128

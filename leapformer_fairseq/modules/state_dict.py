@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Mechanism
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 SIDES = "qkv"
 

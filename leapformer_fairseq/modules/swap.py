@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..attention import CAUSAL, MECHANISMS, OPTIONS, ChunkMask, Context, Mask, Mechanism, Option, build, find
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .attention import MechanismAttention
 from .context import PassContext, StackFacts
 from .plan import expand_plan, names_in

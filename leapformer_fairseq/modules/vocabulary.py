@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 FINGERPRINT = "vocabulary"  # name of the buffer
 

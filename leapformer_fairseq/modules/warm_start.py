@@ -11,7 +11,7 @@ from fairseq.file_io import PathManager
 from torch import Tensor, nn
 
 from ..compat.trust import forget_warm_starts
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .attention import MechanismAttention
 from .origin import check_function, origin_of, report
 from .vocabulary import FINGERPRINT, check_vocabulary

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .folder import (
     BEFORE,
     CROSS,

@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import LeapformerError
-from ..files import write_json
+from ..support.errors import LeapformerError
+from ..support.files import write_json
 from .typed import fits, made, shown
 
 FORMAT = 5

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ..audio import FRAME_MS, SAMPLE_RATE, STATE_MS, WINDOW_MS, OnlineFbank
-from ..errors import LeapformerError
-from ..files import replacing
+from ..support.errors import LeapformerError
+from ..support.files import replacing
+from .audio import FRAME_MS, SAMPLE_RATE, STATE_MS, WINDOW_MS, OnlineFbank
 
 FORMAT = 1
 FRAMES = STATE_MS // FRAME_MS  # of a step

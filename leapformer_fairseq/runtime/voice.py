@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LeapformerError
-from ..spoken import Manifests, Manner, Normalisation, Script, Utterance
+from ..support.errors import LeapformerError
 from .engine import Graphs, Values
 from .folder import ENDED, FRAMES, KEPT, LENGTH, NEXT, POSITIONS, REFINE, SELF, STEP, Folder, Speaking
+from .spoken import Manifests, Manner, Normalisation, Script, Utterance
 
 
 class ExportedVoice:

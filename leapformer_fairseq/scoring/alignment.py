@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 PUNCTUATION = frozenset(".!?,;:-()。！？，；：—（）ー")
 UNTOKENIZED = ("zh", "ja")  # languages whose words Moses does not cut

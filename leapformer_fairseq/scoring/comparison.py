@@ -13,8 +13,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ..errors import LeapformerError
-from ..files import read_json
+from ..support.errors import LeapformerError
+from ..support.files import read_json
 from .names import run_title
 
 # column of the table -> where the value is in a row

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from ..acoustics.mel import MelConfig, stft
+from ..runtime.acoustics.mel import MelConfig, stft
 
 CEPSTRA = 13
 CHANNELS = 80

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import LeapformerError
-from ..lines import read_lines
+from ..support.errors import LeapformerError
+from ..support.lines import read_lines
 from .marks import length_ratio, marks
 from .quality import quality
 from .runlog import INSTANCES_LOG

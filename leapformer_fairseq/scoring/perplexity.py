@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 _TOKENS = re.compile(r"Evaluated ([\d,]+) tokens")
 _RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")

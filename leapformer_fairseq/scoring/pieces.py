@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import LeapformerError
-from ..files import write_text
-from . import jsonl
+from ..runtime.formats import jsonl
+from ..runtime.formats.talks import LOGGED, Talk, join
+from ..support.errors import LeapformerError
+from ..support.files import write_text
 from .alignment import mwer_segments, soft_segments
 from .runlog import Instance
 from .segmentation import Segment, by_recording, find_recording
-from .talks import LOGGED, Talk, join
 
 SEGMENTERS = ("soft", "mwer")
 _HINT = "is it OmniSTEval's instances.resegmented.jsonl?"

@@ -11,8 +11,8 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from ..errors import LeapformerError
-from ..lines import read_lines
+from ..support.errors import LeapformerError
+from ..support.lines import read_lines
 
 SEED = 12345  # of resampling, sacreBLEU's
 FREQUENT = 100  # words of the training text that a model writes whether they were said or not

@@ -12,8 +12,8 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 
-from ..errors import LeapformerError
-from . import jsonl
+from ..runtime.formats import jsonl
+from ..support.errors import LeapformerError
 from .quality import QualityScore
 from .segmentation import read_sentences
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import LeapformerError
-from ..files import read_json
-from .jsonl import field, number, numbers, read_objects
+from ..runtime.formats.jsonl import field, number, numbers, read_objects
+from ..support.errors import LeapformerError
+from ..support.files import read_json
 
 INSTANCES_LOG = "instances.log"
 COMPUTE_LOG = "compute.jsonl"

@@ -14,8 +14,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ..errors import LeapformerError
-from ..files import read_json
+from ..support.errors import LeapformerError
+from ..support.files import read_json
 
 BASELINE = "softmax"
 SMALLER_IS_BETTER = ("perplexity", "bits", "loss", "L1", "MSE", "end")

@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-from ..errors import LeapformerError
-from ..lines import read_lines
-from .jsonl import duration, field, text
+from ..runtime.formats.jsonl import duration, field, text
+from ..support.errors import LeapformerError
+from ..support.lines import read_lines
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is 10 times as fast, where libyaml is there
 _HINT = "a segment is {wav: NAME, offset: S, duration: S}, in seconds"

@@ -14,7 +14,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 from .generation import aligned_hypotheses, read_references
 
 SAMPLES = 1_000

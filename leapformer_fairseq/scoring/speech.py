@@ -16,11 +16,11 @@ import numpy as np
 from tabulate import tabulate
 from tqdm import tqdm
 
-from ..acoustics.mel import MelConfig, log_mel
-from ..acoustics.vocoder import GriffinLim
-from ..audio import read_speech
-from ..errors import LeapformerError
-from ..lines import read_table
+from ..runtime.acoustics.mel import MelConfig, log_mel
+from ..runtime.acoustics.vocoder import GriffinLim
+from ..runtime.audio import read_speech
+from ..support.errors import LeapformerError
+from ..support.lines import read_table
 from .distortion import Distortion, cepstra, distance, log_spectrum
 
 MANIFEST, DESCRIPTION = "manifest.tsv", "run.json"

@@ -15,8 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..attention import Context
-from ..errors import LeapformerError
 from ..modules import IncrementalState, check_decoder, state_bytes
+from ..support.errors import LeapformerError
 
 
 @dataclass(frozen=True)

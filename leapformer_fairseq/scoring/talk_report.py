@@ -13,9 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..errors import LeapformerError
-from ..signature import signature
-from . import jsonl
+from ..runtime.formats import jsonl
+from ..runtime.formats.streamlog import read_stream_log
+from ..runtime.formats.talks import LOGGED, QUEUED, REPAIRED, Talk, read_talks
+from ..support.errors import LeapformerError
+from ..support.signature import signature
 from .latency import long_form_scores, regime, simultaneity
 from .marks import below_twins, length_ratio, marks
 from .pieces import Piece, cut, read_pieces, write_pieces
@@ -23,8 +25,6 @@ from .quality import QualityScore, bleu, chrf
 from .quality_command import score_by_command
 from .runlog import INSTANCES_LOG
 from .segmentation import read_segments
-from .streamlog import read_stream_log
-from .talks import LOGGED, QUEUED, REPAIRED, Talk, read_talks
 
 LATENCIES = ("LongYAAL", "LongLAAL", "LongAL", "LongAP", "LongDAL")
 WAYS = ("", LOGGED, REPAIRED, QUEUED)

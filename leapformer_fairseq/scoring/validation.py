@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 _RESULT = re.compile(r"valid on '[^']*' subset \| (.*)")
 # fairseq's name -> ours

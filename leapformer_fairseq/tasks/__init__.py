@@ -1,5 +1,5 @@
 """Registered fairseq tasks; fairseq's `--user-dir` imports this package and every file in it."""
 
-from .. import import_modules
+from ..compat.register import import_modules
 
 import_modules()

@@ -13,7 +13,7 @@ from omegaconf import II
 from torch import Tensor
 
 from ..data.arrays import About, Split, read_about
-from ..errors import LeapformerError
+from ..support.errors import LeapformerError
 
 PAD = 0
 

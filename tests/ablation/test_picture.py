@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from leapformer_fairseq.ablation.picture import draw, figure
-from leapformer_fairseq.ablation.search import Candidate, Result, Slot, replaced
-from leapformer_fairseq.ablation.study import BASELINE, COMBINATION, REFUSED, REPLACEMENT, Run, Settings, Study
+from leapformer_fairseq.studies.ablation.picture import draw, figure
+from leapformer_fairseq.studies.ablation.search import Candidate, Result, Slot, replaced
+from leapformer_fairseq.studies.ablation.study import BASELINE, COMBINATION, REFUSED, REPLACEMENT, Run, Settings, Study
 
 from ..pictures.images import pixels
 

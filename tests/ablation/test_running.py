@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from leapformer_fairseq.ablation import running
-from leapformer_fairseq.ablation.search import Result
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.studies.ablation import running
+from leapformer_fairseq.studies.ablation.search import Result
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..commands import carried_out
 

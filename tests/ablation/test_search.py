@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leapformer_fairseq.ablation.search import (
+from leapformer_fairseq.modules import expand_plan
+from leapformer_fairseq.studies.ablation.search import (
     Candidate,
     Result,
     Slot,
@@ -23,8 +24,7 @@ from leapformer_fairseq.ablation.search import (
     replaced,
     slots,
 )
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.modules import expand_plan
+from leapformer_fairseq.support.errors import LeapformerError
 
 ENCODER, DECODER = Slot("encoder-self", 0, 2), Slot("decoder-self", 0, 3)
 SOFTMAX = {"encoder-self": ("softmax",) * 2, "decoder-self": ("softmax",) * 3}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from leapformer_fairseq.acoustics.mel import MelConfig
+from leapformer_fairseq.runtime.acoustics.mel import MelConfig
 
 RATE = 16_000
 COLUMNS = ("id", "text", "audio", "frames", "stopped", "reference", "reference_frames")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from leapformer_fairseq.acoustics.hifigan import load_hifigan
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.models.hifigan import load_hifigan
+from leapformer_fairseq.support.errors import LeapformerError
 
 HIFIGAN = {
     "model_in_dim": 80,

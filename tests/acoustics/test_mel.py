@@ -10,8 +10,8 @@ import pytest
 import scipy.signal
 import yaml
 
-from leapformer_fairseq.acoustics.mel import MelConfig, log_mel, mel_filters
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.acoustics.mel import MelConfig, log_mel, mel_filters
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .signals import voiced
 

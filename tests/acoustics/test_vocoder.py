@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from leapformer_fairseq.acoustics import vocoder
-from leapformer_fairseq.acoustics.mel import MelConfig, log_mel
-from leapformer_fairseq.acoustics.vocoder import GriffinLim
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.acoustics import vocoder
+from leapformer_fairseq.runtime.acoustics.mel import MelConfig, log_mel
+from leapformer_fairseq.runtime.acoustics.vocoder import GriffinLim
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .signals import voiced
 

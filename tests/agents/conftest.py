@@ -15,13 +15,13 @@ import sentencepiece
 import torch
 from torch import Tensor, nn
 
-from leapformer_fairseq.agents import engine as engine_module
-from leapformer_fairseq.agents.features import Cmvn
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.system import TranslationSystem
-from leapformer_fairseq.agents.text import Detokenizer
 from leapformer_fairseq.modules import PassContext
 from leapformer_fairseq.modules.context import StackFacts
+from leapformer_fairseq.runtime.simul.features import Cmvn
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.text import Detokenizer
+from leapformer_fairseq.simul import engine as engine_module
+from leapformer_fairseq.simul.system import TranslationSystem
 from tests.made import made
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -169,7 +169,7 @@ def make_system(
 def make_agent(monkeypatch: pytest.MonkeyPatch, make_system: Callable[..., TranslationSystem]) -> Callable[..., Any]:
     """Builds a LeapformerAgent on the fake system, with command-line options as a list."""
     pytest.importorskip("simuleval")
-    from leapformer_fairseq.agents import agent as agent_module
+    from leapformer_fairseq.simul import agent as agent_module
 
     def make(*options: str, output: Path | None = None, **system: Any) -> Any:
         monkeypatch.setattr(agent_module, "open_system", lambda *args: make_system(**system))

@@ -19,10 +19,10 @@ pytest.importorskip("simuleval")
 
 from simuleval.data.segments import EmptySegment, SpeechSegment, TextSegment  # noqa: E402
 
-from leapformer_fairseq import agents  # noqa: E402
-from leapformer_fairseq.agents import engine  # noqa: E402
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream  # noqa: E402
-from leapformer_fairseq.errors import LeapformerError  # noqa: E402
+from leapformer_fairseq import simul as agents  # noqa: E402
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream  # noqa: E402
+from leapformer_fairseq.simul import engine  # noqa: E402
+from leapformer_fairseq.support.errors import LeapformerError  # noqa: E402
 
 NEVER, ALWAYS = -1e4, 1e4  # bias of the fake model's end of sentence
 LIMITED = ("--max-len-a", "0.05", "--max-len-b", "6")
@@ -372,7 +372,7 @@ def write_corpus(folder: Path, recordings: list[np.ndarray], rate: int = 16_000)
     (folder / "source").write_text("".join(f"{path}\n" for path in paths))
     (folder / "target").write_text("hallo welt das ist ein test\n" * len(recordings))
     return [
-        "simuleval", "--agent-class", "leapformer_fairseq.agents.LeapformerAgent", "--no-progress-bar",
+        "simuleval", "--agent-class", "leapformer_fairseq.simul.LeapformerAgent", "--no-progress-bar",
         "--checkpoint", "x", "--data-root", "x", "--source", str(folder / "source"), "--target", str(folder / "target"),
         "--output", str(folder / "out"), "--source-segment-size", "40", "--quality-metrics", "BLEU",
     ]  # fmt: skip
@@ -384,7 +384,7 @@ def simuleval(monkeypatch: pytest.MonkeyPatch, make_system):
     from simuleval import cli
     from simuleval.utils import agent as agent_utils
 
-    from leapformer_fairseq.agents import agent as agent_module
+    from leapformer_fairseq.simul import agent as agent_module
 
     def run(command: list[str], **system: Any) -> None:
         monkeypatch.setattr(agent_module, "open_system", lambda *args: make_system(**system))
@@ -466,7 +466,8 @@ def test_no_simuleval_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_under_simuleval_an_error_is_one_line() -> None:
     code = (
         "import sys; sys.argv[0] = '/usr/bin/simuleval'\n"
-        "from leapformer_fairseq.agents import LeapformerAgent; from leapformer_fairseq.errors import LeapformerError\n"
+        "from leapformer_fairseq.simul import LeapformerAgent\n"
+        "from leapformer_fairseq.support.errors import LeapformerError\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code + "raise LeapformerError('bad; mend it')"], capture_output=True, text=True

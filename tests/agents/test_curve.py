@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from leapformer_fairseq.agents import curve as curve_module
-from leapformer_fairseq.agents import curve_report
-from leapformer_fairseq.agents import simulate as simulation_module
-from leapformer_fairseq.agents.curve import Grid, Setting
 from leapformer_fairseq.cli import simulate as simulate_command
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.simul import simulate as simulation_module
+from leapformer_fairseq.studies.curve import curve as curve_module
+from leapformer_fairseq.studies.curve import curve_report
+from leapformer_fairseq.studies.curve.curve import Grid, Setting
 from tests.agents.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.agents.test_simulate import checkpoints, log, test_set  # noqa: F401  (fixtures)
 from tests.pictures.images import pixels

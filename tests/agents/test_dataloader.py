@@ -11,8 +11,8 @@ import soundfile
 pytest.importorskip("simuleval")
 from simuleval.data.dataloader import build_dataloader  # noqa: E402
 
-import leapformer_fairseq.agents.agent  # noqa: E402, F401
-from leapformer_fairseq.errors import LeapformerError  # noqa: E402
+import leapformer_fairseq.simul.agent  # noqa: E402, F401
+from leapformer_fairseq.support.errors import LeapformerError  # noqa: E402
 
 
 def lists(folder, wavs, references):
@@ -37,7 +37,7 @@ def test_samples_are_those_of_the_file(tmp_path):
 
 
 def test_a_file_is_decoded_once_for_all_questions(tmp_path, monkeypatch):
-    from leapformer_fairseq.agents import dataloader
+    from leapformer_fairseq.simul import dataloader
 
     calls = []
     monkeypatch.setattr(dataloader, "read_speech", lambda name: calls.append(name) or np.zeros(3))

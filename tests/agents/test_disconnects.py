@@ -19,8 +19,8 @@ import pytest
 
 pytest.importorskip("websockets", reason="the extra live")
 
-from leapformer_fairseq.audio import SAMPLE_RATE  # noqa: E402
-from leapformer_fairseq.signature import environment  # noqa: E402
+from leapformer_fairseq.runtime.audio import SAMPLE_RATE  # noqa: E402
+from leapformer_fairseq.support.signature import environment  # noqa: E402
 from tests.agents.test_live_faults import (  # noqa: E402, F401
     NODE,
     Network,

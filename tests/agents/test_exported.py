@@ -15,26 +15,26 @@ import pytest
 import soundfile
 import torch
 
-from leapformer_fairseq.agents.engine import ENGINES, IncrementalEngine
-from leapformer_fairseq.agents.exported import ExportedSystem
-from leapformer_fairseq.agents.live import open_system
-from leapformer_fairseq.agents.options import ENGINES as CHOICES
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.segments import SegmentOptions
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.stream import DecodingOptions, System, TranslationStream
-from leapformer_fairseq.agents.system import TranslationSystem
 from leapformer_fairseq.attention import MECHANISMS
 from leapformer_fairseq.attention.ops import dispatch
-from leapformer_fairseq.checkpoints import describe_checkpoint
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.export.check import compared_speech
 from leapformer_fairseq.export.graphs import DecoderStep
 from leapformer_fairseq.export.states import first_state, tensors_of
 from leapformer_fairseq.export.streaming import Listening, Writing
 from leapformer_fairseq.export.write import export_speech, quantize
+from leapformer_fairseq.models.averaging import describe_checkpoint
 from leapformer_fairseq.runtime.folder import CROSS, LISTEN, SELF, WEIGHTS, Folder
+from leapformer_fairseq.runtime.simul.exported import ExportedSystem
+from leapformer_fairseq.runtime.simul.options import ENGINES as CHOICES
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, System, TranslationStream
+from leapformer_fairseq.simul.engine import ENGINES, IncrementalEngine
+from leapformer_fairseq.simul.live import open_system
+from leapformer_fairseq.simul.system import TranslationSystem
+from leapformer_fairseq.support.errors import LeapformerError
 from tests.covering import in_turn
 from tests.exported import AHEAD, ONE_LAYER, speech_model, speech_system
 from tests.exported import speech as exported_speech
@@ -232,7 +232,7 @@ def test_a_recording_without_torch(exported, speech, tmp_path, capsys):
     options = [str(audio), "--max-len-b", "20", "--json", "--waitk-lagging", "1"]
     code = (
         "import sys\nfor name in ('torch', 'fairseq', 'onnx'): sys.modules[name] = None\n"
-        f"from leapformer_fairseq.runtime.__main__ import main\nsys.exit(main({[folder, *options]!r}))"
+        f"from leapformer_fairseq.cli.exported import main\nsys.exit(main({[folder, *options]!r}))"
     )
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=dict(os.environ)

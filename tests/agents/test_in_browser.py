@@ -19,16 +19,16 @@ import soundfile
 pytest.importorskip("websockets", reason="the extra live")
 pytest.importorskip("onnxscript", reason="the extra onnx")
 
-from leapformer_fairseq.agents.exported import ExportedSystem  # noqa: E402
-from leapformer_fairseq.agents.policy import PolicyOptions  # noqa: E402
-from leapformer_fairseq.agents.segments import SegmentOptions  # noqa: E402
-from leapformer_fairseq.agents.session import Session  # noqa: E402
-from leapformer_fairseq.agents.stream import DecodingOptions  # noqa: E402
-from leapformer_fairseq.agents.text import Detokenizer  # noqa: E402
-from leapformer_fairseq.audio import fbank  # noqa: E402
 from leapformer_fairseq.cli.main import main  # noqa: E402
-from leapformer_fairseq.errors import LeapformerError  # noqa: E402
-from leapformer_fairseq.serve.files import FileServer, model_files, page_files  # noqa: E402
+from leapformer_fairseq.runtime.audio import fbank  # noqa: E402
+from leapformer_fairseq.runtime.serve.files import FileServer, model_files, page_files  # noqa: E402
+from leapformer_fairseq.runtime.simul.exported import ExportedSystem  # noqa: E402
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions  # noqa: E402
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions  # noqa: E402
+from leapformer_fairseq.runtime.simul.session import Session  # noqa: E402
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions  # noqa: E402
+from leapformer_fairseq.runtime.simul.text import Detokenizer  # noqa: E402
+from leapformer_fairseq.support.errors import LeapformerError  # noqa: E402
 from tests.agents.browser import CHROMIUM, Browser, until  # noqa: E402
 from tests.agents.test_page import Served, shown  # noqa: E402
 from tests.exported import speech as exported_speech  # noqa: E402

@@ -26,18 +26,18 @@ websockets = pytest.importorskip("websockets", reason="the extra live")
 from websockets.asyncio.client import connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
-from leapformer_fairseq import serve  # noqa: E402
-from leapformer_fairseq.agents.segments import SegmentOptions  # noqa: E402
-from leapformer_fairseq.agents.session import Event, Session  # noqa: E402
-from leapformer_fairseq.agents.stream import DecodingOptions  # noqa: E402
-from leapformer_fairseq.audio import SAMPLE_RATE  # noqa: E402
 from leapformer_fairseq.cli import demo  # noqa: E402
-from leapformer_fairseq.errors import LeapformerError  # noqa: E402
+from leapformer_fairseq.runtime import serve  # noqa: E402
+from leapformer_fairseq.runtime.audio import SAMPLE_RATE  # noqa: E402
 from leapformer_fairseq.runtime.folder import MODEL, WEIGHTS  # noqa: E402
-from leapformer_fairseq.serve.files import RUNTIME, FileServer, Hosts, model_files  # noqa: E402
-from leapformer_fairseq.serve.server import LiveServer  # noqa: E402
-from leapformer_fairseq.serve.talk import MARK_S, Limits  # noqa: E402
-from leapformer_fairseq.serve.texts import Texts  # noqa: E402
+from leapformer_fairseq.runtime.serve.files import RUNTIME, FileServer, Hosts, model_files  # noqa: E402
+from leapformer_fairseq.runtime.serve.server import LiveServer  # noqa: E402
+from leapformer_fairseq.runtime.serve.talk import MARK_S, Limits  # noqa: E402
+from leapformer_fairseq.runtime.serve.texts import Texts  # noqa: E402
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions  # noqa: E402
+from leapformer_fairseq.runtime.simul.session import Event, Session  # noqa: E402
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions  # noqa: E402
+from leapformer_fairseq.support.errors import LeapformerError  # noqa: E402
 from tests.agents.test_serve import (  # noqa: E402
     END,
     OPTIONS,
@@ -403,7 +403,7 @@ def test_who_listens_cannot_speak(session, speech):  # noqa: F811
 
 def test_a_listener_that_is_gone_gives_its_place_away(session, speech, monkeypatch):  # noqa: F811
     """Half open: nothing closes the connection, and a quiet talk sends nothing that could fail."""
-    from leapformer_fairseq.serve import files
+    from leapformer_fairseq.runtime.serve import files
 
     monkeypatch.setattr(files, "PING_S", 0.1)
     monkeypatch.setattr(files, "CLOSE_S", 0.1)
@@ -427,7 +427,7 @@ def test_a_listener_that_is_gone_gives_its_place_away(session, speech, monkeypat
 
 @pytest.mark.skipif(NODE is None, reason="no node")
 def test_a_listeners_page_notices_that_its_connection_is_dead(session, speech, tmp_path, monkeypatch):  # noqa: F811
-    from leapformer_fairseq.serve import server as module
+    from leapformer_fairseq.runtime.serve import server as module
 
     monkeypatch.setattr(module, "ALIVE_S", 0.1)
 
@@ -760,7 +760,7 @@ def test_listeners_take_no_place_from_speakers(session, speech):  # noqa: F811
 
 
 def test_one_address_gets_only_so_many_connections(session, monkeypatch):  # noqa: F811
-    from leapformer_fairseq.serve import server as module
+    from leapformer_fairseq.runtime.serve import server as module
 
     monkeypatch.setattr(module, "_address", lambda connection: "192.0.2.1")
 
@@ -778,7 +778,7 @@ def test_one_address_gets_only_so_many_connections(session, monkeypatch):  # noq
 
 
 def test_connections_that_ask_for_nothing_give_way(session, monkeypatch):  # noqa: F811
-    from leapformer_fairseq.serve import files
+    from leapformer_fairseq.runtime.serve import files
 
     monkeypatch.setattr(files, "SILENT", 3)
 
@@ -939,7 +939,7 @@ def test_what_would_do_harm_is_refused(session, speech, message, answer, caplog)
 
 def test_pings_without_end_stall_nobody(session, speech, monkeypatch):  # noqa: F811
     """Who sends them and does not read the answers is disconnected."""
-    from leapformer_fairseq.serve import server as module
+    from leapformer_fairseq.runtime.serve import server as module
 
     monkeypatch.setattr(module, "WATCH_S", 0.1)
 

@@ -18,12 +18,12 @@ import torch
 import yaml
 
 from leapformer_fairseq import PLUGIN_DIR
-from leapformer_fairseq.agents.engine import IncrementalEngine, RecomputeEngine
-from leapformer_fairseq.agents.loading import load_system, resolve_policy, with_policy
-from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
-from leapformer_fairseq.agents.system import TranslationSystem
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.simul.policy import POLICIES, PolicyOptions
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.simul.engine import IncrementalEngine, RecomputeEngine
+from leapformer_fairseq.simul.loading import load_system, resolve_policy, with_policy
+from leapformer_fairseq.simul.system import TranslationSystem
+from leapformer_fairseq.support.errors import LeapformerError
 from tests.covering import in_turn
 from tests.untrained import save_checkpoint
 

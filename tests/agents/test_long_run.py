@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("simuleval")
 
-from leapformer_fairseq.agents import LeapformerAgent  # noqa: E402
+from leapformer_fairseq.simul import LeapformerAgent  # noqa: E402
 from tests.agents.test_agent import drive  # noqa: E402
 from tests.agents.test_loading import PLAN, data_root  # noqa: E402, F401  (a fixture)
 from tests.agents.test_session import held_bytes  # noqa: E402

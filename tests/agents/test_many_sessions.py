@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from leapformer_fairseq.agents.engine import RecomputeEngine
-from leapformer_fairseq.agents.features import Cmvn
-from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
-from leapformer_fairseq.agents.segments import SegmentOptions
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
-from leapformer_fairseq.agents.system import TranslationSystem
-from leapformer_fairseq.agents.text import Detokenizer
-from leapformer_fairseq.agents.times import ComputeTimes
 from leapformer_fairseq.attention import Mechanism
 from leapformer_fairseq.modules import PassContext, attentions
 from leapformer_fairseq.modules.capture import capture, choose
+from leapformer_fairseq.runtime.simul.features import Cmvn
+from leapformer_fairseq.runtime.simul.policy import POLICIES, PolicyOptions
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.runtime.simul.text import Detokenizer
+from leapformer_fairseq.runtime.simul.times import ComputeTimes
+from leapformer_fairseq.simul.engine import RecomputeEngine
+from leapformer_fairseq.simul.system import TranslationSystem
 from tests.agents.test_threads import ENCODERS, at_once
 from tests.models.tiny import make_model
 

@@ -15,11 +15,11 @@ import soundfile
 
 pytest.importorskip("websockets", reason="the extra live")
 
-from leapformer_fairseq.agents.segments import SegmentOptions  # noqa: E402
-from leapformer_fairseq.agents.session import Session  # noqa: E402
-from leapformer_fairseq.agents.stream import DecodingOptions  # noqa: E402
-from leapformer_fairseq.serve.server import LiveServer  # noqa: E402
-from leapformer_fairseq.serve.talk import Limits, Talk  # noqa: E402
+from leapformer_fairseq.runtime.serve.server import LiveServer  # noqa: E402
+from leapformer_fairseq.runtime.serve.talk import Limits, Talk  # noqa: E402
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions  # noqa: E402
+from leapformer_fairseq.runtime.simul.session import Session  # noqa: E402
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions  # noqa: E402
 from tests.agents.browser import CHROMIUM, Browser, until  # noqa: E402
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")

@@ -4,8 +4,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from leapformer_fairseq.agents.policy import POLICIES, AlignAtt, HoldN, LocalAgreement, Offline, PolicyOptions, WaitK
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.simul.policy import (
+    POLICIES,
+    AlignAtt,
+    HoldN,
+    LocalAgreement,
+    Offline,
+    PolicyOptions,
+    WaitK,
+)
+from leapformer_fairseq.support.errors import LeapformerError
 
 
 class ScriptedDraft:

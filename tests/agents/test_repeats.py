@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, repeating
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream, repeating
 
 
 def test_by_hand() -> None:

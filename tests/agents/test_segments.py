@@ -7,9 +7,9 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from leapformer_fairseq.agents.segments import Segmenter, SegmentOptions
-from leapformer_fairseq.agents.silence import PIECE, level_of
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.simul.segments import Segmenter, SegmentOptions
+from leapformer_fairseq.runtime.simul.silence import PIECE, level_of
+from leapformer_fairseq.support.errors import LeapformerError
 
 
 def noise(seconds: float, decibels: float, seed: int = 0) -> np.ndarray:

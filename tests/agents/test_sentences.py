@@ -15,9 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leapformer_fairseq.agents import loading, sentence_training
-from leapformer_fairseq.agents.segments import Place, Segmenter, SegmentOptions
-from leapformer_fairseq.agents.sentence_training import (
+from leapformer_fairseq.cli import main as cli
+from leapformer_fairseq.data.manifests import FeatureArchive, write_manifest
+from leapformer_fairseq.runtime.audio import fbank
+from leapformer_fairseq.runtime.sentences import SentenceEnds, SentenceModel
+from leapformer_fairseq.runtime.simul.segments import Place, Segmenter, SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.silence import PIECE
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions
+from leapformer_fairseq.simul import loading, sentence_training
+from leapformer_fairseq.simul.sentence_training import (
     Found,
     Network,
     Settings,
@@ -29,14 +36,7 @@ from leapformer_fairseq.agents.sentence_training import (
     train,
     trimmed,
 )
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.silence import PIECE
-from leapformer_fairseq.agents.stream import DecodingOptions
-from leapformer_fairseq.audio import fbank
-from leapformer_fairseq.cli import main as cli
-from leapformer_fairseq.data.manifests import FeatureArchive, write_manifest
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.runtime.sentences import SentenceEnds, SentenceModel
+from leapformer_fairseq.support.errors import LeapformerError
 from tests.agents.test_session import heard, text_of, whole_text
 
 AHEAD = 3

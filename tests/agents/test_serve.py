@@ -22,15 +22,15 @@ websockets = pytest.importorskip("websockets", reason="the extra live")
 from websockets.asyncio.client import ClientConnection, connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
-from leapformer_fairseq.agents.segments import SegmentOptions  # noqa: E402
-from leapformer_fairseq.agents.session import Event, Session  # noqa: E402
-from leapformer_fairseq.agents.shown import Shown  # noqa: E402
-from leapformer_fairseq.agents.stream import DecodingOptions  # noqa: E402
-from leapformer_fairseq.audio import SAMPLE_RATE  # noqa: E402
-from leapformer_fairseq.errors import LeapformerError  # noqa: E402
-from leapformer_fairseq.serve.messages import Samples, parse  # noqa: E402
-from leapformer_fairseq.serve.server import LiveServer  # noqa: E402
-from leapformer_fairseq.serve.talk import UNSENT, Limits, Listener, Talk  # noqa: E402
+from leapformer_fairseq.runtime.audio import SAMPLE_RATE  # noqa: E402
+from leapformer_fairseq.runtime.serve.messages import Samples, parse  # noqa: E402
+from leapformer_fairseq.runtime.serve.server import LiveServer  # noqa: E402
+from leapformer_fairseq.runtime.serve.talk import UNSENT, Limits, Listener, Talk  # noqa: E402
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions  # noqa: E402
+from leapformer_fairseq.runtime.simul.session import Event, Session  # noqa: E402
+from leapformer_fairseq.runtime.simul.shown import Shown  # noqa: E402
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions  # noqa: E402
+from leapformer_fairseq.support.errors import LeapformerError  # noqa: E402
 
 OPTIONS = DecodingOptions(max_len_b=20)
 SEGMENTS = SegmentOptions("seconds", max_seconds=1.5, min_seconds=1)

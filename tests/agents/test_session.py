@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from leapformer_fairseq.agents.engine import EncodedEngine, IncrementalEngine
-from leapformer_fairseq.agents.features import Cmvn
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.segments import SegmentOptions
-from leapformer_fairseq.agents.session import Event, Session
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
-from leapformer_fairseq.agents.system import TranslationSystem
-from leapformer_fairseq.agents.text import Detokenizer
-from leapformer_fairseq.attention.ops import cpu as native
-from leapformer_fairseq.audio import fbank
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.attention.decoding import cpu as native
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.modules import MechanismAttention
+from leapformer_fairseq.runtime.audio import fbank
+from leapformer_fairseq.runtime.simul.features import Cmvn
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Event, Session
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.runtime.simul.text import Detokenizer
+from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine
+from leapformer_fairseq.simul.system import TranslationSystem
+from leapformer_fairseq.support.errors import LeapformerError
 from tests.covering import in_turn
 from tests.models.tiny import make_model
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import soundfile
 
-from leapformer_fairseq.agents.segments import SegmentOptions
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.silence import SILENCE_DB, Beginning
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
-from leapformer_fairseq.audio import read_speech
 from leapformer_fairseq.cli import curve, demo
+from leapformer_fairseq.cli.exported import main as runtime
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.runtime.__main__ import main as runtime
+from leapformer_fairseq.runtime.audio import read_speech
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.silence import SILENCE_DB, Beginning
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.support.errors import LeapformerError
 from tests.agents.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.agents.test_session import arriving  # noqa: F401  (a fixture)
 from tests.agents.test_simulate import checkpoints, log, simulate, test_set  # noqa: F401  (fixtures)
@@ -136,7 +136,7 @@ def test_a_fork_of_a_silent_stream_hears_for_itself() -> None:
 
 
 def test_batches_leave_out_what_single_utterances_do(simulate, tmp_path, monkeypatch, capsys) -> None:  # noqa: F811
-    from leapformer_fairseq.agents import simulate as module
+    from leapformer_fairseq.simul import simulate as module
 
     for index, silent_s in ((0, 3.0), (3, 0.6)):
         path = tmp_path / f"{index}.wav"

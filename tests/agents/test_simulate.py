@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import soundfile
 
-from leapformer_fairseq import processes
-from leapformer_fairseq.agents import batch
-from leapformer_fairseq.agents import simulate as simulation_module
-from leapformer_fairseq.agents.batch import serves_batches
-from leapformer_fairseq.agents.loading import load_system
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.stream import DecodingOptions
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions
+from leapformer_fairseq.simul import batch
+from leapformer_fairseq.simul import simulate as simulation_module
+from leapformer_fairseq.simul.batch import serves_batches
+from leapformer_fairseq.simul.loading import load_system
+from leapformer_fairseq.support import processes
+from leapformer_fairseq.support.errors import LeapformerError
 from tests.agents.test_loading import PLAN, data_root  # noqa: F401  (a fixture)
 from tests.untrained import save_checkpoint
 
@@ -80,7 +80,7 @@ def simuleval(out: Path, checkpoint: Path, root: Path, *options: str) -> None:
     from simuleval import cli
     from simuleval.utils import agent as agent_utils
 
-    fixed = "simuleval --agent-class leapformer_fairseq.agents.LeapformerAgent --quality-metrics BLEU --no-progress-bar"
+    fixed = "simuleval --agent-class leapformer_fairseq.simul.LeapformerAgent --quality-metrics BLEU --no-progress-bar"
     command = [*fixed.split(), "--checkpoint", str(checkpoint), "--data-root", str(root), "--output", str(out)]
     agent_utils.EVALUATION_SYSTEM_LIST.clear()
     with pytest.MonkeyPatch.context() as patch:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leapformer_fairseq.agents import loading
-from leapformer_fairseq.agents.segments import SegmentOptions
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.stream import DecodingOptions
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions
+from leapformer_fairseq.simul import loading
+from leapformer_fairseq.support.errors import LeapformerError
 
 SECONDS = {"segment": "seconds", "min_seconds": 1, "max_seconds": 1.5}
 CONFIG = {"type": "x", "speech_chunk_size": 0.5, "checkpoint": "c", "data_root": "d", "max_len_b": 20, **SECONDS}
@@ -48,8 +48,8 @@ def processor(monkeypatch: pytest.MonkeyPatch, make_system: Callable[..., Any]) 
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     for module in (processors, output):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, "leapformer_fairseq.agents.simulstream_processor", raising=False)
-    from leapformer_fairseq.agents import simulstream_processor
+    monkeypatch.delitem(sys.modules, "leapformer_fairseq.simul.simulstream_processor", raising=False)
+    from leapformer_fairseq.simul import simulstream_processor
 
     made: list[Any] = []
     monkeypatch.setattr(loading, "load_system", lambda *args: made.append(1) or make_system())

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import soundfile
 
-from leapformer_fairseq import processes
-from leapformer_fairseq.agents import talks as talks_module
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.talks import TalkSimulation, course, growth
-from leapformer_fairseq.agents.times import ComputeTimes
 from leapformer_fairseq.cli import curve as curve_command
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.memory import resident_bytes
-from leapformer_fairseq.scoring.streamlog import read_stream_log
-from leapformer_fairseq.scoring.talks import read_talks
+from leapformer_fairseq.runtime.formats.streamlog import read_stream_log
+from leapformer_fairseq.runtime.formats.talks import read_talks
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.times import ComputeTimes
+from leapformer_fairseq.simul import talks as talks_module
+from leapformer_fairseq.simul.talks import TalkSimulation, course, growth
+from leapformer_fairseq.support import processes
+from leapformer_fairseq.support.memory import resident_bytes
 from tests.agents.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.agents.test_simulate import checkpoints, test_set  # noqa: F401  (fixtures)
 from tests.covering import in_turn

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from leapformer_fairseq.agents.text import CharEmitter, Detokenizer, WordEmitter
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.simul.text import CharEmitter, Detokenizer, WordEmitter
+from leapformer_fairseq.support.errors import LeapformerError
 
 
 @pytest.fixture

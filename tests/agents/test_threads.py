@@ -16,16 +16,16 @@ import pytest
 import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
 
-from leapformer_fairseq.agents.batch import translate_batch
-from leapformer_fairseq.agents.features import Cmvn
-from leapformer_fairseq.agents.policy import POLICIES, PolicyOptions
-from leapformer_fairseq.agents.segments import SegmentOptions
-from leapformer_fairseq.agents.session import Session
-from leapformer_fairseq.agents.stream import DecodingOptions
-from leapformer_fairseq.agents.system import TranslationSystem
-from leapformer_fairseq.agents.text import Detokenizer
 from leapformer_fairseq.modules import PassContext, swap
 from leapformer_fairseq.modules.positions import grow_in_turn
+from leapformer_fairseq.runtime.simul.features import Cmvn
+from leapformer_fairseq.runtime.simul.policy import POLICIES, PolicyOptions
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Session
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions
+from leapformer_fairseq.runtime.simul.text import Detokenizer
+from leapformer_fairseq.simul.batch import translate_batch
+from leapformer_fairseq.simul.system import TranslationSystem
 from tests.models import test_lm as lm
 from tests.models import test_nmt as nmt
 from tests.models.tiny import make_model, text_batch

@@ -15,28 +15,28 @@ import soundfile
 import torch
 from torch import Tensor
 
-from leapformer_fairseq.agents import loading
-from leapformer_fairseq.agents import session as session_module
-from leapformer_fairseq.agents.engine import IncrementalEngine
-from leapformer_fairseq.agents.features import Cmvn
-from leapformer_fairseq.agents.live import load_sessions
-from leapformer_fairseq.agents.options import add_segment_options, add_system_options, segment_options
-from leapformer_fairseq.agents.policy import PolicyOptions, WaitK
-from leapformer_fairseq.agents.segments import SegmentOptions
-from leapformer_fairseq.agents.session import Event, Session
-from leapformer_fairseq.agents.silence import PIECE
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream, repeating
-from leapformer_fairseq.agents.system import TranslationSystem
-from leapformer_fairseq.agents.text import EMITTERS, WORD_START, Detokenizer, WordEmitter
-from leapformer_fairseq.agents.window import LEAST, MARGIN, forgettable
 from leapformer_fairseq.attention import MECHANISMS, PrefixMask
-from leapformer_fairseq.audio import SAMPLE_RATE, fbank
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.cli import serve as serve_command
 from leapformer_fairseq.cli import stream as stream_command
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import PassOptions, attentions
 from leapformer_fairseq.modules.decoding import Memory
+from leapformer_fairseq.runtime.audio import SAMPLE_RATE, fbank
+from leapformer_fairseq.runtime.simul import session as session_module
+from leapformer_fairseq.runtime.simul.features import Cmvn
+from leapformer_fairseq.runtime.simul.options import add_segment_options, add_system_options, segment_options
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions, WaitK
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions
+from leapformer_fairseq.runtime.simul.session import Event, Session
+from leapformer_fairseq.runtime.simul.silence import PIECE
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream, repeating
+from leapformer_fairseq.runtime.simul.text import EMITTERS, WORD_START, Detokenizer, WordEmitter
+from leapformer_fairseq.runtime.simul.window import LEAST, MARGIN, forgettable
+from leapformer_fairseq.simul import loading
+from leapformer_fairseq.simul.engine import IncrementalEngine
+from leapformer_fairseq.simul.live import load_sessions
+from leapformer_fairseq.simul.system import TranslationSystem
+from leapformer_fairseq.support.errors import LeapformerError
 from tests.agents.test_session import heard, held_bytes, text_of
 from tests.agents.test_threads import at_once
 from tests.covering import covering, in_turn, shared_out

@@ -12,7 +12,7 @@ from torch import Tensor
 from leapformer_fairseq.attention import BLOCKS, MECHANISMS, TokenInfo, build
 from leapformer_fairseq.attention.bidirectional.base import Bidirectional
 from leapformer_fairseq.attention.linear.performer import orthogonal_rows
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .cases import DIM, HEADS, SIDES, difference, inputs, make, padding
 

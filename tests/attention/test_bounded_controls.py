@@ -11,7 +11,7 @@ import torch
 
 from leapformer_fairseq.attention import BLOCKS, CAUSAL, MECHANISMS, PrefixMask, TokenInfo, build
 from leapformer_fairseq.attention.bounded import cluster as abc_cluster
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .cases import BOUNDED, DIM, HEADS, WAYS, attend, difference, inputs, make, padding, written
 

@@ -7,7 +7,7 @@ import torch
 
 from leapformer_fairseq.attention import ChunkMask, TokenInfo
 from leapformer_fairseq.attention.ops import dispatch
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import covering
 from .cases import (

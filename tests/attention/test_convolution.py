@@ -21,7 +21,7 @@ from leapformer_fairseq.attention import (
 )
 from leapformer_fairseq.attention.ops import reference
 from leapformer_fairseq.attention.recurrent.convolution import ShortConvolution
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .cases import DIM, HEADS, difference, written
 

@@ -12,7 +12,7 @@ from leapformer_fairseq.attention import CAUSAL, TokenInfo, build
 from leapformer_fairseq.attention.ops import entmax as ops
 from leapformer_fairseq.attention.ops.entmax import entmax_weights
 from leapformer_fairseq.attention.sparse.entmax import _Entmax, entmax
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .cases import DIM, HEADS, NAMES, inputs, make, reason, steps
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo, build
 from leapformer_fairseq.attention.linear.reweighting import CosReweighted
 from leapformer_fairseq.attention.ops import dispatch
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import covering
 from .cases import (

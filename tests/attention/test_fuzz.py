@@ -34,8 +34,8 @@ from leapformer_fairseq.attention import (
     TokenInfo,
 )
 from leapformer_fairseq.attention.bidirectional.base import Bidirectional
+from leapformer_fairseq.attention.decoding import cpu as native
 from leapformer_fairseq.attention.linear import base as linear_base
-from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.attention.ops import dispatch, linear, segments
 from leapformer_fairseq.attention.sparse.fitted import Fitted
 from leapformer_fairseq.attention.sparse.pattern import Pattern

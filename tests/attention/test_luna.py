@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from leapformer_fairseq.attention import CAUSAL, Carry, Projections, TokenInfo, build
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .cases import DIM, HEADS, SIDES, WAYS, attend, difference, padding, run, steps, written
 

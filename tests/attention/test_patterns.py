@@ -13,7 +13,7 @@ from leapformer_fairseq.attention.ops.random import hashed
 from leapformer_fairseq.attention.sparse.blocks import Blocked
 from leapformer_fairseq.attention.sparse.fitted import FORMAT, Fitted, Projected, fingerprint
 from leapformer_fairseq.attention.sparse.pattern import Pattern
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from . import cases
 

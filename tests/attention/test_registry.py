@@ -23,7 +23,7 @@ from leapformer_fairseq.attention import (
     registry,
 )
 from leapformer_fairseq.attention.capabilities import DECODER_SELF
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .cases import DIM, HEADS, fitted, inputs, make, written
 from .cases import OPTIONS as CASES

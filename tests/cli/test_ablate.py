@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from leapformer_fairseq import trainings
-from leapformer_fairseq.ablation import report, running
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.trainings import Process
+from leapformer_fairseq.studies import trainings
+from leapformer_fairseq.studies.ablation import report, running
+from leapformer_fairseq.studies.trainings import Process
 
 BASELINE = "softmax/softmax/softmax"
 LOSSES = {

@@ -23,7 +23,7 @@ import yaml
 
 from leapformer_fairseq.cli import ending
 from leapformer_fairseq.cli import main as cli
-from leapformer_fairseq.errors import _NUMBERS, TRACEBACK, LeapformerError
+from leapformer_fairseq.support.errors import _NUMBERS, TRACEBACK, LeapformerError
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_defect_is_one_line_that_names_the_log(error, command, capsys, tmp_pat
 
 
 def test_the_place_in_the_code_is_named(command, capsys):
-    from leapformer_fairseq import lines
+    from leapformer_fairseq.support import lines
 
     assert ends(command, lambda: lines.write_lines(None, [])) == 1
     assert re.search(r"AttributeError: .+ \(leapformer_fairseq/files\.py, line \d+\); ", capsys.readouterr().err)
@@ -218,9 +218,8 @@ class TestStreams:
         assert (done.returncode, done.stdout) == (0, "für\n".encode())
 
     def test_an_output_that_lacks_a_letter(self, tmp_path):
-        code = (
-            "import sys; from leapformer_fairseq.cli import ending; from leapformer_fairseq.errors import explained\n"
-        )
+        code = "import sys; from leapformer_fairseq.cli import ending\n"
+        code += "from leapformer_fairseq.support.errors import explained\n"
         code += "sys.exit(ending.status_of(lambda: print('字'), explained, [], False, 'x'))"
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, timeout=60, env={"PYTHONIOENCODING": "latin-1"}

@@ -13,7 +13,7 @@ from leapformer_fairseq import PLUGIN_DIR, __version__
 from leapformer_fairseq.attention import MECHANISMS
 from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.cli import main as cli
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 from tests.fresh import run_after
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from leapformer_fairseq.cli import demo
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.lra.grid import Grid
+from leapformer_fairseq.studies.lra.grid import Grid
 from tests.pictures.test_maps import data  # noqa: F401
 from tests.reversed_text import reversed_text
 from tests.untrained import save_checkpoint

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import soundfile
 
-from leapformer_fairseq.agents import loading
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
-from leapformer_fairseq.audio import read_blocks
 from leapformer_fairseq.cli import demo
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.cli import stream as command
-from leapformer_fairseq.scoring.streamlog import StreamLogWriter, read_stream_log
-from leapformer_fairseq.scoring.talks import read_talks
+from leapformer_fairseq.runtime.audio import read_blocks
+from leapformer_fairseq.runtime.formats.streamlog import StreamLogWriter, read_stream_log
+from leapformer_fairseq.runtime.formats.talks import read_talks
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.simul import loading
 from tests.agents.conftest import detokenizer, make_system, speech, spm_model, symbols  # noqa: F401  (fixtures)
 
 NEEDED = ["--checkpoint", "x", "--data-root", "x", "--max-len-b", "9", "--lead-ms", "200"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from leapformer_fairseq.data.alignments import PAUSE, Interval, frame_durations, moved, with_single_pauses
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 HOP_S = 0.0125
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from leapformer_fairseq.data.arrays import About, Example, Split, write_about, write_split
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 
 def example(label, *sequences):

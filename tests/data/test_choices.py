@@ -8,7 +8,7 @@ import pytest
 
 from leapformer_fairseq.data import choices
 from leapformer_fairseq.data.documents import prepare as prepare_documents
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .choice_trees import csqa_tree, race_tree
 from .text_trees import wikitext_tree

@@ -12,9 +12,8 @@ import pytest
 import sentencepiece
 import soundfile
 
-from leapformer_fairseq import compat
-from leapformer_fairseq.audio import SAMPLE_RATE, fbank, read_speech
 from leapformer_fairseq.cli import corpus as command
+from leapformer_fairseq.compat import patches
 from leapformer_fairseq.data.corpus import build as building
 from leapformer_fairseq.data.corpus import espeak, files, folder
 from leapformer_fairseq.data.corpus.build import SIZES, build
@@ -23,7 +22,8 @@ from leapformer_fairseq.data.corpus.plan import SEED, SPLITS, VOICES, Utterance,
 from leapformer_fairseq.data.corpus.synthesize import with_noise
 from leapformer_fairseq.data.corpus.vocabulary import vocabulary
 from leapformer_fairseq.data.manifests import read_manifest
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.audio import SAMPLE_RATE, fbank, read_speech
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .tiny_corpus import TINY_SIZES, build_tiny, tiny_corpus
 
@@ -155,7 +155,7 @@ def test_fairseq_loads_it(tiny: Corpus, task: str, monkeypatch, tmp_path):
     from fairseq.data.audio.data_cfg import S2TDataConfig
     from fairseq.data.audio.speech_to_text_dataset import SpeechToTextDatasetCreator
 
-    compat.apply()  # paths are those beside the configuration
+    patches.apply()  # paths are those beside the configuration
     monkeypatch.chdir(tmp_path)  # nothing may depend on the working folder
     config = S2TDataConfig(tiny.folder / f"config_{task}.yaml")
     dictionary = Dictionary.load(str(tiny.folder / config.vocab_filename))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from leapformer_fairseq.audio import read_speech
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import covost2, speech
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.data.recordings import resample
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.audio import read_speech
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .trees import RATE, Spoken, covost2_tree, noises
 

@@ -10,8 +10,8 @@ import pytest
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import catalogues, distinct
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.lines import read_lines
+from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.lines import read_lines
 
 from .text_trees import python_docs_tree, sentences, tatoeba_archive
 

@@ -13,7 +13,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import documents
 from leapformer_fairseq.data.vocabulary import load_vocabulary
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .text_trees import SIZES, sentences, text, wikitext_tree
 

@@ -12,7 +12,7 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import glue, releases
 from leapformer_fairseq.data.glue import TASKS, Example, read_examples
 from leapformer_fairseq.data.vocabulary import make_vocabulary
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .glue_trees import COUNTS, english, mnli_tree, qnli_tree, sst2_tree, write_table
 

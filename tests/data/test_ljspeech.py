@@ -17,7 +17,7 @@ from leapformer_fairseq.data.download import unpack
 from leapformer_fairseq.data.ljspeech import prepare, same_words
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.data.textgrid import write_textgrid
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .tts_manifests import check_with_fairseq
 

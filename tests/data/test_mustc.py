@@ -12,12 +12,12 @@ import pytest
 import soundfile
 import yaml
 
-from leapformer_fairseq import compat
-from leapformer_fairseq.audio import fbank, read_speech
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.compat import patches
 from leapformer_fairseq.data import mustc, speech
 from leapformer_fairseq.data.manifests import read_manifest, read_yaml
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.audio import fbank, read_speech
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .trees import Spoken, mustc_tree, noises
 
@@ -156,7 +156,7 @@ class TestPreparation:
         from fairseq.data.audio.speech_to_text_dataset import S2TDataConfig
         from fairseq.tasks.speech_to_text import SpeechToTextTask
 
-        compat.apply()  # paths are those beside the configuration
+        patches.apply()  # paths are those beside the configuration
         out = whole / "out"
         options = Namespace(data=str(out), config_yaml="config_st.yaml", seed=1, eval_wer=False)
         options.max_source_positions, options.max_target_positions = 6000, 1024

@@ -15,8 +15,8 @@ from leapformer_fairseq.data import mboshi, quechua
 from leapformer_fairseq.data.distinct import fold
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.data.recordings import Recording
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.lines import read_lines
+from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.lines import read_lines
 
 from .trees import Spoken, mboshi_tree, noises, quechua_tree
 

@@ -10,10 +10,10 @@ import pytest
 import sentencepiece
 import soundfile
 
-from leapformer_fairseq.audio import read_speech
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import tables
 from leapformer_fairseq.data.manifests import read_manifest
+from leapformer_fairseq.runtime.audio import read_speech
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 

@@ -13,8 +13,8 @@ import sentencepiece
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import parallel, releases, wikitext
 from leapformer_fairseq.data.download import fetch, member_lines
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.lines import find_text, read_lines, read_pairs, write_lines
+from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.lines import find_text, read_lines, read_pairs, write_lines
 
 from .text_trees import (
     SIZES,

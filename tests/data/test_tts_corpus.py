@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leapformer_fairseq.audio import SAMPLE_RATE, read_speech
 from leapformer_fairseq.cli import corpus as command
 from leapformer_fairseq.data.alignments import PAUSE, Interval
 from leapformer_fairseq.data.corpus import espeak, folder, tts
@@ -20,7 +19,8 @@ from leapformer_fairseq.data.corpus.folder import Corpus
 from leapformer_fairseq.data.corpus.plan import SPLITS, of_split, plan_readings
 from leapformer_fairseq.data.corpus.synthesize import EDGE_S
 from leapformer_fairseq.data.manifests import read_manifest
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.runtime.audio import SAMPLE_RATE, read_speech
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .test_corpus import contents
 from .tts_manifests import check_with_fairseq

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from leapformer_fairseq import compat
+from leapformer_fairseq.compat import patches
 from leapformer_fairseq.data.manifests import read_manifest
 
 
@@ -16,7 +16,7 @@ def check_with_fairseq(root: Path, split: str, aligned: bool = True) -> int:
     from fairseq.data.audio.data_cfg import S2TDataConfig
     from fairseq.data.audio.text_to_speech_dataset import TextToSpeechDatasetCreator
 
-    compat.apply()  # paths are those beside the configuration
+    patches.apply()  # paths are those beside the configuration
     config = S2TDataConfig(root / "config.yaml")
     dictionary = Dictionary.load(str(root / config.vocab_filename))
     data = TextToSpeechDatasetCreator.from_tsv(

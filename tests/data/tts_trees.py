@@ -8,7 +8,7 @@ import numpy as np
 import soundfile
 import yaml
 
-from leapformer_fairseq.acoustics.mel import MelConfig, log_mel
+from leapformer_fairseq.runtime.acoustics.mel import MelConfig, log_mel
 
 MELS = MelConfig(sample_rate=8000, n_fft=256, win_length=200, hop_length=80, n_mels=20, f_max=4000.0)
 FRAMES = {"a": 6, "o": 10}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from leapformer_fairseq.checkpoints import describe_checkpoint
+from leapformer_fairseq.models.averaging import describe_checkpoint
 
 from ..commands import done, leapformer
 from ..forks import Fork

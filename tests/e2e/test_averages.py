@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from leapformer_fairseq.checkpoints import load_checkpoint
+from leapformer_fairseq.models.averaging import load_checkpoint
 
 from ..commands import done, leapformer
 from ..covering import shared_out

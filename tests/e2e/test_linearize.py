@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from leapformer_fairseq.checkpoints import load_checkpoint, updates_in_all
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.linearize import stages
-from leapformer_fairseq.linearize.command import words_of
-from leapformer_fairseq.linearize.pair import load_pair
-from leapformer_fairseq.linearize.selection import Swap, choose, kept, measured
+from leapformer_fairseq.models.averaging import load_checkpoint, updates_in_all
+from leapformer_fairseq.studies.linearize import stages
+from leapformer_fairseq.studies.linearize.command import words_of
+from leapformer_fairseq.studies.linearize.pair import load_pair
+from leapformer_fairseq.studies.linearize.selection import Swap, choose, kept, measured
 
 from ..commands import done, leapformer
 from ..reversed_text import TRAINING, reversed_text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leapformer_fairseq.recipes import catalog
+from leapformer_fairseq.studies.recipes import catalog
 
 from ..commands import leapformer, run
 

@@ -192,7 +192,7 @@ class TestLanguageModel:
     @pytest.mark.parametrize(
         "load",
         [
-            "from leapformer_fairseq.loading import load_model\n"
+            "from leapformer_fairseq.models.loading import load_model\n"
             "load_model(path, ('leapformer_lm',), 'this test', {'data': data})",
             "from leapformer_fairseq.models.lm import LeapformerLanguageModel\n"
             "hub = LeapformerLanguageModel.from_pretrained(folder, file, data)\n"

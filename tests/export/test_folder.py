@@ -14,14 +14,10 @@ from typing import Any
 
 import pytest
 
-from leapformer_fairseq import files
-from leapformer_fairseq.agents.exported import ExportedSystem
 from leapformer_fairseq.cli import demo
+from leapformer_fairseq.cli.exported import main
 from leapformer_fairseq.cli.main import main as leapformer
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.export import write
-from leapformer_fairseq.files import write_json
-from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.engine import Graphs
 from leapformer_fairseq.runtime.folder import (
     FILES,
@@ -35,6 +31,10 @@ from leapformer_fairseq.runtime.folder import (
     WRITE,
     Folder,
 )  # fmt: skip
+from leapformer_fairseq.runtime.simul.exported import ExportedSystem
+from leapformer_fairseq.support import files
+from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.files import write_json
 
 from .. import covering
 from ..agents.conftest import subwords
@@ -133,7 +133,7 @@ def test_subwords_of_nobody_and_none(copies, tmp_path):
 
 def test_all_who_open_a_folder_look_at_its_hashes(copies, tmp_path, monkeypatch, capsys):
     """A byte of the weights, and of the sentencepiece model; in Python, by the runtime, by what serves a browser."""
-    from leapformer_fairseq.serve.files import model_files
+    from leapformer_fairseq.runtime.serve.files import model_files
 
     path = shutil.copytree(copies["speech"], tmp_path / "speech")
     for name in (WEIGHTS, WRITE, SUBWORDS):

@@ -17,13 +17,13 @@ import soundfile
 import torch
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.export.check import compared_synthesis
 from leapformer_fairseq.export.synthesis import Phonemes, SpeechStep
 from leapformer_fairseq.export.write import quantize
 from leapformer_fairseq.runtime.folder import MODEL, SELF, Folder
+from leapformer_fairseq.runtime.spoken import Manner, Script
 from leapformer_fairseq.runtime.voice import ExportedVoice, kept
-from leapformer_fairseq.spoken import Manner, Script
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..exported import LENGTHS, MELS, synthesizer, voice, write_voice
 from ..models.tiny import make_tts
@@ -144,7 +144,7 @@ def test_what_is_said_depends_on_seed_and_place_only(exported):
 def test_the_commands_need_neither_torch_nor_fairseq(exported, tmp_path):
     code = (
         "import sys\nfor name in ('torch', 'fairseq', 'onnx'): sys.modules[name] = None\n"
-        "from leapformer_fairseq.runtime.__main__ import main\n"
+        "from leapformer_fairseq.cli.exported import main\n"
         f"sys.exit(main([{str(exported.folder.path)!r}, '--phonemes', 'w1 w2', '--out', {str(tmp_path)!r}, "
         "'--max-steps', '3', '--eos-threshold', '0.99']))"
     )

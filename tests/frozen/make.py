@@ -33,8 +33,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from leapformer_fairseq.agents.engine import Engine
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.simul.engine import Engine
+from leapformer_fairseq.support.errors import LeapformerError
 from tests.models.tiny import target_prefix, text_batch, tts_batch
 
 from . import observe

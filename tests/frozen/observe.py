@@ -1,7 +1,7 @@
 """What is compared: a checkpoint as fairseq loads it, everything it puts out on fixed inputs, and how outputs differ.
 
 Only what users have is used here: fairseq's loader and generators, flags, models as fairseq calls them,
-`leapformer_fairseq.agents` and `state_bytes`. So the insides may change, and these files need not.
+`leapformer_fairseq.simul` and `state_bytes`. So the insides may change, and these files need not.
 
 A fixture is a folder: checkpoint.pt as fairseq-train writes it, and expected.pt, {"kind", "streams", "outputs"}. The
 folders `text`, `speech` and `phonemes` beside them hold what the tasks need, and the inputs of each kind of model.
@@ -27,10 +27,10 @@ from fairseq import checkpoint_utils  # noqa: E402
 from fairseq.dataclass.configs import GenerationConfig  # noqa: E402
 from fairseq.speech_generator import AutoRegressiveSpeechGenerator  # noqa: E402
 
-from leapformer_fairseq.agents.loading import load_system  # noqa: E402
-from leapformer_fairseq.agents.policy import PolicyOptions  # noqa: E402
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream  # noqa: E402
 from leapformer_fairseq.modules import state_bytes  # noqa: E402
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions  # noqa: E402
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream  # noqa: E402
+from leapformer_fairseq.simul.loading import load_system  # noqa: E402
 
 DATA = Path(__file__).parent / "data"
 FOLDERS = {"lm": "text", "mlm": "text", "nmt": "text", "s2t": "speech", "simulst": "speech", "tts": "phonemes"}

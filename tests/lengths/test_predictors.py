@@ -8,8 +8,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.lengths import (
+from leapformer_fairseq.models.length_predictors import (
     LENGTH_PREDICTORS,
     LengthPredictor,
     Predictor,
@@ -18,6 +17,7 @@ from leapformer_fairseq.lengths import (
     length_options,
     register,
 )
+from leapformer_fairseq.support.errors import LeapformerError
 
 WIDTH = 6
 

@@ -8,9 +8,9 @@ from fairseq import options as fairseq_options
 
 from leapformer_fairseq import register
 from leapformer_fairseq.data.lra import prepare
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.lra import params, protocols
-from leapformer_fairseq.lra.protocols import NAMES, QUIRKS, load, words
+from leapformer_fairseq.studies.lra import params, protocols
+from leapformer_fairseq.studies.lra.protocols import NAMES, QUIRKS, load, words
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import covering
 

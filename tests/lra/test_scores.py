@@ -9,12 +9,12 @@ from statistics import fmean
 import pytest
 from scipy.stats import t as student
 
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.files import write_json
-from leapformer_fairseq.lra import composite, effects, tables
-from leapformer_fairseq.lra.grid import FIELDS, collect
-from leapformer_fairseq.lra.protocols import load
-from leapformer_fairseq.lra.rcp import Measured, score, scores, standard_deviation
+from leapformer_fairseq.studies.lra import composite, effects, tables
+from leapformer_fairseq.studies.lra.grid import FIELDS, collect
+from leapformer_fairseq.studies.lra.protocols import load
+from leapformer_fairseq.studies.lra.rcp import Measured, score, scores, standard_deviation
+from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.files import write_json
 
 
 def test_the_ten_values_of_the_paper():

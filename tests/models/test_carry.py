@@ -9,8 +9,8 @@ import torch
 
 from leapformer_fairseq.attention import build
 from leapformer_fairseq.attention.ops import dispatch
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions, swap
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..attention.cases import difference
 from .test_mlm import HEAD, mlm, padded, sentence, with_head

@@ -12,8 +12,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from leapformer_fairseq.attention import MECHANISMS
 from leapformer_fairseq.data.arrays import About
 from leapformer_fairseq.data.lra.prepare import TASKS
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.classifier import LRA_POSITIONS, LeapformerClassifier
+from leapformer_fairseq.support.errors import LeapformerError
 
 SERVING = sorted(
     name

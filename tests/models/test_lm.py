@@ -12,12 +12,12 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
-from leapformer_fairseq.attention.ops import cpu as native
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.attention.decoding import cpu as native
 from leapformer_fairseq.models.lm import ANY_LENGTH
 from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.modules import attentions
 from leapformer_fairseq.scoring.stream import ModelReader, score_stream
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import each_with_one, shared_out
 from .tiny import PLANS, VARIANTS, dictionary, make_model

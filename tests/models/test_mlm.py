@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from leapformer_fairseq.attention import MECHANISMS, Capabilities, build, register
 from leapformer_fairseq.attention.linear.relu import ReLULinear
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.mlm import HubInterface
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import each_with_one, shared_out
 from .tiny import PLANS, SIZES, dictionary, make_model

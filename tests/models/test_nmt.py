@@ -8,9 +8,9 @@ from fairseq import search
 from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 
-from leapformer_fairseq.attention.ops import cpu as native
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.attention.decoding import cpu as native
 from leapformer_fairseq.modules import attentions
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import each_with_one, shared_out
 from .tiny import PLANS, VARIANTS, dictionary, make_model, target_prefix, text_batch

@@ -9,9 +9,9 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.s2t import S2TEncoder
 from leapformer_fairseq.modules import MechanismAttention, attentions
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import each_with_one, shared_out
 from .tiny import PLANS, VARIANTS, dictionary, make_model, speech_batch, target_prefix

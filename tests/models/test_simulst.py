@@ -8,13 +8,13 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
-from leapformer_fairseq.agents.policy import PolicyOptions
-from leapformer_fairseq.agents.stream import DecodingOptions, TranslationStream
-from leapformer_fairseq.agents.system import TranslationSystem
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.simulst import WaitKDecoder, parse_lagging
 from leapformer_fairseq.models.transformer import Decoder
 from leapformer_fairseq.modules import attentions
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.simul.system import TranslationSystem
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import each_with_one, shared_out
 from .tiny import PLANS, VARIANTS, dictionary, make_model, speech_batch, target_prefix

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leapformer_fairseq.attention import MECHANISMS, ChunkMask, build, sinusoids
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import covering, each_with_one
 from .tiny import SIZES, VARIANTS, make_model, speech_batch, target_prefix

@@ -22,10 +22,10 @@ from fairseq.tasks.speech_to_text import SpeechToTextTask
 from fairseq.tasks.text_to_speech import TextToSpeechTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from leapformer_fairseq import audio
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.models.augmentation import played
 from leapformer_fairseq.models.task import TASKS, adapt
+from leapformer_fairseq.runtime import audio
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .tiny import SIZES, dictionary
 

@@ -8,7 +8,7 @@ import torch
 from leapformer_fairseq.criterions import divergence as fused
 from leapformer_fairseq.criterions.divergence import divergence
 from leapformer_fairseq.criterions.taught import Predicted, checked, distance
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .tiny import make_model
 

@@ -9,8 +9,8 @@ from fairseq.models.text_to_speech.tts_transformer import TTSTransformerModel
 from fairseq.speech_generator import AutoRegressiveSpeechGenerator
 
 from leapformer_fairseq.attention import MECHANISMS
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..attention.cases import UNNORMALIZED
 from ..covering import shared_out

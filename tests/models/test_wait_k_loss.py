@@ -14,8 +14,8 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from torch import Tensor
 
 from leapformer_fairseq.criterions.wait_k import LabelSmoothedCrossEntropyWaitK, WaitKConfig
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.schedule import unheard
+from leapformer_fairseq.runtime.schedule import unheard
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .tiny import dictionary, make_model, speech_batch
 

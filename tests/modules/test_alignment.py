@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules.alignment import compared, replaced_blocks
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..models.tiny import make_model
 

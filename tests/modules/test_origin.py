@@ -12,8 +12,8 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerConfig
 
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules.origin import FUNCTION, Origin, check_function, origin_of
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..models.tiny import TTS_SIZES, make_model, speech_batch, target_prefix, text_batch, tts_batch
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import expand_plan
+from leapformer_fairseq.support.errors import LeapformerError
 
 
 @pytest.mark.parametrize(

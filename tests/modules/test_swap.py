@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import OPTIONS
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import add_attention_args, attentions, fill_attention_args, load_component
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..models.tiny import make_model, speech_batch, target_prefix
 

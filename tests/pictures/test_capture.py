@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules import attentions
 from leapformer_fairseq.modules.capture import capture, choose
-from leapformer_fairseq.pictures.heatmaps import Axis, draw_attention, draw_reweighting
-from leapformer_fairseq.pictures.proportions import Proportions, saturation
+from leapformer_fairseq.scoring.pictures.heatmaps import Axis, draw_attention, draw_reweighting
+from leapformer_fairseq.scoring.pictures.proportions import Proportions, saturation
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..attention.cases import RECURRENT, UNNORMALIZED
 from ..models.tiny import PLANS, make_model, speech_batch, target_prefix

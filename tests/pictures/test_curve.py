@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from matplotlib.container import BarContainer, ErrorbarContainer
 
-from leapformer_fairseq.agents.curve_report import table
-from leapformer_fairseq.pictures.latency import PARTS, curve_figure, draw_curve
+from leapformer_fairseq.scoring.pictures.latency import PARTS, curve_figure, draw_curve
+from leapformer_fairseq.studies.curve.curve_report import table
 from tests.pictures.images import pixels
 
 

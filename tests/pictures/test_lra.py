@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from leapformer_fairseq.lra import composite
-from leapformer_fairseq.pictures.lra import LARGEST, tradeoff_figure
+from leapformer_fairseq.scoring.pictures.lra import LARGEST, tradeoff_figure
+from leapformer_fairseq.studies.lra import composite
 
 
 @pytest.mark.parametrize("paper", ["leapformer", "luna"])

@@ -14,9 +14,9 @@ import torch
 import yaml
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
 from leapformer_fairseq.modules.capture import capture, choose
-from leapformer_fairseq.pictures.inputs import Request, examples, load
+from leapformer_fairseq.scoring.pictures.inputs import Request, examples, load
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..models.tiny import dictionary
 from ..untrained import save_checkpoint

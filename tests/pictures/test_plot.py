@@ -8,8 +8,8 @@ import pytest
 from matplotlib.colors import to_rgba
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.pictures import results
+from leapformer_fairseq.scoring.pictures import results
+from leapformer_fairseq.support.errors import LeapformerError
 
 from .images import pixels
 

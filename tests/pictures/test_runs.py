@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leapformer_fairseq.pictures.runs import LONGEST, draw_runs, own_options, runs_figure
+from leapformer_fairseq.scoring.pictures.runs import LONGEST, draw_runs, own_options, runs_figure
 from leapformer_fairseq.scoring.runs import compare
 
 from .images import pixels

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from leapformer_fairseq.acoustics.mel import MelConfig
-from leapformer_fairseq.pictures.spectrograms import draw_spectrograms
+from leapformer_fairseq.runtime.acoustics.mel import MelConfig
+from leapformer_fairseq.scoring.pictures.spectrograms import draw_spectrograms
 
 from .images import pixels
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from fairseq import options
 
-from leapformer_fairseq.checkpoints import load_checkpoint
-from leapformer_fairseq.loading import load_model
-from leapformer_fairseq.recipes import configuration
+from leapformer_fairseq.models.averaging import load_checkpoint
+from leapformer_fairseq.models.loading import load_model
+from leapformer_fairseq.studies.recipes import configuration
 
 from ..data.choice_trees import csqa_tree, race_tree
 from ..data.glue_trees import COUNTS, qnli_tree, sst2_tree

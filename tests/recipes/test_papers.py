@@ -15,9 +15,9 @@ from leapformer_fairseq import PLUGIN_DIR, register
 from leapformer_fairseq.attention import find
 from leapformer_fairseq.cli import recipe
 from leapformer_fairseq.cli.main import build_parser, main
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.recipes import catalog, configuration
-from leapformer_fairseq.recipes.plans import Attention
+from leapformer_fairseq.studies.recipes import catalog, configuration
+from leapformer_fairseq.studies.recipes.plans import Attention
+from leapformer_fairseq.support.errors import LeapformerError
 
 register()
 TABLE: dict[str, Any] = yaml.safe_load((configuration.configs() / "papers.yaml").read_text("utf-8"))

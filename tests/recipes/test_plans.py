@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from leapformer_fairseq.cli import recipe as command
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.recipes import catalog
-from leapformer_fairseq.recipes.plans import Attention
+from leapformer_fairseq.studies.recipes import catalog
+from leapformer_fairseq.studies.recipes.plans import Attention
+from leapformer_fairseq.support.errors import LeapformerError
 
 WITH_PLANS = [name for name in catalog.DATASETS if name not in ("talks", "sparsefinder")]
 

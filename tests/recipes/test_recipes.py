@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from leapformer_fairseq.audio import read_speech
-from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.data import tables
 from leapformer_fairseq.data.manifests import read_manifest
+from leapformer_fairseq.models.averaging import load_checkpoint
+from leapformer_fairseq.runtime.audio import read_speech
 
 from ..data.tiny_corpus import TINY_SIZES, tiny_corpus
 from ..data.trees import Spoken, covost2_tree, mboshi_tree, mustc_tree

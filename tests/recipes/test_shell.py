@@ -10,11 +10,12 @@ import sys
 
 import pytest
 
-from leapformer_fairseq import PLUGIN_DIR, trainings
+from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.recipes import catalog, configuration, shell
-from leapformer_fairseq.recipes.shell import Launcher, Losses, Shell
+from leapformer_fairseq.studies import trainings
+from leapformer_fairseq.studies.recipes import catalog, configuration, shell
+from leapformer_fairseq.studies.recipes.shell import Launcher, Losses, Shell
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..test_files import another_in
 

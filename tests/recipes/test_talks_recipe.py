@@ -10,7 +10,7 @@ import soundfile
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.manifests import write_manifest
-from leapformer_fairseq.recipes.talks import JOINED, SETS
+from leapformer_fairseq.studies.recipes.talks import JOINED, SETS
 from tests.agents.conftest import spm_model, symbols  # noqa: F401  (fixtures)
 from tests.agents.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.agents.test_simulate import checkpoints  # noqa: F401  (a fixture)

@@ -11,13 +11,13 @@ import pytest
 from fairseq import options as fairseq_options
 
 from leapformer_fairseq import register
-from leapformer_fairseq.checkpoints import load_checkpoint
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.wikitext import count_tokens
 from leapformer_fairseq.data.windows import SEPARATOR
-from leapformer_fairseq.recipes import configuration
-from leapformer_fairseq.recipes.plans import Attention
-from leapformer_fairseq.recipes.translation import last_sentence
+from leapformer_fairseq.models.averaging import load_checkpoint
+from leapformer_fairseq.studies.recipes import configuration
+from leapformer_fairseq.studies.recipes.plans import Attention
+from leapformer_fairseq.studies.recipes.translation import last_sentence
 
 from ..data.text_trees import (
     SIZES,

@@ -15,10 +15,10 @@ import torch
 
 from leapformer_fairseq.attention.sparse.fitted import read_file
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.sparsefinder import extraction, quality
-from leapformer_fairseq.sparsefinder.extraction import Graphs
-from leapformer_fairseq.sparsefinder.quality import Scored, score
+from leapformer_fairseq.studies.sparsefinder import extraction, quality
+from leapformer_fairseq.studies.sparsefinder.extraction import Graphs
+from leapformer_fairseq.studies.sparsefinder.quality import Scored, score
+from leapformer_fairseq.support.errors import LeapformerError
 
 from ..commands import done, leapformer
 from ..reversed_text import TRAINING, reversed_text
@@ -268,8 +268,8 @@ def test_bad_windows_of_a_sweep(root, graphs, fitted, tmp_path, capsys):
 
 
 def test_the_teachers_alpha_is_drawn_and_compared(root, graphs, fitted, tmp_path, capsys):
-    from leapformer_fairseq.sparsefinder.grids import Point
-    from leapformer_fairseq.sparsefinder.sweep import mechanisms
+    from leapformer_fairseq.studies.sparsefinder.grids import Point
+    from leapformer_fairseq.studies.sparsefinder.sweep import mechanisms
 
     point = Point("sparsefinder-distance", {"sparsefinder_threshold": 1.0})
     for alpha, wanted in (("1.5", 1.5), ("2", 2.0)):
@@ -286,7 +286,7 @@ def test_the_teachers_alpha_is_drawn_and_compared(root, graphs, fitted, tmp_path
 
 
 def test_an_interrupted_sweep_goes_on_to_identical_files(root, graphs, fitted, monkeypatch):
-    from leapformer_fairseq.sparsefinder import sweep
+    from leapformer_fairseq.studies.sparsefinder import sweep
 
     assert main(pareto(root, graphs, fitted, "whole")) == 0
     real, calls = sweep.measure_point, []
@@ -321,7 +321,7 @@ def test_one_pattern(root, graphs, fitted, capsys):
 
 
 def test_pictures_of_heads_have_stars_at_gold_edges(root, graphs, fitted, monkeypatch, capsys):
-    from leapformer_fairseq.sparsefinder import pictures
+    from leapformer_fairseq.studies.sparsefinder import pictures
 
     drawn = []
     real = pictures.draw_graph
@@ -348,7 +348,7 @@ def test_tags_of_buckets(root, graphs, fitted, monkeypatch, capsys):
 
     The picture has for each tag the shares of the buckets, of queries and of keys apart.
     """
-    from leapformer_fairseq.sparsefinder import pictures
+    from leapformer_fairseq.studies.sparsefinder import pictures
 
     drawn = []
     real = pictures.draw_tags

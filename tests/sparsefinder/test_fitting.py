@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import CAUSAL
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.files import write_json
-from leapformer_fairseq.sparsefinder.extraction import PART, RECORD, Graphs, packed_bits, unpacked_bits
-from leapformer_fairseq.sparsefinder.fitting import (
+from leapformer_fairseq.studies.sparsefinder.extraction import PART, RECORD, Graphs, packed_bits, unpacked_bits
+from leapformer_fairseq.studies.sparsefinder.fitting import (
     Settings,
     as_many,
     block_graph,
@@ -19,8 +17,10 @@ from leapformer_fairseq.sparsefinder.fitting import (
     triple_loss,
     triples,
 )
-from leapformer_fairseq.sparsefinder.grids import Point
-from leapformer_fairseq.sparsefinder.sweep import Sweep, evaluated, measure_point
+from leapformer_fairseq.studies.sparsefinder.grids import Point
+from leapformer_fairseq.studies.sparsefinder.sweep import Sweep, evaluated, measure_point
+from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.files import write_json
 
 
 def generator(seed=1):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import CAUSAL
-from leapformer_fairseq.sparsefinder.measures import Measures, measure, measure_windows
-from leapformer_fairseq.sparsefinder.report import best_at, front, thinned, with_gold
+from leapformer_fairseq.studies.sparsefinder.measures import Measures, measure, measure_windows
+from leapformer_fairseq.studies.sparsefinder.report import best_at, front, thinned, with_gold
 
 
 def graph(text):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from leapformer_fairseq import PLUGIN_DIR
-from leapformer_fairseq.recipes import catalog, configuration
-from leapformer_fairseq.sparsefinder import pictures
-from leapformer_fairseq.sparsefinder.grids import block_points, patterns, points, values_of
+from leapformer_fairseq.studies.recipes import catalog, configuration
+from leapformer_fairseq.studies.sparsefinder import pictures
+from leapformer_fairseq.studies.sparsefinder.grids import block_points, patterns, points, values_of
 
 BUCKETS = [2, 4, 6, 8, 10, 12, 16, 20]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
-from leapformer_fairseq.errors import LeapformerError
-from leapformer_fairseq.sparsefinder.extraction import Sentence
-from leapformer_fairseq.sparsefinder.tags import information, most_frequent, tags_of_subwords, texts
+from leapformer_fairseq.studies.sparsefinder.extraction import Sentence
+from leapformer_fairseq.studies.sparsefinder.tags import information, most_frequent, tags_of_subwords, texts
+from leapformer_fairseq.support.errors import LeapformerError
 
 EMPTY = torch.zeros(1, 1, 0, 2)
 

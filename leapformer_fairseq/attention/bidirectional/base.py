@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, Capabilities
 from ..masks import Mask
 from ..mechanism import Inputs, Mechanism, State

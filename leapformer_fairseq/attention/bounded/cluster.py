@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import DECODER_SELF, Capabilities
 from ..mechanism import State
 from ..registry import Option, register

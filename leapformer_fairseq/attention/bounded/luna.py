@@ -18,20 +18,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Capabilities
+from ..decoding import cpu
+from ..decoding.slots import MemoryStep, Reading
+from ..decoding.step import Projections, Step
 from ..layers import normalised, projected
 from ..linear.elu import elu1
 from ..masks import Mask
 from ..mechanism import Inputs, State
-from ..ops import cpu, linear
+from ..ops import linear
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..positions import sinusoids
 from ..registry import Option, register
-from ..step import Projections, Step
 from ..tokens import Carry, TokenInfo
 from .base import BoundedMechanism, added, causal_sums, kept, slot_weights
-from .step import MemoryStep, Reading
 
 
 def softplus2(x: Tensor) -> Tensor:

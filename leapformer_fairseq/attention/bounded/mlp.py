@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
+from ..decoding.slots import InputControl
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import EMPTY_SLOTS, SLOTS
-from .step import InputControl
 from .sums import UNTIED, SlotSums
 
 # The control's logits are kept within plus and minus this: exp(32) and its inverse, times any number of tokens that

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import DECODER_SELF, Capabilities
 from ..registry import Option, per_block, register
 from ..tokens import TokenInfo

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..decoding.slots import InputControl, Reading, SlotStep
+from ..decoding.step import Projections, Step
 from ..masks import Mask
 from ..mechanism import State
 from ..ops import linear
 from ..ops.precision import accumulated, in_float32
 from ..registry import Option
-from ..step import Projections, Step
 from ..tokens import TokenInfo
 from .base import BoundedMechanism, added, causal_sums, kept, slot_weights
-from .step import InputControl, Reading, SlotStep
 
 UNTIED = Option("abc_untied", False, "abc: a learned control of its own in every layer, not one for all of a block")
 

@@ -12,15 +12,15 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from ..decoding.linear import KernelMap, LinearStep
+from ..decoding.step import Projections, Step
 from ..masks import CAUSAL, ChunkMask, Mask, with_state
 from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.segments import Kept
 from ..registry import Option
-from ..step import Projections, Step
 from ..tokens import TokenInfo
-from .step import KernelMap, LinearStep
 
 NORMALIZER_FLOOR = Option(
     "normalizer_floor",

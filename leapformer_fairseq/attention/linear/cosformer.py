@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
+from ..decoding.linear import KernelMap
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 from .reweighting import CosReweighted
-from .step import KernelMap
 
 _REMEDY = (
     "give --cosformer-length N (say, the longest target) or, where the model has it, --length-predictor, or choose a "

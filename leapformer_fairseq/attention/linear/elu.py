@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..decoding.linear import KernelMap
 from ..registry import register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
-from .step import KernelMap
 
 
 def elu1(x: Tensor) -> Tensor:

@@ -7,13 +7,13 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
+from ..decoding.linear import KernelMap
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 from .proportion import ProportionNetwork
 from .reweighting import CosReweighted
-from .step import KernelMap
 
 
 @register(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..decoding.linear import KernelMap
 from ..registry import register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
-from .step import KernelMap
 
 
 @register("relu", NORMALIZER_FLOOR)

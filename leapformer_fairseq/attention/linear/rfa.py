@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
 from ..ops.linear import by_head
 from ..registry import Option, per_block, register

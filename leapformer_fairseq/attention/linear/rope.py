@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
+from ..decoding.linear import KernelMap
 from ..positions import rotate, rotation, rotation_at
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 from .elu import elu1
-from .step import KernelMap
 
 
 @register(

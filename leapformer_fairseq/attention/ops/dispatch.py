@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..masks import ChunkMask, Mask, seen
 from .precision import accumulated
 from .segments import Plan, Segment, cut

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .precision import without_autocast
 

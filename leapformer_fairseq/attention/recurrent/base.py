@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import ENCODER_SELF
 from ..linear.base import LinearState, normalized
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state

@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import DECODER_CROSS, ENCODER_SELF
+from ..decoding.recurrent import RecurrentStep
+from ..decoding.step import Projections
 from ..linear.base import LinearState
 from ..masks import CAUSAL, ChunkMask, Mask
 from ..mechanism import Inputs, State, shown
 from ..ops.precision import accumulated, without_autocast
 from ..registry import Option
-from ..step import Projections
 from ..tokens import TokenInfo
 from .normed import NormedMechanism
-from .step import RecurrentStep
 
 SHORT_CONV = Option(
     "short_conv",

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..decoding.recurrent import KernelRecurrence
 from ..layers import projected
 from ..ops.recurrent import Written
 from ..ops.unit import unit
@@ -17,7 +18,6 @@ from ..tokens import TokenInfo
 from .convolution import SHORT_CONV, ConvolvedMechanism
 from .gates import GATE_INIT, Gate, by_heads
 from .normed import OUTPUT_GATE
-from .step import KernelRecurrence
 
 NEGATIVE = Option(
     "delta_negative",

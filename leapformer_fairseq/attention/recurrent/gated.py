@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..capabilities import DECODER_CROSS, Capabilities
+from ..decoding.linear import LinearStep
+from ..decoding.step import Projections
 from ..linear.base import NORMALIZER_FLOOR, LinearMechanism
 from ..linear.leap import LeaP
 from ..linear.relu import ReLULinear
-from ..linear.step import LinearStep
 from ..ops.recurrent import Written
 from ..registry import Option, register
-from ..step import Projections
 from ..tokens import TokenInfo
 from .base import RecurrentMechanism
 from .gates import Gate, logit, spread_half_lives

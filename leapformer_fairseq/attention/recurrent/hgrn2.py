@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..decoding.recurrent import KernelRecurrence
 from ..ops.recurrent import Written
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .gates import GATE_INIT, Gate
 from .normed import OUTPUT_GATE, NormedMechanism
-from .step import KernelRecurrence
 
 FLOOR = Option(
     "hgrn_floor", 0.0, "hgrn2: at least so much of a feature is kept; the paper has more in higher layers, from 0 to 1"

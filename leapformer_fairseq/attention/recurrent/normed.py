@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..capabilities import Capabilities
+from ..decoding.recurrent import KernelRecurrence, RecurrentStep
+from ..decoding.step import Projections
 from ..layers import projected
 from ..ops.precision import accumulated
 from ..registry import Option
-from ..step import Projections
 from ..tokens import TokenInfo
 from .base import RecurrentMechanism
 from .gates import by_heads
-from .step import KernelRecurrence, RecurrentStep
 
 OUTPUT_GATE = Option(
     "output_gate",

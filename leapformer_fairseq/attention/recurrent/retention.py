@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..decoding.recurrent import KernelRecurrence
 from ..ops.recurrent import Written
 from ..registry import register
 from ..tokens import TokenInfo
 from .normed import OUTPUT_GATE, NormedMechanism
-from .step import KernelRecurrence
 
 
 @register("retention", OUTPUT_GATE)

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..decoding.recurrent import KernelRecurrence
 from ..ops.recurrent import Written
 from ..registry import register
 from ..tokens import TokenInfo
 from .convolution import SHORT_CONV, ConvolvedMechanism
 from .gates import GATE_INIT, Gate
 from .normed import OUTPUT_GATE
-from .step import KernelRecurrence
 
 SLOWER = 16  # the logarithm of a gate is divided by this
 RANK = 16  # of gates for each feature

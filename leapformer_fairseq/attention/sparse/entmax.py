@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..kv_cache import CachedMechanism, visible_keys
 from ..masks import Mask
 from ..ops.entmax import entmax_weights

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
+from ..decoding.step import Projections
 from ..ops.precision import accumulated
 from ..registry import Option
-from ..step import Projections
 from .pattern import Pattern
 
 FORMAT = 1

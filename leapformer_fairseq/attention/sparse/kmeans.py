@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..registry import Option, register
 from .distance import squared_distances
 from .fitted import DIMENSIONS, FILE, Projected

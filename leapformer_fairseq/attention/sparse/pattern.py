@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, NO_STATE, Capabilities
 from ..kv_cache import KVCache, visible_keys
 from ..masks import Mask

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..registry import Option, register
 from .fitted import DIMENSIONS, FILE, Projected
 from .pattern import COMMON, COUNTS, SEED

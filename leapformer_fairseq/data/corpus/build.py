@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...audio import FRAME_MS
+from ...runtime.audio import FRAME_MS
 from ..speech import need_workers
 from . import files, folder
 from .folder import SPEECH_TRANSLATION, Corpus, Recipe

@@ -18,8 +18,8 @@ from types import ModuleType
 
 import numpy as np
 
-from ...audio import INT16_SCALE
-from ...errors import LeapformerError
+from ...runtime.audio import INT16_SCALE
+from ...support.errors import LeapformerError
 from ..alignments import PAUSE, Interval, with_single_pauses
 from ..recordings import resample
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ...audio import fbank, read_speech
-from ...lines import write_lines
+from ...runtime.audio import fbank, read_speech
+from ...support.lines import write_lines
 from ..manifests import (
     CMVN,
     COLUMNS,

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ...errors import LeapformerError
-from ...files import LOCK, holds_files, owned, write_json
+from ...support.errors import LeapformerError
+from ...support.files import LOCK, holds_files, owned, write_json
 from . import espeak
 from .plan import SPLITS, Line, of_split
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from . import grammar
 from .grammar import Sentence
 

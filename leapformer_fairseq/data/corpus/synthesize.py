@@ -23,9 +23,9 @@ import soundfile
 from tqdm import tqdm
 
 from ... import PLUGIN_DIR
-from ...audio import SAMPLE_RATE
-from ...errors import LeapformerError
-from ...lines import read_lines
+from ...runtime.audio import SAMPLE_RATE
+from ...support.errors import LeapformerError
+from ...support.lines import read_lines
 from ..alignments import PAUSE, Interval, moved
 from ..textgrid import PHONES, write_textgrid
 from .espeak import Espeak

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ...acoustics.mel import log_mel
-from ...audio import SAMPLE_RATE, read_speech
+from ...runtime.acoustics.mel import log_mel
+from ...runtime.audio import SAMPLE_RATE, read_speech
 from ..alignments import PAUSE
 from ..manifests import CMVN, BinStatistics
 from ..textgrid import PHONES, read_textgrid, tier

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 from ..arrays import Example, Numbers
 
 SIDE = 32

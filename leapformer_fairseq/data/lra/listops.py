@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import LeapformerError
-from ...files import replacing
-from ...lines import read_lines
-from ...progress import Watch, unwatched
+from ...support.errors import LeapformerError
+from ...support.files import replacing
+from ...support.lines import read_lines
+from ...support.progress import Watch, unwatched
 from .. import prepared
 from ..arrays import Example
 

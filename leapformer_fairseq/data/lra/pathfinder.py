@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ...errors import LeapformerError
-from ...files import write_text
-from ...lines import read_lines
-from ...processes import pool_of
-from ...progress import Watch, unwatched
+from ...support.errors import LeapformerError
+from ...support.files import write_text
+from ...support.lines import read_lines
+from ...support.processes import pool_of
+from ...support.progress import Watch, unwatched
 from .. import prepared
 from ..arrays import Example
 from .pathfinder_canvas import PUBLISHED, Sizes

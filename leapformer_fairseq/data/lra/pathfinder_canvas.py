@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from ...errors import LeapformerError
+from ...support.errors import LeapformerError
 
 SIDE, CONTOUR = 32, 14  # of Long Range Arena
 CONTRASTS = ("published", "equal")

@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from ...errors import LeapformerError
-from ...files import read_json, write_json
+from ...support.errors import LeapformerError
+from ...support.files import read_json, write_json
 from .. import prepared
 from ..arrays import About, Example, write_about, write_split
 from . import images, listops, pathfinder, text

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import LeapformerError
-from ...lines import read_lines
+from ...support.errors import LeapformerError
+from ...support.lines import read_lines
 from ..arrays import Example, Numbers
 
 LONGEST = 4000  # bytes

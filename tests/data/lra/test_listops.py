@@ -14,7 +14,7 @@ import pytest
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.lra import listops
 from leapformer_fairseq.data.lra.listops import Trees, distinct, grow
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 SMALL = Trees(min_length=5, max_length=40, max_depth=4, max_arguments=4)
 

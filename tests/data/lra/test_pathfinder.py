@@ -16,7 +16,7 @@ from leapformer_fairseq.data.lra import pathfinder
 from leapformer_fairseq.data.lra.pathfinder import metadata_of, picture_of
 from leapformer_fairseq.data.lra.pathfinder_canvas import Canvas, Sizes, bits, dilated
 from leapformer_fairseq.data.lra.pathfinder_curves import MARKER, draw
-from leapformer_fairseq.errors import LeapformerError
+from leapformer_fairseq.support.errors import LeapformerError
 
 EASY = Sizes(contour=6)
 PIXELS = ["6422f27f4e08985d", "93798ebebc9f24be"]  # of the first version of the generator

@@ -1,0 +1,149 @@
+"""The decoding step over a memory of slots (ABC and Luna): one product for all projections, also a control's.
+
+On a CPU all sums are one call of C (`ops.cpu`), where it compiles.
+
+Shapes: B batch entries, H heads, n slots, D head dimension, E value dimension, C width of the block's input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..tokens import TokenInfo
+from . import cpu
+from .step import Projections, Step
+
+if TYPE_CHECKING:
+    from ..bounded.base import BoundedMechanism
+    from ..bounded.sums import SlotState, SlotSums
+
+# Positions whose control is computed at once; that of one token would take longer than all the rest of a step.
+POSITIONS = 64
+
+
+class InputControl(NamedTuple):
+    """A control that is a function of the block's input x: `alpha` of the logits W x, with the `weight` W (H n, C)."""
+
+    weight: Tensor
+    alpha: Callable[[Tensor], Tensor]
+
+
+class Reading(NamedTuple):
+    """What the mass of the slots, how much is in each, does when they are read.
+
+    summed:     it is the sum of the control, (B, H, n), to which a token adds; or else it is given, (B, n).
+    normalized: sums in the slots are divided by it, by at least `floor`.
+    masked:     slots without any are left out of the softmax.
+    """
+
+    summed: bool
+    normalized: bool
+    masked: bool
+    floor: float = 1.0
+
+
+class MemoryStep(Step):
+    """The step over a state of sums, `keys` (B, H, D, n) and `values` (B, H, n, E).
+
+    A subclass says what a token writes.
+    """
+
+    mechanism: BoundedMechanism
+
+    def __init__(self, mechanism: BoundedMechanism, projections: Projections, reading: Reading) -> None:
+        super().__init__(mechanism, projections)
+        self.reading = reading
+
+    @abstractmethod
+    def control(self, x: Tensor, projected: Tensor, state: Any, position: int) -> Tensor:
+        """What the tokens write into the slots, (B, H, n)."""
+
+    @abstractmethod
+    def mass(self, state: Any, position: int) -> Tensor:
+        """How much is in the slots, as `reading` says."""
+
+    def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
+        kernel, keys, values = cpu.slot_step(), state.keys, state.values
+        if kernel is None or not self._kernel_serves(keys, values):
+            return super().attend(projected, x, state, position, lengths)
+        projected, mass = projected.float(), self.mass(state, position)
+        control = self.control(x, projected, state, position).float() if self.self_attention else None
+        shape = (len(projected), *values.shape)
+        sizes = self.sizes_of(shape, self._sizes)
+        out = projected.new_empty(len(projected), self.heads * shape[-1])
+        kernel(
+            ctypes.byref(sizes),
+            *(projected.data_ptr(), projected.stride(0)),
+            *((None, 0, 0) if control is None else (control.data_ptr(), *control.stride()[:2])),
+            *(tensor.data_ptr() for tensor in (keys, values, mass, out)),
+        )
+        return out
+
+    def _kernel_serves(self, keys: Tensor, values: Tensor) -> bool:
+        fits = keys.dtype == torch.float32 and keys.is_cpu and values.shape[2] <= cpu.MAX_SLOTS
+        return fits and keys.is_contiguous() and values.is_contiguous() and not self.mechanism.dropping()
+
+    def _sizes(self, batch: int, states: int, heads: int, slots: int, value_dim: int) -> cpu.SlotSizes:
+        return cpu.SlotSizes(
+            rows=batch,
+            heads=heads,
+            dim=self.dim,
+            value_dim=value_dim,
+            slots=slots,
+            shared=batch // states,
+            key=self.value if self.mechanism.capabilities.keys_are_values else self.key,
+            value=self.value,
+            scale=self.dim**-0.5,
+            **self.reading._asdict(),
+        )
+
+
+class SlotStep(MemoryStep):
+    """The step of a memory that is a sum over the keys (ABC).
+
+    In self-attention its kernel needs a control of the block's input, or of positions alone.
+    """
+
+    mechanism: SlotSums
+
+    def __init__(self, mechanism: SlotSums, projections: Projections) -> None:
+        super().__init__(mechanism, projections, mechanism.reading())
+        self.learned = mechanism.input_control() if self.self_attention else None
+        self.logit_weight: Tensor | None = None
+        self.positions = (0, self.weight.new_empty(0))  # the first one, and what tokens write from there on
+        if self.learned is not None:
+            weight = self.learned.weight.detach()
+            if self.weight.dtype in (torch.float32, torch.float64):
+                self.also_project(weight, weight.new_zeros(len(weight)))
+            else:  # The logits of a control are float32 at least: in half precision they take a product of their own.
+                self.logit_weight = weight.t().float().contiguous()
+
+    def control(self, x: Tensor, projected: Tensor, state: SlotState, position: int) -> Tensor:
+        if self.learned is None:
+            return self._control_at(position, projected).expand(len(x), self.heads, -1)
+        logits = projected[:, self.end :] if self.logit_weight is None else x.float() @ self.logit_weight
+        return self.learned.alpha(logits).view(len(x), self.heads, -1)
+
+    def _control_at(self, position: int, like: Tensor) -> Tensor:
+        """What every token at a position writes, (H or 1, n)."""
+        start, control = self.positions
+        if not start <= position < start + len(control):
+            start = position - (position - 1) % POSITIONS
+            # not beyond the longest sequence: some controls end there
+            last = min(start + POSITIONS - 1, self.mechanism.capabilities.max_target or math.inf)
+            positions = torch.arange(start, max(position, last) + 1, device=like.device)
+            k = like.new_zeros(1).expand(1, self.heads, len(positions), self.dim)
+            control = self.mechanism.control(k, TokenInfo(positions.unsqueeze(0)))[0].transpose(0, 1)
+            control = control.to(like).contiguous()
+            self.positions = start, control
+        return control[position - start]
+
+    def mass(self, state: SlotState, position: int) -> Tensor:
+        return state.mass

@@ -1,0 +1,125 @@
+"""One decoding step with fused projections: what generation runs for every token and layer.
+
+Queries, keys and values come out of one product with weights that are transposed once. What follows is the mechanism's
+`write` and `read`, or a kernel where a mechanism has one (`linear/`, `recurrent/` and `bounded/step.py`).
+
+Shapes: B batch entries, H heads, D head dimension, E value dimension, C width of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..tokens import TokenInfo
+
+if TYPE_CHECKING:
+    from ..mechanism import Mechanism
+
+_Sizes = TypeVar("_Sizes")
+
+
+class Projections(NamedTuple):
+    """The projections of a block; cross-attention, whose keys are in the state, has no `k` and `v`."""
+
+    q: nn.Linear
+    out: nn.Linear
+    k: nn.Linear | None = None
+    v: nn.Linear | None = None
+
+
+class Step:
+    """The step of one attention block, self-attention or cross-attention.
+
+    It holds copies of the projections' weights, transposed, which makes a product with few tokens a quarter faster; so
+    it serves as long as they do not change. `key`, `value` and `end` are where keys and values begin and end in what
+    is projected.
+    """
+
+    def __init__(self, mechanism: Mechanism, projections: Projections, ones: bool = False) -> None:
+        """`ones`: the values get one more channel per head that is always 1."""
+        q, out, k, v = projections
+        self.mechanism, self.heads, self.self_attention = mechanism, mechanism.num_heads, k is not None
+        self.dim, self.ones = q.out_features // self.heads, ones
+        parts = [_affine(x) for x in (q, k) if x is not None]
+        if v is not None:
+            parts.append(_with_ones(*_affine(v), self.heads) if ones else _affine(v))
+        self.weight = torch.cat([weight for weight, _ in parts]).t().contiguous()
+        self.bias = torch.cat([bias for _, bias in parts])
+        self.key, self.value, self.end = q.out_features, 2 * q.out_features, self.weight.shape[1]
+        out_weight, self.out_bias = _affine(out)
+        self.out_weight = out_weight.t().contiguous()
+        self._sizes_by_shape: dict[tuple[int, ...], Any] = {}
+
+    def __call__(self, x: Tensor, state: Any, position: int, lengths: Tensor | None = None) -> Tensor:
+        """Output (B, C) of tokens x (B, C) at `position` (from 1).
+
+        Self-attention: their keys and values are written to the state, in place, and they see it. Cross-attention: they
+        see the state of B sequences, or of B / n, each shared by n neighbours. `lengths` (B,) are those of the
+        sequences, if known. Raises ValueError where the batch does not fit the state.
+        """
+        batch, states = x.shape[0], state.batch_size
+        if batch != states and (self.self_attention or not states or batch % states or not batch):
+            raise ValueError(
+                f"{batch} batch entries for the state of {states} sequences; reorder the state when the batch changes"
+            )
+        heads = self.attend(torch.addmm(self.bias, x, self.weight), x, state, position, lengths)
+        return torch.addmm(self.out_bias, heads.to(self.out_bias.dtype), self.out_weight)
+
+    def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
+        """What the heads read, concatenated, (B, H * E), given all projections of x, concatenated."""
+        batch, states = x.shape[0], state.batch_size
+        q = self._heads(projected[:, : self.key])
+        inputs = x.unsqueeze(1) if self.mechanism.capabilities.needs_inputs else None
+        tokens = TokenInfo(torch.full((1, 1), position, device=x.device), lengths, inputs=inputs)
+        if self.self_attention:
+            k = self._heads(projected[:, self.key : self.value])
+            v = self._heads(projected[:, self.value : self.end])
+            v = v[..., :-1] if self.ones else v
+            return self.extend(state, q, v if self.mechanism.capabilities.keys_are_values else k, v, tokens).flatten(1)
+        if states == batch:
+            return self.mechanism.read(state, q, tokens).flatten(1)
+        # neighbours, which share a state, are queries of one sequence
+        n = batch // states
+        together = q.view(states, n, self.heads, self.dim).transpose(1, 2)
+        inputs = None if inputs is None else inputs.view(states, n, -1)
+        tokens = TokenInfo(tokens.positions, None if lengths is None else lengths[::n], inputs=inputs)
+        return self.mechanism.read(state, together, tokens).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def extend(self, state: Any, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> Tensor:
+        """What queries (B, H, 1, D) of self-attention read, (B, H, 1, E), whose own keys and values enter the state."""
+        written = self.mechanism.write(state, k, v, tokens)
+        if written is not state:
+            vars(state).update(vars(written))
+        return self.mechanism.read(state, q, tokens)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, H D) to (B, H, 1, D)."""
+        return x.view(len(x), self.heads, 1, -1)
+
+    def sizes_of(self, shape: tuple[int, ...], make: Callable[..., _Sizes]) -> _Sizes:
+        """What a kernel is told of a batch and a state of this shape: `make(*shape)`, made once."""
+        if shape not in self._sizes_by_shape:
+            self._sizes_by_shape[shape] = make(*shape)
+        return self._sizes_by_shape[shape]
+
+    def also_project(self, weight: Tensor, bias: Tensor) -> None:
+        """Append weight x + bias to what is projected."""
+        self.weight = torch.cat([self.weight, weight.t().to(self.weight)], 1)
+        self.bias = torch.cat([self.bias, bias.to(self.bias)])
+
+
+def _affine(linear: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a projection; a bias of zeros where it has none."""
+    weight = linear.weight.detach()
+    return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
+
+
+def _with_ones(weight: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The projection to values with one more channel per head that is always 1."""
+    weight, bias = weight.unflatten(0, (heads, -1)), bias.unflatten(0, (heads, -1))
+    weight = torch.cat([weight, weight.new_zeros(heads, 1, weight.shape[2])], 1)
+    return weight.flatten(0, 1), torch.cat([bias, bias.new_ones(heads, 1)], 1).flatten()

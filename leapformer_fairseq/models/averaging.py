@@ -1,0 +1,200 @@
+"""Averaging fairseq checkpoints: the mean of the parameters of one training's last, or best, checkpoints.
+
+Files are loaded with PyTorch's protection on (`weights_only`), and the optimizer state, two thirds of
+them, is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..compat.checkpoints import checkpoint_types
+from ..compat.trust import check_options
+from ..runtime.folder import Folder
+from ..support.errors import LeapformerError
+from ..support.files import replacing
+
+_EPOCH = re.compile(r"checkpoint(\d+)\.pt")
+_UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
+_BEST = re.compile(r"checkpoint\.best_.+_(-?\d+\.\d+)\.pt")
+
+
+def last_checkpoints(folder: str | Path, count: int) -> list[Path]:
+    """The `count` newest checkpoints of the ends of epochs, or where there are none of --save-interval-updates.
+
+    Raises LeapformerError when there are fewer.
+    """
+    numbered = _numbered(folder, _EPOCH) or _numbered(folder, _UPDATE)
+    return _take(numbered, count, folder, "--last", "--keep-last-epochs")
+
+
+def best_checkpoints(folder: str | Path, count: int) -> list[Path]:
+    """The `count` best checkpoints by validation. Raises LeapformerError when there are fewer."""
+    numbered = _numbered(folder, _BEST)
+    if len(numbered) > count > 0 and not _larger_is_better(numbered[0]):
+        numbered.reverse()
+    return _take(numbered, count, folder, "--best", "--keep-best-checkpoints")
+
+
+def average_checkpoints(paths: Sequence[Path]) -> dict[str, Any]:
+    """The newest of the checkpoints (the last of `paths`) with averaged parameters, without its optimizer state.
+
+    Raises LeapformerError for no files, unreadable ones, and models that do not fit together.
+    """
+    if not paths:
+        raise LeapformerError("no checkpoints to average; check --inputs")
+    newest = load_checkpoint(paths[-1])
+    models = {str(path): load_checkpoint(path)["model"] for path in paths[:-1]}
+    model = average_parameters({**models, str(paths[-1]): newest["model"]})
+    return {**newest, "model": model, "last_optimizer_state": None, "averaged": [path.name for path in paths]}
+
+
+def average_parameters(models: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several state dicts, summed in double precision; `models` has a name for each, for messages.
+
+    Integers (counters) are those of the last model. Tensors that share memory there, like tied embeddings, share it in
+    the result. Raises LeapformerError when names or shapes differ.
+    """
+    (first_name, first), *others = models.items()
+    for name, model in others:
+        _check_same(first_name, first, name, model)
+    *_, last = models.values()
+    averaged: dict[str, Tensor] = {}
+    by_place: dict[tuple[Any, ...], Tensor] = {}
+    for name, tensor in last.items():
+        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        if not tensor.numel() or place not in by_place:
+            by_place[place] = _mean([model[name] for model in models.values()])
+        averaged[name] = by_place[place]
+    return averaged
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A fairseq checkpoint as saved, tensors mapped from the file.
+
+    Raises LeapformerError when it is none, and for options that fairseq would execute.
+    """
+    # For good, as `compat` does: leaving `safe_globals` would also take back what was allowed before.
+    torch.serialization.add_safe_globals(checkpoint_types())
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch, pickle and zipfile each have their own for a broken file
+        reason = " ".join(str(error).split())[:200]
+        raise LeapformerError(f"{path} cannot be read as a checkpoint ({reason})") from error
+    if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
+        raise LeapformerError(f"{path} holds no model; is it a fairseq checkpoint?")
+    check_options(str(path), state.get("args"), state.get("cfg"))
+    return state
+
+
+def describe_checkpoint(path: str | Path) -> dict[str, Any]:
+    """How far a training had come, and the number of parameters; of an exported folder, those of its checkpoint.
+
+    Raises LeapformerError when it is neither.
+    """
+    if Path(path).is_dir():
+        return {**Folder.read(path).origin, "checkpoint": Path(path).name}
+    state = load_checkpoint(Path(path))
+    extra, history = state.get("extra_state") or {}, state.get("optimizer_history") or [{}]
+    place = extra.get("train_iterator") or {}
+    # Under this name fairseq keeps whatever the best checkpoint is chosen by.
+    chosen_by = ((state.get("cfg") or {}).get("checkpoint") or {}).get("best_checkpoint_metric", "loss")
+    loss = extra.get("val_loss") if chosen_by == "loss" else None
+    # After the last batch of an epoch fairseq counts as the next one.
+    epoch = place["epoch"] - (place.get("iterations_in_epoch") == 0) if "epoch" in place else None
+    return {
+        "checkpoint": Path(path).name,
+        "averaged": len(state.get("averaged", [])),
+        "epoch": epoch,
+        "updates": history[-1].get("num_updates"),
+        "valid_loss": None if loss is None else float(loss),
+        "parameters": _count_parameters(state["model"]),
+    }
+
+
+def updates_in_all(state: Mapping[str, Any]) -> int:
+    """The updates of a checkpoint's training, and of those whose weights it began with.
+
+    fairseq notes the count of each run that went on from another one, and begins at 0 again with other data or options.
+    """
+    counts = [int(entry.get("num_updates") or 0) for entry in state.get("optimizer_history") or []]
+    return sum(count for count, after in zip(counts, [*counts[1:], -1], strict=False) if after < count)
+
+
+def _count_parameters(model: Mapping[str, Tensor]) -> int:
+    """Each one once, also where it serves as two layers."""
+    places = {
+        _identity(tensor): tensor.numel()
+        for name, tensor in model.items()
+        if not name.endswith(("version", "_float_tensor"))
+    }
+    return sum(places.values())
+
+
+def _identity(tensor: Tensor) -> Hashable:
+    """What a parameter has in common with the same one under another name.
+
+    Training in half precision saves a copy for each name, so matrices are known by their values.
+    """
+    if tensor.dim() > 1 and bool(tensor.min() < tensor.max()):
+        return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).digest()
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+
+
+def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:
+    """Write a checkpoint; an interrupted write leaves nothing that looks like one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        torch.save(dict(state), partial)
+
+
+def _numbered(folder: str | Path, pattern: re.Pattern[str]) -> list[Path]:
+    """Files whose name matches, by rising number."""
+    if not Path(folder).is_dir():
+        raise LeapformerError(f"no folder {folder}; --inputs is the --save-dir of a training")
+    matches = [(match, path) for path in Path(folder).iterdir() if (match := pattern.fullmatch(path.name))]
+    return [path for _, path in sorted(matches, key=lambda pair: (float(pair[0].group(1)), pair[1].name))]
+
+
+def _take(numbered: list[Path], count: int, folder: str | Path, option: str, keeps: str) -> list[Path]:
+    if count < 1:
+        raise LeapformerError(f"{option} is {count}; give at least 1")
+    if len(numbered) < count:
+        remedy = f"train more, keeping them with {keeps}" + (f", or give {option} {len(numbered)}" if numbered else "")
+        raise LeapformerError(f"{folder} holds {len(numbered)} such checkpoints, {option} asks for {count}; {remedy}")
+    return numbered[-count:]
+
+
+def _larger_is_better(path: Path) -> bool:
+    """Whether training took the larger value of its validation metric for the better one."""
+    config = load_checkpoint(path).get("cfg") or {}
+    return bool(config.get("checkpoint", {}).get("maximize_best_checkpoint_metric", False))
+
+
+def _check_same(name: str, model: Mapping[str, Tensor], other_name: str, other: Mapping[str, Tensor]) -> None:
+    if lonely := sorted(model.keys() ^ other.keys()):
+        raise LeapformerError(
+            f"{lonely[0]} is only in one of {name} and {other_name}; average checkpoints of one training"
+        )
+    for parameter, tensor in model.items():
+        if tensor.shape != other[parameter].shape:
+            shapes = f"{tuple(tensor.shape)} in {name} but {tuple(other[parameter].shape)} in {other_name}"
+            raise LeapformerError(f"{parameter} is {shapes}; average checkpoints of one training")
+
+
+def _mean(tensors: Iterable[Tensor]) -> Tensor:
+    *_, last = tensors = list(tensors)
+    if not last.is_floating_point():
+        return last.clone()
+    total = torch.zeros(last.shape, dtype=torch.float64)
+    for tensor in tensors:
+        total += tensor
+    return (total / len(tensors)).to(last.dtype)

@@ -1,0 +1,122 @@
+"""Speech from a trained text to speech model: phonemes in, log-mel frames out, one decoder step after the other.
+
+Shapes: B sentences, S phonemes, T decoder steps, M mel channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..runtime.spoken import Manifests, Manner, Normalisation, Script, Utterance
+from .averaging import describe_checkpoint
+from .loading import load_model
+
+
+@torch.no_grad()
+def synthesise(
+    model: Any,
+    tokens: Tensor,
+    lengths: Tensor,
+    manner: Manner,
+    speaker: Tensor | None = None,
+    target_lengths: Tensor | None = None,
+    alignments: bool = False,
+) -> list[Utterance]:
+    """Speak a batch of phonemes (B, S), padded on the right: normalised frames, as the model was trained on.
+
+    With linear attention the decoder's state has the same size from the first step to the last. `target_lengths` (B,)
+    are for a model whose length predictor is an oracle. fairseq's pre-net drops at random even here: seed torch first.
+    """
+    model.compose_attention(alignments)
+    encoder_out = model.forward_encoder(tokens, lengths, speaker=speaker, target_lengths=target_lengths)
+    decoder, state = model.decoder, dict[str, Any]()
+    step = encoder_out["encoder_out"][0].new_zeros(len(tokens), 1, decoder.out_dim)
+    frames, ended, maps = [], [], []
+    last = torch.full((len(tokens),), manner.max_steps, device=tokens.device)
+    for t in range(1, manner.max_steps + 1):
+        so_far = torch.full_like(last, t)  # no padding: a finished sentence continues, unused
+        _, end, extra = decoder(step, encoder_out, state, so_far, speaker)
+        step = extra["feature_out"]
+        frames.append(step)
+        ended.append(end[:, :, 0].sigmoid())
+        maps.append(extra["attn"])
+        last = torch.where(ended[-1][:, 0] > manner.threshold, last.clamp_max(t), last)
+        if bool((last <= t).all()):
+            break
+    probabilities = _array(torch.cat(ended, 1))
+    refined = decoder.refine(torch.cat(frames, 1), last).unflatten(-1, (decoder.n_frames_per_step, -1)).flatten(1, 2)
+    attention = _array(torch.cat(maps, 2).mT) if alignments else None
+    predicted, said = model.predicted_length(encoder_out), _array(refined)
+    return [
+        Utterance(
+            frames=said[i, : n * decoder.n_frames_per_step],
+            stopped=bool(probabilities[i, n - 1] > manner.threshold),
+            ended=probabilities[i, :n],
+            predicted=None if predicted is None else float(predicted[i]),
+            alignment=None if attention is None else attention[i, :n, : lengths[i]],
+        )
+        for i, n in enumerate(last.tolist())
+    ]
+
+
+def _array(x: Tensor) -> np.ndarray:
+    return x.float().cpu().numpy()
+
+
+class TrainedVoice:
+    """A checkpoint that speaks (`spoken.Voice`), on a GPU where there is one."""
+
+    def __init__(self, checkpoint: str, overrides: Mapping[str, Any], on_cpu: bool = False) -> None:
+        """`overrides` as in `loading.load_model`, whose errors these are."""
+        self.model, self.task = load_model(checkpoint, ("leapformer_tts",), "speech", dict(overrides))
+        if torch.cuda.is_available() and not on_cpu:
+            self.model = self.model.cuda()
+        self.data: Mapping[str, Any] = self.task.data_cfg.config
+        self.origin: Mapping[str, Any] = describe_checkpoint(checkpoint)
+        root = Path(self.task.data_cfg.audio_root)
+        self.manifests: Manifests | None = Manifests(Path(self.task.args.data), root)
+        self.speakers: Mapping[str, int] | None = self.task.speaker_to_id
+        self.normalisation = Normalisation.read(self.task.data_cfg.global_cmvn_stats_npz)
+
+    def numbers(self, script: Script) -> list[int]:
+        dictionary = self.task.src_dict
+        return [*script.numbers(dictionary.index, dictionary.unk()), dictionary.eos()]
+
+    def speak(
+        self, scripts: Sequence[Script], manner: Manner, done: Container[str] = ()
+    ) -> Iterator[tuple[Script, Utterance]]:
+        """As `Voice.speak`, a batch at a time.
+
+        The chances of a batch depend on the seed and its place only, so what is said does not depend on what is done.
+        """
+        task, per_step, device = self.task, self.model.decoder.n_frames_per_step, next(self.model.parameters()).device
+        for start in range(0, len(scripts), manner.batch_size):
+            batch = scripts[start : start + manner.batch_size]
+            if all(script.id in done for script in batch):
+                continue
+            rows = [torch.tensor(self.numbers(script)) for script in batch]
+            tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=task.src_dict.pad())
+            speakers = torch.tensor([[script.speaker] for script in batch]) if self.speakers else None
+            steps = [script.frames // per_step for script in batch if script.frames is not None]
+            targets = torch.tensor(steps) if len(steps) == len(batch) else None
+            torch.manual_seed(manner.seed * 1_000_003 + start)
+            said = synthesise(
+                self.model,
+                tokens.to(device),
+                torch.tensor([len(row) for row in rows], device=device),
+                manner,
+                None if speakers is None else speakers.to(device),
+                None if targets is None else targets.to(device),
+                alignments=start < manner.alignments,
+            )
+            for i, (script, one) in enumerate(zip(batch, said, strict=True), start):
+                if script.id not in done:
+                    alignment = one.alignment if i < manner.alignments else None
+                    yield script, replace(one, frames=self.normalisation.undo(one.frames), alignment=alignment)

@@ -1,0 +1,57 @@
+"""Apollo, the quasi-Newton optimizer of Luna's best translation models, from the package pytorch_optimizer."""
+
+# No `from __future__ import annotations`: fairseq reads the types of the configurations' fields.
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from omegaconf import II
+from torch import Tensor
+
+from ..support.errors import LeapformerError
+
+
+@dataclass
+class ApolloConfig(FairseqDataclass):
+    """Defaults are those of Luna's translation models."""
+
+    apollo_beta: float = field(default=0.9, metadata={"help": "of the running average of gradients"})
+    apollo_eps: float = field(default=1e-4, metadata={"help": "added to what is divided by"})
+    apollo_warmup_updates: int = field(
+        default=1000, metadata={"help": "updates in which the learning rate rises to --lr, whatever the scheduler says"}
+    )
+    apollo_init_lr: float = field(default=1e-5, metadata={"help": "learning rate from which it rises"})
+    weight_decay: float = field(default=0.0, metadata={"help": "L2 regularisation"})
+    lr: list[float] = II("optimization.lr")
+
+
+@register_optimizer("apollo", dataclass=ApolloConfig)
+class Apollo(FairseqOptimizer):
+    """`--optimizer apollo`: Ma, 2020, arXiv:2009.13586, with the diagonal of the Hessian bounded by a constant.
+
+    Raises LeapformerError where pytorch_optimizer is not installed.
+    """
+
+    def __init__(self, cfg: ApolloConfig, params: Iterable[Tensor]) -> None:
+        super().__init__(cfg)
+        try:
+            from pytorch_optimizer import ApolloDQN
+        except ImportError as error:
+            raise LeapformerError(
+                "--optimizer apollo: the package pytorch_optimizer is not installed; pip install "
+                "'leapformer-fairseq[apollo]', or take --optimizer adam"
+            ) from error
+        self._optimizer = ApolloDQN(params, warmup_steps=cfg.apollo_warmup_updates, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """What replaces the options in a checkpoint when training goes on."""
+        return {
+            "lr": self.cfg.lr[0],
+            "init_lr": self.cfg.apollo_init_lr,
+            "beta": self.cfg.apollo_beta,
+            "eps": self.cfg.apollo_eps,
+            "weight_decay": self.cfg.weight_decay,
+        }

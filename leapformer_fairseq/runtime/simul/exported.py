@@ -1,0 +1,244 @@
+"""Simultaneous translation of speech with an exported model: a system and its engines, as `stream` asks for them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+
+from ...support.errors import LeapformerError
+from ..engine import Graphs, Values
+from ..folder import (
+    BEFORE,
+    COUNT,
+    CROSS,
+    FRAMES,
+    HEARD,
+    LISTEN,
+    ROWS,
+    SELF,
+    START,
+    SUBWORDS,
+    WRITE,
+    Folder,
+    Speech,
+)  # fmt: skip
+from .features import Cmvn
+from .policy import PolicyOptions
+from .text import Detokenizer
+from .times import ComputeTimes
+
+if TYPE_CHECKING:
+    import torch
+
+NO_WEIGHTS = "exported models do not tell what they attend to; load the checkpoint instead"
+
+
+@dataclass(frozen=True)
+class ExportedSystem:
+    """A `stream.System` of a folder."""
+
+    graphs: Graphs
+    about: Speech
+    eos: int
+    detokenizer: Detokenizer
+    cmvn: Cmvn | None
+    policy: PolicyOptions
+    step_frames: int
+
+    @classmethod
+    def load(
+        cls, path: Path, policy: PolicyOptions | None = None, pre_decision_ratio: int | None = None, threads: int = 1
+    ) -> Self:
+        """Raises LeapformerError for a folder of something else, and for a policy that it cannot follow."""
+        folder = Folder.read(path)
+        if folder.speech is None:
+            raise LeapformerError(f"{path} holds a model of task {folder.task!r}; give one that translates speech")
+        about, policy = folder.speech, policy or PolicyOptions()
+        if policy.name == "wait-k" and policy.k is None:
+            policy = replace(policy, k=about.lagging)
+        if policy.name == "wait-k" and policy.k is None:
+            raise LeapformerError("this model was not trained with wait-k; give --waitk-lagging")
+        if policy.name == "alignatt":
+            raise LeapformerError("--policy alignatt asks for attention weights, which exported models do not have")
+        if pre_decision_ratio is not None and pre_decision_ratio < 1:
+            raise LeapformerError(f"--pre-decision-ratio is {pre_decision_ratio}; it must be at least 1")
+        target = folder.vocabularies["target"]
+        normalised = about.mean is not None and about.std is not None
+        return cls(
+            Graphs(folder, threads),
+            about,
+            target.eos,
+            Detokenizer(target.symbols, folder.file(SUBWORDS)),
+            Cmvn(np.array(about.mean, np.float32), np.array(about.std, np.float32)) if normalised else None,
+            policy,
+            about.step_frames if pre_decision_ratio is None else about.state_frames * pre_decision_ratio,
+        )
+
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """Ids that are never written."""
+        return tuple(self.about.forbidden)
+
+    @property
+    def state_frames(self) -> int:
+        """Fbank frames of an encoder state."""
+        return self.about.state_frames
+
+    @property
+    def chunk_states(self) -> int:
+        """Encoder states that become final together."""
+        return self.about.chunk_states
+
+    @property
+    def positions(self) -> int:
+        """Tokens that the decoder can count."""
+        return self.graphs.folder.max_target
+
+    def begin(self, times: ComputeTimes) -> ExportedEngine:
+        """An engine for one more utterance."""
+        return ExportedEngine(self.graphs, self.about, self.eos, times)
+
+    def to(self, device: torch.device, dtype: Any = None) -> None:
+        """Raises LeapformerError for anything but float32 on the CPU."""
+        if device.type != "cpu" or str(dtype or "torch.float32") != "torch.float32":
+            raise LeapformerError("exported models run on the CPU, in float32; leave --device and --fp16 out")
+
+    def waiting(self, k: int) -> Self:
+        """The same with another k of wait-k."""
+        return replace(self, policy=replace(self.policy, k=k))
+
+
+class Moment(NamedTuple):
+    """The decoder of an engine at one moment. No state is ever changed: each step makes new ones."""
+
+    tokens: tuple[int, ...]
+    n_consumed: int
+    own: Values
+    source: Values
+    n_read: int  # rows that cross-attention has read
+
+
+class ExportedEngine:
+    """A `stream.Engine`: each frame is encoded once, chunk by chunk, and cross-attention reads each row once."""
+
+    def __init__(self, graphs: Graphs, about: Speech, first_token: int, times: ComputeTimes) -> None:
+        self.graphs, self.about, self.times = graphs, about, times
+        self.n_frames, self.finished = 0, False
+        self._now = Moment((first_token,), 0, graphs.begin(SELF, 1), graphs.begin(CROSS, 1), 0)
+        self._waiting = np.zeros((0, about.n_bins), np.float32)
+        self._before = np.zeros((about.state_frames, about.n_bins), np.float32)
+        self._heard = graphs.begin(HEARD, 1)
+        self._rows: list[np.ndarray] = []  # (1, C) each
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self._now.tokens) - 1
+
+    @property
+    def tokens(self) -> list[int]:
+        return list(self._now.tokens[1:])
+
+    @property
+    def ready(self) -> int:
+        """Number of rows that a token may see, given the frames fed."""
+        frames, chunk, ahead = self.about.state_frames, self.about.chunk_states, self.about.ahead_states
+        if self.finished:
+            return -(-self.n_frames // frames)
+        return max(0, self.n_frames // frames - ahead) // chunk * chunk
+
+    @property
+    def focus(self) -> int:
+        raise LeapformerError(NO_WEIGHTS)
+
+    def feed(self, frames: np.ndarray) -> None:
+        """Append fbank frames, (n, n_bins), without computing anything yet."""
+        self._waiting = np.concatenate([self._waiting, np.asarray(frames, np.float32)])
+        self.n_frames += len(frames)
+
+    def finish(self) -> None:
+        """Mark the end of the frames."""
+        self.finished = True
+
+    def scores(self, visible: int | None = None, layer: int | None = None) -> np.ndarray:
+        """Log-probabilities (V,) of the next token, after consuming the last one, which sees `visible` rows."""
+        if layer is not None:
+            raise LeapformerError(NO_WEIGHTS)
+        if not self.n_frames:
+            raise RuntimeError("a step before any frame was fed")
+        with self.times.measure("encoder_s"):
+            self._encode()
+        now, seen = self._now, min(self.ready, self.ready if visible is None else visible)
+        with self.times.measure("decoder_s"):
+            source, read = now.source, now.n_read
+            while read < seen:
+                source, read = self._read(source, read, seen)
+            last, place = np.array([[now.tokens[-1]]]), len(now.tokens)
+            scores, own = self.graphs.step(last, place, np.zeros((1, 1)), now.own, source)
+        self.times.decoder_steps += 1
+        self._now = Moment(now.tokens, place, own, source, read)
+        return scores[0, 0].copy()
+
+    def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int:
+        """The most likely next token but for some; `visible` as for `scores`."""
+        scores = self.scores(visible, layer)
+        scores[list(forbidden)] = -np.inf
+        return int(scores.argmax())
+
+    def consume(self, visible: int | None = None, layer: int | None = None) -> None:
+        """Consume the last token unless this was done already."""
+        if self._now.n_consumed < len(self._now.tokens):
+            self.scores(visible, layer)
+
+    def commit(self, token: int) -> None:
+        """Append the chosen token; the next step consumes it."""
+        self._now = self._now._replace(tokens=(*self._now.tokens, token))
+
+    def snapshot(self) -> Moment:
+        """The decoder as it is, to take steps back."""
+        return self._now
+
+    def restore(self, snapshot: Moment) -> None:
+        """Reset the decoder; frames fed since then are kept."""
+        self._now = snapshot
+
+    def fork(self) -> Self:
+        """An independent copy."""
+        other = copy.copy(self)
+        other.times, other._rows = replace(self.times), list(self._rows)
+        return other
+
+    def _read(self, source: Values, read: int, seen: int) -> tuple[Values, int]:
+        """The states of cross-attention that have read up to a step's rows more, and how many they have then."""
+        size = self.about.step_frames // self.about.state_frames
+        new = self._rows[read : min(read + size, seen)]
+        rows = np.zeros((size, *new[0].shape), np.float32)
+        rows[: len(new)] = new
+        given = {ROWS: rows, COUNT: np.array([len(new)]), START: np.array([read])}
+        _, source = self.graphs.advance(WRITE, given, source)
+        return source, read + len(new)
+
+    def _encode(self) -> None:
+        """Whole chunks and, at the end, what is left."""
+        per_row = self.about.state_frames
+        own = per_row * self.about.chunk_states
+        whole = own + per_row * self.about.ahead_states
+        while len(self._waiting) >= whole or (self.finished and len(self._waiting)):
+            heard, chunk = self._waiting[:whole], self._waiting[:own]
+            self._waiting = self._waiting[own:]
+            frames = np.zeros((1, per_row + whole, self.about.n_bins), np.float32)
+            frames[0, :per_row], frames[0, per_row : per_row + len(heard)] = self._before, heard
+            given = {
+                FRAMES: frames,
+                BEFORE: np.array([per_row if self._rows else 0]),
+                COUNT: np.array([len(heard)]),
+                START: np.array([len(self._rows)]),
+            }
+            (rows,), self._heard = self.graphs.advance(LISTEN, given, self._heard, ROWS)
+            self._rows += list(rows.numpy()[: -(-len(chunk) // per_row)])
+            self._before = chunk[-per_row:]
+            self.times.encoder_passes += 1

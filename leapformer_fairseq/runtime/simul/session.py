@@ -1,0 +1,265 @@
+"""Translation of unbounded speech, segment by segment, in constant memory.
+
+Each segment is a separate utterance with its own `TranslationStream`. The encoder starts again with each segment, or
+continues from the first sample to the last (`carry`). Old parts of a long segment may be forgotten: another stream
+takes over, which receives only the last part of its audio and text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...support.errors import LeapformerError
+from ..audio import SAMPLE_RATE, STATE_MS
+from .segments import Place, Segmenter, SegmentOptions
+from .silence import PIECE
+from .stream import DecodingOptions, System, TranslationStream
+from .times import ComputeTimes
+from .window import forgettable
+
+
+@dataclass(frozen=True)
+class Event:
+    """Text of a segment (counted from 1) that was produced when `audio_s` seconds had been heard.
+
+    `final`: it will not change; otherwise it is a draft of what follows the final text, and replaces the previous
+    draft. `ends`: it is the last of its segment.
+    """
+
+    text: str
+    final: bool
+    ends: bool
+    segment: int
+    audio_s: float
+
+
+class Samples:
+    """The input of a session's streams as samples; every segment is encoded separately."""
+
+    def __init__(self, system: System, options: DecodingOptions, times: ComputeTimes, aligns: bool = False) -> None:
+        """`aligns`: as for `TranslationStream`."""
+        self.system, self.options, self.times, self.aligns = system, options, times, aligns
+
+    def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
+        """Units of 40 ms that a piece of audio completes, each with its place; without a place, the audio has ended."""
+        return [] if place is None else [(place, piece)]
+
+    def stream(self) -> TranslationStream:
+        """A new stream without any input."""
+        return TranslationStream(self.system, self.options, self.times, aligns=self.aligns)
+
+    def give(self, stream: TranslationStream, unit: Any) -> None:
+        """Pass a unit to a stream."""
+        stream.push(unit)
+
+    def length(self, unit: Any) -> int:
+        """Samples of a unit."""
+        return len(unit)
+
+    def last(self, units: Iterable[Any], milliseconds: int) -> list[Any]:
+        """The end of units."""
+        samples = np.concatenate([np.zeros(0, np.float32), *units])
+        return _pieces(samples[max(0, len(samples) - milliseconds * SAMPLE_RATE // 1000) :])
+
+    def after(self, units: Sequence[Any], states: int) -> list[Any]:
+        """Units without the audio of their first so many encoder states."""
+        return _pieces(np.concatenate(units)[states * PIECE :])
+
+
+def _pieces(samples: np.ndarray) -> list[np.ndarray]:
+    """Of 40 ms each, which do not keep the whole."""
+    return [samples[at : at + PIECE].copy() for at in range(0, len(samples), PIECE)]
+
+
+CARRY = ("none", "encoder")
+
+
+class Session:
+    """`push` audio of any length and read the events, then `finish`; events do not depend on how the audio is cut.
+
+    Sessions of one model may run at once, in threads or in turns: each owns everything that it changes. Its own calls
+    must be made one after the other, in any thread. After a call that failed or whose events were not all read, audio
+    is lost: the next call raises RuntimeError.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        options: DecodingOptions,
+        segments: SegmentOptions | None = None,
+        carry: str = "none",
+        drafts: bool = False,
+    ) -> None:
+        """`carry`: "none", or "encoder" for one that keeps its state. `drafts`: also report words that may change.
+
+        Raises LeapformerError for an encoder that cannot keep its state, and for what cannot forget.
+        """
+        if carry not in CARRY:
+            raise LeapformerError(f"--carry {carry!r}: choose from {', '.join(CARRY)}")
+        self.times = ComputeTimes()
+        self.n_samples = 0
+        self.n_segments = 0  # that have ended
+        self.n_tokens = 0  # written in them
+        self.drafts = drafts
+        self.segments = SegmentOptions() if segments is None else segments
+        if self.segments.forgets and system.policy.name == "offline":
+            raise LeapformerError(
+                "--history window: --policy offline writes nothing before the end, so nothing could be forgotten; take "
+                "another policy"
+            )
+        options = replace(options, silence_db=None)  # the segmenter finds the first sound
+        self._input = _input(carry)(system, options, self.times, self.segments.forgets)
+        # An encoder that goes on has states of 40 ms, which segments begin and end with; others begin at any time.
+        goes_on = carry == "encoder"
+        if goes_on and self.segments.lead_ms % STATE_MS:
+            raise LeapformerError(
+                f"--lead-ms {self.segments.lead_ms} with --carry encoder: give a multiple of {STATE_MS}"
+            )
+        self._segmenter = Segmenter(self.segments, *([PIECE] if goes_on else []))
+        self._stream: TranslationStream | None = None
+        self._window: list[Any] = []  # what the stream was given, where that may be needed again
+        self._forgotten = (0, 0)  # tokens and units of the segment that the stream knows nothing of
+        self._lead: deque[Any] = deque(maxlen=self.segments.lead_ms // STATE_MS + 2)  # some of it is less than 40 ms
+        self._rest = np.zeros(0, np.float32)
+        self._drafted = 0  # steps of source that the last draft is of
+        self.settled = 0  # samples that are not needed again: of segments that have ended, and what was forgotten
+        self.settled_letters = 0  # without spaces, of the segment's text: those that are of forgotten audio
+        self._n_given = 0  # samples whose place is known
+        self._left_out = [(0, 0)]  # after so many of them, so many had no place
+        self._hears = False  # a call is being answered, or was left midway
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of audio received."""
+        return self.n_samples / SAMPLE_RATE
+
+    def use_lagging(self, k: int) -> None:
+        """Change k of wait-k, from the next segment on, or as soon as something is forgotten.
+
+        Raises LeapformerError for another policy.
+        """
+        system = self._input.system
+        if system.policy.name != "wait-k":
+            raise LeapformerError(f"the policy is {system.policy.name}, which has no k; start with --policy wait-k")
+        self._input.system = system.waiting(k)
+
+    def push(self, samples: np.ndarray) -> Iterator[Event]:
+        """Add samples in [-1, 1] at 16 kHz, shape (T,); a remainder of less than 40 ms is kept for the next call."""
+        with self._whole_call():
+            known = np.concatenate([self._rest, samples])
+            whole = len(known) - len(known) % PIECE
+            self._rest = known[whole:].copy()
+            for start in range(0, whole, PIECE):
+                yield from self._hear(known[start : start + PIECE].copy())  # else the whole of it would be kept
+
+    def finish(self) -> Iterator[Event]:
+        """End the audio and return all remaining events."""
+        with self._whole_call():
+            rest, self._rest = self._rest, self._rest[:0]
+            if len(rest):
+                yield from self._hear(rest)
+            yield from self._placed(self._segmenter.finish(*self._held()))
+            for place, unit in self._input.push(rest[:0], None):
+                yield from self._translate(place, unit)
+            if self._stream is not None:
+                yield from self._advance(self._stream, ends=True)
+
+    @contextmanager
+    def _whole_call(self) -> Iterator[None]:
+        """One call at a time, each to its end."""
+        if self._hears:
+            raise RuntimeError("push() or finish() while another call runs, or after one that was left midway")
+        self._hears = True
+        yield
+        self._hears = False  # not after an error, or where the events were not all read
+
+    def _hear(self, piece: np.ndarray) -> Iterator[Event]:
+        self.n_samples += len(piece)
+        yield from self._placed(self._segmenter.push(piece, *self._held()))
+
+    def _held(self) -> tuple[int, int]:
+        """The tokens that the segment has, and its units that were forgotten."""
+        # A segment whose end is known may still wait for states; the tokens are then of the one before.
+        if self._stream is None or self._segmenter.n_ended != self.n_segments:
+            return 0, 0
+        return self._forgotten[0] + self._stream.n_tokens, self._forgotten[1]
+
+    def _placed(self, pieces: Iterator[tuple[Place, np.ndarray]]) -> Iterator[Event]:
+        for place, piece in pieces:
+            for place_, unit in self._input.push(piece, place):
+                yield from self._translate(place_, unit)
+
+    def _translate(self, place: Place, unit: Any) -> Iterator[Event]:
+        """One more unit, in the order of the audio."""
+        if (left_out := self._segmenter.n_left_out) != self._left_out[-1][1]:
+            self._left_out.append((self._n_given, left_out))
+        self._n_given += self._input.length(unit)
+        if place is Place.BETWEEN:
+            self._lead.append(unit)
+            return
+        if self._stream is None:
+            self._stream, self._drafted = self._input.stream(), 0
+            for before in self._input.last(self._lead, self.segments.lead_ms):
+                self._give(self._stream, before)
+            self._lead.clear()
+        elif self.segments.forgets:
+            self._forget(self._stream, self._n_given - self._input.length(unit))
+        self._give(self._stream, unit)
+        yield from self._advance(self._stream, place is Place.END)
+
+    def _give(self, stream: TranslationStream, unit: Any) -> None:
+        self._input.give(stream, unit)
+        if self.segments.forgets:
+            self._window.append(unit)
+
+    def _forget(self, stream: TranslationStream, n_given: int) -> None:
+        """In place of the stream, one that was never given what need not be kept in mind, if that is much.
+
+        It was given audio up to `n_given`.
+        """
+        n_tokens, n_units = forgettable(stream, self.segments.history_words)
+        if not n_units:
+            return
+        kept, self._window = self._input.after(self._window, n_units), []
+        self._settle(
+            n_given - sum(map(self._input.length, kept)), self.settled_letters + stream.emitter.letters(n_tokens)
+        )
+        self._stream, self._drafted = self._input.stream(), 0
+        for unit in kept:
+            self._give(self._stream, unit)
+        self._stream.follow(stream, n_tokens, n_units)
+        self._forgotten = self._forgotten[0] + n_tokens, self._forgotten[1] + n_units
+
+    def _settle(self, n_given: int, letters: int) -> None:
+        """So much of what had a place is not needed again."""
+        while len(self._left_out) > 1 and self._left_out[1][0] < n_given:  # silence just behind it may come again
+            del self._left_out[0]
+        self.settled, self.settled_letters = n_given + self._left_out[0][1], letters
+
+    def _advance(self, stream: TranslationStream, ends: bool) -> Iterator[Event]:
+        stream.advance(source_finished=ends)
+        text, segment = stream.flush(final=ends), self.n_segments + 1
+        if ends:
+            self._settle(self._n_given, 0)
+            self.n_segments, self.n_tokens = segment, self.n_tokens + self._forgotten[0] + stream.n_tokens
+            self._stream, self._window, self._forgotten = None, [], (0, 0)
+        if text or ends:
+            yield Event(text, True, ends, segment, self.audio_s)
+        if self.drafts and not ends and stream.n_steps > self._drafted:
+            self._drafted = stream.n_steps
+            yield Event(stream.draft(), False, False, segment, self.audio_s)
+
+
+def _input(carry: str) -> type[Samples]:
+    """The input of a session's streams."""
+    if carry == "none":
+        return Samples
+    from ...simul.states import States  # with PyTorch
+
+    return States

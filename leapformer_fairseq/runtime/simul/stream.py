@@ -1,0 +1,365 @@
+"""Simultaneous translation of one utterance: audio in, text out, with the whole state in one object."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+
+from ...support.errors import LeapformerError
+from ..audio import SAMPLE_RATE
+from .features import Cmvn, FeatureStream
+from .policy import PolicyOptions
+from .silence import SILENCE_DB, Beginning, check_silence
+from .text import EMITTERS, Detokenizer
+from .times import ComputeTimes
+
+if TYPE_CHECKING:
+    import torch
+
+EARLY_EOS = ("mask", "wait")
+
+
+class Engine(Protocol):
+    """What computes one utterance: feed frames, choose a token, commit it (`engine.Engine`)."""
+
+    n_frames: int
+    finished: bool
+
+    @property
+    def n_tokens(self) -> int: ...
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def ready(self) -> int: ...
+
+    @property
+    def focus(self) -> int: ...
+
+    @property
+    def times(self) -> ComputeTimes: ...
+
+    def feed(self, frames: np.ndarray) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int: ...
+
+    def consume(self, visible: int | None = None, layer: int | None = None) -> None: ...
+
+    def commit(self, token: int) -> None: ...
+
+    def snapshot(self) -> Any: ...
+
+    def restore(self, snapshot: Any) -> None: ...
+
+    def fork(self) -> Self: ...
+
+
+class System(Protocol):
+    """What all utterances share: a model, and the feature and text processing of its training data.
+
+    eos:          the end of a sentence.
+    forbidden:    ids that are never written.
+    step_frames:  fbank frames (10 ms) of one pre-decision step, of which an encoder state takes `state_frames`.
+    chunk_states: encoder states that become final together; 1 where all change with every frame.
+    positions:    tokens that the decoder can count.
+    """
+
+    @property
+    def eos(self) -> int: ...
+
+    @property
+    def forbidden(self) -> tuple[int, ...]: ...
+
+    @property
+    def detokenizer(self) -> Detokenizer: ...
+
+    @property
+    def cmvn(self) -> Cmvn | None: ...
+
+    @property
+    def policy(self) -> PolicyOptions: ...
+
+    @property
+    def step_frames(self) -> int: ...
+
+    @property
+    def state_frames(self) -> int: ...
+
+    @property
+    def chunk_states(self) -> int: ...
+
+    @property
+    def positions(self) -> int: ...
+
+    def begin(self, times: ComputeTimes) -> Engine:
+        """An engine for one more utterance."""
+
+    def waiting(self, k: int) -> Self:
+        """The same with another k of wait-k."""
+
+    def to(self, device: torch.device, dtype: torch.dtype = ...) -> None:
+        """Move the model to a device."""
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How to write. The limit is `max_len_a` * frames (10 ms each, as in fairseq-generate) + `max_len_b` tokens.
+
+    `max_after_read`: the maximum number of tokens after the whole source was read; None: no limit. `early_eos` is the
+    treatment of an end of sentence before the end of the source: "mask" forbids it, "wait" takes the token back and
+    reads on. `unit` is "word" or "char", see `text`. `max_draft`: the number of tokens beyond those written that a
+    policy may look at after a step of source. `no_repeat_ngram_size`: no n-gram of this size occurs twice in an
+    utterance; 0: no restriction. `silence_db`, `lead_ms`: what is left out before the first sound, see
+    `silence.Beginning.of_utterance`; sessions find the first sound themselves.
+    """
+
+    max_len_a: float = 0.0
+    max_len_b: int = 200
+    max_draft: int = 40
+    early_eos: str = "mask"
+    unit: str = "word"
+    max_after_read: int | None = None
+    no_repeat_ngram_size: int = 0
+    silence_db: float | None = SILENCE_DB
+    lead_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_len_a < math.inf or self.max_len_b < 0 or self.max_len_a + self.max_len_b == 0:
+            raise LeapformerError(
+                f"--max-len-a {self.max_len_a} and --max-len-b {self.max_len_b} allow no output; give positive values"
+            )
+        if self.max_draft < 1:
+            raise LeapformerError(f"--max-draft {self.max_draft}: give the tokens to look ahead, at least 1")
+        if self.max_after_read is not None and self.max_after_read < 0:
+            raise LeapformerError(f"--max-after-read {self.max_after_read}: give a number of tokens, at least 0")
+        if self.no_repeat_ngram_size < 0:
+            raise LeapformerError(f"--no-repeat-ngram-size {self.no_repeat_ngram_size}: give tokens, or 0 for no limit")
+        check_silence(self.silence_db)
+        if self.lead_ms is not None and self.lead_ms < 0:
+            raise LeapformerError(f"--lead-ms {self.lead_ms}: give at least 0")
+        for value, option, choices in (self.early_eos, "--early-eos", EARLY_EOS), (self.unit, "--unit", EMITTERS):
+            if value not in choices:
+                raise LeapformerError(f"{option} is {value!r}; choose from {', '.join(choices)}")
+
+
+def repeating(tokens: Sequence[int], size: int) -> list[int]:
+    """The next tokens with which the last `size` tokens would be an n-gram already in `tokens`; none for size 0.
+
+    As in `--no-repeat-ngram-size` of fairseq-generate (Paulus et al., 2018, arXiv:1705.04304); the end of the sentence
+    is not part of an n-gram.
+    """
+    before = size - 1
+    if before < 0:
+        return []
+    last = tokens[len(tokens) - before :]
+    return [tokens[i + before] for i in range(len(tokens) - before) if tokens[i : i + before] == last]
+
+
+class TranslationStream:
+    """One utterance with greedy search: `push` audio, `advance`, `flush` the text.
+
+    The tokens do not depend on how the audio is cut: the policy is called after every pre-decision step, and an end of
+    sentence is possible only after the last one. With large segments it is known sooner than with small ones whether
+    the source ends here, so this must not affect the output.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        options: DecodingOptions,
+        times: ComputeTimes | None = None,
+        engine: Engine | None = None,
+        aligns: bool = False,
+    ) -> None:
+        """`times`: where to add the computation. `engine`: one that is fed from elsewhere instead of by `push`.
+
+        `aligns`: tell of each token the encoder state that it translates (`aligned`): under wait-k the first of the k
+        steps that it was written behind, else the one that it attended to most, in the policy's layer.
+        """
+        self.system, self.options = system, options
+        self.policy = system.policy.make()
+        self.times = ComputeTimes() if times is None else times
+        self.beginning = Beginning.of_utterance(options.silence_db, options.lead_ms)
+        self.features = FeatureStream(system.step_frames, system.cmvn)
+        self.engine = system.begin(self.times) if engine is None else engine
+        self.emitter = EMITTERS[options.unit](system.detokenizer)
+        self._positions = system.positions  # asked at every token, and slow to tell
+        self.n_samples = 0
+        self.n_steps = 0  # pre-decision steps read
+        self.aligned: list[int] = []  # of each token the encoder state, from 0, with `aligns`
+        self._aligns = aligns
+        self._align_layer = system.policy.align_layer - 1 if aligns and self.policy.lag is None else None
+        self._expected: tuple[int, list[int]] = (0, [])  # the last continuation: states it is of, all its tokens
+
+    def push(self, samples: np.ndarray) -> None:
+        """Add samples in [-1, 1] at 16 kHz, shape (T,), of any length."""
+        self.n_samples += len(samples)
+        self._hear(self.beginning.push(samples))
+
+    def _hear(self, samples: np.ndarray) -> None:
+        with self.times.measure("features_s"):
+            self.features.push(samples)
+
+    def advance(self, source_finished: bool) -> bool:
+        """Read and write as far as the audio allows; False: more audio is needed, True: the translation is complete."""
+        if source_finished and len(last := self.beginning.finish()):
+            self._hear(last)
+        while self._read(source_finished):
+            self.policy.write(self)
+        if source_finished and self.engine.n_frames:  # at least one window of audio was heard
+            rest = itertools.count() if self.options.max_after_read is None else range(self.options.max_after_read)
+            for _ in rest:
+                if not self._write(eos_open=True, takes_back=False):
+                    break
+        return source_finished
+
+    def follow(self, before: TranslationStream, n_tokens: int, n_states: int) -> None:
+        """Take over from another, finished stream that had this many more states at the beginning.
+
+        Its first `n_tokens` are forgotten with these states; the others count as written, whatever this stream would
+        have written. The policy is called for all steps of source at once.
+        """
+        while self._read(source_finished=False):
+            pass
+        for token in before.engine.tokens[n_tokens:]:
+            self.engine.consume(self.n_states)
+            self.engine.commit(token)
+        self.aligned = [max(0, state - n_states) for state in before.aligned[n_tokens:]]
+        self.emitter = before.emitter
+        self.emitter.forget(n_tokens)
+        self.policy.write(self)
+
+    def fork(self) -> TranslationStream:
+        """An independent copy of the current state, to try the effect of other audio."""
+        other = copy.copy(self)
+        other.policy, other.features = copy.copy(self.policy), self.features.fork()
+        other.beginning = copy.copy(self.beginning)  # it changes no array
+        other.engine, other.emitter = self.engine.fork(), self.emitter.fork()
+        other.aligned = list(self.aligned)
+        other.times = other.engine.times
+        return other
+
+    def flush(self, final: bool) -> str:
+        """Text that became final since the last call; with `final`, all remaining text."""
+        return self.emitter.flush(final)
+
+    def draft(self) -> str:
+        """The text that would follow the flushed text if the source ended here; nothing is written."""
+        if not self.n_states:
+            return ""
+        written, (n_states, expected) = self.engine.tokens, self._expected
+        if n_states != self.n_states or expected[: len(written)] != written:  # the policy did not ask for it
+            expected = written + self.continuation()
+        whole = EMITTERS[self.options.unit](self.system.detokenizer)
+        whole.push(written)
+        whole.flush(final=False)  # what was flushed
+        whole.push(expected[len(written) :])
+        return whole.flush(final=True)
+
+    def report(self) -> dict[str, float]:
+        """Seconds of computation by part, seconds of audio and the number of tokens so far, as JSON values."""
+        return {**asdict(self.times), "audio_s": self.n_samples / SAMPLE_RATE, "tokens": self.engine.n_tokens}
+
+    # ------------------------------------------------------------------------------------------ what a policy can do
+    @property
+    def n_tokens(self) -> int:
+        return self.engine.n_tokens
+
+    @property
+    def n_states(self) -> int:
+        return min(self.engine.ready, self.n_steps * self.step_states)
+
+    def write_next(self) -> bool:
+        waits = self.options.early_eos == "wait"
+        return self._write(eos_open=waits, takes_back=waits)
+
+    def continuation(self) -> list[int]:
+        snapshot, tokens = self.engine.snapshot(), list[int]()
+        while len(tokens) < self.options.max_draft and not self._is_full():
+            token = self._best_token(eos_open=True)
+            if token == self.system.eos:
+                break
+            self.engine.commit(token)
+            tokens.append(token)
+        self.engine.restore(snapshot)
+        self._expected = self.n_states, self.engine.tokens + tokens
+        return tokens
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.engine.consume(self.n_states, self._align_layer)
+            self._commit(token)
+
+    def write_focused(self, below: int) -> bool:
+        if self._is_full():
+            return False
+        snapshot = self.engine.snapshot()
+        token = self._best_token(eos_open=True, layer=self.system.policy.align_layer - 1)
+        written = token != self.system.eos and self.engine.focus < below
+        if written:
+            self._commit(token)
+        else:
+            self.engine.restore(snapshot)  # with more source the token may be another
+        return written
+
+    # --------------------------------------------------------------------------------------------------------------
+    @property
+    def step_states(self) -> int:
+        """Encoder states per pre-decision step."""
+        return self.system.step_frames // self.system.state_frames
+
+    def _is_full(self) -> bool:
+        allowed = self.options.max_len_a * self.engine.n_frames + self.options.max_len_b
+        return self.engine.n_tokens >= min(math.floor(allowed), self._positions - 1)
+
+    def _read(self, source_finished: bool) -> bool:
+        """Read one pre-decision step: as many frames as its states need to be ready; False when there is none."""
+        wanted = (self.n_steps + 1) * self.step_states
+        while self.engine.ready < wanted and not self.engine.finished:
+            frames = self.features.next_step(final=source_finished)
+            if frames is not None:
+                self.engine.feed(frames)
+            elif source_finished:
+                self.engine.finish()
+            else:
+                return False
+        if self.engine.ready <= wanted - self.step_states:
+            return False
+        self.n_steps += 1
+        return True
+
+    def _write(self, eos_open: bool, takes_back: bool) -> bool:
+        """Write the best next token; False when there is none, because it would end the sentence or that is full.
+
+        An end of sentence is taken back, to be tried again with more source, or is the end.
+        """
+        if self._is_full():
+            return False
+        snapshot = self.engine.snapshot() if takes_back else None
+        token = self._best_token(eos_open, self._align_layer)
+        if token != self.system.eos:
+            self._commit(token)
+        elif snapshot is not None:
+            self.engine.restore(snapshot)
+        return token != self.system.eos
+
+    def _commit(self, token: int) -> None:
+        self.engine.commit(token)
+        self.emitter.push([token])
+        if self._aligns:
+            lag = self.policy.lag
+            self.aligned.append(self.engine.focus if lag is None else max(0, self.n_states - lag * self.step_states))
+
+    def _best_token(self, eos_open: bool, layer: int | None = None) -> int:
+        repeated = repeating(self.engine.tokens, self.options.no_repeat_ngram_size)
+        forbidden = (*self.system.forbidden, *repeated, *(() if eos_open else (self.system.eos,)))
+        return self.engine.best(self.n_states, forbidden, layer)

@@ -1,0 +1,42 @@
+"""All plots of a model's attention on some sentences, in one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ...modules.capture import Choice, capture
+from .heatmaps import draw_attention, draw_reweighting
+from .inputs import Example
+from .proportions import Proportions
+
+
+def draw_maps(
+    model: Any,
+    sentences: Iterable[Example],
+    chosen: Choice,
+    head: int | str,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> tuple[Proportions, list[Path]]:
+    """Draw the first sentence as BLOCK_layerN_{attention,reweighting}.png and collect the proportions of all sentences.
+
+    The histograms are written to proportions.png if a mechanism has proportions. `tell` receives the notes of each
+    sentence. Returns the proportions and the plots.
+    """
+    proportions, drawn = Proportions(), []
+    for number, sentence in enumerate(sentences):
+        for note in sentence.notes:
+            tell(f"sentence {number + 1}: {note}")
+        captured = capture(model, sentence.batch, chosen)
+        proportions.add(captured)
+        for one in captured if number == 0 else ():
+            for kind, draw in (("attention", draw_attention), ("reweighting", draw_reweighting)):
+                path = folder / f"{one.block}_layer{one.layer + 1}_{kind}.png"
+                if draw(one, head, *sentence.axes(one.block), path):
+                    drawn.append(path)
+    if proportions.found:
+        drawn.append(folder / "proportions.png")
+        proportions.draw(drawn[-1])
+    return proportions, drawn

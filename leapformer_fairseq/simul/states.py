@@ -1,0 +1,83 @@
+"""The input of a session that carries its encoder over from segment to segment."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..models.streaming_encoder import ArrivingSource
+from ..modules import PassOptions
+from ..runtime.audio import STATE_MS
+from ..runtime.simul.features import FeatureStream
+from ..runtime.simul.segments import Place
+from ..runtime.simul.session import Samples
+from ..runtime.simul.silence import PIECE
+from ..runtime.simul.stream import DecodingOptions, TranslationStream
+from ..runtime.simul.times import ComputeTimes
+from ..support.errors import LeapformerError
+from .engine import EncodedEngine
+from .system import TranslationSystem
+
+
+class States(Samples):
+    """The input of a session's streams as encoder states: one pass over all audio; a segment gets its own states.
+
+    A state is ready when the encoder has read its look-ahead, so the places of audio are queued until then.
+    """
+
+    def __init__(
+        self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes, aligns: bool = False
+    ) -> None:
+        super().__init__(system, options, times, aligns)
+        self.system: TranslationSystem = system
+        self.encoder = system.model.encoder
+        if getattr(self.encoder, "chunks", None) is None:
+            raise LeapformerError(
+                "--carry encoder: this encoder sees whole utterances; train with --encoder-causal or "
+                "--encoder-chunk-ms, or leave --carry out"
+            )
+        self._features = FeatureStream(self.encoder.pooling_ratio(), system.cmvn)
+        self._source = ArrivingSource()
+        self._places: deque[Place] = deque()
+
+    @torch.no_grad()
+    def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
+        final = place is None
+        if place is not None:
+            self._places.append(place)
+        with self.times.measure("features_s"):
+            self._features.push(piece)
+            steps = [np.zeros((0, self._features.n_bins), np.float32)]
+            while (frames := self._features.next_step(final)) is not None:
+                steps.append(frames)
+        if len(steps) == 1 and not final:
+            return []
+        weight = next(self.encoder.parameters())
+        with self.times.measure("encoder_s", weight.device), self.encoder.context.own(PassOptions()):
+            states = self.encoder.extend(self._source, torch.from_numpy(np.concatenate(steps)).to(weight), final)
+        self.times.encoder_passes += 1
+        return [(self._places.popleft(), state) for state in states.split(1) if len(state)]
+
+    def length(self, unit: Tensor) -> int:
+        """Samples of a state."""
+        return PIECE
+
+    def stream(self) -> TranslationStream:
+        engine = EncodedEngine(self.system.model, self.system.eos, self.times)
+        return TranslationStream(self.system, self.options, self.times, engine, self.aligns)
+
+    def last(self, units: Iterable[Tensor], milliseconds: int) -> list[Tensor]:
+        states = list(units)
+        return states[max(0, len(states) - milliseconds // STATE_MS) :]
+
+    def after(self, units: Sequence[Tensor], states: int) -> list[Tensor]:
+        return list(units[states:])
+
+    def give(self, stream: TranslationStream, unit: Tensor) -> None:
+        engine: Any = stream.engine  # `EncodedEngine`, which is fed states
+        engine.feed(unit)

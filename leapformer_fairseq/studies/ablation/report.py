@@ -1,0 +1,167 @@
+"""What an ablation found, ranked: a table as text and as data, and all its commands."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from ...support.files import write_json, write_text
+from ...support.signature import signature
+from .picture import draw
+from .search import Result, plan_text, relative_difference, speed_ratio
+from .study import BASELINE, COMBINATION, FAILED, REFUSED, TO_DO, TRAINED, Run, Study
+from .training import plan_flags
+
+SPEED_NOTE = (
+    "wps is the median of the words per second in a training's log. Speed was measured while training: it means "
+    "something only if every run had the machine to itself."
+)
+TABLE, DATA, COMMANDS, PICTURE = "table.md", "table.json", "commands.sh", "ablation.png"
+_RANKS = (TRAINED, TO_DO, FAILED, REFUSED)
+
+Row = dict[str, Any]
+
+
+def write_reports(study: Study) -> None:
+    """table.md, table.json, commands.sh and ablation.png in the folder of the ablation, replaced as wholes."""
+    made_with = signature(**({} if study.settings.jobs == 1 else {"threads": 1}))
+    content = {
+        "arch": study.training.args.arch,
+        "metric": study.training.metric,
+        "settings": asdict(study.settings),
+        "training": study.training.identity,
+        "recommended": plan_text(study.recommended) if study.recommended else None,
+        "outcome": outcome(study),
+        "note": SPEED_NOTE,
+        "rows": rows(study),
+        "signature": made_with,
+    }
+    write_json(study.out / DATA, content)
+    write_text(study.out / TABLE, _markdown(study, made_with))
+    write_text(study.out / COMMANDS, commands(study))
+    draw(study, study.out / PICTURE)
+
+
+def rows(study: Study) -> list[Row]:
+    """A row for each run, the best validation loss first.
+
+    "difference" is that of the loss to the baseline's, "relative" the same as a part of it.
+    """
+    ranked = sorted(study.runs, key=lambda run: (_RANKS.index(run.status), run.result.loss if run.result else 0.0))
+    return [_row(study, run) for run in ranked]
+
+
+def _row(study: Study, run: Run) -> Row:
+    slot, mechanism = run.candidate or (None, None)
+    result = asdict(run.result) if run.result else dict.fromkeys(field.name for field in fields(Result))
+    row = {
+        "plan": plan_text(run.plan),
+        "role": run.role,
+        "block": slot.block if slot else None,
+        "layers": slot.layers if slot else None,
+        "mechanism": mechanism,
+        "status": run.status,
+        "reason": run.reason or None,
+        "recommended": run.plan == study.recommended,
+        **result,
+        **dict.fromkeys(("difference", "relative", "speed_ratio")),
+        "command": shlex.join(study.command(run)),
+    }
+    baseline = study.runs[0].result
+    if run.result and baseline and run.role != BASELINE:
+        row["difference"] = run.result.loss - baseline.loss
+        row["relative"] = relative_difference(run.result.loss, baseline.loss)
+        row["speed_ratio"] = speed_ratio(run.result, baseline)
+    return row
+
+
+def table(study: Study, style: str = "simple") -> str:
+    """One line a run; "github" is Markdown."""
+    loss = f"valid {study.training.metric}"
+    lines = [
+        {
+            "block": row["block"] or row["role"],
+            "layers": row["layers"] or "",
+            "mechanism": row["mechanism"] or "",
+            "plan": row["plan"],
+            loss: _number(row["loss"], ".3f"),
+            "to baseline": _number(row["relative"], "+.2%"),
+            "wps": _number(row["wps"], ",.0f"),
+            "speed ratio": _number(row["speed_ratio"], ".2f"),
+            "status": row["status"] + ", recommended" * row["recommended"],
+        }
+        for row in rows(study)
+    ]
+    if study.settings.layer_groups == 1:
+        for line in lines:
+            del line["layers"]
+    numbers = ("layers", loss, "to baseline", "wps", "speed ratio")
+    align = ["right" if name in numbers else "left" for name in lines[0]]
+    return tabulate(lines, "keys", tablefmt=style, disable_numparse=True, colalign=align)
+
+
+def _number(value: float | None, digits: str) -> str:
+    return "" if value is None else f"{value:{digits}}"
+
+
+def outcome(study: Study) -> list[str]:
+    """What follows, in sentences: the recommended plan, what was given up for it, and what could not be trained."""
+    chosen = study.run_of(study.recommended)
+    too_much = [
+        f"Given up: {plan_text(run.plan)}: {_found(study, run.result)}; what its replacements cost adds up."
+        for run in study.runs
+        if run.role == COMBINATION and run.result and run is not chosen
+    ]
+    refused = dict.fromkeys(f"Refused: {run.reason}." for run in study.runs if run.status == REFUSED)
+    failed = [f"Failed: {plan_text(run.plan)}: {run.reason}." for run in study.runs if run.status == FAILED]
+    return [*([_recommendation(study, chosen)] if chosen else []), *too_much, *refused, *failed]
+
+
+def _recommendation(study: Study, chosen: Run) -> str:
+    said = f"Recommended: {' '.join(plan_flags(chosen.plan))}"
+    if chosen.role == BASELINE:
+        return f"{said}, the baseline: no replacement is within the tolerance."
+    if chosen.result is None:
+        return f"{said}, put together from runs and not trained itself."
+    trained = "trained to verify it" if chosen.role == COMBINATION else "a single replacement"
+    within = f"within the tolerance of {study.settings.tolerance:.1%}"
+    return f"{said} ({trained}): {_found(study, chosen.result)}, {within}."
+
+
+def _found(study: Study, result: Result) -> str:
+    found, baseline = f"{study.training.metric} {result.loss:.3f}", study.runs[0].result
+    return f"{found}, {relative_difference(result.loss, baseline.loss):+.2%} to the baseline" if baseline else found
+
+
+def commands(study: Study) -> str:
+    """A shell script of all trainings, one after the other, each exactly as it was or will be started."""
+    parts = ["#!/usr/bin/env bash", "# Every training of this ablation.", "set -e", shlex.join(["cd", str(Path.cwd())])]
+    for run in study.runs:
+        if run.status != REFUSED:
+            parts += ["", f"# {plan_text(run.plan)}: {run.role}, {run.status}", shlex.join(study.command(run))]
+    return "\n".join(parts) + "\n"
+
+
+def _markdown(study: Study, made_with: str) -> str:
+    settings, metric = study.settings, study.training.metric
+    objective = f"the relative difference of the {metric}"
+    if settings.speed_weight:
+        objective += f" minus {settings.speed_weight} times the logarithm of the speed ratio"
+    parts = [
+        f"# Targeted ablation of {study.training.args.arch}",
+        table(study, "github"),
+        *outcome(study),
+        f"![best validation {metric} by block and mechanism]({PICTURE})",
+        f"Plans name the mechanisms of {' / '.join(study.runs[0].plan)}. All runs have the same budget and seed; valid "
+        f"{metric} is the best of a run. The recommended plan has in each place what is best, by {objective}, among "
+        f"what is at most {settings.tolerance:.1%} above the baseline; while they cost more together, the "
+        "replacement that costs most alone is taken back.",
+        SPEED_NOTE,
+        f"Training: `leapformer train {study.training.identity}`",
+        f"Signature: `{made_with}`",
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,190 @@
+"""An ablation as a list of runs: what there is to train, what came out, and the plan that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ...attention import find
+from ...support.errors import LeapformerError
+from .. import trainings
+from . import running
+from .search import (
+    Candidate,
+    Plan,
+    Result,
+    candidates,
+    is_within,
+    objective,
+    plan_text,
+    recommend,
+    replaced,
+    slots,
+    without_the_worst,
+)
+from .training import Training, plan_everywhere
+
+TO_DO, TRAINED, FAILED, REFUSED = "to do", "trained", "failed", "refused"
+BASELINE, REPLACEMENT, COMBINATION = "baseline", "replacement", "combination"
+
+
+@dataclass
+class Run:
+    """One plan to train.
+
+    role: the baseline, a replacement in one slot (`candidate`), or a combination of several
+    status: "to do", "trained" (there is a `result`), or "failed" or "refused" (there is a `reason`)
+    """
+
+    plan: Plan
+    role: str
+    candidate: Candidate | None = None
+    status: str = TO_DO
+    result: Result | None = None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder, as the recipes' runs have it."""
+        return plan_text(self.plan).translate(str.maketrans("/,*", "+__"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is replaced by what, and what is good enough.
+
+    blocks: None for all that the model has
+    tolerance: the largest relative difference of the loss to the baseline that a replacement may have
+    speed_weight: what the logarithm of the speed ratio counts against the relative difference
+    jobs: trainings at once, each with one thread if there are several
+    """
+
+    baseline: str = "softmax"
+    mechanisms: tuple[str, ...] = ("leap", "relu", "cosformer")
+    blocks: tuple[str, ...] | None = None
+    layer_groups: int = 1
+    tolerance: float = 0.01
+    speed_weight: float = 0.0
+    jobs: int = 1
+
+
+@dataclass
+class Study:
+    """An ablation: the command that is varied, the runs, of which the first is the baseline, and the outcome.
+
+    recommended: the modular plan, None before all replacements were tried
+    """
+
+    out: Path
+    training: Training
+    settings: Settings
+    runs: list[Run]
+    recommended: Plan | None = None
+
+    def folder(self, run: Run) -> Path:
+        return self.out / "runs" / run.name
+
+    def command(self, run: Run) -> list[str]:
+        return self.training.command(run.plan, self.folder(run))
+
+    def run_of(self, plan: Plan | None) -> Run | None:
+        """The run with this plan, None when there is none."""
+        return next((run for run in self.runs if run.plan == plan), None)
+
+
+def plan_study(out: Path, training: Training, settings: Settings) -> Study:
+    """All runs but the combinations; what is finished in `out` is read, what the model refuses is marked.
+
+    Raises LeapformerError for mechanisms, blocks and numbers that do not serve, and when the baseline cannot be built.
+    """
+    _check(settings)
+    layers = training.layers(settings.baseline)
+    for block in settings.blocks or ():
+        if block not in layers:
+            raise LeapformerError(f"--blocks {block}: this model has {', '.join(layers)}")
+    chosen = {block: count for block, count in layers.items() if block in (settings.blocks or layers)}
+    baseline = plan_everywhere(settings.baseline, layers)
+    study = Study(out, training, settings, [Run(baseline, BASELINE)])
+    refusals: dict[tuple[str, str], str | None] = {}
+    for candidate in candidates(baseline, slots(chosen, settings.layer_groups), settings.mechanisms):
+        run = Run(replaced(baseline, candidate), REPLACEMENT, candidate)
+        key = candidate.slot.block, candidate.mechanism  # a refusal holds for the block, whatever the layer
+        if key not in refusals:
+            refusals[key] = training.refusal(run.plan)
+        if reason := refusals[key]:
+            run.status, run.reason = REFUSED, reason
+        study.runs.append(run)
+    if refusals and all(refusals.values()):
+        ((block, mechanism), reason), *others = refusals.items()
+        raise LeapformerError(f"nothing can be tried; of {len(others) + 1}, {mechanism} in {block}: {reason}")
+    for run in study.runs:
+        _look_up(study, run)
+    return study
+
+
+def _check(settings: Settings) -> None:
+    for mechanism in settings.mechanisms:
+        find(mechanism)
+    if not settings.tolerance >= 0:
+        raise LeapformerError(f"--tolerance {settings.tolerance}: give 0 or more, e.g. 0.01 for one per cent")
+    if not settings.speed_weight >= 0:
+        raise LeapformerError(f"--speed-weight {settings.speed_weight}: give 0 or more; 0 is quality alone")
+    if settings.jobs < 1:
+        raise LeapformerError(f"--jobs {settings.jobs}: give at least 1")
+    if settings.jobs > 1 and settings.speed_weight:
+        raise LeapformerError(
+            f"--jobs {settings.jobs} with --speed-weight {settings.speed_weight}: parallel trainings slow each other "
+            "down; use --jobs 1 to let speed count"
+        )
+
+
+def _look_up(study: Study, run: Run) -> None:
+    result = running.finished(study.folder(run))
+    if result is not None:
+        run.status, run.result = TRAINED, result
+
+
+def carry_out(
+    study: Study, begin: Callable[[Run], None], watch: Callable[[Run, str], None], changed: Callable[[Run], None]
+) -> None:
+    """Train what is to do, recommend a plan and train that, too, unless it is one of the runs.
+
+    What replacements cost may add up: as long as a combination is beyond the tolerance, the one that costs most is
+    taken back.
+
+    Replacements are trained `jobs` at a time; the baseline and combinations, on which the next step depends, alone.
+    `begin` is called before a run, `watch` with it and the value of each validation, `changed` after it. A run that
+    fails is marked; the others continue. Raises LeapformerError when the baseline fails: nothing could be compared.
+    """
+    settings, measure = study.settings, study.training.measure
+    threads = None if settings.jobs == 1 else 1
+
+    def train(run: Run) -> trainings.Work:
+        begin(run)
+        try:
+            command, folder = study.command(run), study.folder(run)
+            run.result = yield from running.complete(command, folder, measure, partial(watch, run), threads)
+            run.status = TRAINED
+        except LeapformerError as error:
+            run.status, run.reason = FAILED, str(error)
+        changed(run)
+
+    baseline, *others = study.runs
+    if baseline.status == TO_DO:
+        trainings.run_all([train(baseline)])
+    if baseline.result is None:
+        raise LeapformerError(f"the baseline {plan_text(baseline.plan)} failed: {baseline.reason}")
+    objective(baseline.result, baseline.result, settings.speed_weight)  # fails now if it cannot be told
+    trainings.run_all((train(run) for run in others if run.status == TO_DO), settings.jobs)
+    found = [(run.candidate, run.result) for run in others if run.candidate and run.result]
+    study.recommended = recommend(baseline.plan, baseline.result, found, settings.tolerance, settings.speed_weight)
+    while study.run_of(study.recommended) is None:
+        run = Run(study.recommended, COMBINATION)
+        study.runs.append(run)
+        _look_up(study, run)
+        if run.status == TO_DO:
+            trainings.run_all([train(run)])
+        if run.result and not is_within(run.result.loss, baseline.result.loss, settings.tolerance):
+            study.recommended = without_the_worst(run.plan, baseline.plan, found)

@@ -1,0 +1,177 @@
+"""The training command that an ablation varies: read, checked by building its model, and written for each plan."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import shlex
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...compat.errors_explained import explained
+from ...modules import BLOCKS, MechanismAttention, expand_plan
+from ...modules.swap import layers_of
+from ...support.errors import LeapformerError
+from ..trainings import LAST, PROGRAM, parse_options, refusing
+from .search import Plan, layers_text
+
+PLAN_FLAGS = {block.name: f"--{block.name}-attention" for block in BLOCKS}
+WHAT = "the training command"  # of which errors tell
+SET_BY_RUNS = ("--save-dir", "--log-format", *PLAN_FLAGS.values())
+LOG_INTERVAL = ("--log-interval", "10")  # unless the command has its own: short trainings must tell their speed, too
+_COMPARED = "runs are compared by the validation loss of checkpoint_best.pt, less is better"
+_RESUMED = "an interrupted run resumes from its checkpoint_last.pt (to start from a model, --finetune-from-model)"
+_REFUSED = {
+    **dict.fromkeys(("no_save", "disable_validation", "maximize_best_checkpoint_metric"), _COMPARED),
+    **dict.fromkeys(("restore_file", "no_last_checkpoints", "no_save_optimizer_state"), _RESUMED),
+    **dict.fromkeys(("reset_dataloader", "reset_lr_scheduler", "reset_meters", "reset_optimizer"), _RESUMED),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training command without what each run sets for itself.
+
+    arguments: what follows `leapformer train`
+    args: the same, parsed by fairseq
+    task: fairseq's, set up on the data
+    """
+
+    arguments: tuple[str, ...]
+    args: Namespace
+    task: Any
+
+    @property
+    def identity(self) -> str:
+        """What must be the same for runs to be compared: the arguments in one line."""
+        return shlex.join(self.arguments)
+
+    @property
+    def metric(self) -> str:
+        """The metric by which fairseq chooses the best checkpoint; "loss" by default."""
+        return self.args.best_checkpoint_metric
+
+    @property
+    def measure(self) -> str:
+        """The name of that value in the log: of the first validation set."""
+        return f"{self.args.valid_subset.split(',')[0]}_{self.metric}"
+
+    def layers(self, baseline: str) -> dict[str, int]:
+        """The attention blocks that the model has, with their numbers of layers, built with one plan everywhere.
+
+        Raises LeapformerError when it cannot be built.
+        """
+        model = self._build(dict.fromkeys(PLAN_FLAGS, baseline))
+        found = {}
+        for block in BLOCKS:
+            stack = getattr(model, block.stack, None)
+            if stack is None:
+                continue
+            layers = layers_of(stack)
+            if len(layers) and isinstance(getattr(layers[0], block.attribute, None), MechanismAttention):
+                found[block.name] = len(layers)
+        return found
+
+    def refusal(self, plan: Plan) -> str | None:
+        """Why the model cannot be built with this plan, None when it can."""
+        try:
+            self._build({block: layers_text(names) for block, names in plan.items()})
+        except LeapformerError as error:
+            return str(error)
+        return None
+
+    def command(self, plan: Plan, folder: Path) -> list[str]:
+        """The whole command of a run with this plan that keeps its checkpoints in `folder`."""
+        own = [*plan_flags(plan), "--log-format", "json", "--save-dir", str(folder)]
+        if not _gives(self.arguments, LOG_INTERVAL[0]):
+            own += LOG_INTERVAL
+        return [*PROGRAM, "train", *self.arguments, *own]
+
+    def _build(self, plans: dict[str, str]) -> Any:
+        args = copy.deepcopy(self.args)
+        for block in BLOCKS:
+            if block.name in plans:
+                setattr(args, block.argument, plans[block.name])
+        with _trying():
+            return self.task.build_model(args)
+
+
+def read_training(words: Sequence[str]) -> Training:
+    """A command as for `leapformer train`, with or without that name, or fairseq-train's.
+
+    Raises LeapformerError for options that fairseq does not know, for data that cannot be found, for a model without
+    attention plans, and for a training that has no end, leaves nothing to compare or cannot be gone on with.
+    """
+    arguments = _arguments(words)
+    args = _parse(arguments)
+    if not hasattr(args, BLOCKS[0].argument):
+        raise LeapformerError(f"--arch {args.arch} has no attention plans; `leapformer list` shows the models that do")
+    if not args.optimizer:
+        raise LeapformerError("the training command needs --optimizer, e.g. --optimizer adam --lr 1e-3")
+    if not (args.max_epoch or args.max_update or args.stop_time_hours > 0):
+        raise LeapformerError(
+            "the training command has no budget; give it --max-epoch, --max-update or --stop-time-hours"
+        )
+    for name, reason in _REFUSED.items():
+        if getattr(args, name) not in (False, LAST):
+            raise LeapformerError(f"--{name.replace('_', '-')} in the training command: {reason}; leave it out")
+    from fairseq import tasks
+
+    with _trying():
+        return Training(arguments, args, tasks.setup_task(copy.deepcopy(args)))
+
+
+def plan_flags(plan: Plan) -> list[str]:
+    """The flags of a training command that choose the plan."""
+    return [word for block, names in plan.items() for word in (PLAN_FLAGS[block], layers_text(names))]
+
+
+def plan_everywhere(text: str, layers: dict[str, int]) -> Plan:
+    """The same plan in every block."""
+    return {block: tuple(expand_plan(text, count)) for block, count in layers.items()}
+
+
+def _arguments(words: Sequence[str]) -> tuple[str, ...]:
+    """What follows the name of the command, without what every run sets for itself."""
+    words = list(words)
+    flags = SET_BY_RUNS
+    if words and Path(words[0]).name == "fairseq-train":
+        words, flags = words[1:], (*SET_BY_RUNS, "--user-dir")
+    elif words and Path(words[0]).name == "leapformer":
+        words = words[1:]
+    if words and words[0] == "train":
+        words = words[1:]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = refusing(WHAT)  # type: ignore[assignment,method-assign]
+    for flag in flags:
+        parser.add_argument(flag)
+    return tuple(parser.parse_known_args(words)[1])
+
+
+def _gives(arguments: Sequence[str], *flags: str) -> bool:
+    return any(word.partition("=")[0] in flags for word in arguments)
+
+
+def _parse(arguments: tuple[str, ...]) -> Namespace:
+    if not _gives(arguments, "--arch", "-a"):
+        raise LeapformerError("the training command needs --arch; `leapformer list` shows ours")
+    return parse_options(arguments, WHAT)
+
+
+@contextmanager
+def _trying() -> Iterator[None]:
+    """With one line for whatever fairseq raises where data or pretrained models are missing."""
+    try:
+        yield
+    except LeapformerError:
+        raise
+    except Exception as error:
+        found = explained(error)
+        reason = str(found) if found else " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise LeapformerError(
+            f"the training command cannot start: {reason}; `leapformer train` alone with it shows more"
+        ) from error

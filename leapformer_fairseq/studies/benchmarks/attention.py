@@ -1,0 +1,306 @@
+"""Speed and memory of every execution of every attention mechanism, compared with torch's softmax attention (SDPA).
+
+Method: 8 heads of 32 dimensions, batch = max(1, 2048 / N) for the longer side N; float32 unless the device says
+otherwise; one thread. A measurement is one forward pass and one backward pass with the gradients of q, k, v and all
+parameters of the mechanism. On a CPU it is the CPU time of the thread, on a GPU wall time. All executions of all
+mechanisms and SDPA take turns in one process; the median is reported. Ratio = time of SDPA / time of ours. SDPA gets
+`is_causal` if that suffices, else a boolean mask. "auto" is the execution that the dispatch chooses. On a GPU, if they
+are available, SDPA restricted to FlashAttention, and our features with the kernels of flash-linear-attention ("fla"),
+are also measured.
+
+The "step" is one more token of causal self-attention with N tokens in the state, compared with a preallocated KV cache
+(batch 1): the mechanism alone, in PyTorch operations. Models decode with a fused step, see the benchmark "decode".
+Memory is the peak above the inputs of one forward and backward pass in a fresh process: growth of the resident set on a
+CPU, of allocated memory on a GPU; ratio = memory of ours / memory of SDPA.
+
+A mechanism is not reported if one of its executions differs from its reference in float64, gradients included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...attention import CAUSAL, MECHANISMS, Mechanism, PrefixMask, TokenInfo, build
+from ...attention.ops import dispatch
+from ...attention.sparse.pattern import Pattern
+from ...support.memory import MIB
+from . import measure, peers
+from .tables import Table
+
+HEADS, HEAD_DIM = 8, 32
+SDPA = "sdpa"
+# what a mechanism needs to be built, and to hold the longest sequence here
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cosformer": {"cosformer_length": 4096},
+    "abc-linformer": {"abc_max_length": 20_000},
+    "abc-pool": {"abc_pool_size": 625},
+    "abc-global": {"abc_global_every": 512},
+}
+# by default: sparsity patterns are measured by `leapformer bench sparse`
+MECHANISMS_MEASURED = tuple(
+    sorted(name for name, cls in MECHANISMS.items() if name != "softmax" and not issubclass(cls, Pattern))
+)
+EXECUTIONS = ("auto", "reference", "scan")
+# the reference is left out above this many pairs of query and key per head
+REFERENCE_PAIRS = 2048 * 2048
+PARITY = 1e-10  # largest relative difference between forms in float64
+SECONDS = 20.0  # per case
+TITLE = "Attention: speed and memory"
+TABLES = (
+    Table("Forward and backward: times as fast as SDPA", "times", "ratio", "forward_backward_ms", SDPA, ("auto", SDPA)),
+    Table("Forward: times as fast as SDPA", "times", "ratio_forward", "forward_ms", SDPA, ("auto", SDPA)),
+    Table("One step of generation: times as fast as a KV cache", "steps", "ratio", "us", "softmax"),
+    Table("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
+)
+
+
+class Case(NamedTuple):
+    """One size of one kind of attention: "causal", "bidirectional" or "wait-k"."""
+
+    kind: str
+    queries: int
+    keys: int
+
+    @property
+    def mask(self) -> PrefixMask | None:
+        return {"causal": CAUSAL, "bidirectional": None, "wait-k": PrefixMask(lagging=3, ratio=8)}[self.kind]
+
+    @property
+    def batch(self) -> int:
+        return max(1, 2048 // max(self.queries, self.keys))
+
+    def __str__(self) -> str:
+        size = f"{self.queries:,}" if self.queries == self.keys else f"{self.queries:,}/{self.keys:,}"
+        return f"{self.kind} {size}"
+
+
+def _square(kind: str, *lengths: int) -> list[Case]:
+    return [Case(kind, length, length) for length in lengths]
+
+
+CASES = [
+    *_square("causal", 128, 512, 2048, 8192, 16384),
+    *_square("bidirectional", 128, 512, 2048, 8192),
+    *(Case("wait-k", *sizes) for sizes in ((256, 2000), (512, 4000), (1024, 8000))),
+]
+QUICK_CASES = [*_square("causal", 128, 512), *_square("bidirectional", 128, 512), Case("wait-k", 64, 500)]
+MEMORY_CASE, QUICK_MEMORY_CASE = Case("causal", 16384, 16384), Case("causal", 2048, 2048)
+# What mechanisms as the dispatch chooses must reach: SDPA's time over theirs, forward and backward, on one CPU thread
+AIMS: dict[str, dict[Case, float]] = {
+    "leap": {
+        Case("causal", 512, 512): 1.6,
+        Case("causal", 2048, 2048): 3.5,
+        Case("causal", 16384, 16384): 25.0,
+        Case("bidirectional", 512, 512): 3.0,
+        Case("bidirectional", 2048, 2048): 12.0,
+        Case("bidirectional", 8192, 8192): 35.0,
+        Case("wait-k", 256, 2000): 2.0,
+        Case("wait-k", 512, 4000): 3.5,
+        Case("wait-k", 1024, 8000): 7.0,
+    },
+    "delta": {
+        Case("causal", 512, 512): 1.0,
+        Case("causal", 2048, 2048): 2.0,
+        Case("causal", 8192, 8192): 8.0,
+    },
+}
+MEMORY_AIM_OF = "leap"
+MEMORY_AIM = 1.2  # peak memory of leap over that of SDPA, at most
+
+
+def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
+    """Rows of `times`, `steps` and `memory`. The mechanisms must have passed `disagreement`."""
+    seconds = SECONDS / 10 if quick else SECONDS
+    memory_case = QUICK_MEMORY_CASE if quick else MEMORY_CASE
+    for place in places:
+        for case in QUICK_CASES if quick else CASES:
+            yield measure.case(f"{place}: {case}", "times", times, case, names, place, seconds)
+            if case.kind == "causal":
+                about = f"{place}: a step after {case.keys:,} keys"
+                yield measure.case(about, "steps", steps, case.keys, names, place, seconds / 10)
+        yield measure.case(f"{place}: memory of {memory_case}", "memory", memory, memory_case, names, place)
+
+
+def make(name: str, device: torch.device | str = "cpu") -> Mechanism:
+    """A mechanism of the benchmark's size."""
+    return build(name, HEAD_DIM, HEADS, **OPTIONS.get(name, {})).to(device)
+
+
+def serving(names: list[str], case: Case) -> list[str]:
+    """The mechanisms that are defined for this kind of attention."""
+    return [name for name in names if make(name).capabilities.unsupported_reason(None, case.mask) is None]
+
+
+def disagreement(name: str) -> str | None:
+    """The execution of the mechanism that differs from its reference, and by how much; None if all agree."""
+    mechanism, exact = make(name).double(), measure.Place(torch.device("cpu"), torch.float64)
+    for case in (Case("causal", 150, 150), Case("bidirectional", 33, 47), Case("wait-k", 40, 300)):
+        if not serving([name], case):
+            continue
+        q, k, v = _inputs(case, exact, batch=1)
+        expected = _results(mechanism, q, k, v, case, "reference")
+        for kept in (0, 10**9):  # tokens whose features are kept for the backward pass: none, all
+            with dispatch.override(
+                kept_numbers=kept, kept_slot_tokens=kept, segment_tokens=100, segment_slot_tokens=100, least_segment=1
+            ):
+                error = _largest_error(_results(mechanism, q, k, v, case, "scan"), expected)
+            if not error < PARITY:
+                return f"its scan differs from the reference by {error:.1e} ({case})"
+    if not serving([name], Case("causal", 20, 20)):
+        return None
+    q, k, v = _inputs(Case("causal", 20, 20), exact, batch=1)
+    tokens = TokenInfo.whole(20).without_lengths()
+    with torch.no_grad():
+        expected = [mechanism(q, k, v, query=tokens, key=tokens, mask=CAUSAL, execution="reference")]
+        outputs, state = [], mechanism.init_state(1, HEAD_DIM, k, mask=CAUSAL)
+        for t in range(20):
+            here = tokens.narrow(t, t + 1)
+            q_t, k_t, v_t = (x[:, :, t : t + 1] for x in (q, k, v))
+            out, state = mechanism.scan(state, q_t, k_t, v_t, here, here)
+            outputs.append(out)
+        error = _largest_error([torch.cat(outputs, 2)], expected)
+    return None if error < PARITY else f"token by token it differs from the reference by {error:.1e}"
+
+
+def times(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
+    """Milliseconds of every execution of the mechanisms, with SDPA in the first row."""
+    inputs = _inputs(case, place)
+    grad = torch.randn_like(inputs[0])
+    mechanisms = {name: make(name, place.device) for name in serving(names, case)}
+    ways: dict[tuple[str, str], Callable[..., Tensor]] = {(SDPA, SDPA): _sdpa(case, place.device)}
+    ways |= {(name, "auto"): way for name, way in peers.find(mechanisms, case.kind, place).items()}
+    for name, mechanism in mechanisms.items():
+        for execution in EXECUTIONS:
+            if execution != "reference" or case.queries * case.keys <= REFERENCE_PAIRS:
+                ways[name, execution] = partial(mechanism, mask=case.mask, execution=execution)
+    parameters = [parameter for mechanism in mechanisms.values() for parameter in mechanism.parameters()]
+    calls = {label: partial(_time, way, inputs, parameters, grad) for label, way in ways.items()}
+    found = measure.medians(calls, seconds)
+    base_forward, base = found[SDPA, SDPA]
+    return [
+        {
+            **_labels(case, place, name, form),
+            "forward_ms": forward * 1e3,
+            "forward_backward_ms": both * 1e3,
+            "ratio_forward": base_forward / forward,
+            "ratio": base / both,
+            "aim": AIMS.get(name, {}).get(case) if form == "auto" and place.has_aims else None,
+        }
+        for (name, form), (forward, both) in found.items()
+    ]
+
+
+@torch.no_grad()
+def steps(length: int, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
+    """Microseconds of one more token with `length` tokens in the state; the KV cache of softmax is in the first row."""
+    case = Case("causal", length, length)
+    q, k, v = (x.detach() for x in _inputs(case, place, batch=1))
+    device = place.device
+    past = TokenInfo.whole(length, device=device).without_lengths()
+    next_one = TokenInfo(torch.tensor([[length + 1]], device=device))
+    calls = {}
+    for name in ("softmax", *(name for name in serving(names, case) if name != "softmax")):
+        mechanism = make(name, device)
+        _, state = mechanism.scan(mechanism.init_state(1, HEAD_DIM, k, mask=CAUSAL), k, k, v, past, past)
+        q_t, k_t, v_t = (x[:, :, :1] for x in (q, k, v))
+        calls[name] = partial(_step, partial(mechanism.scan, state, q_t, k_t, v_t, next_one, next_one), device)
+    found = measure.medians(calls, seconds)
+    return [
+        {**_labels(case, place, name, "step"), "us": step * 1e6, "ratio": found["softmax"][0] / step}
+        for name, (step,) in found.items()
+    ]
+
+
+def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
+    """Peak MiB above the inputs, SDPA in the first row; no rows if the peak is unknown or too small to measure."""
+    systems = (SDPA, *serving(names, case))
+    found = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(place)) for name in systems}
+    base = found[SDPA]
+    return [
+        {
+            **_labels(case, place, name, SDPA if name == SDPA else "auto"),
+            "peak_mib": peak / MIB,
+            "ratio": peak / base,
+            "aim": MEMORY_AIM if case == MEMORY_CASE and name == MEMORY_AIM_OF and place.has_aims else None,
+        }
+        for name, peak in found.items()
+        if base and peak is not None
+    ]
+
+
+def peak_above_inputs(name: str, case: Case, place_name: str) -> int | None:
+    """Bytes; to be called in a separate process."""
+    torch.set_num_threads(1)
+    place = measure.Place.parse(place_name)
+    peak = None
+    for size in (*_square("causal", 64), case):  # the first loads what torch loads late
+        attend = _sdpa(size, place.device) if name == SDPA else partial(make(name, place.device), mask=size.mask)
+        inputs = _inputs(size, place)
+        grad = torch.randn_like(inputs[0])
+        with measure.peak_growth(place.device) as growth:
+            attend(*inputs).backward(grad)
+        peak = growth()
+    return peak
+
+
+def _labels(case: Case, place: measure.Place, mechanism: str, form: str) -> dict[str, Any]:
+    return {
+        "device": str(place),
+        "case": str(case),
+        **case._asdict(),
+        "batch": 1 if form == "step" else case.batch,
+        "mechanism": mechanism,
+        "form": form,
+    }
+
+
+def _inputs(case: Case, place: measure.Place, batch: int | None = None) -> tuple[Tensor, ...]:
+    """q, k and v that want gradients."""
+    shapes = ((batch or case.batch, HEADS, count, HEAD_DIM) for count in (case.queries, case.keys, case.keys))
+    return tuple(torch.randn(shape, device=place.device, dtype=place.dtype, requires_grad=True) for shape in shapes)
+
+
+def _sdpa(case: Case, device: torch.device) -> Callable[..., Tensor]:
+    if case.kind == "wait-k" and case.mask:
+        mask = case.mask.mask(case.queries, case.keys, device)
+        return partial(F.scaled_dot_product_attention, attn_mask=mask)
+    return partial(F.scaled_dot_product_attention, is_causal=case.kind == "causal")
+
+
+def _time(
+    attend: Callable[..., Tensor], inputs: tuple[Tensor, ...], parameters: Sequence[Tensor], grad: Tensor
+) -> measure.Seconds:
+    """Seconds of the forward pass, and of forward and backward pass."""
+    for tensor in (*inputs, *parameters):
+        tensor.grad = None
+    start = measure.clock(grad.device)
+    out = attend(*inputs)
+    middle = measure.clock(grad.device)
+    out.backward(grad)
+    return middle - start, measure.clock(grad.device) - start
+
+
+def _step(extend: Callable[[], object], device: torch.device) -> measure.Seconds:
+    start = measure.clock(device)
+    with torch.no_grad():
+        extend()
+    return (measure.clock(device) - start,)
+
+
+def _results(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, case: Case, execution: Any) -> list[Tensor]:
+    """Output and all gradients of its square; those of what the mechanism does not read are zeros."""
+    inputs = (q, k, v, *mechanism.parameters())
+    out = mechanism(q, k, v, mask=case.mask, execution=execution)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs, materialize_grads=True)]
+
+
+def _largest_error(got: list[Tensor], expected: list[Tensor]) -> float:
+    """Relative to the largest number of each tensor, but at least to 1; a NaN stays one."""
+    errors = ((a - b).abs().max() / b.abs().max().clamp_min(1) for a, b in zip(got, expected, strict=True))
+    return float(torch.stack(list(errors)).max())

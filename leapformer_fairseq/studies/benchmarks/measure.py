@@ -1,0 +1,158 @@
+"""Measuring: interleaved times in one process, and peak memory in a separate process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+import torch
+
+from ...support.memory import MIB, resident_bytes
+from ...support.processes import pool_of
+
+if TYPE_CHECKING:
+    from .tables import Found, Row
+
+MIN_ROUNDS, MAX_ROUNDS = 3, 31
+
+T = TypeVar("T")
+K = TypeVar("K")
+# what a measured call returns: the seconds of its parts
+Seconds = tuple[float, ...]
+
+
+class Case(NamedTuple):
+    """A part of a benchmark: its name, and the function that measures it and returns rows by section."""
+
+    about: str
+    measure: Callable[[], Found]
+
+
+def case(about: str, section: str, rows: Callable[..., list[Row]], *arguments: Any) -> Case:
+    """A case whose rows all belong to one section."""
+    return Case(about, lambda: {section: rows(*arguments)})
+
+
+def run(cases: Sequence[Case], seed: int) -> Iterator[Found]:
+    """Yield the results after every case, so that an interruption loses no finished case. Shows progress."""
+    from tqdm import tqdm  # the GPU's checks need no other library than torch
+
+    found: Found = {}
+    with one_thread(), tqdm(cases, unit="case") as progress:
+        for case in progress:
+            progress.set_description(case.about)
+            torch.manual_seed(seed)
+            for section, rows in case.measure().items():
+                found.setdefault(section, []).extend(rows)
+            yield found
+
+
+class Place(NamedTuple):
+    """The device and the precision of a measurement; `str` and `parse` are inverse to each other."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return str(self.device) if self.dtype == torch.float32 else f"{self.device} {name}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        device, _, dtype = name.partition(" ")
+        return cls(torch.device(device), getattr(torch, dtype or "float32"))
+
+    @property
+    def has_aims(self) -> bool:
+        """The aims were set for one CPU thread in float32."""
+        return self.device.type == "cpu" and self.dtype == torch.float32
+
+
+def exports(place: Place) -> bool:
+    """Whether exported models are measured there, and can be made and run."""
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    return place == Place(torch.device("cpu")) and all(find_spec(name) is not None for name in needed)
+
+
+def clock(device: torch.device) -> float:
+    """Seconds: on a CPU the CPU time of this thread, so that other programs do not count; on a GPU wall time."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.thread_time()
+
+
+def timed(device: torch.device, call: Callable[..., object], *arguments: object) -> Seconds:
+    """What one call takes by the `clock` of the device."""
+    start = clock(device)
+    call(*arguments)
+    return (clock(device) - start,)
+
+
+def medians(calls: Mapping[K, Callable[[], Seconds]], seconds: float) -> dict[K, Seconds]:
+    """The median of each part of each call. Calls take turns, so that all see the same state of the machine.
+
+    After a warm-up round, there are as many rounds as fit into about `seconds`, but 3 to 31.
+    """
+    start = time.perf_counter()
+    for call in calls.values():
+        call()
+    rounds = round(seconds / (time.perf_counter() - start))
+    samples: dict[K, list[Seconds]] = {name: [] for name in calls}
+    for _ in range(min(MAX_ROUNDS, max(MIN_ROUNDS, rounds))):
+        for name, call in calls.items():
+            samples[name].append(call())
+    return {name: tuple(map(statistics.median, zip(*found, strict=True))) for name, found in samples.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one thread, and an allocator as in a long-running process.
+
+    glibc returns freed memory to the system above a threshold that rises with the largest block ever freed, up to 32
+    MiB. A new process would pay for getting it back in every call, while a training process pays once.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.empty(31 * MIB, dtype=torch.uint8).fill_(0)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
+    """The result of a module-level function in a new interpreter, which logs warnings only, as `leapformer` does."""
+    with pool_of(1, f"{function.__name__}", "make room, or measure less (--quick)") as pool:
+        return pool.submit(function, *arguments).result()
+
+
+@contextmanager
+def peak_growth(device: torch.device) -> Iterator[Callable[[], int | None]]:
+    """Yields a function that returns the growth of peak memory in the block, in bytes; None if unknown.
+
+    On a CPU this is the resident set of the process as reported by Linux; on a GPU, the memory that torch has
+    allocated.
+    """
+    before = _peak_bytes(device, reset=True)
+    after: int | None = None
+    yield lambda: None if before is None or after is None else after - before
+    after = _peak_bytes(device, reset=False)
+
+
+def _peak_bytes(device: torch.device, reset: bool) -> int | None:
+    if device.type == "cuda":
+        if reset:
+            torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.max_memory_allocated(device)
+    if reset:
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is held
+        except OSError:
+            return None
+    return resident_bytes("VmHWM")  # not getrusage: its peak is that of the parent process, if that was larger

@@ -1,0 +1,257 @@
+"""The results of a grid of policies: a table as text and as data, a plot, and all its commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tabulate import tabulate
+
+from ...runtime.formats.talks import QUEUED
+from ...scoring.comparison import COLUMNS
+from ...scoring.latency import HIGH_MS, LOW_MS
+from ...scoring.pictures.latency import BELOW, PARTS, draw_curve, is_below
+from ...simul.talks import LOGS, course, read_usage
+from ...support.files import read_json, write_json, write_text
+from ...support.signature import signature
+from .curve import SCORES, Curve, Run, check_timed
+
+DATA, TABLE, PICTURE, COMMANDS = "curve.json", "table.md", "curve.png", "commands.sh"
+LATENCIES = ("AL", "LAAL", "AP", "DAL", "ATD")
+_DIGITS = {
+    "BLEU": ".1f",
+    "chrF": ".1f",
+    "AP": ".2f",
+    "compute": ".3f",
+    "without_prenet": ".3f",
+    "StreamLAAL": ".2f",
+    "StreamLAAL_CA": ".2f",
+    "erasure": ".3f",
+    "memory_growth_mib": ".1f",
+    "compute_growth": "+.1%",
+}  # all others are milliseconds
+_TALK_COLUMNS = {
+    "BLEU": "BLEU",
+    "chrF": "chrF",
+    "LongYAAL ms": "LongYAAL",
+    "LongYAAL_CA ms": "LongYAAL_CA",
+    "StreamLAAL s": "StreamLAAL",
+    "StreamLAAL_CA s": "StreamLAAL_CA",
+    "erasure": "erasure",
+    "compute s/s": "compute",
+    "memory growth MiB": "memory_growth_mib",
+    "time growth": "compute_growth",
+}
+_UTTERANCE_NOTES = (
+    "AL, LAAL, DAL, ATD are milliseconds; AP is a ratio, above 1 where hypotheses are longer than references; the "
+    "ratio counts encoder states of 40 ms a step."
+)
+_MEASURED = (
+    "`_CA` adds the time of computation, `compute` is its seconds per second of audio, `without pre-net` the same "
+    "without the convolutions: each utterance alone, the mean over the repeats (least–greatest)."
+)
+_BELOW_NOTE = (
+    f"`{BELOW}`: below the latency without computation, because with computation fewer units are written before the "
+    "end of the source, and only those count."
+)
+_TALK_NOTES = (
+    f"Latency is low up to a LongYAAL of {LOW_MS:.0f} ms and high up to {HIGH_MS:.0f} ms, without computation. `_CA`: "
+    "with computation, a chunk of audio waiting until the one before it is done; `compute`: its seconds per second of "
+    "audio; both measured once. Growth: over the longest talk, from 5 minutes on, the most memory above that after a "
+    "minute, and CPU time per second of audio in its last quarter against its first."
+)
+
+Row = dict[str, Any]
+Spread = dict[str, float]  # mean, min, max
+
+
+def write_reports(curve: Curve, checkpoints: Mapping[str, Any]) -> None:
+    """Write curve.json, table.md, curve.png and commands.sh to the folder of the curve, replacing whole files.
+
+    `checkpoints`: information about each. Raises LeapformerError for runs whose scores are damaged.
+    """
+    found, made_with = rows(curve), signature(threads=curve.runs[0].args.num_threads)
+    content = {
+        "checkpoints": checkpoints,
+        "rows": found,
+        "refused": [{**_about(run), "reason": run.reason} for run in curve.runs if run.reason],
+        "waiting": [_about(run) for run in curve.waiting],
+        "repeats": curve.repeats,
+        "signature": made_with,
+    }
+    write_json(curve.out / DATA, content)
+    write_text(curve.out / TABLE, _markdown(curve, found, made_with))
+    write_text(curve.out / COMMANDS, commands(curve))
+    draw_curve(found, curve.out / PICTURE, (LOW_MS, HIGH_MS))
+
+
+def rows(curve: Curve) -> list[Row]:
+    """A row for every run that translated the whole test set, by checkpoint and policy as in the grid, then by AL.
+
+    A score in `_CA` and the seconds of `compute` per second of audio are {"mean", "min", "max"} over the repeats, None
+    if not measured; a latency is None if nothing was written. Rows of talks have LongYAAL (ms) and StreamLAAL (s), with
+    `_CA` including queueing of chunks, measured once, and are sorted by LongYAAL.
+    """
+    row_of, latency = (_talk_row, "LongYAAL") if curve.of_talks else (_row, "AL")
+    order = list(dict.fromkeys(_line(run) for run in curve.runs))
+    found = [(order.index(_line(run)), row_of(run)) for run in curve.runs if run.translated]
+    return [row for _, row in sorted(found, key=lambda one: (one[0], one[1][latency] or 0.0))]
+
+
+def _line(run: Run) -> tuple[Any, ...]:
+    """What the runs of a line of the picture have in common."""
+    return run.setting.checkpoint, run.setting.policy, run.setting.segment
+
+
+def _about(run: Run) -> Row:
+    setting = run.setting
+    return {
+        "run": setting.name,
+        "checkpoint": setting.checkpoint,
+        "policy": setting.policy,
+        "numbers": setting.varied,
+        "pre_decision_ratio": setting.ratio,
+        "segment_ms": setting.segment_ms,
+        **({"segment": setting.segment[-1]} if setting.segment else {}),
+    }
+
+
+def _row(run: Run) -> Row:
+    scored = read_json(run.folder / SCORES)
+    repeats = [_measured(folder) for folder in run.measured]
+    return {
+        **_about(run),
+        "sentences": scored["n_instances"],
+        "empty": scored["n_empty"],
+        **{name: scored["scores"].get(name) for name in ("BLEU", "chrF", *LATENCIES)},
+        **{f"{name}_CA": _spread([one["scores"].get(f"{name}_CA") for one in repeats]) for name in LATENCIES},
+        "compute": _compute([one["compute"] for one in repeats]),
+        "without_prenet": _spread([one["compute"].get("without_prenet") for one in repeats]),
+        "repeats": len(repeats),
+        "signatures": scored["signatures"],
+        "signature": scored["model"]["signature"],
+    }
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    """The scores of a repeat. Raises LeapformerError as `check_timed` does."""
+    scored = read_json(folder / SCORES)
+    check_timed(folder, scored)
+    return scored
+
+
+def _talk_row(run: Run) -> Row:
+    scored = read_json(run.folder / SCORES)
+    scores, usage, lagging = scored["scores"], scored["usage"], scored["StreamLAAL_s"]
+    parts = {part: _spread([seconds]) for part, seconds in usage["parts"].items()}
+    return {
+        **_about(run),
+        "talks": scored["n_recordings"],
+        "segments": scored["n_instances"],
+        "empty": scored["n_empty"],
+        **{name: scores.get(name) for name in ("BLEU", "chrF", "LongYAAL")},
+        "StreamLAAL": lagging.get("source heard"),
+        "LongYAAL_CA": _spread([scores.get(f"LongYAAL_{QUEUED}")]),
+        "StreamLAAL_CA": _spread([lagging.get(QUEUED)]),
+        "regime": scored["regime"],
+        "erasure": scored["erasure"],
+        "compute": {**parts, "total": _spread([scored["compute"]["seconds_per_second"]])},
+        "memory_growth_mib": usage["memory_growth_mib"],
+        "compute_growth": usage["compute_growth"],
+        "course": course(read_usage(run.folder / LOGS / f"{usage['longest_talk']}.jsonl")),
+        "signatures": scored["signatures"],
+        "signature": scored["model"]["signature"],
+    }
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return {"mean": fmean(known), "min": min(known), "max": max(known)} if known else None
+
+
+def _compute(repeats: Sequence[Mapping[str, float]]) -> dict[str, Spread | None] | None:
+    """Seconds per second of audio: of features, encoder and decoder, and of all."""
+    if not repeats:
+        return None
+    parts = {part: _spread([one[f"{part}_s"] / one["audio_s"] for one in repeats]) for part in PARTS}
+    return {**parts, "total": _spread([one["seconds_per_second"] for one in repeats])}
+
+
+def table(found: Sequence[Row], style: str = "simple") -> str:
+    """One line per row; "github" is Markdown. Measured values are means, with minimum and maximum in brackets."""
+    of_talks = any("segment" in row for row in found)
+    titles = _TALK_COLUMNS if of_talks else _columns(found)
+    lines = [
+        {
+            "checkpoint": row["checkpoint"],
+            "policy": row["policy"],
+            "number": " ".join(f"{name}={number}" for name, number in row["numbers"].items()),
+            **({"segment": row["segment"]} if of_talks else {}),
+            "ratio": "trained" if row["pre_decision_ratio"] is None else str(row["pre_decision_ratio"]),
+            "segment ms": str(row["segment_ms"]),
+            **{
+                title: _cell(_total(row[name]), _DIGITS.get(name, ".0f")) + BELOW * is_below(row, name)
+                for title, name in titles.items()
+            },
+        }
+        for row in found
+    ]
+    align = ["left" if name in ("checkpoint", "policy") else "right" for name in (lines[0] if lines else ())]
+    return tabulate(lines, "keys", tablefmt=style, disable_numparse=True, colalign=align or None)
+
+
+def _columns(found: Sequence[Row]) -> dict[str, str]:
+    """Titles and names of the scores of utterances, computation where it was measured."""
+    measured = any(row["repeats"] for row in found)
+    timed = {"AL_CA", "compute"} if measured else set()
+    timed |= {"without_prenet"} if any(row["without_prenet"] for row in found) else set()
+    titles = {title: name for title, name in COLUMNS.items() if name in {"BLEU", "chrF", *LATENCIES, *timed}}
+    return {**titles, "LAAL_CA ms": "LAAL_CA"} if measured else titles
+
+
+def _total(value: Any) -> Any:
+    """Of the computation that of all parts; any other value."""
+    return value["total"] if isinstance(value, dict) and "total" in value else value
+
+
+def _cell(value: float | Spread | None, digits: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, dict):
+        return f"{value:{digits}}"
+    if value["min"] == value["max"]:  # measured once
+        return f"{value['mean']:{digits}}"
+    return f"{value['mean']:{digits}} ({value['min']:{digits}}–{value['max']:{digits}})"
+
+
+def refusals(curve: Curve) -> list[str]:
+    """A sentence for each unsupported combination of checkpoint and policy."""
+    pairs = {(run.setting.checkpoint, run.setting.policy): run.reason for run in curve.runs if run.reason}
+    return [f"Refused: {name}, {policy}: {reason}." for (name, policy), reason in pairs.items()]
+
+
+def commands(curve: Curve) -> str:
+    """A shell script of all simulations, one after the other, each as it was or will be run."""
+    parts = ["#!/usr/bin/env bash", "# Every simulation of this curve.", "set -e", shlex.join(["cd", str(Path.cwd())])]
+    parts += [f"leapformer {shlex.join(run.command)}" for run in curve.runs if not run.reason]
+    return "\n".join(parts) + "\n"
+
+
+def _markdown(curve: Curve, found: Sequence[Row], made_with: str) -> str:
+    scores = dict.fromkeys(f"{name}: `{text}`" for row in found for name, text in row["signatures"].items())
+    latency, notes = ("LongYAAL", _TALK_NOTES) if curve.of_talks else ("average lagging", _UTTERANCE_NOTES)
+    parts = [
+        f"# Simultaneous translation{' of talks' if curve.of_talks else ''}: quality against latency",
+        table(found, "github"),
+        *refusals(curve),
+        *(f"Still to do: {run.setting.name}." for run in curve.waiting),
+        f"![BLEU against {latency}]({PICTURE})",
+        notes,
+        *([_MEASURED] if any(row.get("repeats") for row in found) else []),
+        *([_BELOW_NOTE] if any(is_below(row, name) for row in found for name in row) else []),
+        "\n".join(f"* {text}" for text in [*scores, f"leapformer_fairseq: `{made_with}`"]),
+    ]
+    return "\n\n".join(parts) + "\n"

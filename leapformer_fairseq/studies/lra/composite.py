@@ -1,0 +1,193 @@
+"""Composite scores as a table and a picture: accuracy against throughput, of our runs or of the papers' tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from tabulate import tabulate
+
+from ...scoring.pictures.lra import Point, draw_tradeoff
+from ...support.errors import LeapformerError
+from ...support.files import read_json
+from . import tables
+from .protocols import BASELINE, LEAPFORMER, LUNA, NAMES, Protocol, Row, timed_rows
+from .rcp import PAPER_STD, Measured, Score, scores
+
+LENGTH = "4k"  # where the paper compares throughput
+
+
+@dataclass(frozen=True)
+class Composite:
+    """Rows with what was measured, their scores, and where both are from."""
+
+    source: str
+    std: str
+    titles: Mapping[str, str]
+    rows: Mapping[str, Measured]
+    scores: Mapping[str, Score]
+    printed: Mapping[str, float]
+    untimed: Mapping[str, tuple[float, float]]  # average and RCPmem as printed, of rows without a throughput, by title
+
+    def text(self) -> str:
+        """Markdown, best first."""
+        baseline = self.rows[BASELINE]
+        order = sorted(self.scores, key=lambda name: -(self.scores[name].rcp or float("-inf")))
+        lines = [[self.titles[BASELINE], f"{baseline.accuracy:.2f}", "1.00", "1.00" if baseline.memory else "–"]]
+        for name in order:
+            row, score = self.rows[name], self.scores[name]
+            line = [self.titles[name], f"{row.accuracy:.2f}", f"{row.speed / baseline.speed:.2f}"]
+            line.append(f"{row.memory / baseline.memory:.2f}" if row.memory and baseline.memory else "–")
+            line += [_written(score.rcp), _written(score.rcpmem), _written(score.points_per_doubling)]
+            lines.append([*line, _written(self.printed.get(name))])
+        headers = ["", "average accuracy", "throughput / softmax", "memory / softmax", "RCP", "RCPmem"]
+        headers += ["points lost per doubling", "RCP as printed"]
+        if not self.printed:
+            headers, lines = headers[:-1], [line[:7] for line in lines]
+        table = tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+        if self.untimed:
+            rest = [[title, *map(_written, found)] for title, found in self.untimed.items()]
+            headers = ["", "average accuracy", "RCPmem as printed"]
+            table += "\n\nScores that the text gives, of rows for which no throughput is printed:\n\n"
+            table += tabulate(rest, headers, tablefmt="github", disable_numparse=True)
+        spreads = {"paper": f"that of its table 1, {PAPER_STD:.4f}", "table": "that of these rows"}
+        return (
+            f"{self.source}. RCP and RCPmem are LeaPformer's (Agostinelli et al., 2024), with a standard deviation, "
+            f"here {spreads.get(self.std, self.std)}; points per doubling need none.\n\n"
+            f"{table}\n\n–: undefined. The composite has no value for a row that is better than softmax by a standard "
+            "deviation or more, points per doubling none for a row that is not faster.\n"
+        )
+
+    def content(self) -> dict[str, Any]:
+        """The same for a machine."""
+        rows = {
+            name: {**asdict(row), **(asdict(self.scores[name]) if name in self.scores else {})}
+            for name, row in self.rows.items()
+        }
+        untimed = {title: {"accuracy": found[0], "rcpmem": found[1]} for title, found in self.untimed.items()}
+        return {"source": self.source, "std": self.std, "rows": rows, **({"untimed": untimed} if untimed else {})}
+
+    def points(self) -> list[Point]:
+        """Of figure 1 of both papers."""
+        baseline = self.rows[BASELINE]
+        return [
+            (
+                self.titles[name],
+                row.speed / baseline.speed,
+                row.accuracy,
+                row.memory / baseline.memory if row.memory and baseline.memory else None,
+            )
+            for name, row in self.rows.items()
+        ]
+
+    def draw(self, path: Path) -> None:
+        """Figure 1 of both papers, as a PNG."""
+        draw_tradeoff(self.points(), self.source, path)
+
+
+def published(std: str, paper: str) -> Composite:
+    """Of what a paper prints: LeaPformer's tables 1 and 2, or Luna's tables 1, its averages without Retrieval, and 2.
+
+    LeaPformer's memory is in labels of a figure only: here it is what RCPmem implies, so that this score is circular.
+    """
+    about, note = tables.papers()[paper], ""
+    rows, printed, untimed = {}, {}, {}
+    for name, row in about["rows"].items():
+        if paper == "luna" and "relative_speed" in row:
+            speed, memory = row["relative_speed"][LENGTH], row["relative_memory"][LENGTH]
+            rows[name] = Measured(row["without_retrieval"], speed, memory)
+        elif paper == "leapformer" and "speed" in row:
+            rows[name] = Measured(row["average"], row["speed"][LENGTH], row["memory_from_rcpmem"])
+            note = "; memory is what the printed RCPmem implies, so RCPmem is circular"
+            if "rcp" in row:
+                printed[name] = row["rcp"]
+        elif "rcpmem" in row:
+            untimed[row["title"]] = row["average"], row["rcpmem"]
+    titles = {name: about["rows"][name]["title"] for name in rows}
+    what = ", averages without Retrieval as printed" if paper == "luna" else note
+    return Composite(f"Printed in {about['source']}{what}", std, titles, rows, scores(rows, std), printed, untimed)
+
+
+def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol, bench: Path, std: str) -> Composite:
+    """Of our runs: averages over the tasks that all rows have, for Luna's figure 1 without Retrieval; a benchmark."""
+    shared = [task for task in protocol.tasks if all(task in row for row in table.values())]
+    if not shared:
+        raise LeapformerError("no task that all rows have a result in; run more, or leave rows out")
+    if protocol.name == LUNA:
+        shared = [task for task in shared if task not in tables.AVERAGES["without_retrieval"][1]] or shared
+    timed = read_bench(bench)
+    _check_models(protocol, timed, bench)
+    titles = {name: protocol.rows[name].title if name in protocol.rows else name for name in table}
+    rows, left_out = {}, []
+    for name, row in table.items():
+        alike = (x for x in (name, *_same_cost(name, protocol, timed)) if x in timed.speeds)
+        if (found := next(alike, None)) is None:
+            left_out.append(titles[name])
+        else:
+            accuracy = fmean(row[task].mean for task in shared)
+            rows[name] = Measured(accuracy, timed.speeds[found], timed.memory.get(found))
+    if not rows:
+        raise LeapformerError(f"--bench {bench}: none of the rows is in it; measure them with `leapformer bench lra`")
+    source = (
+        f"Protocol {protocol.name}, tasks {', '.join(shared)}; throughput and memory of the Text model of protocol "
+        f"{timed.protocol} at {timed.length:,} tokens"
+    )
+    source += f"; not measured: {', '.join(left_out)}" if left_out else ""
+    return Composite(source, std, titles, rows, scores(rows, std), {}, {})
+
+
+def _check_models(protocol: Protocol, bench: Bench, path: Path) -> None:
+    """Raise LeapformerError where one of our protocols has other models than those that were measured."""
+    own = LUNA if protocol.name == LUNA else LEAPFORMER
+    if protocol.name in NAMES and own != bench.protocol:
+        raise LeapformerError(
+            f"--bench {path}: it has the models of protocol {bench.protocol}; measure those of {protocol.name} with "
+            f"`leapformer bench lra --protocol {own}`"
+        )
+
+
+def _same_cost(name: str, protocol: Protocol, bench: Bench) -> list[str]:
+    """Rows of a benchmark that are trained with the same options; pooling costs nothing beside attention."""
+
+    def options(row: Row) -> dict[str, Any]:
+        return {option: value for option, value in row.train.items() if option != "pooling"}
+
+    own = protocol.rows.get(name)
+    return [x for x, row in timed_rows(bench.protocol).items() if own and options(row) == options(own)]
+
+
+class Bench(NamedTuple):
+    """Of a report of `leapformer bench lra`: the paper with the models, the longest length, steps a second and MiB."""
+
+    protocol: str
+    length: int
+    speeds: dict[str, float]
+    memory: dict[str, float]
+
+
+def read_bench(path: Path) -> Bench:
+    """What a report says of its longest length. Raises LeapformerError for a report of something else, or a part."""
+    found = read_json(path, ("softmax",), "give the lra.json of `leapformer bench lra`")
+    memory = found.get("memory", [])
+    if found.get("cases_left"):
+        raise LeapformerError(f"{path} was interrupted, {found['cases_left']} cases are left; measure it again")
+    needed = {"length", "device", "mechanism"}
+    if not found["softmax"] or not all(needed <= set(row) for row in (*found["softmax"], *memory)):
+        raise LeapformerError(f"{path} is no report of `leapformer bench lra` with a row of softmax; measure it again")
+    length, device = max(row["length"] for row in found["softmax"]), found["softmax"][0]["device"]
+
+    def at(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
+        here = [row for row in rows if row["length"] == length and row["device"] == device]
+        return {row["mechanism"]: row[name] for row in here}
+
+    speeds = {name: 1e3 / ms for name, ms in at(found["softmax"], "ms").items()}
+    # earlier reports have one kind of models, and do not say which
+    protocol = found.get("options", {}).get("protocol", LEAPFORMER)
+    return Bench(protocol, length, speeds, at(memory, "peak_mib"))
+
+
+def _written(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

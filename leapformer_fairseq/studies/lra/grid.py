@@ -1,0 +1,235 @@
+"""A grid of trainings: protocol by task, row and seed, each in a folder of its own, resumed where it was interrupted.
+
+OUT/TASK/ROW-seedN holds train.log, test.log, checkpoints and, when it is finished, result.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...data import prepared
+from ...data.arrays import Split
+from ...data.lra import prepare
+from ...models.averaging import describe_checkpoint
+from ...scoring.validation import score_validation
+from ...support.errors import LeapformerError
+from ...support.files import read_json, write_json
+from ...support.signature import signature
+from .. import trainings
+from .protocols import Protocol, check_names, data_quirks, load, words
+
+RESULT, PROTOCOL, STUDY = "result.json", "protocol.json", "grid of Long Range Arena"
+FIELDS = ("task", "row", "seed", "accuracy", "dev", "examples", "chance", "updates", "speed", "parameters")
+BEST = "checkpoint_best.pt"
+
+
+class Cell(NamedTuple):
+    """One training."""
+
+    task: str
+    row: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}/{self.row}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Trainings of a protocol with data in a folder for each task, results in `out`."""
+
+    protocol: Protocol
+    data: Path
+    out: Path
+    quirks: tuple[str, ...]
+    more: tuple[str, ...] = ()
+
+    @property
+    def record(self) -> str:
+        """What must be the same for all trainings in `out`."""
+        quirks = ",".join(self.quirks) or "none"
+        return " ".join(["--protocol", self.protocol.name, "--quirks", quirks, *self.more])
+
+    def cells(self, tasks: Sequence[str], rows: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+        """All trainings, seeds outermost, so that a first table is there soon. Raises LeapformerError for names."""
+        check_names("tasks", tasks, self.protocol.tasks, self.protocol)
+        check_names("attention", rows, self.protocol.rows, self.protocol)
+        return [Cell(task, row, seed) for seed in seeds for row in rows for task in tasks]
+
+    def check_data(self, task: str) -> None:
+        """Raise LeapformerError where the data of a task is missing or has other flaws than asked for."""
+        folder, wanted = self.data / task, data_quirks(task, self.quirks)
+        state = folder / prepared.STATE
+        if not state.is_file():
+            raise LeapformerError(
+                f"--data {self.data}: no {task} in it; make it with `leapformer lra prepare --protocol "
+                f"{self.protocol.name}`"
+            )
+        about = read_json(state, ("options", "summary"), "prepare the data again")
+        found = about["options"].get("quirks")
+        if about["summary"] is None or found != wanted:
+            had = "it is not finished" if about["summary"] is None else f"it has the quirks {found}, not {wanted}"
+            raise LeapformerError(f"--data {folder}: {had}; prepare it in another folder")
+        same = about["summary"]["valid"]["checksum"] == about["summary"]["test"]["checksum"]
+        if same and prepare.DEV not in self.quirks:
+            raise LeapformerError(
+                f"--data {folder}: the development set is the test set; give another, or --quirks {prepare.DEV}"
+            )
+
+    def keep_protocol(self) -> None:
+        """Write the protocol into `out`. Raises LeapformerError where another one of the same name is there."""
+        path, content = self.out / PROTOCOL, self.protocol.content()
+        if path.is_file() and _without_titles(read_json(path)) != _without_titles(json.loads(json.dumps(content))):
+            raise LeapformerError(
+                f"--out {self.out} holds trainings of another version of protocol {self.protocol.name} ({PROTOCOL}); "
+                "choose another folder"
+            )
+        write_json(path, content, "--out")
+
+    def folder(self, cell: Cell) -> Path:
+        return self.out / cell.name
+
+    def command(self, cell: Cell) -> list[str]:
+        """The training of a cell."""
+        options = {
+            "task": "leapformer_classification",
+            "criterion": "leapformer_classification",
+            "best-checkpoint-metric": "accuracy",
+            "maximize-best-checkpoint-metric": True,
+            "no-epoch-checkpoints": True,
+            "keep-interval-updates": 1,
+            "validate-interval": 1_000_000,  # by updates, not by epochs
+            "save-interval": 1_000_000,
+            "log-format": "json",
+            "log-interval": 20,
+            **self.protocol.options(cell.task, cell.row, self.quirks),
+            "seed": cell.seed,
+        }
+        options["save-interval-updates"] = options["validate-interval-updates"]
+        own = ["--save-dir", str(self.folder(cell))]
+        return [*trainings.PROGRAM, "train", str(self.data / cell.task), *words(options), *self.more, *own]
+
+    def test_command(self, cell: Cell) -> list[str]:
+        """The evaluation of the best checkpoint of a cell."""
+        options = {
+            "task": "leapformer_classification",
+            "path": self.folder(cell) / BEST,
+            "valid-subset": "test",
+            "batch-size": self.protocol.options(cell.task, cell.row, self.quirks)["batch-size"],
+            "log-format": "simple",
+            "model-overrides": "{'valid_examples': 0}",
+        }
+        return [*trainings.PROGRAM, "validate", str(self.data / cell.task), *words(options)]
+
+    def result(self, cell: Cell) -> dict[str, Any] | None:
+        """What a finished training left. Raises LeapformerError when it is damaged."""
+        path = self.folder(cell) / RESULT
+        return read_json(path, FIELDS, "delete it, and the run is repeated") if path.is_file() else None
+
+    def work(
+        self, cell: Cell, watch: Callable[[Cell, str], None], ended: Callable[[Cell, str], None]
+    ) -> trainings.Work:
+        """Train and test; `watch` gets every development accuracy, `ended` the reason of a failure or ""."""
+
+        def look(entry: dict[str, Any]) -> None:
+            if "valid_accuracy" in entry:
+                watch(cell, entry["valid_accuracy"])
+
+        folder = self.folder(cell)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, command in (("train.log", self.command(cell)), ("test.log", self.test_command(cell))):
+                start = trainings.size_of(folder / name)
+                status = yield trainings.Process(command, folder / name, look, trainings.environment(1))
+                if status:
+                    raise trainings.failure(folder / name, start, status)
+            write_json(folder / RESULT, self._found(cell))
+            for checkpoint in folder.glob("checkpoint_[!b]*.pt"):
+                checkpoint.unlink()  # what only a resumed training needs
+            ended(cell, "")
+        except LeapformerError as error:
+            ended(cell, str(error))
+
+    def _found(self, cell: Cell) -> dict[str, Any]:
+        folder, labels = self.folder(cell), Split(self.data / cell.task, "test").labels
+        scores = score_validation(folder / "test.log", len(labels))["scores"]
+        best = describe_checkpoint(folder / BEST)
+        return {
+            **cell._asdict(),
+            "protocol": self.protocol.name,
+            "quirks": list(self.quirks),
+            "accuracy": scores["accuracy"],
+            "dev": _best_accuracy(folder / "train.log"),
+            "examples": len(labels),
+            "chance": float(np.bincount(labels).max() / len(labels)),
+            "updates": best["updates"],
+            "speed": trainings.speed(folder / "train.log", "ups"),
+            "parameters": best["parameters"],
+            "cores": os.cpu_count(),
+            "signature": signature(threads=1),  # of the training, see `environment`
+        }
+
+
+def _without_titles(content: dict[str, Any]) -> dict[str, Any]:
+    """What decides how trainings go."""
+    rows = {name: {**row, "title": ""} for name, row in content["rows"].items()}
+    return {**content, "title": "", "rows": rows}
+
+
+def _best_accuracy(log: Path) -> float | None:
+    accuracies = [float(entry["valid_accuracy"]) for entry in trainings.entries(log) if "valid_accuracy" in entry]
+    return max(accuracies, default=None)
+
+
+def collect(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], Protocol]:
+    """The results in some folders, and their protocol.
+
+    Raises LeapformerError when there is none, for runs of different commands, and for two of one task, row and seed.
+    """
+    paths = sorted(path for folder in folders for path in folder.glob(f"*/*/{RESULT}"))
+    if not paths:
+        raise LeapformerError(f"{' '.join(map(str, folders))}: no {RESULT} in it; `leapformer lra run` makes them")
+    records = {(folder / trainings.OPTIONS).read_text(encoding="utf-8").strip() for folder in map(_checked, folders)}
+    if len(records) > 1:
+        raise LeapformerError(f"runs of different options ({'; '.join(sorted(records))}); give folders of one command")
+    results = [read_json(path, FIELDS, "delete it, and the run is repeated") for path in paths]
+    counts = Counter(Cell(result["task"], result["row"], result["seed"]).name for result in results)
+    name, count = counts.most_common(1)[0]
+    if count > 1:
+        raise LeapformerError(f"{count} results of {name}; give each folder once, and different seeds")
+    return results, load(str(paths[0].parents[2] / PROTOCOL))
+
+
+def _checked(folder: Path) -> Path:
+    for name in (trainings.OPTIONS, PROTOCOL):
+        if not (folder / name).is_file():
+            raise LeapformerError(f"{folder} holds no {name}; give the --out of `leapformer lra run`, whole")
+    return folder
+
+
+def make_data(
+    protocol: Protocol, task: str, root: Path | None, data: Path, quirks: Sequence[str], corpora: Path
+) -> Iterator[list[str]]:
+    """The commands of `leapformer` that make the arrays of a task: from `root`, or generated in `corpora`.
+
+    Raises LeapformerError for a task that is neither generated by the protocol nor given.
+    """
+    if task in protocol.corpus:
+        root = corpora / task
+        options = {"task": task, "out": root, **protocol.corpus[task]}
+        yield ["corpus", *words(options)]
+    if root is None:
+        raise LeapformerError(
+            f"{task} is not generated by protocol {protocol.name}; give --root with {prepare.TASKS[task].holds}"
+        )
+    options = {"out": data / task, "quirks": ",".join(data_quirks(task, quirks)) or None}
+    yield ["prepare", "lra", task, str(root), *words(options)]

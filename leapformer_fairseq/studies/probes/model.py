@@ -1,0 +1,121 @@
+"""The small models of the probes: two layers, 64 wide, two heads, with the mechanism in one block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...attention import CAUSAL, Mask, TokenInfo, build, sinusoids
+from ...attention.capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF
+from .tasks import NOTHING, PADDING, Batch, Probe
+
+WIDTH, HEADS, LAYERS, LONGEST = 64, 2, 2, 1024
+
+
+class Attention(nn.Module):
+    """A mechanism with its projections, on (B, T, C)."""
+
+    def __init__(self, name: str, block: str, **options: Any) -> None:
+        super().__init__()
+        self.mechanism = build(name, WIDTH // HEADS, HEADS, block=block, **options)
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        for unused in self.mechanism.capabilities.unused_projections:
+            getattr(self, unused.removesuffix("_proj")).requires_grad_(False)
+
+    def forward(self, x: Tensor, source: Tensor | None = None, mask: Mask = None, keep: Tensor | None = None) -> Tensor:
+        key = x if source is None else source
+        tokens = TokenInfo.whole(key.shape[1], keep, x.device)
+        keys = TokenInfo(tokens.positions, tokens.lengths, keep, inputs=key)
+        asked = keys if source is None else TokenInfo(*_places(x), inputs=x)
+        v = _heads(self.v(key))
+        k = v if self.mechanism.capabilities.keys_are_values else _heads(self.k(key))
+        out = self.mechanism(_heads(self.q(x)), k, v, query=asked, key=keys, mask=mask)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    """Normalised first: attention, attention to a source if there is one, and a feed-forward network."""
+
+    def __init__(self, own: Attention, cross: Attention | None = None) -> None:
+        super().__init__()
+        self.own, self.cross = own, cross
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+
+    def forward(
+        self, x: Tensor, own: Mask, keep: Tensor | None = None, source: Tensor | None = None, seen: Mask = None
+    ) -> Tensor:
+        x = x + self.own(self.norms[0](x), mask=own, keep=keep)
+        if self.cross is not None:
+            x = x + self.cross(self.norms[1](x), source, seen)
+        return x + self.feed_forward(self.norms[2](x))
+
+
+class ProbeModel(nn.Module):
+    """Logits for a batch of a probe: at every token, or one for the sequence.
+
+    In cross-attention a layer of softmax reads the source and one writes; elsewhere there are two layers of the
+    mechanism.
+    """
+
+    positions: Tensor
+
+    def __init__(self, probe: Probe, name: str, **options: Any) -> None:
+        super().__init__()
+        self.probe = probe
+        self.embedding = nn.Embedding(probe.vocabulary, WIDTH)
+        nn.init.normal_(self.embedding.weight)
+        self.register_buffer("positions", sinusoids(torch.arange(LONGEST), WIDTH))
+        self.encoder: Layer | None = None
+        if probe.block == DECODER_CROSS:
+            self.encoder = Layer(Attention("softmax", ENCODER_SELF))
+            layers = [Layer(Attention("softmax", DECODER_SELF), Attention(name, DECODER_CROSS, **options))]
+        else:
+            layers = [Layer(Attention(name, probe.block, **options)) for _ in range(LAYERS)]
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Linear(WIDTH, probe.vocabulary)
+
+    @property
+    def asked(self) -> Attention:
+        """The attention that the probe is about, in the first layer."""
+        layer: Any = self.layers[0]
+        found: Attention = layer.own if layer.cross is None else layer.cross
+        return found
+
+    def forward(self, batch: Batch) -> Tensor:
+        x, source, keep = self._embedded(batch.tokens), None, None
+        if self.encoder is not None and batch.source is not None:
+            source = self.encoder(self._embedded(batch.source), None)
+        if batch.whole:
+            keep = batch.tokens != PADDING
+        own = None if self.probe.block == ENCODER_SELF else CAUSAL
+        for layer in self.layers:
+            x = layer(x, own, keep, source, self.probe.mask)
+        if keep is not None:
+            x = (x * keep.unsqueeze(2)).sum(1) / keep.sum(1, keepdim=True)
+        return self.head(x)
+
+    def loss(self, batch: Batch) -> Tensor:
+        logits = self(batch)
+        return F.cross_entropy(logits.flatten(0, -2), batch.answers.flatten(), ignore_index=NOTHING)
+
+    @torch.no_grad()
+    def right(self, batch: Batch) -> float:
+        """The share of answers that are right."""
+        asked = batch.answers >= 0
+        return float((self(batch).argmax(-1)[asked] == batch.answers[asked]).double().mean())
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens) + self.positions[: tokens.shape[1]]
+
+
+def _heads(x: Tensor) -> Tensor:
+    return x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+
+
+def _places(x: Tensor) -> tuple[Tensor, Tensor]:
+    tokens = TokenInfo.whole(x.shape[1], device=x.device)
+    return tokens.positions, torch.full((1,), x.shape[1], device=x.device)

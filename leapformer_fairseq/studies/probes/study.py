@@ -1,0 +1,209 @@
+"""A grid of probes: mechanisms, learning rates and seeds; each training's result is kept, and found again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+from tabulate import tabulate
+from torch import nn
+
+from ...attention import OPTIONS, find
+from ...scoring.pictures.probes import draw_probes
+from ...support.errors import LeapformerError
+from ...support.files import locked_folder, made_folder, read_json, write_json, write_text
+from ...support.processes import pool_of
+from ...support.progress import Watch, unwatched
+from . import RATES
+from .model import ProbeModel
+from .tasks import PROBES, Probe
+
+ROWS, TEST_ROWS, TEST_SEED = 48, 200, 99
+WARM_UP = 100
+RECORD = "probes.json"
+
+
+class Run(NamedTuple):
+    """One training of a mechanism, such as `leap` or `gated-delta:gate-init=published`, on a probe."""
+
+    probe: str
+    attention: str
+    rate: float
+    seed: int
+
+    def file(self, out: Path) -> Path:
+        name = self.attention.translate(str.maketrans("/,*:=", "+____"))
+        return out / "runs" / f"{self.probe}-{name}-{self.rate:g}-{self.seed}.json"
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is trained. `updates` replaces each probe's own number."""
+
+    probes: Sequence[str]
+    attentions: Sequence[str]
+    rates: Sequence[float] = RATES
+    seeds: Sequence[int] = (1, 2, 3)
+    updates: int | None = None
+
+    def check(self) -> None:
+        """Raise LeapformerError for what does not exist, cannot serve where it is asked for, or is no training."""
+        for option, values in (("--updates", [self.updates]), ("--rates", self.rates)):
+            for value in values:
+                if value is not None and not 0 < value < math.inf:
+                    raise LeapformerError(f"{option} {value:g}: give a number above 0")
+        for name in self.probes:
+            if name not in PROBES:
+                raise LeapformerError(f"--probes {name}: choose from {', '.join(PROBES)}")
+        for attention in self.attentions:
+            name, options = parsed(attention)
+            for probe in self.probes:
+                about = PROBES[probe]
+                reason = find(name).capabilities.unsupported_reason(about.block, about.mask)
+                if reason is None:  # with its options, whose values building it checks
+                    mechanism = ProbeModel(about, name, **options).asked.mechanism
+                    reason = mechanism.capabilities.unsupported_reason(about.block, about.mask)
+                if reason is not None:
+                    raise LeapformerError(f"{name} cannot be probed by {probe}: {reason}")
+
+    def runs(self) -> list[Run]:
+        return [
+            Run(probe, attention, rate, seed)
+            for probe in self.probes
+            for attention in self.attentions
+            for seed in self.seeds
+            for rate in self.rates
+        ]
+
+
+def parsed(attention: str) -> tuple[str, dict[str, Any]]:
+    """A mechanism and its options, of text such as `luna:luna-length=8`. Raises LeapformerError for unknown ones."""
+    name, *pairs = attention.split(":")
+    known = {option.name for option in find(name).options}
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        flag, _, value = pair.partition("=")
+        key = flag.replace("-", "_")
+        if key not in known:
+            flags = ", ".join(OPTIONS[one].flag.removeprefix("--") for one in sorted(known))
+            raise LeapformerError(f"{attention}: {name} has no option {flag}; it has {flags or 'none'}")
+        kind = type(OPTIONS[key].default)
+        try:
+            options[key] = value in ("", "True") if kind is bool else kind(value)
+        except ValueError:
+            raise LeapformerError(f"{attention}: {flag} {value!r}: give a number") from None
+    return name, options
+
+
+def train(run: Run, updates: int | None = None) -> dict[str, float]:
+    """The shares of right answers after a training with one thread, by size.
+
+    AdamW without weight decay, a rate that rises for 100 updates and falls as a cosine to zero, gradients clipped to
+    length 1. A training that diverges has shares of zero.
+    """
+    torch.set_num_threads(1)
+    probe = PROBES[run.probe]
+    name, options = parsed(run.attention)
+    torch.manual_seed(run.seed)
+    generator, model = torch.Generator().manual_seed(run.seed), ProbeModel(probe, name, **options)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=run.rate, weight_decay=0.0, betas=(0.9, 0.98))
+    count = updates or probe.updates
+    for update in range(count):
+        rate = run.rate * min(1, (update + 1) / WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * update / count))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss = model.loss(probe.draw(ROWS, probe.trained[update % len(probe.trained)], generator))
+        if not loss.isfinite():
+            return {str(size): 0.0 for size in probe.tested}
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    model.eval()
+    return {str(size): model.right(_test(probe, place)) for place, size in enumerate(probe.tested)}
+
+
+def _test(probe: Probe, place: int) -> Any:
+    return probe.draw(TEST_ROWS, probe.tested[place], torch.Generator().manual_seed(TEST_SEED))
+
+
+def measure(study: Study, out: str | Path, signature: str, jobs: int = 1, watch: Watch = unwatched) -> list[str]:
+    """Train what is not there yet, and write results.json, table.md and probes.png; the table's lines.
+
+    `jobs` trainings at once, each with one thread. Raises LeapformerError as `Study.check`, and for a folder of other
+    probes.
+    """
+    study.check()
+    if jobs < 1:
+        raise LeapformerError(f"--jobs {jobs}: give at least 1")
+    folder = locked_folder(out, RECORD, {"updates": study.updates}, "study of probes", signature)
+    made_folder(folder / "runs")
+    runs = study.runs()
+    left = [run for run in runs if not run.file(folder).is_file()]
+    watch(len(runs) - len(left), len(runs))
+    for number, (run, scores) in enumerate(_trained(left, study.updates, jobs), len(runs) - len(left) + 1):
+        write_json(run.file(folder), {"run": run._asdict(), "scores": scores})
+        watch(number, len(runs), f"{run.probe} {run.attention}")
+    kept = {run: read_json(run.file(folder), ["scores"])["scores"] for run in runs}
+    found = {probe: _summary(study, probe, kept) for probe in study.probes}
+    tables = [line for probe, rows in found.items() for line in _table(study, probe, rows)]
+    write_json(folder / "results.json", {"signature": signature, "study": _described(study), "found": found})
+    write_text(folder / "table.md", "\n".join(["# Probes", "", *tables, f"Signature: `{signature}`", ""]))
+    draw_probes({probe: (PROBES[probe].about, rows) for probe, rows in found.items()}, folder / "probes.png")
+    return tables
+
+
+def _trained(runs: Sequence[Run], updates: int | None, jobs: int) -> Iterator[tuple[Run, dict[str, float]]]:
+    """Runs and their scores, as they are done."""
+    if jobs == 1:
+        yield from ((run, train(run, updates)) for run in runs)
+        return
+    with pool_of(jobs, f"--jobs {jobs}", "finished trainings are kept, and the same command goes on") as pool:
+        waiting = {pool.submit(train, run, updates): run for run in runs}
+        yield from ((waiting[done], done.result()) for done in as_completed(waiting))
+
+
+def _described(study: Study) -> dict[str, Any]:
+    return {"rates": list(study.rates), "seeds": list(study.seeds), "updates": study.updates}
+
+
+def _summary(study: Study, probe: str, scores: Mapping[Run, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """For each attention the best rate, by the mean over seeds and sizes, and what the seeds gave with it, in %."""
+    rows = []
+    for attention in study.attentions:
+        by_rate = {rate: [scores[Run(probe, attention, rate, seed)] for seed in study.seeds] for rate in study.rates}
+        best = max(study.rates, key=lambda rate: mean(value for found in by_rate[rate] for value in found.values()))
+        sizes = {
+            size: {
+                "mean": 100 * mean(found[size] for found in by_rate[best]),
+                "least": 100 * min(found[size] for found in by_rate[best]),
+                "most": 100 * max(found[size] for found in by_rate[best]),
+            }
+            for size in by_rate[best][0]
+        }
+        rows.append({"attention": attention, "rate": best, "sizes": sizes})
+    return rows
+
+
+def _table(study: Study, probe: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    sizes = list(rows[0]["sizes"])
+    lines = [
+        [row["attention"], f"{row['rate']:g}"]
+        + [f"{one['mean']:.0f} ({one['least']:.0f}-{one['most']:.0f})" for one in row["sizes"].values()]
+        for row in rows
+    ]
+    about = PROBES[probe]
+    title = f"## {probe}: {about.about}"
+    note = (
+        f"Right answers in %, mean (least-most) of {len(study.seeds)} seeds with the best of {len(study.rates)} rates, "
+        f"after {study.updates or about.updates} updates; trained at {', '.join(map(str, about.trained))}."
+    )
+    table = tabulate(lines, ["attention", "rate", *sizes], "github", disable_numparse=True)
+    return [title, "", note, "", table, ""]

@@ -1,0 +1,188 @@
+"""All recipes by name: data sets, and the papers' tables, which are recipes with one row per attention."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...support.errors import LeapformerError
+from . import configuration
+from .fine_tuning import Choices, Glue
+from .language_models import LanguageModel, MaskedLanguageModel, OwnLanguageModel
+from .long_range_arena import LongRangeArena
+from .options import Parser
+from .quickstart import Quickstart
+from .recipe import DataSet, Recipe, Titles, launcher_of, parser_of
+from .shell import Shell
+from .sparsefinder import Sparsefinder
+from .speaking import SynthesisedSpeech, TextToSpeech
+from .speech import FittedSpeech, OwnSpeech, SpeechTranslation
+from .talks import Talks
+from .translation import Documents, OwnTranslation, Translation, UnsplitText
+
+DATASETS = {
+    "quickstart": DataSet("Simultaneous speech translation from scratch", Quickstart),
+    "translation": DataSet("Parallel text of your own", OwnTranslation, "small", "{train,valid,test}.LANGUAGE"),
+    "language_model": DataSet("Text of your own", OwnLanguageModel, "small"),
+    "speech": DataSet(
+        "Recordings of your own", OwnSpeech, "small",
+        "columns audio and text, and if there translation, speaker, id, start and end; tabs, or .csv", ("test", "dev"),
+    ),
+    "multi30k": DataSet("Multi30k English-German", Translation, "small", "{train,val,test_2016_flickr}.{en,de}"),
+    "iwslt14_deen": DataSet(
+        "IWSLT 2014 German-English", Translation, "fairseq", "{train,valid,test}.{de,en}, or de-en.tgz of the release"
+    ),
+    "iwslt14_esen_doc": DataSet(
+        "IWSLT 2014 Spanish-English, talks as documents", Documents, "abc",
+        "es-en.tgz of the release, or {train,valid,test}.{es,en}",
+    ),
+    "iwslt17": DataSet(
+        "IWSLT 2017 English-German or English-French", Translation, "sparsefinder",
+        "{train,valid,test}.{en,de}, or en-de.tgz of WIT3",
+    ),
+    "wmt14_ende": DataSet(
+        "WMT 2014 English-German", Translation, "fairseq",
+        "{train,valid,test}.{en,de}, or the archives of the release",
+    ),
+    "tatoeba": DataSet("Tatoeba German-English", UnsplitText, "small", "deu-eng.zip of manythings.org, or deu.txt"),
+    "python_docs": DataSet(
+        "Python's documentation, English-Spanish", UnsplitText, "small", "the .po files of python-docs-es"
+    ),
+    "wikitext2": DataSet("WikiText-2", LanguageModel, "small"),
+    "wikitext103": DataSet("WikiText-103", LanguageModel, "leapformer"),
+    "mlm": DataSet("Masked language models", MaskedLanguageModel, "small"),
+    "glue": DataSet("GLUE", Glue, "small", "MNLI/train.tsv and so on, plain or with .gz"),
+    "race": DataSet("RACE", Choices, "luna", "{train,dev,test}/{middle,high}/*.txt", choices=4),
+    "csqa": DataSet("CommonsenseQA", Choices, "luna", "{train,dev}_rand_split.jsonl", choices=5),
+    "mustc": DataSet(
+        "MuST-C English-German", SpeechTranslation, "leapformer", "en-de/data", ("tst-COMMON", "tst-HE", "dev")
+    ),
+    "covost2": DataSet(
+        "CoVoST 2 French-English", SpeechTranslation, "leapformer", "validated.tsv, covost_v2.fr_en.tsv and clips",
+        ("test", "dev"),
+    ),
+    "mboshi": DataSet("Mboshi-French", FittedSpeech, "small", "full_corpus_newsplit", ("test", "dev")),
+    "quechua": DataSet("Quechua-Spanish of IWSLT 2023", FittedSpeech, "small", "que_spa_clean", ("dev",)),
+    "talks": DataSet(
+        "Whole talks out of a corpus's sentences, translated by trained models", Talks,
+        holds="{test,test_asr}.* of `leapformer corpus` or `leapformer prepare`",
+    ),
+    "ljspeech": DataSet("LJSpeech", TextToSpeech, "mla", "metadata.csv and wavs"),
+    "espeak_tts": DataSet("Text to speech with the embedded espeak-ng voice", SynthesisedSpeech, "tiny"),
+    "sparsefinder": DataSet(
+        "Sparsefinder from data to curves", Sparsefinder, "mt_small",
+        "{train,valid,test}.txt as for mlm, or {train,val,test_2016_flickr}.{en,de} as for multi30k, or as for iwslt17",
+    ),
+    "lra": DataSet("Long Range Arena", LongRangeArena, holds="the published files, DIR/TASK or DIR itself"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of trained models: the recipe, its options, the attentions of the rows, and the paper's ranking."""
+
+    recipe: str
+    options: Sequence[str] = ()
+    steps: Sequence[str] = ()
+    rows: Sequence[str] = ()
+    expect: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe with its settings, and the requested steps."""
+
+    recipe: Recipe
+    steps: Sequence[str] = field(default_factory=tuple)
+
+    def run_all(self) -> None:
+        self.recipe.run(self.steps or self.recipe.steps)
+
+
+def tables() -> dict[str, Table]:
+    """All tables. Raises LeapformerError for a damaged file."""
+    found = {}
+    for name, about in configuration.read_yaml(configuration.configs() / "tables.yaml").items():
+        found[name] = Table(
+            about["recipe"],
+            shlex.split(about.get("options", "")),
+            about.get("steps", "").split(),
+            about.get("rows", []),
+            about.get("expect", []),
+        )
+    return found
+
+
+def parser_for(name: str, words: Sequence[str] = ()) -> tuple[Parser, dict[str, Any]]:
+    """The parser of a data set's recipe, with the defaults of the configuration that the words select."""
+    about, configured = _find(name), dict[str, Any]()
+    if about.paper:
+        paper = about.paper
+        for i, word in enumerate(words):
+            if word == "--paper" and i + 1 < len(words):
+                paper = words[i + 1]
+            paper = word.removeprefix("--paper=") if word.startswith("--paper=") else paper
+        configured = configuration.load(name, paper)
+    return parser_of(name, about, configured), configured
+
+
+def start(name: str, words: Sequence[str], titles: Titles | None = None, **of_shell: Any) -> Job:
+    """The recipe of a data set with the options in `words`, and steps among them; `of_shell` is for `Shell`.
+
+    Raises LeapformerError for wrong names, options and values.
+    """
+    parser, configured = parser_for(name, words)
+    about = DATASETS[name]
+    steps, words = parser.apart(words)
+    known = (*about.recipe.steps, *about.recipe.more_steps)
+    for step in steps:
+        if step not in known:
+            raise LeapformerError(f"{name} has no step {step}; choose from {', '.join(known)}, and quote lists")
+    settings = parser.read(words)
+    if settings.out is None:
+        raise LeapformerError("no --out given; see --help")
+    settings.out, settings.configured = settings.out.absolute(), configured
+    shell = Shell(settings.out, dry=settings.dry_run, launcher=launcher_of(settings, about.recipe), **of_shell)
+    titles = titles or Titles(expect=[configured["expect"]] if "expect" in configured else [])
+    recipe = about.recipe(name, about, settings, shell, titles)
+    for attention in recipe.attentions():
+        attention.check(recipe.masks(attention), recipe.training_values)
+    return Job(recipe, steps)
+
+
+def fill(name: str, words: Sequence[str], rows: Sequence[str], failed: Any, **of_shell: Any) -> list[str]:
+    """Train and evaluate the rows of a table, one after the other; return those that failed.
+
+    rows: instead of the table's; failed: called with each error.
+    """
+    table = tables()[name]
+    titles = Titles(name, rows or table.rows, table.expect)
+    chosen: list[str | None] = [*(rows or table.rows)]
+    wrong = []
+    steps, options = parser_for(table.recipe)[0].apart(words)
+    words = [*(steps or table.steps), *table.options, *options]
+    own = {row: ["--attention", row] if row else [] for row in chosen or [None]}
+    # All rows are checked before the first one costs hours.
+    jobs = {row: start(table.recipe, [*words, *more], titles=titles, **of_shell) for row, more in own.items()}
+    for row, job in jobs.items():
+        try:
+            job.run_all()
+        except LeapformerError as error:
+            if row is None:
+                raise
+            failed(error)
+            wrong.append(row)
+    return wrong
+
+
+def _find(name: str) -> DataSet:
+    if name not in DATASETS:
+        raise LeapformerError(f"there is no recipe {name}; choose from {', '.join(known_names())}")
+    return DATASETS[name]
+
+
+def known_names() -> list[str]:
+    """The names of data sets, then of tables."""
+    return [*DATASETS, *tables()]

@@ -1,0 +1,206 @@
+"""Fine-tuning masked language models to classify sentences and pairs (GLUE) or to choose answers (RACE, CSQA)."""
+
+from __future__ import annotations
+
+import shutil
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...support.errors import LeapformerError
+from ...support.lines import read_lines
+from ..trainings import Work
+from . import configuration
+from .options import Parser, list_of, one_of, whole
+from .plans import Attention
+from .recipe import DataSet, add_root
+from .runs import Run, Runs
+
+if TYPE_CHECKING:
+    from ...attention import Mask
+
+GLUE = ("MNLI", "QNLI", "QQP", "SST-2")
+ACCURACY = ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+# Examples longer than the model's positions are truncated; fairseq would skip them, also in validation.
+EXAMPLES = ["--init-token", "0", "--separator-token", "2", "--shorten-method", "truncate"]
+
+
+class FineTuning(Runs):
+    """Starts from the models of the recipe mlm and measures accuracy on sets of examples."""
+
+    option_lists = {
+        "train": ("training", "--max-update 1000 --fp16"),
+        "eval": ("fairseq-validate", "--batch-size 8"),
+    }
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        add_root(parser, about.holds)
+        parser.option(
+            "--pretrained", "PATH", "the --out folder of the recipe mlm, with a model for each attention, or one "
+            "checkpoint for all of them", Path,
+        )  # fmt: skip
+        parser.option("--pretrained-seed", "N", "the seed of the models in that folder", whole(), default=1)
+        parser.option(
+            "--vocabulary", "DIR", "the vocabulary of the models (only to prepare; by default PATH/data/text)", Path
+        )
+        cls.add_run_options(parser)
+
+    def masks(self, attention: Attention) -> dict[str, Mask]:
+        return {"encoder-self": None}
+
+    def check_data(self) -> None:
+        self.need_root()
+        if self.vocabulary is None or not self.vocabulary.is_dir():
+            what = "--vocabulary (or else --pretrained, the folder that holds it)"
+            raise LeapformerError(
+                f"{what} {self.vocabulary} is not a folder; check the path" if self.vocabulary
+                else f"no {what} given; see --help"
+            )  # fmt: skip
+
+    @property
+    def vocabulary(self) -> Path | None:
+        pretrained = self.settings.pretrained
+        return self.settings.vocabulary or (pretrained and pretrained / "data/text")
+
+    def before_training(self) -> None:
+        if not (self.settings.pretrained or self.shell.dry):
+            raise LeapformerError("no --pretrained given; see --help")
+
+    def pretrained(self, run: Run) -> Path:
+        """The checkpoint that fine-tuning starts from. Raises LeapformerError if there is none."""
+        found: Path = self.settings.pretrained or Path("PRETRAINED")
+        if found.is_dir() or self.shell.dry:
+            found /= f"{run.attention.run_folder(self.settings.pretrained_seed)}/model/checkpoint_best.pt"
+        if not (found.is_file() or self.shell.dry):
+            raise LeapformerError(
+                f"--pretrained {self.settings.pretrained}: there is no {found}; train it with the recipe mlm first"
+            )
+        return found
+
+    def model_options(self, run: Run) -> list[str]:
+        begin = ["--finetune-from-model", str(self.pretrained(run))]
+        plan = ["--encoder-self-attention", run.attention.plan]
+        return ["--num-classes", str(self.classes(run)), *EXAMPLES, *plan, *begin, *ACCURACY]
+
+    @property
+    def marks(self) -> list[str]:
+        return ["--pretrained", str(self.settings.pretrained), "--pretrained-seed", str(self.settings.pretrained_seed)]
+
+    @abstractmethod
+    def classes(self, run: Run) -> int | str:
+        """The number of labels."""
+
+    @abstractmethod
+    def sets(self, run: Run) -> Mapping[str, tuple[str, Path]]:
+        """Evaluation sets by the name of their results: fairseq's name and the file of labels, which may not exist."""
+
+    def evaluations(self, run: Run) -> Mapping[str, list[str]]:
+        sets = self.sets(run).items()
+        return {name: self.options("eval") for name, (_, labels) in sets if labels.is_file() or self.shell.dry}
+
+    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
+        subset, labels = self.sets(run)[out.name]
+        data, words = self.data_of(run) / "binary", (*self.task_options, "--valid-subset", subset)
+        yield from self.validate(data, checkpoint, out, labels, *words, *options)
+
+
+class Glue(FineTuning):
+    """GLUE; every task has its own data and runs."""
+
+    task_options = ("--task", "sentence_prediction", "--criterion", "sentence_prediction")
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        super().add_options(parser, about)
+        parser.flag("--download", "fetch what --root lacks")
+        parser.option("--tasks", "LIST", f"of {', '.join(GLUE)}, in quotes", list_of(one_of(*GLUE)))
+
+    @property
+    def tasks(self) -> list[str]:
+        return self.settings.tasks
+
+    def data_of(self, run: Run) -> Path:
+        return self.data / run.task
+
+    def classes(self, run: Run) -> int | str:
+        labels = self.data_of(run) / "text/label/dict.txt"
+        return "CLASSES" if self.shell.dry else sum(1 for _ in read_lines(labels))
+
+    def training_options(self, run: Run) -> list[str]:
+        """The options of the task, then all others, so that the command line has the last word."""
+        return [*configuration.flags(self.settings.configured.get("task-settings", {}).get(run.task, {})),
+                *self.options("train")]  # fmt: skip
+
+    def sets(self, run: Run) -> Mapping[str, tuple[str, Path]]:
+        labels = self.data_of(run) / "text/label"
+        sets = {run.task: ("valid", labels / "valid")}
+        return sets | ({f"{run.task}-mismatched": ("valid1", labels / "valid1")} if run.task == "MNLI" else {})
+
+    def step_prepare(self) -> None:
+        for task in self.tasks:
+            text, binary = self.data / task / "text", self.data / task / "binary"
+            given = ["--vocabulary", self.vocabulary, *(["--download"] if self.downloads else [])]
+            self.shell.say(f"preparing {task} in {self.data / task}")
+            self.shell.run(
+                self.shell.leapformer("prepare", "glue", task, self.settings.root, "--out", text, *given),
+                self.shell.once(binary, self.binarise_task(text, binary)),
+            )
+
+    def binarise_task(self, text: Path, binary: Path) -> Work:
+        """Binarise sentences, second sentences of pairs, and labels, each in its own folder."""
+        for part in ("input0", "input1", "label"):
+            if (text / part).is_dir() or self.shell.dry:
+                vocabulary = text / ("label/dict.txt" if part == "label" else "dict.txt")
+                files = {name: _with_second(text / part / name) for name in ("train", "valid", "test")}
+                files = {name: file for name, file in files.items() if file or name != "test"}
+                yield from self.binarise(binary / part, files, vocabulary)
+
+    def notes(self) -> list[str]:
+        return [
+            "Accuracy on the development sets in per cent; of each run the checkpoint that is best there, as is usual "
+            "for GLUE, whose test sets have no public labels."
+        ]
+
+
+def _with_second(file: Path) -> str:
+    """A file as fairseq wants to have it, with the second one of MNLI, the mismatched, behind a comma."""
+    found = [path for path in (file, file.with_name(f"{file.name}1")) if path.is_file()]
+    return ",".join(map(str, found))
+
+
+class Choices(FineTuning):
+    """Questions with several answers, one of which is correct."""
+
+    task_options = ("--task", "sentence_ranking", "--criterion", "sentence_ranking")
+
+    def classes(self, run: Run) -> int | str:
+        return self.about.choices
+
+    def sets(self, run: Run) -> Mapping[str, tuple[str, Path]]:
+        labels = self.data / "text/label"
+        return {name: (name, labels / f"{name}.label") for name in ("valid", "test")}
+
+    def step_prepare(self) -> None:
+        text, binary = self.data / "text", self.data / "binary"
+        self.shell.say(f"preparing {self.name} in {text}")
+        self.shell.run(
+            self.shell.leapformer(
+                "prepare", self.name, self.settings.root, "--out", text, "--vocabulary", self.vocabulary
+            ),
+            self.shell.once(binary, self.binarise_choices(text, binary)),
+        )
+
+    def binarise_choices(self, text: Path, binary: Path) -> Work:
+        """Binarise the shared text, each choice, and the indices of the correct answers."""
+        for place in range(self.about.choices + 1):
+            part = f"input{place}"
+            files = {name: text / part / name for name in ("train", "valid", "test")}
+            files = {name: file for name, file in files.items() if file.is_file() or name != "test"}
+            yield from self.binarise(binary / part, files, text / "dict.txt")
+        if not self.shell.dry:
+            shutil.copytree(text / "label", binary / "label", dirs_exist_ok=True)
+
+    def notes(self) -> list[str]:
+        return ["Accuracy in per cent; of each run the checkpoint that is best on the development set (valid)."]

@@ -1,0 +1,208 @@
+"""Language models and masked language models: text, one training run per attention and seed, perplexity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...support.errors import LeapformerError
+from ..trainings import Work
+from .options import Parser, list_of, one_of, whole
+from .plans import Attention
+from .recipe import DataSet, add_root
+from .runs import Run, Runs
+
+if TYPE_CHECKING:
+    from ...attention import Mask
+
+PARTS, SCORED = ("train", "valid", "test"), ("valid", "test")
+TEXTS = "{train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain or with .gz"
+
+
+class LanguageModel(Runs):
+    """Word perplexity on the validation and test texts, with more or less preceding context."""
+
+    task_options = ("--task", "language_modeling")
+    option_lists = {
+        "train": ("training", "--max-update 1000 --fp16"),
+        "eval": ("fairseq-eval-lm", "--context-window 400"),
+    }
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        add_root(parser, TEXTS)
+        for part in PARTS:
+            parser.option(f"--{part}", "FILE", "instead of the one in --root", Path)
+        parser.flag(
+            "--train-on-valid", "without a training file: train on the validation text except its last tenth, and "
+            "validate on that",
+        )  # fmt: skip
+        parser.flag("--download", "fetch what --root lacks")
+        parser.option(
+            "--contexts", "LIST", "evaluate with so many words before each segment, in quotes, each a row (by default "
+            "--context-window of the evaluation)", list_of(whole(0)), default=[],
+        )  # fmt: skip
+        cls.add_sets(parser)
+        cls.add_run_options(parser)
+
+    @staticmethod
+    def add_sets(parser: Parser) -> None:
+        """Add the choice of what is scored."""
+        parser.option(
+            "--sets", "LIST", f"texts to score, in quotes, of {', '.join(SCORED)}: each is a row",
+            list_of(one_of(*SCORED)), default="test",
+        )  # fmt: skip
+
+    def masks(self, attention: Attention) -> dict[str, Mask]:
+        return {"decoder-self": None}
+
+    def check_data(self) -> None:
+        if not (self.settings.valid and self.settings.test):
+            self.need_root("--root (or else --train, --valid and --test)")
+
+    def step_prepare(self) -> None:
+        s, text, binary = self.settings, self.data / "text", self.data / "binary"
+        files = [word for part in PARTS if getattr(s, part) for word in (f"--{part}", getattr(s, part))]
+        given = [*([s.root] if s.root else []), "--out", text, *files]
+        given += [f"--{flag.replace('_', '-')}" for flag in ("train_on_valid", "download") if getattr(s, flag)]
+        self.shell.say(f"preparing {self.name} in {self.data}")
+        self.shell.run(
+            self.shell.leapformer("prepare", self.name, *given),
+            self.shell.once(binary, self.binarise(binary, {part: text / f"{part}.txt" for part in PARTS})),
+        )
+
+    def model_options(self, run: Run) -> list[str]:
+        return ["--decoder-self-attention", run.attention.plan]
+
+    @property
+    def marks(self) -> list[str]:
+        return ["--train-on-valid"] if self.settings.train_on_valid else []
+
+    def evaluations(self, run: Run) -> Mapping[str, list[str]]:
+        options = self.options("eval")
+        contexts = {f"-context{n}": [*options, "--context-window", str(n)] for n in self.settings.contexts}
+        of_all = contexts or {"": options}
+        return {part + context: options for part in self.settings.sets for context, options in of_all.items()}
+
+    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
+        log, part = out / "eval.log", out.name.partition("-")[0]
+        yield from self.shell.logged(
+            log, "eval-lm", self.data / "binary", "--path", checkpoint, "--gen-subset", part, *options
+        )
+        text = self.data / f"text/{part}.txt"
+        yield from self.shell.leapformer(
+            "score", log, "--text", text, "--checkpoint", checkpoint, "--json", out / "scores.json"
+        )
+
+    def notes(self) -> list[str]:
+        of_all = "Words of the text, line ends included; of each run the checkpoint with the lowest validation loss."
+        if not self.settings.train_on_valid:
+            return [of_all]
+        return [
+            of_all,
+            "There was no training text: the models were trained on the validation text without its last tenth and "
+            "validated on that tenth. Words that only the test text has count as <unk>. So these perplexities cannot "
+            "be compared with published ones.",
+        ]
+
+
+class OwnLanguageModel(LanguageModel):
+    """Any text, in subwords."""
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        add_root(parser, TEXTS)
+        parser.option("--vocab-size", "N", "number of subwords, learned from the training text", whole())
+        parser.option(
+            "--contexts", "LIST", "evaluate with so many subwords before each segment, in quotes, each a row",
+            list_of(whole(0)), default=[],
+        )  # fmt: skip
+        cls.add_sets(parser)
+        parser.set_defaults(train_on_valid=False)
+        cls.add_run_options(parser)
+
+    def check_data(self) -> None:
+        self.need_root()
+
+    def step_prepare(self) -> None:
+        prepare_subwords(self, [])
+
+    def notes(self) -> list[str]:
+        return [
+            "Perplexity of the subwords of the text, line ends included: comparable between models with these "
+            "subwords only; of each run the checkpoint with the lowest validation loss."
+        ]
+
+
+def prepare_subwords(recipe: Runs, more: list[object]) -> None:
+    """Prepare text in subwords, with a dictionary."""
+    s, text, binary = recipe.settings, recipe.data / "text", recipe.data / "binary"
+    files = {part: text / f"{part}.txt" for part in PARTS}
+    recipe.shell.say(f"preparing the text in {recipe.data}")
+    recipe.shell.run(
+        recipe.shell.leapformer("prepare", "mlm", s.root, "--out", text, "--vocab-size", s.vocab_size, *more),
+        recipe.shell.once(binary, recipe.binarise(binary, files, text / "dict.txt")),
+    )
+
+
+class MaskedLanguageModel(Runs):
+    """Perplexity of the masked subwords of a test text, the same ones for every model."""
+
+    task_options = ("--task", "masked_lm", "--criterion", "masked_lm")
+    option_lists = {
+        "train": ("training", "--max-update 1000 --fp16"),
+        "eval": ("fairseq-validate", "--mask-prob 0.2"),
+    }
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        lines = "one sentence per line, an empty line between documents"
+        add_root(parser, f"{TEXTS}: {lines}")
+        parser.option("--vocab-size", "N", "number of subwords, learned from the training text", whole())
+        parser.option(
+            "--vocabulary", "DIR", "subwords to use instead: OUT/data/text of another run, or a folder with RoBERTa's "
+            "encoder.json, vocab.bpe and dict.txt", Path,
+        )  # fmt: skip
+        parser.option(
+            "--init", "CHECKPOINT", "initialise with this model, of any attention: a RoBERTa of fairseq, or "
+            "OUT/ATTENTION-seedN/model/checkpoint_best.pt; requires the vocabulary that it was trained with", Path,
+        )  # fmt: skip
+        cls.add_run_options(parser)
+
+    def masks(self, attention: Attention) -> dict[str, Mask]:
+        return {"encoder-self": None}
+
+    def check_data(self) -> None:
+        self.need_root()
+
+    def step_prepare(self) -> None:
+        vocabulary = self.settings.vocabulary
+        prepare_subwords(self, ["--vocabulary", vocabulary] if vocabulary else [])
+
+    def before_training(self) -> None:
+        init = self.settings.init
+        if init and not (init.is_file() or self.shell.dry):
+            raise LeapformerError(f"--init {init}: no such checkpoint; train it first or check the path")
+
+    def model_options(self, run: Run) -> list[str]:
+        return ["--encoder-self-attention", run.attention.plan]
+
+    def training_options(self, run: Run) -> list[str]:
+        init = self.settings.init
+        return [*(["--finetune-from-model", str(init)] if init else []), *self.options("train")]
+
+    def evaluations(self, run: Run) -> Mapping[str, list[str]]:
+        return {"test": self.options("eval")}
+
+    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
+        """The text is cut into full blocks, so that no line is too long, and the seed determines what is masked."""
+        words = ("--task", "masked_lm", "--valid-subset", "test", "--sample-break-mode", "none", "--seed", 1)
+        text = self.data / "text/test.txt"
+        yield from self.validate(self.data / "binary", checkpoint, out, text, *words, *options)
+
+    def notes(self) -> list[str]:
+        return [
+            "Perplexity of the masked subwords of the test text, the same ones for every model; of each run the "
+            "checkpoint with the lowest validation loss."
+        ]

@@ -1,0 +1,147 @@
+"""How recipes describe attention: a plan for each block, and options of its mechanisms."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...scoring.names import attention_title
+from ...support.errors import LeapformerError
+from .options import Parser
+
+if TYPE_CHECKING:
+    from ...attention import Mask
+
+BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One mechanism or plan for all blocks, or ENCODER/DECODER/CROSS; options follow after colons.
+
+    Examples: luna:luna-length=32 or softmax/abc-mlp/abc-mlp:abc-slots=32/8/32.
+    """
+
+    text: str
+
+    @property
+    def plan(self) -> str:
+        """The plan without options."""
+        return self.text.partition(":")[0]
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The plans of the three blocks."""
+        given = self.plan.split("/")
+        return (*given, *[given[-1]] * 3)[:3]
+
+    @property
+    def options(self) -> list[str]:
+        """The options as command-line words."""
+        return [word for name, value in self._given for word in (f"--{name}", *([value] if value else []))]
+
+    @property
+    def _given(self) -> list[tuple[str, str | None]]:
+        """Names of options without dashes, and values, None for a flag."""
+        parts = (option.partition("=") for option in self.text.split(":")[1:])
+        return [(name, value if equals else None) for name, equals, value in parts]
+
+    def check(self, masks: Mapping[str, Mask], configured: Mapping[str, str | None] | None = None) -> None:
+        """Raise LeapformerError for a plan that no model could be built with; `masks` has the blocks of the model.
+
+        `configured` are other options of the training by name, which those after colons override.
+        """
+        from ...attention import OPTIONS  # torch takes seconds, and not every command needs it
+        from ...modules.plan import check_plans
+
+        parts = self.plan.count("/") + 1
+        if parts > len(masks):
+            raise LeapformerError(f"{self.text}: {parts} plans for {', '.join(masks)}; give at most {len(masks)}")
+        every = len(masks) == len(BLOCKS)
+        plans = dict(zip(BLOCKS, self.blocks, strict=True)) if every else dict.fromkeys(masks, self.plan)
+        before = [(name, value) for name, value in (configured or {}).items() if name.replace("-", "_") in OPTIONS]
+        try:
+            check_plans(plans, [*before, *self._given], masks, _model_options)
+            self._check_encoder()
+        except LeapformerError as error:
+            raise LeapformerError(f"--attention {self.text}: {error}") from None
+
+    def _check_encoder(self) -> None:
+        """Raise LeapformerError for chunks of the encoder that no model could have."""
+        words = [f"--{option}" for option in self.text.split(":")[1:] if option.startswith("encoder-")]
+        if not words:
+            return
+        from ...models.streaming_encoder import add_chunk_args, chunks_of, fill_chunk_args
+
+        parser = Parser()
+        add_chunk_args(parser)
+        settings = parser.parse_known_args(words)[0]
+        fill_chunk_args(settings)
+        chunks_of(settings)
+
+    def wait_k_masks(self) -> dict[str, Mask]:
+        """The blocks of a wait-k model, whose encoder may stream."""
+        from ...attention import ChunkMask, PrefixMask
+
+        streams = any(word in ("--encoder-causal", "--encoder-chunk-ms") for word in self.options)
+        return dict(zip(BLOCKS, (ChunkMask() if streams else None, PrefixMask(), PrefixMask(2)), strict=True))
+
+    @property
+    def encoder(self) -> Attention:
+        """The encoder's plan, used in all blocks."""
+        return Attention(self.blocks[0] + self._tail)
+
+    @property
+    def recogniser(self) -> Attention:
+        """The same encoder with a softmax decoder, for pre-training encoders."""
+        return Attention(f"{self.blocks[0]}/softmax{self._tail}")
+
+    @property
+    def _tail(self) -> str:
+        return self.text[len(self.plan) :]
+
+    @property
+    def flags(self) -> list[str]:
+        """The plans of the three blocks and the options, as command-line words."""
+        plans = zip(BLOCKS, self.blocks, strict=True)
+        return [word for block, plan in plans for word in (f"--{block}-attention", plan)] + self.options
+
+    @property
+    def title(self) -> str:
+        """What a report calls it."""
+        return attention_title(self.text)
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether a decoder block has a mechanism that needs the target's length."""
+        return any("cosformer" in plan for plan in self.blocks[1:])
+
+    @property
+    def guesses_length(self) -> bool:
+        """Whether that mechanism takes lengths in steps where the true ones are unknown."""
+        return self.needs_length and any(name == "cosformer-step" and value != "0" for name, value in self._given)
+
+    @property
+    def folder(self) -> str:
+        """The folder name of a run with this attention."""
+        return self.text.translate(str.maketrans("/,*:=", "+____"))
+
+    def run_folder(self, seed: int) -> str:
+        """The folder name of a training run with this seed."""
+        return f"{self.folder}-seed{seed}"
+
+
+def _model_options() -> set[str]:
+    """The options of all our models, without dashes."""
+    from fairseq.models import MODEL_REGISTRY
+
+    from ... import register
+
+    register()
+    parser = argparse.ArgumentParser(conflict_handler="resolve", add_help=False)
+    for name, model in MODEL_REGISTRY.items():
+        if name.startswith("leapformer_"):
+            model.add_args(parser)
+    return {flag.lstrip("-") for action in parser._actions for flag in action.option_strings}

@@ -1,0 +1,112 @@
+"""Translation of whole talks by trained models: with pauses, without pauses, in noise, and for hours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...support.errors import LeapformerError
+from ...support.files import write_text
+from ..trainings import Work
+from .options import Parser, list_of, one_of, positive, whole
+from .recipe import DataSet, Recipe, add_root
+
+UTTERANCES, HOURS = "utterances", "hours"  # the sentences one by one, which talks are compared with; one long talk
+# set of talks -> options of `leapformer prepare talks`
+JOINED = {
+    "pauses": ("--gap-s", "0.3", "1.5"),
+    "no-pauses": ("--gap-s", "0", "0"),
+    "overlaps": ("--gap-s", "-0.3", "0"),
+    "snr20": ("--gap-s", "0.3", "1.5", "--snr-db", "20"),
+    "snr10": ("--gap-s", "0.3", "1.5", "--snr-db", "10"),
+    "snr0": ("--gap-s", "0.3", "1.5", "--snr-db", "0"),
+    HOURS: ("--gap-s", "0", "0", "--talks", "1"),
+}
+SETS = (UTTERANCES, *JOINED)
+
+
+class Talks(Recipe):
+    """Makes sets of talks from a corpus, and for each a curve of quality against latency, with memory and time."""
+
+    steps = ("prepare", "evaluate")
+    option_lists = {"curve": ("leapformer curve", "--policies alignatt --align-frames '2 4'")}
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        add_root(parser, about.holds)
+        parser.option("--checkpoints", "LIST", "trained models, in quotes", list_of(Path), default=[])
+        parser.option("--data-root", "DIR", "of their configuration (default: --root)", Path)
+        parser.option("--config-yaml", "FILE", "in it", default="config_st.yaml")
+        parser.option("--split", "NAME", "whose sentences are joined", default="test")
+        parser.option(
+            "--sets", "LIST", f"in quotes, of {', '.join(SETS)}", list_of(one_of(*SETS)), default=" ".join(SETS)
+        )
+        parser.option(
+            "--segment", "LIST", "in quotes: pause, tokens, seconds, or what else ends a segment or is kept of it",
+            list_of(), default="pause tokens",
+        )  # fmt: skip
+        parser.option("--talks", "N", "in each set", whole(), default=4)
+        parser.option("--minutes", "M", "of each talk", positive, default="5")
+        parser.option("--long-minutes", "M", f"of the one talk of the set {HOURS}", positive, default="150")
+        parser.option("--seed", "N", "of the talks", whole(0), default=1)
+
+    @property
+    def root(self) -> Path:
+        """The corpus. Raises LeapformerError if none is given."""
+        self.need_root()
+        root: Path = self.settings.root
+        return root.absolute()
+
+    def check_data(self) -> None:
+        self.need_root()
+
+    def step_prepare(self) -> None:
+        """Make the selected sets of talks; `utterances` are the sentences of the corpus as they are."""
+        s = self.settings
+        for name in s.sets:
+            if name != UTTERANCES:
+                minutes = s.long_minutes if name == HOURS else s.minutes
+                words = ["--talks", s.talks, "--minutes", minutes, "--seed", s.seed, "--split", s.split]
+                self.shell.say(f"talks: {name}")
+                self.shell.run(
+                    self.shell.leapformer(
+                        "prepare", "talks", self.root, "--out", self.data / name, *words, *JOINED[name]
+                    )
+                )
+
+    def step_evaluate(self) -> None:
+        """Evaluate one set after the other, because time is measured; in separate processes, because memory is."""
+        s = self.settings
+        if not s.checkpoints:
+            raise LeapformerError("no --checkpoints given, trained models; see --help")
+        for name in s.sets:
+            self.shell.say(f"translating {name}")
+            self.shell.run(self.curve(name))
+        if not self.shell.dry:
+            write_text(self.out / "report.md", self.report())
+        self.shell.say(f"done: {self.out}/report.md; tables and pictures in {self.out}/SET/")
+
+    def curve(self, name: str) -> Work:
+        """Run `leapformer curve` on a set, with one thread. Raises LeapformerError if the set was not prepared."""
+        s, out, data = self.settings, self.out / name, self.data / name
+        test = ["--talks", data, "--segment", *s.segment]
+        if name == UTTERANCES:
+            lists = (self.root / f"{s.split}.{part}" for part in ("source", "target"))
+            test = [
+                word for option, path in zip(("--source", "--target"), lists, strict=True) for word in (option, path)
+            ]
+        if not (self.shell.dry or name == UTTERANCES or (data / "summary.json").is_file()):
+            raise LeapformerError(f"{data} holds no talks; run the step prepare first")
+        models = ["--checkpoints", *(path.absolute() for path in s.checkpoints)]
+        system = ["--data-root", s.data_root or self.root, "--config-yaml", s.config_yaml]
+        log = self.out / f"{name}.log"
+        yield from self.shell.logged(
+            log, "curve", "--out", out, *models, *system, *test, *self.options("curve"), threads=1
+        )
+
+    def report(self) -> str:
+        """Write the tables of all sets to one page."""
+        parts = ["# Talks: quality, latency, memory and time\n"]
+        for name in self.settings.sets:
+            text = (self.out / name / "table.md").read_text(encoding="utf-8")
+            parts.append(text.replace("# Simultaneous", f"## {name}: simultaneous", 1).replace("](", f"]({name}/"))
+        return "\n".join(parts)

@@ -1,0 +1,216 @@
+"""Text translation: subwords for both languages, training, BLEU and chrF of detokenised text."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+from ...support.lines import read_lines, write_lines
+from ..trainings import Work
+from .options import Parser, one_of, whole
+from .plans import Attention
+from .recipe import ATTENTION, LIMITS, DataSet, Recipe, add_root
+
+SEPARATOR = "<sep>"
+
+
+class Translation(Recipe):
+    """One training run at a time; all runs of a folder are in one table."""
+
+    can_download: ClassVar[bool] = True
+    option_lists = {
+        "train": ("training", "--max-update 1000 --fp16"),
+        "eval": ("fairseq-generate", "--beam 1"),
+        "linearize": ("leapformer linearize", "--distill-updates 2000"),
+    }
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        add_root(parser, about.holds)
+        if cls.can_download:
+            parser.flag("--download", "fetch what --root lacks")
+        parser.option("--pair", "SOURCE-TARGET", "languages")
+        parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
+        parser.option("--seed", "N", "of the training", whole(), default=1)
+        parser.option("--epochs", "N", "maximum passes over the training data", whole())
+        parser.option(
+            "--linearize", "CHECKPOINT", "train no model: make a linear one of this trained softmax model", Path
+        )
+        parser.option("--keep", "N", "with --linearize: blocks that stay softmax", whole(0), default=0)
+        parser.option(
+            "--average", "N", "translate with the average of the last N epochs; 0: with the best epoch by validation "
+            "loss", whole(0),
+        )  # fmt: skip
+        parser.option("--set", "NAME", "what to translate: test, or valid", one_of("test", "valid"), default="test")
+        parser.option("--vocab-size", "N", "subwords for both languages together", whole())
+        parser.option("--workers", "N", "processes that binarise the text", whole(), default=1)
+
+    def check_data(self) -> None:
+        self.need_root(f"--root (the folder that holds {self.about.holds})")
+
+    # ------------------------------------------------------------------------------------------------------- names
+    @property
+    def languages(self) -> list[str]:
+        source, _, target = self.settings.pair.partition("-")
+        return ["--source-lang", source, "--target-lang", target]
+
+    @property
+    def target(self) -> str:
+        return self.settings.pair.partition("-")[2]
+
+    @property
+    def title(self) -> str:
+        """The run's attention, and how the model was obtained if it was not trained from scratch."""
+        s = self.settings
+        if not s.linearize:
+            return s.attention.text
+        return f"{s.attention.text}:linearized" + (f":keep={s.keep}" if s.keep else "")
+
+    @property
+    def run_folder(self) -> Path:
+        return self.out / Attention(self.title).run_folder(self.settings.seed)
+
+    def options(self, name: str) -> list[str]:
+        epochs = ["--max-epoch", str(self.settings.epochs)] if name == "train" else []
+        return [*epochs, *super().options(name)]
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+    def prepare_options(self) -> list[str]:
+        """The arguments of `leapformer prepare` for this data set, its name first."""
+        return [self.name.partition("_")[0], *(["--download"] if self.downloads else [])]
+
+    def step_prepare(self) -> None:
+        text, binary, s = self.data / "text", self.data / "binary", self.settings
+        name, *more = self.prepare_options()
+        self.shell.say(f"preparing {self.name} in {self.data}")
+        parts = (word for part in ("train", "valid", "test") for word in (f"--{part}pref", text / part))
+        # One dictionary for both languages, so that they can share embeddings.
+        binarise = self.shell.logged(
+            binary / "preprocess.log", "preprocess", *self.languages, *parts, "--destdir", binary,
+            "--joined-dictionary", "--srcdict", text / "spm.txt", "--workers", s.workers,
+        )  # fmt: skip
+        self.shell.run(
+            self.shell.leapformer(
+                "prepare", name, s.root, "--out", text, "--pair", s.pair, "--vocab-size", s.vocab_size, *more
+            ),
+            self.shell.once(binary, binarise),
+        )
+
+    def step_train(self) -> None:
+        s, run, binary = self.settings, self.run_folder, self.data / "binary"
+        self.shell.need(binary, "prepare")
+        keep = ["--keep-last-epochs", str(s.average)] if s.average else ["--no-epoch-checkpoints"]
+        # The softmax model with the same options is what a linearized one is compared with, too.
+        record = ["--attention", self.title, "--seed", str(s.seed), *self.options("train")]
+        self.shell.say(f"training {self.title}, seed {s.seed}, in {run}")
+        training = self.shell.train(
+            run.name, binary, run / "model", "--task", "translation", *self.languages, "--seed", str(s.seed), *keep,
+            *self.options("train"), *s.attention.flags,
+        )  # fmt: skip
+        with self.shell.folder(run, record):
+            if not s.linearize:
+                self.shell.run(self.shell.once(run / "model", training))
+                return
+            # What the rows of a table must not differ by, and yet makes another model.
+            with self.shell.folder(run / "model", ["--linearize", str(s.linearize), *self.options("linearize")]):
+                self.shell.run(self.shell.once(run / "model", self.linearize()))
+
+    def linearize(self) -> Work:
+        """Make a student of a trained model this run's best checkpoint. All students of a plan share the alignment."""
+        s, run = self.settings, self.run_folder
+        out = self.out / "linearized" / s.attention.run_folder(s.seed)
+        yield from self.shell.leapformer(
+            "linearize", "--path", s.linearize, "--attention", s.attention.text, "--data", self.data / "binary",
+            "--out", out, "--keep", s.keep, *self.options("linearize"), "--", "--seed", s.seed,
+        )  # fmt: skip
+        if not self.shell.dry:
+            shutil.copy(out / f"keep{s.keep}/checkpoint.pt", run / "model/checkpoint_best.pt")
+
+    def step_evaluate(self) -> None:
+        s, run = self.settings, self.run_folder
+        self.shell.need(run / "model", "train")
+        self.shell.say(f"translating the {s.set} set with {self.title}, seed {s.seed}")
+        checkpoint, works = run / "model/checkpoint_best.pt", []
+        if s.average and not s.linearize:
+            checkpoint = run / f"model/average{s.average}.pt"
+            works.append(self.average(run / "model", checkpoint))
+        works.append(self.shell.once(run / s.set, self.translate(checkpoint, run / s.set)))
+        with self.shell.folder(run / s.set, ["--average", str(s.average), *self.options("eval")]):
+            self.shell.run(*works)
+        self.shell.run(self.table(f"{self.name}, {s.pair}", self.note()))
+
+    def translate(self, checkpoint: Path, out: Path) -> Work:
+        """Translate the set, then compute BLEU and chrF."""
+        s, text = self.settings, self.data / "text"
+        translations = out / f"generate-{s.set}.txt"
+        yield from self.shell.logged(
+            out / "generate.log", "generate", self.data / "binary", "--task", "translation", *self.languages,
+            "--gen-subset", s.set, "--path", checkpoint, "--max-tokens", 8000, *LIMITS, "--bpe", "sentencepiece",
+            "--sentencepiece-model", text / "spm.model", "--results-path", out, *self.options("eval"),
+        )  # fmt: skip
+        references = text / f"raw/{s.set}.{self.target}"
+        yield from self.shell.leapformer(
+            "score", self.scored(translations), "--references", references, "--checkpoint", checkpoint,
+            "--json", out / "scores.json",
+        )  # fmt: skip
+
+    def scored(self, translations: Path) -> Path:
+        """The part of the translations that is compared with the references."""
+        return translations
+
+    def note(self) -> str:
+        by = f"the average of the last {self.settings.average} epochs of each run"
+        if not self.settings.average:
+            by = "the checkpoint with the lowest validation loss of each run"
+        return f"Detokenised text, one reference; translated with {by}."
+
+
+class OwnTranslation(Translation):
+    """A user's own parallel text."""
+
+    can_download = False
+
+    def prepare_options(self) -> list[str]:
+        return ["text"]
+
+
+class UnsplitText(Translation):
+    """A release without splits, which `prepare` makes."""
+
+    can_download = False
+
+    def prepare_options(self) -> list[str]:
+        return [self.name]
+
+
+class Documents(Translation):
+    """Documents in windows of sentences that are translated together; only the last sentence is scored."""
+
+    can_download = False
+
+    @classmethod
+    def add_options(cls, parser: Parser, about: DataSet) -> None:
+        super().add_options(parser, about)
+        parser.option(
+            "--window", "N", "sentences of a document translated together, of which only the last is scored; in plain "
+            "files an empty line ends a document (only to prepare)", whole(),
+        )  # fmt: skip
+
+    def prepare_options(self) -> list[str]:
+        return [f"{self.name.partition('_')[0]}-documents", "--window", str(self.settings.window)]
+
+    def scored(self, translations: Path) -> Path:
+        sentences = translations.with_name(f"sentences-{self.settings.set}.txt")
+        if not self.shell.dry:
+            write_lines(sentences, map(last_sentence, read_lines(translations)))
+        return sentences
+
+    def note(self) -> str:
+        return super().note().rstrip(".") + ", in windows of sentences, of which the last one counts."
+
+
+def last_sentence(line: str) -> str:
+    """A line of fairseq-generate's output; of a translated window, what follows its last separator."""
+    return re.sub(rf"^(D-\d+\t[^\t]*\t).*{SEPARATOR} ?", r"\1", line)

@@ -1,0 +1,139 @@
+"""What `leapformer sparsefinder evaluate`, `pareto`, `blocks` and `draw` measure, and the files that they write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ...attention import find
+from ...attention.sparse.blocks import SIZE
+from ...attention.sparse.pattern import Pattern
+from ...scoring.pictures.heatmaps import Axis
+from ...support.files import write_text
+from ...support.progress import Watch
+from . import pictures, report
+from .extraction import Graphs, Sentence
+from .grids import Point
+from .quality import KeptScores, Scored, score
+from .report import Row
+from .sweep import Sweep, by_head, check_windows, measure_point, model_options
+
+
+def evaluate(graphs: Graphs, sweep: Sweep, sentences: Sequence[Sentence], test: Scored | None) -> Iterator[Row]:
+    """A row for each point and seed with the one window of the sweep: means, values by layer and head, and quality.
+
+    Raises LeapformerError for a window without a middle, and for what cannot be scored.
+    """
+    check_windows(sweep.windows, sentences)
+    (window,) = sweep.windows
+    for point, seed in sweep.units():
+        measures = measure_point(graphs, sentences, point, sweep, seed)._asdict()
+        row: Row = {"mechanism": point.mechanism, "options": point.options, "window": window, "seed": seed + 1}
+        row |= {name: float(x.mean()) for name, x in measures.items()}
+        row["layers"] = {name: x[0].tolist() for name, x in measures.items()}
+        if test is not None:
+            row |= score(test, point.mechanism, model_options(point, window, sweep, seed))._asdict()
+        yield row
+
+
+# -------------------------------------------------------------------------------------------------------------- curves
+def score_fronts(
+    scores: KeptScores, sweep: Sweep, rows: Sequence[Row], gold_sparsity: float, count: int, watch: Watch
+) -> list[Row]:
+    """Rows with perplexity or BLEU: at most `count` along each front of recall, and its best at the gold sparsity."""
+    wanted: list[Row] = []
+    for mechanism in dict.fromkeys(row["mechanism"] for row in rows):
+        first = report.by_seed(rows, mechanism)[1]  # the graphs of the first seed stand for the others
+        front = report.front(first, "recall")
+        wanted += report.with_gold(report.thinned(front, count), front, gold_sparsity)
+    scored = []
+    for i, row in enumerate(wanted):
+        point = Point(row["mechanism"], row["options"])
+        watch(i, len(wanted), f"{point.name} window={row['window']}")
+        scored.append(scores.add(point, row, model_options(point, row["window"], sweep, row["seed"] - 1)))
+    return scored
+
+
+def write_curves(
+    folder: Path,
+    block: str,
+    sweep: Sweep,
+    rows: Sequence[Row],
+    scored: Sequence[Row],
+    gold: Row,
+    note: str | None = None,
+) -> str:
+    """curves.csv, curves.md, which is returned and begins with `note`, and pictures; with scores also quality.csv."""
+    report.write_csv(rows, folder / "curves.csv")
+    text = [*([note] if note else []), report.as_markdown(report.recall_table(rows))]
+    recall = _labelled(rows, block)
+    pictures.draw_curves(recall, gold, folder / "recall.png", "recall", f"{block}: recall of the gold graph")
+    if scored:
+        name = gold["name"]
+        report.write_csv(scored, folder / "quality.csv")
+        text += [report.full_markdown(gold), report.quality_markdown(scored, name)]
+        named = [{**row, name: row["quality"]} for row in _labelled(scored, block)]
+        pictures.draw_curves(named, {**gold, name: gold["quality"]}, folder / "quality.png", name, f"{block}: {name}")
+    write_text(folder / "curves.md", "\n\n".join(text) + "\n", "--out")
+    paper = 25 if block == "encoder-self" else 11  # the window of its figures
+    window = min(sweep.windows, key=lambda window: abs(window - paper))
+    pictures.draw_panels(by_head(sweep, folder, window), folder / "heads.png", f"{block}, window {window}")
+    return "\n\n".join(text)
+
+
+def _labelled(rows: Sequence[Row], block: str) -> list[Row]:
+    """The rows with the names of their curves: a pattern that cannot decode from a state is non-causal in a decoder."""
+
+    def name(mechanism: str) -> str:
+        causal = block == "encoder-self" or find(mechanism).capabilities.incremental
+        return mechanism if causal else f"{mechanism} (non-causal)"
+
+    return [{**row, "mechanism": name(row["mechanism"])} for row in rows]
+
+
+# -------------------------------------------------------------------------------------------------------------- blocks
+def score_blocks(scores: KeptScores, sweep: Sweep, watch: Watch) -> list[Row]:
+    """Seconds and perplexity of every point, whose patterns are of blocks."""
+    rows = []
+    for i, point in enumerate(sweep.points):
+        watch(i, len(sweep.points), point.name)
+        row = {"mechanism": point.mechanism, "options": point.options, "seed": 1, "window": 0}
+        row["attended"] = point.options["sparsefinder_blocks"]
+        rows.append(scores.add(point, row, model_options(point, 0, sweep, 0)))
+    return rows
+
+
+def write_blocks(folder: Path, rows: Sequence[Row], full: Row) -> str:
+    """blocks.md, which is returned, blocks.png over all sizes but one token (figure 7), and blocks-sizes.png (13)."""
+    text = report.blocks_markdown(rows, full)
+    write_text(folder / "blocks.md", text + "\n", "--out")
+    sizes = sorted({row["options"][SIZE.name] for row in rows})
+    means = {f"blocks of {size}": pictures.block_means(rows, [size]) for size in sizes}
+    averaged = {"averaged over sizes from 2": pictures.block_means(rows, [size for size in sizes if size > 1])}
+    pictures.draw_blocks(averaged, full, full["name"], folder / "blocks.png")
+    pictures.draw_blocks(means, full, full["name"], folder / "blocks-sizes.png")
+    return text
+
+
+# -------------------------------------------------------------------------------------------------------------- graphs
+def draw_graphs(
+    graphs: Graphs,
+    sentence: Sentence,
+    layers: Mapping[int, Pattern],
+    heads: Sequence[int],
+    most: int,
+    folder: Path,
+    name: str,
+) -> None:
+    """A picture for each of the layers and heads: graph and attention of the first `most` tokens, with gold edges."""
+    block = graphs.about["block"]
+    queries = Axis("token", sentence.words[:most])
+    axes = queries, Axis("source token") if block == "decoder-cross" else queries
+    for layer, mechanism in layers.items():
+        q, k = sentence.q[layer].unsqueeze(0), sentence.k[layer].unsqueeze(0)
+        parts = mechanism.graph(q, k, mask=graphs.mask), mechanism.weights(q, k, mask=graphs.mask)
+        predicted, weights, gold = (x[:, :most, :most] for x in (parts[0][0], parts[1][0], sentence.graph[layer]))
+        for head in heads:
+            title = f"{block}, layer {layer + 1}, head {head}: {name}"
+            path = folder / f"layer{layer + 1}-head{head}.png"
+            pictures.draw_graph(predicted[head], weights[head], gold[head], axes, path, title)

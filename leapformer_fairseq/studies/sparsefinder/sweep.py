@@ -1,0 +1,210 @@
+"""Sparsity and recall of every point of a grid, with every window, on the sentences that were not fitted to.
+
+Each point and seed is a file in OUT/points, so that an interrupted sweep goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...attention import build, find
+from ...attention.sparse.entmax import ALPHA
+from ...attention.sparse.fitted import DIMENSIONS, FILE, Fitted, read_file
+from ...attention.sparse.pattern import SEED, WINDOW, Pattern
+from ...support.errors import LeapformerError
+from ...support.files import locked_folder, read_json, write_json
+from ...support.progress import Watch
+from .extraction import Graphs, Sentence
+from .fitting import fitted_count
+from .grids import Point
+from .measures import Measures, measure_windows
+
+RECORD, POINTS = "sweep.json", "points"
+FITTED = "--fitted"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is measured: `points` with `windows`, global tokens `ends`, by the files of all seeds."""
+
+    points: Sequence[Point]
+    windows: Sequence[int]
+    ends: str
+    files: Sequence[str]
+
+    def units(self) -> list[tuple[Point, int]]:
+        """Each point with each seed, from 0; those without anything random once."""
+        return [(point, i) for point in self.points for i in range(max(1, len(self.files)) if point.seeded else 1)]
+
+
+def evaluated(graphs: Graphs, files: Sequence[str], limit: int | None) -> list[Sentence]:
+    """The sentences that none of the files was fitted to, at most `limit`.
+
+    Raises LeapformerError when there are none, and for a file of another teacher.
+    """
+    start = 0
+    for path in files:
+        fitted = read_file(path, FITTED)
+        if fitted["layers"] != graphs.about["fingerprints"]:
+            raise LeapformerError(
+                f"{path} was fitted to {fitted['teacher']} ({fitted['block']}), {graphs.folder} is of "
+                f"{graphs.about['teacher']} ({graphs.about['block']}); fit it to these graphs"
+            )
+        if fitted["graphs"] == str(graphs.folder.resolve()):
+            start = max(start, fitted_count(len(graphs), fitted["settings"]["part"]))
+    if limit is not None and limit < 1:
+        raise LeapformerError(f"--sentences {limit}: give at least 1")
+    if start >= len(graphs):
+        raise LeapformerError(
+            f"{graphs.folder}: all {len(graphs)} sentences were fitted to; give other graphs of this teacher, or fit "
+            "with --part 0.9"
+        )
+    stop = len(graphs) if limit is None else min(len(graphs), start + limit)
+    return list(graphs.sentences(start, stop))
+
+
+def run(graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Watch) -> list[dict[str, Any]]:
+    """The rows of all points, seeds and windows; `watch` gets what is measured, how many are done, and of how many."""
+    sentences = evaluated(graphs, sweep.files, limit)
+    check_windows(sweep.windows, sentences)
+    about = {
+        "graphs": str(graphs.folder.resolve()),
+        "sentences": [sentence.index for sentence in sentences],
+        "windows": list(sweep.windows),
+        "global": sweep.ends,
+        "files": [digest(path) for path in sweep.files],
+    }
+    locked_folder(out, RECORD, about, "sweep", among_others=True)
+    (out / POINTS).mkdir(exist_ok=True)
+    units, found = sweep.units(), list[dict[str, Any]]()
+    for i, (point, seed) in enumerate(units):
+        path = _kept_at(out, point, seed)
+        watch(i, len(units), point.name)
+        if not path.is_file():
+            measures = measure_point(graphs, sentences, point, sweep, seed)
+            write_json(path, {name: _rounded(x) for name, x in measures._asdict().items()})
+        held = read_json(path, Measures._fields)
+        found += _rows(point, seed, sweep.windows, Measures(*(torch.tensor(held[name]) for name in Measures._fields)))
+    watch(len(units), len(units))
+    return found
+
+
+def digest(path: str | Path) -> str:
+    """SHA-256 of a file: a fit that was repeated is another one, whatever its name."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def check_windows(windows: Sequence[int], sentences: Sequence[Sentence]) -> None:
+    """Raise LeapformerError for windows without a middle: below 0, or even and shorter than the longest sentence."""
+    longest = max(max(sentence.graph.shape[2:]) for sentence in sentences)
+    for window in windows:
+        if window < 0 or (window % 2 == 0 and 0 < window < longest):
+            raise LeapformerError(
+                f"--window {window}: it has no middle, and the longest sentence has {longest} tokens; give an odd "
+                "number, or 0 for none"
+            )
+
+
+def by_head(sweep: Sweep, out: Path, window: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Sparsities and recalls (P, L, H) of the P points of each mechanism at one window, of the first seed."""
+    at = list(sweep.windows).index(window)
+    found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for point in sweep.points:
+        held = read_json(_kept_at(out, point, 0), Measures._fields)
+        pair = torch.tensor(held["sparsity"])[at], torch.tensor(held["recall"])[at]
+        found.setdefault(point.mechanism, []).append(pair)
+    return {
+        name: (torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])) for name, pairs in found.items()
+    }
+
+
+def _kept_at(out: Path, point: Point, seed: int) -> Path:
+    return out / POINTS / f"{point.file_name}-seed{seed + 1}.json"
+
+
+@torch.no_grad()
+def measure_point(graphs: Graphs, sentences: Sequence[Sentence], point: Point, sweep: Sweep, seed: int) -> Measures:
+    """Measures (W, L, H), averaged over sentences."""
+    layers = list(mechanisms(graphs, point, sweep.ends, sweep.files, seed))
+    total: list[torch.Tensor] | None = None
+    for sentence in sentences:
+        seen = graphs.seen(sentence)
+        per_layer = []
+        for layer, mechanism in enumerate(layers):
+            q, k = sentence.q[layer].unsqueeze(0), sentence.k[layer].unsqueeze(0)
+            predicted = mechanism.graph(q, k, mask=graphs.mask)[0]
+            per_layer.append(measure_windows(predicted, sentence.graph[layer], seen, sweep.windows))
+        one = [torch.stack(layers_of_one, 1) for layers_of_one in zip(*per_layer, strict=True)]
+        total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
+    assert total is not None
+    return Measures(*(x / len(sentences) for x in total))
+
+
+def mechanisms(graphs: Graphs, point: Point, ends: str, files: Sequence[str], seed: int) -> Iterator[Pattern]:
+    """The pattern of each layer, with what was fitted to it."""
+    about, options = graphs.about, {ALPHA.name: graphs.about["alpha"], **pattern_options(point, ends, files, seed)}
+    for layer, key in enumerate(about["fingerprints"]):
+        made = build(point.mechanism, about["head_dim"], about["heads"], block=about["block"], **options)
+        assert isinstance(made, Pattern)
+        if isinstance(made, Fitted):
+            made.adopt(_file(point, files, seed)["entries"][key])
+        if made.alpha_logit is not None:
+            made.alpha_logit.data.copy_(torch.logit(torch.tensor(about["alphas"][layer]) - 1))
+        yield made
+
+
+def pattern_options(point: Point, ends: str, files: Sequence[str], seed: int) -> dict[str, Any]:
+    """The options of a point for one seed."""
+    found, known = {"sparse_global": ends, **point.options}, find(point.mechanism).options
+    if SEED in known:
+        found[SEED.name] = seed + 1
+    if DIMENSIONS in known:
+        found[DIMENSIONS.name] = _file(point, files, seed)["settings"]["dimensions"]
+    return found
+
+
+def model_options(point: Point, window: int, sweep: Sweep, seed: int) -> dict[str, Any]:
+    """What a model is built with to have the pattern in its layers."""
+    found = {**pattern_options(point, sweep.ends, sweep.files, seed), WINDOW.name: window}
+    if issubclass(find(point.mechanism), Fitted):
+        found[FILE.name] = str(Path(sweep.files[seed]).resolve())
+    return found
+
+
+def gold_sparsity(graphs: Graphs, sentences: Sequence[Sentence]) -> float:
+    """Of the teacher's own graphs, averaged as the measures are."""
+    found = [1 - s.graph.sum((2, 3)) / graphs.seen(s).sum() for s in sentences]
+    return float(torch.stack([one.mean() for one in found]).mean())
+
+
+def _file(point: Point, files: Sequence[str], seed: int) -> dict[str, Any]:
+    if not files:
+        raise LeapformerError(
+            f"{point.mechanism} has fitted parts; give the files of `leapformer sparsefinder fit` with --fitted"
+        )
+    return read_file(files[seed], FITTED)
+
+
+def _rows(point: Point, seed: int, windows: Sequence[int], measures: Measures) -> Iterator[dict[str, Any]]:
+    means = [x.flatten(1).mean(1).tolist() for x in measures]
+    for i, window in enumerate(windows):
+        yield {
+            "mechanism": point.mechanism,
+            "options": point.options,
+            "origins": list(point.origins),
+            "seed": seed + 1,
+            "window": window,
+            **{name: means[j][i] for j, name in enumerate(Measures._fields)},
+        }
+
+
+def _rounded(x: torch.Tensor) -> list[Any]:
+    """As nested lists, to six digits."""
+    found: list[Any] = (x * 1e6).round().div(1e6).tolist()
+    return found

@@ -1,0 +1,189 @@
+"""How the tokens of each part of speech are distributed over the buckets of k-means (Treviso et al., 2022, figure 6).
+
+A tagger cuts text into words, a model into subwords. The rule that joins them: a subword has the tag of the word that
+its first letter is in. White space does not count, and marks such as that of the end of a sentence have no tag. The
+paper does not tell its rule.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor
+
+from ...data.vocabulary import load_spelling
+from ...support.errors import LeapformerError
+from ...support.files import write_text
+from ...support.lines import read_lines
+from .extraction import Graphs, Sentence
+from .grids import Point
+from .sweep import mechanisms
+
+Tagged = Sequence[tuple[str, str]]  # words of a sentence with their tags
+OTHER = "other"
+SIDES = {"queries": "q", "keys": "k"}
+MARKS = {"<s>", "</s>", "<pad>", "<unk>", "<mask>"}
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes it
+
+
+def texts(sentences: Iterable[Sentence], vocabulary: str | None) -> list[str]:
+    """The sentences as a tagger reads them, one line each."""
+    return [
+        b"".join(spelled).decode("utf-8", "replace").strip().replace("\n", " ")
+        for spelled in _spelled(sentences, vocabulary)
+    ]
+
+
+def read_tags(path: str) -> list[Tagged]:
+    """Sentences of a TSV: a word and its tag on each line, an empty line after a sentence.
+
+    Raises LeapformerError for a line of another form.
+    """
+    lines = list(read_lines(path, "--tags"))
+    for number, line in enumerate(lines, 1):
+        if line.strip() and line.count("\t") != 1:
+            raise LeapformerError(f"--tags {path}, line {number}: {line!r} is no word, tab and tag; mend it")
+    return [
+        [(word, tag) for word, _, tag in (line.partition("\t") for line in group)]
+        for filled, group in groupby(lines, key=lambda line: bool(line.strip()))
+        if filled
+    ]
+
+
+def tag_with_spacy(lines: Iterable[str], pipeline: str) -> list[Tagged]:
+    """Universal tags by an installed pipeline of spaCy. Raises LeapformerError where it is not installed."""
+    try:
+        import spacy
+
+        model = spacy.load(pipeline)
+    except (ImportError, OSError) as error:
+        raise LeapformerError(
+            f"--spacy {pipeline}: {' '.join(str(error).split())}; install spacy and this pipeline, or give the tags as "
+            "--tags"
+        ) from error
+    return [[(token.text, token.pos_) for token in document] for document in model.pipe(lines)]
+
+
+def tags_of_subwords(
+    sentences: Sequence[Sentence], tagged: Sequence[Tagged], vocabulary: str | None
+) -> list[list[str | None]]:
+    """The tag of each subword, None where it has none.
+
+    Raises LeapformerError when the tags are of other text.
+    """
+    if len(tagged) != len(sentences):
+        raise LeapformerError(
+            f"there are tags for {len(tagged)} sentences, and {len(sentences)} sentences; tag each line of text.txt, "
+            "with an empty line after it"
+        )
+    found = []
+    for number, (spelled, words) in enumerate(zip(_spelled(sentences, vocabulary), tagged, strict=True), 1):
+        letters = [b"".join(piece.split()) for piece in spelled]
+        owners = [(byte, tag) for word, tag in words for byte in b"".join(word.encode().split())]
+        if bytes(byte for byte, _ in owners) != b"".join(letters):
+            raise LeapformerError(
+                f"the tags of sentence {number} are of other words than line {number} of text.txt has"
+            )
+        ends = torch.tensor([0, *map(len, letters)]).cumsum(0).tolist()
+        found.append([owners[end][1] if piece else None for end, piece in zip(ends, letters, strict=False)])
+    return found
+
+
+class Buckets:
+    """How often each tag is in each bucket of the heads of each layer, `counts` (sides, L, H, c, tags).
+
+    Sides are the queries and, in self-attention, the keys: a token is in the bucket of the centroid nearest to its
+    query, and in that of the centroid nearest to its key.
+    """
+
+    def __init__(self, graphs: Graphs, file: str, centroids: int, names: Sequence[str]) -> None:
+        point = Point("sparsefinder-kmeans", {"sparsefinder_centroids": centroids})
+        self.layers: list[Any] = list(mechanisms(graphs, point, "none", [file], 0))
+        self.sides = list(SIDES)[: 1 if graphs.about["block"] == "decoder-cross" else 2]
+        self.names = list(names)
+        shape = len(self.sides), len(self.layers), graphs.about["heads"], centroids, len(names)
+        self.counts = torch.zeros(shape, dtype=torch.long)
+
+    def add(self, sentence: Sentence, tags: Sequence[str | None]) -> None:
+        tagged = torch.tensor([i for i, tag in enumerate(tags) if tag is not None])
+        columns = torch.tensor(
+            [self.names.index(tag if tag in self.names else OTHER) for tag in tags if tag is not None]
+        )
+        for layer, mechanism in enumerate(self.layers):
+            for counts, side in zip(self.counts, self.sides, strict=True):
+                x = getattr(sentence, SIDES[side])[layer][:, tagged].unsqueeze(0)
+                project = mechanism.project_queries if side == "queries" else mechanism.project_keys
+                cells = mechanism.buckets(project(x))[0, :, :, 0] * len(self.names) + columns  # (H, T)
+                of_layer = counts[layer]
+                for head, own in enumerate(cells):
+                    of_layer[head] += own.bincount(minlength=of_layer[head].numel()).view_as(of_layer[head])
+
+
+def most_frequent(tags: Iterable[Sequence[str | None]], count: int) -> list[str]:
+    """The `count` most frequent tags and, where there are more, a name for the others."""
+    found = Counter(tag for sentence in tags for tag in sentence if tag is not None)
+    names = [tag for tag, _ in found.most_common(count)]
+    return names if len(found) <= count else [*names, OTHER]
+
+
+def information(counts: Tensor) -> float:
+    """What the bucket of a token tells about its tag, in bits: the mutual information of counts (c, tags)."""
+    joint = counts.double() / counts.sum()
+    apart = joint.sum(0) * joint.sum(1, keepdim=True)
+    return float(torch.where(joint > 0, joint * (joint / apart).log2(), 0.0).sum())
+
+
+def write_tags(
+    buckets: Buckets, folder: Path, draw: Callable[[Mapping[str, Tensor], Sequence[str], Path, str], None]
+) -> str:
+    """tags.csv with all counts, tags.md with what each head tells of tags, and a picture a head. The table is returned.
+
+    `draw` gets the shares (c, tags) of each side, which add up to 1 for each tag, names, path and title.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["layer", "head", "side", "bucket", *buckets.names])
+    rows = []
+    for layer, of_layer in enumerate(buckets.counts.unbind(1), 1):
+        for head, of_head in enumerate(of_layer.unbind(1)):
+            sides = dict(zip(buckets.sides, of_head, strict=True))
+            for side, counts in sides.items():
+                writer.writerows([layer, head, side, bucket, *line.tolist()] for bucket, line in enumerate(counts))
+            bits = [f"{information(counts):.3f}" for counts in sides.values()]
+            rows.append([layer, head, *bits, *(int((counts.sum(1) > 0).sum()) for counts in sides.values())])
+            shares = {side: counts / counts.sum(0).clamp(min=1) for side, counts in sides.items()}
+            title = f"layer {layer}, head {head}: buckets of each tag"
+            draw(shares, buckets.names, folder / f"tags-layer{layer}-head{head}.png", title)
+    write_text(folder / "tags.csv", text.getvalue(), "--out")
+    headers = ["layer", "head", *(f"{what} of {side}" for what in ("bits", "buckets in use") for side in buckets.sides)]
+    table = tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+    write_text(folder / "tags.md", table + "\n", "--out")
+    return table
+
+
+def _spelled(sentences: Iterable[Sentence], vocabulary: str | None) -> list[list[bytes]]:
+    """Each subword as it stands in the text, with its white space; marks are empty."""
+    if vocabulary is not None:
+        spell = load_spelling(vocabulary)
+        return [[b"" if word in MARKS else spell(word) for word in sentence.words] for sentence in sentences]
+    sentences = list(sentences)
+    pieces = any(SPACE in word for sentence in sentences for word in sentence.words)
+    if not pieces and all(word.isdigit() for s in sentences for word in s.words if word not in MARKS):
+        raise LeapformerError(
+            "the subwords of these graphs are numbers; give the folder with encoder.json and vocab.bpe as --vocabulary"
+        )
+    return [
+        [
+            b"" if word in MARKS else (word.replace(SPACE, " ") if pieces else word + " ").encode()
+            for word in sentence.words
+        ]
+        for sentence in sentences
+    ]
