@@ -21,7 +21,7 @@ from ..support.errors import LeapformerError
 from ..support.lines import read_table
 from .manifests import read_manifest
 from .recordings import Recording, need_file, read_audible
-from .speech import SpeechDataset
+from .speech import FEW_HOURS, SpeechDataset
 from .text import tidy
 
 NAME = "speech"
@@ -128,13 +128,14 @@ class Measured:
 
     @property
     def batch(self) -> int:
-        """Batch size in frames."""
-        return 16_000 if self.hours < 20 else 40_000
+        """Batch size in frames; small ones make more of a few hours (docs/own_speech.md)."""
+        return 4_000 if self.hours < FEW_HOURS else 40_000
 
     @property
     def updates(self) -> int:
-        """About forty epochs, and at least 1,500 updates."""
-        return max(1_500, round(40 * self.hours * 3_600 * 1_000 / FRAME_MS / self.batch))
+        """About sixty passes over a few hours, but at least 6,000 updates, and about forty over more."""
+        passes, least = (60, 6_000) if self.hours < FEW_HOURS else (40, 1_500)
+        return max(least, round(passes * self.hours * 3_600 * 1_000 / FRAME_MS / self.batch))
 
 
 def measure(out: Path) -> Measured:

@@ -145,5 +145,7 @@ def test_bad_columns_are_one_line(root, capsys, columns, message):
 
 def test_sizes_grow_with_the_data():
     few, many = (tables.Measured(hours, 0.3, 7) for hours in (0.5, 400))
-    assert (few.batch, few.updates) == (16_000, 1_500)
+    assert (few.batch, few.updates) == (4_000, 6_000)
+    some = tables.Measured(19.9, 0.3, 7)
+    assert some.batch == 4_000 and 59 < some.updates * some.batch / (19.9 * 360_000) < 61, "some sixty passes"
     assert many.batch == 40_000 and 35 < many.updates * many.batch / (400 * 360_000) < 45, "some forty passes"
