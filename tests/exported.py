@@ -24,8 +24,8 @@ from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.text import Detokenizer
 from leapformer_fairseq.runtime.voice import ExportedVoice
 from leapformer_fairseq.simul.system import TranslationSystem
+from tests.simul.conftest import subwords
 
-from .agents.conftest import subwords
 from .made import made
 from .models.tiny import dictionary, make_model, make_tts
 from .reversed_text import TRAINING, reversed_text

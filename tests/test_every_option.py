@@ -124,7 +124,7 @@ WITH: dict[Any, dict[str, Any]] = {
     ("sparsefinder-block1", "sparsefinder_centroids"): {"sparsefinder_block_score": "released"},
     ("abc-cluster", "abc_cluster_rounds"): {"abc_slots": 3},
 }
-NEEDS_A_FILE = {"sparsefinder_file"}  # tests/sparsefinder
+NEEDS_A_FILE = {"sparsefinder_file"}  # tests/studies/sparsefinder
 PER_BLOCK = ("abc_slots", "rfa_features", "t2r_features", "abc_pool_size", "abc_global_every")
 
 

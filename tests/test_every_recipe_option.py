@@ -89,7 +89,7 @@ ONLY_CHANGES = {
     "--stages", "--block", "--recipe", "--protocol", "--entmax", "--softmax", "--seeds", "--pictures", "--segment",
     "--pretrained", "--paper", "--jobs", "--pretrained-seed", "--k", "--pair",
 }  # fmt: skip
-# No command of a dry run tells: below, tests/recipes/test_shell.py, and test_speech_of_ones_own
+# No command of a dry run tells: below, tests/studies/recipes/test_shell.py, and test_speech_of_ones_own
 LAUNCHES = {"--launcher", "--processes", "--machines", "--slurm-options", "--restarts", "--dry-run", "--anyway"}
 SWEEPS = {"--ratios", "--dampenings", "--sizes"}
 

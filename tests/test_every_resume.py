@@ -203,7 +203,7 @@ FORKED: dict[str, Forked] = {
     "modules.decoding.Memory": _memories(),
     **{f"attention.mechanism.State of {name}": _of_state(name) for name in STATES},
 }  # fmt: skip
-ELSEWHERE = {"agents.exported.ExportedEngine", "agents.stream.Engine"}  # tests/agents/test_exported.py; a protocol
+ELSEWHERE = {"agents.exported.ExportedEngine", "agents.stream.Engine"}  # tests/simul/test_exported.py; a protocol
 
 
 def test_every_class_that_forks_is_looked_at() -> None:

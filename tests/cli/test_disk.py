@@ -12,7 +12,7 @@ from fairseq import checkpoint_utils
 from leapformer_fairseq.cli.main import main
 from tests.cli.test_refusals import places  # noqa: F401
 from tests.cli.test_wrong_files import everything  # noqa: F401
-from tests.pictures.test_maps import data  # noqa: F401
+from tests.scoring.pictures.test_maps import data  # noqa: F401
 from tests.untrained import save_checkpoint
 
 TRAINING = "--arch leapformer_nmt_tiny --optimizer adam --lr 1e-3 --max-update 1 --max-tokens 500 --num-workers 0 --cpu"

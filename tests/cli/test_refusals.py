@@ -9,8 +9,8 @@ import pytest
 from leapformer_fairseq.cli import demo
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.studies.lra.grid import Grid
-from tests.pictures.test_maps import data  # noqa: F401
 from tests.reversed_text import reversed_text
+from tests.scoring.pictures.test_maps import data  # noqa: F401
 from tests.untrained import save_checkpoint
 
 SOFTMAX = [f"--{block}-attention=softmax" for block in ("encoder-self", "decoder-self", "decoder-cross")]

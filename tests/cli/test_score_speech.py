@@ -8,8 +8,8 @@ import pytest
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.scoring.speech import Spectra, read_run, score_speech
-from tests.acoustics.signals import voiced, write_run
-from tests.pictures.images import pixels
+from tests.runtime.acoustics.signals import voiced, write_run
+from tests.scoring.pictures.images import pixels
 
 RECORDED = {"a": voiced(0.2), "b": voiced(0.3)}
 SPOKEN = {"leap": {"a": voiced(0.3), "b": voiced(0.4)}, "softmax": {"a": voiced(0.25), "b": voiced(0.25)}}

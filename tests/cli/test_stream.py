@@ -25,7 +25,7 @@ from leapformer_fairseq.runtime.formats.streamlog import StreamLogWriter, read_s
 from leapformer_fairseq.runtime.formats.talks import read_talks
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.simul import loading
-from tests.agents.conftest import detokenizer, make_system, speech, spm_model, symbols  # noqa: F401  (fixtures)
+from tests.simul.conftest import detokenizer, make_system, speech, spm_model, symbols  # noqa: F401  (fixtures)
 
 NEEDED = ["--checkpoint", "x", "--data-root", "x", "--max-len-b", "9", "--lead-ms", "200"]
 # of the recording below: to 400 ms after the last sound, in whole 40 ms, and from 200 ms before the next sound

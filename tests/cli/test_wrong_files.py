@@ -9,7 +9,7 @@ import pytest
 from leapformer_fairseq.cli.main import main
 from tests.cli.test_refusals import places  # noqa: F401
 from tests.covering import in_turn
-from tests.pictures.test_maps import data  # noqa: F401
+from tests.scoring.pictures.test_maps import data  # noqa: F401
 
 CONTENTS = {
     "missing": None,

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from leapformer_fairseq.models.averaging import describe_checkpoint
+from tests.scoring.pictures.images import pixels
 
 from ..commands import done, leapformer
 from ..forks import Fork
-from ..pictures.images import pixels
 from ..reversed_text import reversed_text
 
 TRAINING = (

@@ -35,9 +35,9 @@ from leapformer_fairseq.runtime.simul.exported import ExportedSystem
 from leapformer_fairseq.support import files
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.files import write_json
+from tests.simul.conftest import subwords
 
 from .. import covering
-from ..agents.conftest import subwords
 from ..exported import language_model, resealed, speech, translation, voice
 
 

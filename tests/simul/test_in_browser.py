@@ -1,0 +1,254 @@
+"""A model that runs in a page: the same events as in Python, and the page with a recording as its microphone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+pytest.importorskip("websockets", reason="the extra live")
+pytest.importorskip("onnxscript", reason="the extra onnx")
+
+from leapformer_fairseq.cli.main import main  # noqa: E402
+from leapformer_fairseq.runtime.audio import fbank  # noqa: E402
+from leapformer_fairseq.runtime.serve.files import FileServer, model_files, page_files  # noqa: E402
+from leapformer_fairseq.runtime.simul.exported import ExportedSystem  # noqa: E402
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions  # noqa: E402
+from leapformer_fairseq.runtime.simul.segments import SegmentOptions  # noqa: E402
+from leapformer_fairseq.runtime.simul.session import Session  # noqa: E402
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions  # noqa: E402
+from leapformer_fairseq.runtime.simul.text import Detokenizer  # noqa: E402
+from leapformer_fairseq.support.errors import LeapformerError  # noqa: E402
+from tests.exported import speech as exported_speech  # noqa: E402
+from tests.simul.browser import CHROMIUM, Browser, until  # noqa: E402
+from tests.simul.test_page import Served, shown  # noqa: E402
+
+NPM = shutil.which("npm")
+VERSION = "1.30.0"  # of onnxruntime-web
+in_chromium = pytest.mark.skipif(CHROMIUM is None or NPM is None, reason="no Chromium or npm: apt-get install them")
+DECODING, SEGMENTS = DecodingOptions(max_len_b=20), SegmentOptions(min_seconds=1.0, max_seconds=4.0)
+SHORT = replace(SEGMENTS, max_seconds=1.2)  # what the page hears takes as long as it is
+PARTS = """(async () => {
+  const [{ Model }, { Session }, { FeatureStream }, { decode }, { env, InferenceSession, Tensor }] = await Promise.all(
+    ["/local/stream.js", "/local/session.js", "/local/features.js", "/local/text.js", "/runtime/ort.wasm.min.mjs"]
+      .map((name) => import(name)));
+  Object.assign(env.wasm, { numThreads: 1, wasmPaths: "/runtime/" });
+  const model = await Model.load({ InferenceSession, Tensor }, new URL("/model/", location.href));
+  const floats = (pcm) => Float32Array.from(pcm, (value) => value / 32768);
+  Object.assign(window, {
+    decode,
+    frames: (pcm) => {
+      const made = new FeatureStream(1, 80, null, null);
+      made.push(floats(pcm));
+      return made.frames.map((one) => [...one]);
+    },
+    events: async (pcm, size, options) => {
+      const [session, found] = [new Session(model, options), []];
+      for (let i = 0; i < pcm.length; i += size) found.push(...await session.push(floats(pcm.slice(i, i + size))));
+      return [...found, ...await session.finish()];
+    },
+  });
+})()"""
+
+
+def told(system: ExportedSystem, decoding: DecodingOptions, segments: SegmentOptions) -> dict[str, Any]:
+    parts = {"decoding": decoding, "policy": system.policy, "segments": segments}
+    return {**{name: asdict(part) for name, part in parts.items()}, "step_frames": system.step_frames}
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Path:
+    """onnxruntime-web of the package registry, which stays beside this Python's other packages."""
+    folder = Path(sys.prefix) / "share" / f"onnxruntime-web-{VERSION}"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = folder / "node_modules" / "onnxruntime-web" / "dist"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if not found.is_dir():
+            words = [str(NPM), "install", "--ignore-scripts", "--no-audit", "--no-fund", f"onnxruntime-web@{VERSION}"]
+            made = subprocess.run([*words, "--prefix", str(folder)], capture_output=True, text=True, timeout=600)
+            if made.returncode:  # a machine that does not reach npm's registry
+                pytest.skip(f"onnxruntime-web cannot be installed: {made.stderr.strip()[-200:]}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """An exported model with a look-ahead."""
+    return exported_speech()[1].path
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path, runtime: Path) -> Iterator[Served]:
+    local = told(ExportedSystem.load(folder), DECODING, SHORT)
+    about = {"model": "a tiny model", "between": " ", "lagging": 2, "local": local}
+    made = Served(FileServer({**page_files(about), **model_files(folder, runtime)}))  # type: ignore[arg-type]
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def browser(speech, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One for all, since starting it takes longer than most of what it does."""
+    folder = tmp_path_factory.mktemp("browser")
+    soundfile.write(folder / "speech.wav", speech(20.0), 16_000, "PCM_16")
+    with Browser(folder / "profile", folder / "speech.wav") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def parts(browser: Browser, served: Served) -> Browser:
+    """What the page is made of, to be called."""
+    browser.go(served.url)
+    until(lambda: browser.text("status") == "Ready", "the model is loaded")
+    browser.evaluate(PARTS)
+    return browser
+
+
+def pcm_of(samples: np.ndarray) -> np.ndarray:
+    return np.round(samples * 32767).astype(np.int16)
+
+
+@in_chromium
+def test_a_damaged_model_is_told_on_the_page(browser, folder, runtime):
+    """Of files that were copied to another server, which does not look at them."""
+    local = told(ExportedSystem.load(folder), DECODING, SHORT)
+    files = {**page_files({"model": "", "between": " ", "lagging": 2, "local": local}), **model_files(folder, runtime)}
+    kind, weights = files["/model/weights.safetensors"]
+    files["/model/weights.safetensors"] = kind, weights[:-1] + bytes([weights[-1] ^ 1])
+    made = Served(FileServer(files))  # type: ignore[arg-type]
+    try:
+        browser.go(made.url)
+        message = "weights.safetensors is damaged, or of another export"
+        until(lambda: message in browser.text("status"), "the page says so")
+    finally:
+        made.close()
+
+
+@in_chromium
+class TestParts:
+    def test_frames(self, parts, speech):
+        pcm = pcm_of(speech(0.7))
+        found = np.array(parts.evaluate(f"frames({pcm.tolist()})"))
+        expected = fbank(pcm.astype(np.float32) / 32768)
+        assert found.shape == expected.shape and np.abs(found - expected).max() < 2e-3
+        silence = parts.evaluate(f"frames({[0] * 800})")
+        assert np.abs(np.array(silence) - fbank(np.zeros(800, np.float32))).max() < 1e-4
+
+    def test_text(self, parts, spm_model, symbols):
+        words, rng = Detokenizer(symbols, spm_model), np.random.default_rng(1)
+        plain = [index for index, symbol in enumerate(symbols) if index > 3 and not symbol.startswith("<")]
+        umlaut = [symbols.index(f"<0x{byte:02X}>") for byte in "\u0160".encode()]
+        for _ in range(30):
+            tokens = [*rng.choice(plain, 7).tolist(), 3, *umlaut, *rng.choice(plain, 3).tolist()]
+            pieces = [symbols[token] for token in tokens]
+            assert parts.evaluate(f"decode({json.dumps(pieces)}, '<unk>')") == words.decode(tokens)
+
+    @pytest.mark.parametrize(
+        ("policy", "decoding", "segments"),
+        [
+            (PolicyOptions(k=2), {}, {}),
+            (PolicyOptions(k=3, catch_up=2.0), {"no_repeat_ngram_size": 2}, {"kind": "tokens", "tokens": 4}),
+            (PolicyOptions("hold-n", hold=2), {"unit": "char"}, {"kind": "seconds", "max_seconds": 1.7}),
+            (
+                PolicyOptions("local-agreement"),
+                {"max_draft": 6, "max_after_read": 3},
+                {"silence_db": -30.0, "lead_ms": 200},
+            ),
+            (PolicyOptions("offline"), {"max_len_a": 0.02, "max_len_b": 1}, {"pause_ms": 200, "silence_db": None}),
+            (PolicyOptions(k=1), {"early_eos": "wait"}, {}),
+        ],
+        ids=lambda one: one.name if isinstance(one, PolicyOptions) else "",
+    )
+    def test_events_are_those_of_python(self, parts, folder, speech, policy, decoding, segments):
+        system = ExportedSystem.load(folder, policy)
+        decoding, segments = replace(DECODING, **decoding), replace(SEGMENTS, **segments)
+        quiet = 0.001 * speech(1.3, 5)
+        pcm = pcm_of(
+            np.concatenate([0.5 * quiet[:9_999], speech(2.3, 1), quiet, speech(1.9, 2), quiet, speech(0.45, 3)])
+        )
+        session = Session(system, decoding, segments, drafts=True)
+        expected = [*session.push(pcm.astype(np.float32) / 32768), *session.finish()]
+        assert len({event.segment for event in expected}) > 1 and any(event.text for event in expected)
+        for size in (3001, 40_000):
+            options = json.dumps({**told(system, decoding, segments), "drafts": True})
+            assert parts.evaluate(f"events({pcm.tolist()}, {size}, {options})") == [asdict(event) for event in expected]
+
+
+@pytest.mark.full
+@in_chromium
+def test_the_page(browser, served, folder, speech, tmp_path):
+    """A microphone, reloaded meanwhile, then a file in place of it."""
+    recording = pcm_of(speech(3.0, 7))
+    soundfile.write(tmp_path / "file.wav", recording, 16_000, "PCM_16")
+    browser.go(served.url)
+    until(lambda: browser.text("privacy") == "Nothing leaves this browser.", "the page knows who translates")
+    until(lambda: browser.text("status") == "Ready", "the model is loaded")
+    browser.click("start")
+    until(lambda: len(shown(browser)) >= 2, "two segments")
+    assert "real-time factor" in browser.text("figures")
+    before = shown(browser)[:2]
+    browser.go(served.url)  # a reload: what was being said is lost, the text is not
+    until(lambda: shown(browser)[:1] == before[:1], "the text is back")
+    until(lambda: browser.text("status") == "Ready", "the model is loaded again")
+    browser.click("start")
+    kept = len(shown(browser))
+    until(lambda: len(shown(browser)) > kept and "s heard" in browser.text("figures"), "the talk goes on")
+    assert shown(browser)[:1] == before[:1]
+    browser.click("stop")
+    until(lambda: browser.text("status") == "Finished", "the rest is translated")
+
+    root = browser.call("DOM.getDocument")["root"]["nodeId"]
+    node = browser.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
+    browser.call("DOM.setFileInputFiles", files=[str(tmp_path / "file.wav")], nodeId=node)
+    session = Session(ExportedSystem.load(folder), DECODING, SHORT)
+    expected: dict[int, list[str]] = {}
+    for event in (*session.push(recording.astype(np.float32) / 32768), *session.finish()):
+        expected.setdefault(event.segment, []).extend([event.text] if event.text else [])
+    lines = [" ".join(words) for words in expected.values() if words]
+    until(lambda: shown(browser) == lines != [], "the file is translated as in Python")
+    until(lambda: browser.text("status") == "Finished", "the page knows that it is over")
+    browser.go(served.url)
+    until(lambda: shown(browser) == lines, "the text is back once more")
+    assert not browser.complaints
+
+
+class TestRefusals:
+    @pytest.fixture
+    def refused(self, capsys, tmp_path) -> Callable[..., str]:
+        def run(*options: object) -> str:
+            assert main(["serve", "--in-browser", "--port", "0", *map(str, options)]) == 2
+            (line,) = capsys.readouterr().err.strip().split("\n")
+            return line
+
+        return run
+
+    def test_what_is_no_exported_model(self, refused, tmp_path):
+        (tmp_path / "checkpoint.pt").write_bytes(b"")
+        assert "give a folder made by `leapformer export`" in refused("--checkpoint", tmp_path / "checkpoint.pt")
+
+    @pytest.mark.parametrize("option", ["--history window", "--carry encoder"])
+    def test_what_the_page_does_not_do(self, refused, folder, option):
+        assert f"{option} with --in-browser" in refused("--checkpoint", folder, *option.split())
+
+    def test_without_the_runtime(self, refused, folder, tmp_path):
+        found = refused("--checkpoint", folder, "--onnxruntime-web", tmp_path)
+        assert "npm install onnxruntime-web" in found
+
+    def test_an_address_that_is_taken(self, folder, tmp_path):
+        made = Served(FileServer({}))  # type: ignore[arg-type]
+        try:
+            with pytest.raises(LeapformerError, match="give another --port"):
+                made.wait(FileServer({}).start("127.0.0.1", int(made.url.rstrip("/").rpartition(":")[2])))
+        finally:
+            made.close()
