@@ -25,6 +25,7 @@ from leapformer_fairseq.data.recordings import Recording
 from leapformer_fairseq.data.tables import Measured, _span
 from leapformer_fairseq.models.streaming_encoder import chunks_of
 from leapformer_fairseq.runtime.audio import read_blocks
+from leapformer_fairseq.runtime.formats.delays import queued
 from leapformer_fairseq.runtime.sentences import BETWEEN, HOP, SentenceEnds, SentenceModel
 from leapformer_fairseq.runtime.serve.talk import LONGEST_CHUNK, Talk
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
@@ -34,7 +35,6 @@ from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.shown import Shown
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
-from leapformer_fairseq.scoring.latency import queued
 from leapformer_fairseq.simul import talks
 from leapformer_fairseq.simul.simulate import Simulation, Utterance
 from leapformer_fairseq.simul.states import States

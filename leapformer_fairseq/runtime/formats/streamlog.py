@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...scoring.latency import queued
 from ...support.errors import LeapformerError
 from . import jsonl
+from .delays import queued
 from .talks import LOGGED, QUEUED, Effort, Talk
 
 WORD_START = "\u2581"  # sentencepiece's mark of a space before a piece

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...scoring.latency import repaired
 from ...support.errors import LeapformerError
 from ...support.files import write_text
 from . import jsonl
+from .delays import repaired
 
 LOGGED, REPAIRED, QUEUED = "CA", "CA_repaired", "CA_queued"  # three ways to take computation into account
 _HINT = "give a log with source, prediction, delays and perhaps elapsed of each recording"
@@ -40,7 +40,7 @@ class Talk:
     """The translation of a recording: words or characters, each with the milliseconds of source heard before it.
 
     `aware`: the same with computation, by the way it was counted: "CA" as logged, "CA_repaired" for a log of SimulEval
-    (see `latency.repaired`), "CA_queued" with queueing of chunks (`latency.queued`). `source_length`: of the recording
+    (see `delays.repaired`), "CA_queued" with queueing of chunks (`delays.queued`). `source_length`: of the recording
     in ms, None if unknown. `place`: of the log, for messages.
     """
 

@@ -1,0 +1,1 @@
+"""Logs of simultaneous translation: OmniSTEval's, simulstream's and ours."""

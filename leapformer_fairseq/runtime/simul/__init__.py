@@ -1,0 +1,1 @@
+"""Simultaneous translation: features, policies, segments and sessions, whatever the engine."""

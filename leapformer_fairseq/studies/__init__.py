@@ -1,0 +1,1 @@
+"""Experiments: recipes, benchmarks, linearize, ablation, probes, Sparsefinder, Long Range Arena, curves."""

@@ -1,0 +1,1 @@
+"""Quality against latency over a grid of checkpoints, policies and segment sizes."""
