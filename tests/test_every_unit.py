@@ -421,8 +421,8 @@ def test_tables_have_seconds_and_their_sizes_follow_from_hours() -> None:
     assert _span(Path("t"), 2, "2.5", "4") == (2.5, 1.5) and _span(Path("t"), 2, "", "") == (0.0, None)
     assert _span(Path("t"), 2, "1.5", "") == (1.5, None)
     small, middle, large = (Measured(hours, 0.3, 7) for hours in (0.1, 10, 100))
-    assert (small.batch, small.updates) == (16_000, 1_500)
-    assert (middle.batch, middle.updates) == (16_000, 40 * 10 * 360_000 // 16_000)
+    assert (small.batch, small.updates) == (4_000, 6_000)
+    assert (middle.batch, middle.updates) == (4_000, 60 * 10 * 360_000 // 4_000)
     assert (large.batch, large.updates) == (40_000, 40 * 100 * 360_000 // 40_000)
 
 

@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_refused(old: str, new: str, message: str) -> None:
 def test_a_copy_is_mutated_and_restored(tmp_path, monkeypatch) -> None:
     copy = object.__new__(Copy)
     copy.folder, copy.count = tmp_path, 0
-    name = "agents/times.py"
+    name = "runtime/simul/times.py"
     (tmp_path / "leapformer_fairseq/agents").mkdir(parents=True)
     text = (PLUGIN_DIR / name).read_text(encoding="utf-8")
     path = tmp_path / "leapformer_fairseq" / name

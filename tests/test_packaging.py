@@ -193,8 +193,8 @@ def test_the_wheel_is_small_and_the_source_is_whole(built):
     assert wheel.stat().st_size < 2_500_000  # of which the model of `leapformer demo` has 1.3 million
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {"configs/tables.yaml", "configs/multi30k/small.yaml", f"{PACKAGE}/lra/protocols/luna.yaml"}
-    assert needed | {f"{PACKAGE}/attention/ops/cpu/linear_step.c", f"{PACKAGE}/py.typed"} <= names
+    needed = {"configs/tables.yaml", "configs/multi30k/small.yaml", f"{PACKAGE}/studies/lra/protocols/luna.yaml"}
+    assert needed | {f"{PACKAGE}/attention/decoding/cpu/linear_step.c", f"{PACKAGE}/py.typed"} <= names
 
 
 @pytest.mark.parametrize(

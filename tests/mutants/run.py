@@ -272,7 +272,7 @@ def self_check(options: Sequence[str]) -> None:
     """That mutants are imported, by tests and by the commands that these start, and that no mutant is no failure."""
     broken = {
         "attention/masks.py": ("from __future__ import annotations", "tests/attention/test_registry.py"),
-        "agents/text.py": ("from __future__ import annotations", "tests/simul/test_text.py"),
+        "runtime/simul/text.py": ("from __future__ import annotations", "tests/simul/test_text.py"),
         "cli/user_dir.py": ("from __future__ import annotations", f"{STARTS}::test_user_dir_prints_one_line"),
     }
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:

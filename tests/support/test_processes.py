@@ -60,7 +60,7 @@ def test_results_are_in_order():
 def test_there_is_no_other_pool():
     for path in CODE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and str(path.relative_to(CODE)) != "processes.py":
+            if isinstance(node, ast.Call) and str(path.relative_to(CODE)) != "support/processes.py":
                 called = ast.unparse(node.func).rpartition(".")[2]
                 module = path.parts[-2:] != ("bounded", "placed.py")  # pooling of positions
                 assert called not in ("Pool", "ProcessPoolExecutor") or not module, path

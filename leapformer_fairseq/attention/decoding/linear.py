@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelMap:
-    """How the kernel in ops/cpu maps a token: an activation, then the cosine reweighting or a rotation, if any.
+    """How the kernel in decoding/cpu maps a token: an activation, then the cosine reweighting or a rotation, if any.
 
     Proportions come from a network each for queries and keys, which reads what was activated (with `raw`: what was
     projected), or are numbers, (B or 1,), for a position (from 1) in sequences of known lengths, (B,), or of unknown

@@ -25,7 +25,7 @@ FEATURES = ("plain", "direction", "forgotten", "unit")  # numbered as in recurre
 
 
 class KernelRecurrence(NamedTuple):
-    """What the kernel in ops/cpu reads with and writes, with log-decays g = -rate softplus(logit).
+    """What the kernel in decoding/cpu reads with and writes, with log-decays g = -rate softplus(logit).
 
     features: q and k as they are; their directions after silu; silu(q) and, for k, the share that is forgotten; or
               directions of q and k as they are.

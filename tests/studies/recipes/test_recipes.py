@@ -128,7 +128,7 @@ def test_speech_of_ones_own(speech, tmp_path, one_at_a_time):
     check_results(out, "test", "2")
     ratio = tables.measure(out / "data").ratio
     asr, st = ((out / f"{run}/options").read_text(encoding="utf-8") for run in ("asr-leap", "leap"))
-    assert "--max-tokens 16000 --max-update 1500 --warmup-updates 150 --arch leapformer_s2t_tiny" in asr
+    assert "--max-tokens 4000 --max-update 6000 --warmup-updates 600 --arch leapformer_s2t_tiny" in asr
     assert f"--fixed-pre-decision-ratio {ratio} --arch leapformer_simulst_tiny --waitk-lagging 1-9,offline" in st
     assert st.rstrip().endswith(TINY)
     assert finished("speech", *options[8:], "--anyway", "train", "evaluate").count("is finished, skipped") == 5
