@@ -53,7 +53,7 @@ ARRIVES: dict[str, tuple[str, str, list[str]]] = {
     "--segment-tokens": ("59", "segments.tokens", []),
     "--min-seconds": ("6.1", "segments.min_seconds", []),
     "--max-seconds": ("67.5", "segments.max_seconds", []),
-    "--carry": ("encoder", "session.carry", []),
+    "--carry": ("encoder", "session.source", []),
 }
 ELSEWHERE = {"--checkpoint", "--sentence-ends"}  # files; tests of loading and of sentences
 
@@ -75,10 +75,10 @@ def arrived(monkeypatch: pytest.MonkeyPatch, folder: Any, words: list[str]) -> d
         found.update({f"policy.{name}": value for name, value in asdict(policy).items()})
         return SimpleNamespace(to=lambda device: None)
 
-    def session(system: Any, options: Any, segments: Any, carry: str, drafts: bool) -> None:
+    def session(system: Any, options: Any, segments: Any, source: Any, drafts: bool) -> None:
         for name, one in (("decoding", options), ("segments", segments)):
             found.update({f"{name}.{field.name}": getattr(one, field.name) for field in fields(one)})
-        found.update({"session.carry": carry, "session.drafts": drafts})
+        found.update({"session.source": "encoder" if source.goes_on else "none", "session.drafts": drafts})
 
     monkeypatch.setattr(loading, "load_system", load)
     monkeypatch.setattr(live, "set_threads", lambda count: found.setdefault("threads", []).append(count))

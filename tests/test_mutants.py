@@ -50,7 +50,7 @@ def test_a_copy_is_mutated_and_restored(tmp_path, monkeypatch) -> None:
     copy = object.__new__(Copy)
     copy.folder, copy.count = tmp_path, 0
     name = "runtime/simul/times.py"
-    (tmp_path / "leapformer_fairseq/agents").mkdir(parents=True)
+    (tmp_path / "leapformer_fairseq/runtime/simul").mkdir(parents=True)
     text = (PLUGIN_DIR / name).read_text(encoding="utf-8")
     path = tmp_path / "leapformer_fairseq" / name
     path.write_text(text, encoding="utf-8")

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from ..runtime.simul.options import check_threads, decoding_options, policy_options, segment_options, set_threads
-from ..runtime.simul.session import Session
+from ..runtime.simul.session import Samples, Session
 from ..runtime.simul.stream import DecodingOptions, System
 from ..support.errors import LeapformerError
 
@@ -20,7 +20,12 @@ def load_sessions(args: Namespace) -> tuple[System, DecodingOptions, Callable[[b
     """
     options, segments = decoding_options(args), segment_options(args)
     system = open_system(args, args.device)
-    return system, options, lambda drafts: Session(system, options, segments, args.carry, drafts)
+    source: type[Samples] = Samples
+    if args.carry == "encoder":
+        from .states import States  # with PyTorch
+
+        source = States
+    return system, options, lambda drafts: Session(system, options, segments, source, drafts)
 
 
 def prepare_thread(args: Namespace) -> Callable[[], None] | None:

@@ -30,6 +30,8 @@ class States(Samples):
     A state is ready when the encoder has read its look-ahead, so the places of audio are queued until then.
     """
 
+    goes_on = True
+
     def __init__(
         self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes, aligns: bool = False
     ) -> None:

@@ -27,6 +27,7 @@ from leapformer_fairseq.runtime.simul.times import ComputeTimes
 from leapformer_fairseq.simul.engine import RecomputeEngine
 from leapformer_fairseq.simul.system import TranslationSystem
 from tests.models.tiny import make_model
+from tests.simul.sources import SOURCES
 from tests.simul.test_threads import ENCODERS, at_once
 
 SESSIONS, THREADS = 12, 4  # two sessions of every policy, and two more
@@ -92,7 +93,7 @@ class Talk:
 
     def session(self, found: Found) -> Iterator[None]:
         """Speech without end, with drafts in every second session; others may go on after every event."""
-        session = Session(self.system, self.options, SEGMENTS, self.carry, drafts=self.number % 2 == 0)
+        session = Session(self.system, self.options, SEGMENTS, SOURCES[self.carry], drafts=self.number % 2 == 0)
         calls: list[Iterator[Any]] = [*map(session.push, self.pieces), session.finish()]
         for events in calls:
             for event in events:
@@ -125,7 +126,7 @@ class Talk:
 
     def lost(self, found: Found) -> Iterator[None]:
         """A session that is cancelled in the middle of a pass, for good."""
-        session = Session(self.system, self.options, SEGMENTS, self.carry, drafts=True)
+        session = Session(self.system, self.options, SEGMENTS, SOURCES[self.carry], drafts=True)
         events, going = session.push(np.concatenate(self.pieces)), True
         while going:
             going = False

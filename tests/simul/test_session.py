@@ -25,10 +25,12 @@ from leapformer_fairseq.runtime.simul.session import Event, Session
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.runtime.simul.text import Detokenizer
 from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine
+from leapformer_fairseq.simul.states import States
 from leapformer_fairseq.simul.system import TranslationSystem
 from leapformer_fairseq.support.errors import LeapformerError
 from tests.covering import in_turn
 from tests.models.tiny import make_model
+from tests.simul.sources import SOURCES
 
 OPTIONS = DecodingOptions(max_len_b=20)
 ONE = SegmentOptions("seconds", max_seconds=1000)
@@ -129,7 +131,7 @@ def test_one_segment_is_what_one_stream_writes_however_the_audio_is_cut(any_syst
     said, samples = Said(system), talk(speech, 2)[:-3333]
     expected, logits = whole_text(system, samples), said.taken()
     for size in (100, 1600, 100_000):
-        session = Session(system, OPTIONS, ONE, can if carry else "none")
+        session = Session(system, OPTIONS, ONE, SOURCES[can if carry else "none"])
         assert text_of(heard(session, samples, size)) == [expected] != [""]
         torch.testing.assert_close(said.taken(), logits, rtol=1e-4, atol=1e-4)
         assert session.n_samples == len(samples)
@@ -149,7 +151,10 @@ def test_each_segment_is_what_its_audio_alone_gives(any_system, speech) -> None:
 def test_segments_do_not_depend_on_how_the_audio_is_cut(arriving, speech, carry: str) -> None:
     system, segments = arriving("ahead"), SegmentOptions(pause_ms=200, min_seconds=0.5)
     samples = np.concatenate([talk(speech, 2), np.zeros(9000, np.float32), talk(speech, 2)])
-    found = [text_of(heard(Session(system, OPTIONS, segments, carry), samples, size)) for size in (100, 7777, 200_000)]
+    found = [
+        text_of(heard(Session(system, OPTIONS, segments, SOURCES[carry]), samples, size))
+        for size in (100, 7777, 200_000)
+    ]
     assert found[0] == found[1] == found[2] and len(found[0]) == 4
 
 
@@ -166,7 +171,7 @@ def given_states(monkeypatch, system: TranslationSystem, samples: np.ndarray, se
     streams: list[Any] = []  # so that no id is used twice
     init = EncodedEngine.__init__
     monkeypatch.setattr(EncodedEngine, "__init__", lambda engine, *args: streams.append(engine) or init(engine, *args))
-    heard(Session(system, OPTIONS, segments, "encoder"), samples)
+    heard(Session(system, OPTIONS, segments, States), samples)
     return [torch.cat([rows[:, 0] for owner, rows in given if owner == id(one)]) for one in streams]
 
 
@@ -227,7 +232,7 @@ def test_a_lead_has_nothing_of_an_earlier_silence(make_system, monkeypatch) -> N
 
 def test_a_lead_of_an_encoder_that_goes_on_is_of_whole_states(arriving) -> None:
     with pytest.raises(LeapformerError, match="--lead-ms 30 with --carry encoder: give a multiple of 40"):
-        Session(arriving("ahead"), OPTIONS, SegmentOptions(lead_ms=30), "encoder")
+        Session(arriving("ahead"), OPTIONS, SegmentOptions(lead_ms=30), States)
 
 
 def test_a_carried_encoder_is_not_one_that_begins_again(arriving, speech) -> None:
@@ -238,9 +243,7 @@ def test_a_carried_encoder_is_not_one_that_begins_again(arriving, speech) -> Non
 
 def test_an_encoder_of_whole_utterances_cannot_go_on(make_system) -> None:
     with pytest.raises(LeapformerError, match="--carry encoder: .*train with --encoder-causal"):
-        Session(make_system(2, 3), OPTIONS, carry="encoder")
-    with pytest.raises(LeapformerError, match="--carry 'all': choose from none, encoder"):
-        Session(make_system(2, 3), OPTIONS, carry="all")
+        Session(make_system(2, 3), OPTIONS, source=States)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -271,7 +274,10 @@ def test_memory_and_computation_of_a_segment_do_not_grow(any_system, speech) -> 
     layer = getattr(system.model.encoder, "transformer_layers", [system.model.encoder])[0]
     layer.register_forward_pre_hook(lambda *_: calls.update(layer=calls["layer"] + 1))
     segments = SegmentOptions(pause_ms=80, min_seconds=0.2)
-    session, once = Session(system, DecodingOptions(max_len_b=3), segments, carry, drafts=True), talk(speech, 2, 0.32)
+    session, once = (
+        Session(system, DecodingOptions(max_len_b=3), segments, SOURCES[carry], drafts=True),
+        talk(speech, 2, 0.32),
+    )
     counts, held = [], {}
     for n in range(2, 31, 2):  # two segments at a time, which are a whole number of chunks
         before = dict(calls)
@@ -414,7 +420,7 @@ def test_with_more_source_a_draft_is_made_again(arriving, speech) -> None:
 def test_a_segment_ends_after_so_many_tokens(arriving, speech) -> None:
     system = arriving("ahead")
     system = replace(system, forbidden=(*system.forbidden, system.eos))
-    session = Session(system, DecodingOptions(), SegmentOptions("tokens", tokens=5, min_seconds=0.1), "encoder")
+    session = Session(system, DecodingOptions(), SegmentOptions("tokens", tokens=5, min_seconds=0.1), States)
     samples, counts = speech(3.0), list[int]()
     for at in range(0, len(samples), 640):
         before = session.n_segments, session.n_tokens
@@ -426,7 +432,7 @@ def test_a_segment_ends_after_so_many_tokens(arriving, speech) -> None:
 @pytest.mark.parametrize("carry", ["none", "encoder"])
 @pytest.mark.parametrize("samples", [0, 1, 200, 399, 640, 1000])
 def test_audio_without_a_window_gives_no_text(arriving, carry: str, samples: int) -> None:
-    session = Session(arriving("ahead"), OPTIONS, carry=carry, drafts=True)
+    session = Session(arriving("ahead"), OPTIONS, source=SOURCES[carry], drafts=True)
     events = heard(session, np.ones(samples, np.float32))
     assert all(event.text == "" for event in events) or samples >= 400
     assert len(events) == session.n_segments <= 1
@@ -435,5 +441,5 @@ def test_audio_without_a_window_gives_no_text(arriving, carry: str, samples: int
 @pytest.mark.parametrize("carry", ["none", "encoder"])
 def test_clipping_and_silence_if_wanted_are_audio_as_any_other(arriving, speech, carry: str) -> None:
     for samples in (np.zeros(40_000, np.float32), (100 * speech(2.0)).clip(-1, 1)):
-        session = Session(arriving("causal"), OPTIONS, SegmentOptions(silence_db=None), carry)
+        session = Session(arriving("causal"), OPTIONS, SegmentOptions(silence_db=None), SOURCES[carry])
         assert text_of(heard(session, samples)) == [whole_text(arriving("causal"), samples)]

@@ -20,6 +20,7 @@ from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.silence import SILENCE_DB, Beginning
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
+from leapformer_fairseq.simul.states import States
 from leapformer_fairseq.support.errors import LeapformerError
 from tests.scripted import ScriptedSystem, sound
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
@@ -203,7 +204,7 @@ def test_an_encoder_that_goes_on_does_not_hear_the_silence(arriving, kind: str) 
     speech = sound(3.0)
 
     def heard(samples: np.ndarray) -> list[tuple[str, bool]]:
-        return said(Session(arriving(kind), DecodingOptions(max_len_b=20), carry="encoder"), samples)
+        return said(Session(arriving(kind), DecodingOptions(max_len_b=20), source=States), samples)
 
     assert heard(np.concatenate([zeros(3.0), speech])) == heard(speech) != []
     assert heard(sound(20.0, -60)) == []

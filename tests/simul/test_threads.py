@@ -29,6 +29,7 @@ from leapformer_fairseq.simul.system import TranslationSystem
 from tests.models import test_lm as lm
 from tests.models import test_nmt as nmt
 from tests.models.tiny import make_model, text_batch
+from tests.simul.sources import SOURCES
 
 THREADS = 8
 Work = Callable[[], Any]
@@ -107,7 +108,7 @@ def sessions(spm_model: Path, symbols: list[str], speech: Callable[[float, int],
 
             def listen() -> Any:
                 said.logits = []
-                session = Session(own, OPTIONS, SEGMENTS, carry, drafts=i % 3 == 0)
+                session = Session(own, OPTIONS, SEGMENTS, SOURCES[carry], drafts=i % 3 == 0)
                 events = [event for part in np.array_split(samples, 4) for event in session.push(part)]
                 events += session.finish()
                 return [(event.text, session.times.decoder_steps) for event in events], torch.stack(said.logits)

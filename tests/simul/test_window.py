@@ -39,6 +39,7 @@ from leapformer_fairseq.simul.system import TranslationSystem
 from leapformer_fairseq.support.errors import LeapformerError
 from tests.covering import covering, in_turn, shared_out
 from tests.models.tiny import PLANS, make_model
+from tests.simul.sources import SOURCES
 from tests.simul.test_session import heard, held_bytes, text_of
 from tests.simul.test_threads import at_once
 
@@ -116,7 +117,7 @@ def test_what_forgets_nothing_writes_what_a_segment_writes(
     plain = SegmentOptions(kind, pause_ms=200, min_seconds=0.5)
     found = []
     for segments in (plain, replace(plain, history="window", history_words=1000)):
-        session = Session(system, OPTIONS, segments, carry, drafts=kind == "pause")
+        session = Session(system, OPTIONS, segments, SOURCES[carry], drafts=kind == "pause")
         found.append((heard(session, samples), session.n_tokens, session.times.decoder_steps, said.taken()))
     (*expected, logits), (*same, same_logits) = found
     assert same == expected and expected[1] > 0
@@ -287,7 +288,7 @@ def follower(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Follower]:
     follow = TranslationStream.follow
 
     def play(system: TranslationSystem, samples: np.ndarray, carry: str, n_more: int = 0) -> Follower:
-        made = Follower(samples, carry, Session(system, OPTIONS, WINDOW, carry), Said(system))
+        made = Follower(samples, carry, Session(system, OPTIONS, WINDOW, SOURCES[carry]), Said(system))
 
         def checked(self: TranslationStream, before: TranslationStream, n_tokens: int, n_states: int) -> None:
             kept, aligned = before.engine.tokens[n_tokens:], before.aligned[n_tokens:]
@@ -382,10 +383,10 @@ def test_what_is_written_depends_on_the_audio_alone(
 ) -> None:
     """Not on how it is cut, nor on drafts."""
     system, samples = system_of("ahead", policy), speech(2.0)
-    expected = heard(Session(system, OPTIONS, WINDOW, carry), samples, 640)
+    expected = heard(Session(system, OPTIONS, WINDOW, SOURCES[carry]), samples, 640)
     assert len(expected) > 2
     for size, drafts in (999, False), (64_000, True):
-        found = heard(Session(system, OPTIONS, WINDOW, carry, drafts), samples, size)
+        found = heard(Session(system, OPTIONS, WINDOW, SOURCES[carry], drafts), samples, size)
         assert finals(found) == expected and drafts == (len(found) > len(expected))
 
 
@@ -478,7 +479,7 @@ def test_nothing_grows(system_of: Make, forgetting, speech, plan: str, carry: st
     system = system_of(plan=plan)
     words = [i for i in range(4, 34) if system.detokenizer.piece(i).startswith(WORD_START)]
     system = replace(system, forbidden=tuple(set(range(34)) - set(words)))  # the same number is always kept then
-    session = Session(system, OPTIONS, WINDOW, carry)
+    session = Session(system, OPTIONS, WINDOW, SOURCES[carry])
     found = held(session, speech, 16)
     assert session.n_segments == 0 and session._forgotten[1] > 12 * LEAST
     assert len(found) == 4 and len(set(found[2:])) == 1
@@ -557,7 +558,7 @@ def test_sessions_in_threads_write_what_they_write_alone(system_of: Make, forget
 
     def work(i: int) -> Any:
         carry = "encoder" if i % 2 else "none"
-        return lambda: heard(Session(systems[i], OPTIONS, WINDOW, carry, drafts=i > 1), speech(1.9, i))
+        return lambda: heard(Session(systems[i], OPTIONS, WINDOW, SOURCES[carry], drafts=i > 1), speech(1.9, i))
 
     works = [work(i) for i in range(len(systems))]
     alone = [one() for one in works]

@@ -9,7 +9,6 @@ from ...support.errors import LeapformerError
 from ..sentences import SentenceModel
 from .policy import POLICIES, PolicyOptions
 from .segments import HISTORIES, SEGMENTS, SegmentOptions
-from .session import CARRY
 from .silence import SILENCE_DB
 from .stream import EARLY_EOS, DecodingOptions
 from .text import EMITTERS
@@ -90,8 +89,8 @@ def add_segment_options(parser: TakesOptions) -> None:
         f"--segment sentence {LEAST_SENTENCE:g})")  # fmt: skip
     add("--max-seconds", type=float, default=default.max_seconds, metavar="S", help="of a segment (default: "
         f"{default.max_seconds:g})")  # fmt: skip
-    add("--carry", choices=tuple(CARRY), default="none", help="what is carried over segments: nothing, or the encoder "
-        "with what it has heard (default: none)")  # fmt: skip
+    add("--carry", choices=("none", "encoder"), default="none", help="what is carried over segments: nothing, or the "
+        "encoder with what it has heard (default: none)")  # fmt: skip
 
 
 def segment_options(args: Namespace) -> SegmentOptions:

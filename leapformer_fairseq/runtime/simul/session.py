@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,7 +40,12 @@ class Event:
 
 
 class Samples:
-    """The input of a session's streams as samples; every segment is encoded separately."""
+    """The input of a session's streams as samples; every segment is encoded separately.
+
+    `goes_on`: whether units are encoder states, of an encoder that keeps its state from segment to segment.
+    """
+
+    goes_on: ClassVar[bool] = False
 
     def __init__(self, system: System, options: DecodingOptions, times: ComputeTimes, aligns: bool = False) -> None:
         """`aligns`: as for `TranslationStream`."""
@@ -77,9 +82,6 @@ def _pieces(samples: np.ndarray) -> list[np.ndarray]:
     return [samples[at : at + PIECE].copy() for at in range(0, len(samples), PIECE)]
 
 
-CARRY = ("none", "encoder")
-
-
 class Session:
     """`push` audio of any length and read the events, then `finish`; events do not depend on how the audio is cut.
 
@@ -93,15 +95,13 @@ class Session:
         system: System,
         options: DecodingOptions,
         segments: SegmentOptions | None = None,
-        carry: str = "none",
+        source: type[Samples] = Samples,
         drafts: bool = False,
     ) -> None:
-        """`carry`: "none", or "encoder" for one that keeps its state. `drafts`: also report words that may change.
+        """`source`: what streams are given. `drafts`: also report words that may change.
 
         Raises LeapformerError for an encoder that cannot keep its state, and for what cannot forget.
         """
-        if carry not in CARRY:
-            raise LeapformerError(f"--carry {carry!r}: choose from {', '.join(CARRY)}")
         self.times = ComputeTimes()
         self.n_samples = 0
         self.n_segments = 0  # that have ended
@@ -114,14 +114,13 @@ class Session:
                 "another policy"
             )
         options = replace(options, silence_db=None)  # the segmenter finds the first sound
-        self._input = _input(carry)(system, options, self.times, self.segments.forgets)
+        self._input = source(system, options, self.times, self.segments.forgets)
         # An encoder that goes on has states of 40 ms, which segments begin and end with; others begin at any time.
-        goes_on = carry == "encoder"
-        if goes_on and self.segments.lead_ms % STATE_MS:
+        if source.goes_on and self.segments.lead_ms % STATE_MS:
             raise LeapformerError(
                 f"--lead-ms {self.segments.lead_ms} with --carry encoder: give a multiple of {STATE_MS}"
             )
-        self._segmenter = Segmenter(self.segments, *([PIECE] if goes_on else []))
+        self._segmenter = Segmenter(self.segments, *([PIECE] if source.goes_on else []))
         self._stream: TranslationStream | None = None
         self._window: list[Any] = []  # what the stream was given, where that may be needed again
         self._forgotten = (0, 0)  # tokens and units of the segment that the stream knows nothing of
@@ -254,12 +253,3 @@ class Session:
         if self.drafts and not ends and stream.n_steps > self._drafted:
             self._drafted = stream.n_steps
             yield Event(stream.draft(), False, False, segment, self.audio_s)
-
-
-def _input(carry: str) -> type[Samples]:
-    """The input of a session's streams."""
-    if carry == "none":
-        return Samples
-    from ...simul.states import States  # with PyTorch
-
-    return States
