@@ -47,7 +47,7 @@ STATISTICS_FROM = 50_000  # utterances, spread evenly over the training split
 # The "LibriSpeech basic" policy of SpecAugment (Park et al., 2019, arXiv:1904.08779).
 SPECAUGMENT = {"freq_mask_N": 1, "freq_mask_F": 27, "time_mask_N": 1, "time_mask_T": 100, "time_mask_p": 1.0}
 FEW_HOURS = 20  # to train on, for which the recipes' models are tiny
-# Such a model learns more slowly with that policy and no better (docs/own_speech.md).
+# Such a model learns more slowly with that policy (docs/results/speech).
 LESS_SPECAUGMENT = SPECAUGMENT | {"freq_mask_F": 10, "time_mask_T": 20}
 
 

@@ -7,7 +7,6 @@ Other speeds make more of a few hours of speech (Ko et al., 2015, Interspeech).
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from fairseq.data.audio.feature_transforms import CompositeAudioFeatureTransform
 from fairseq.data.audio.speech_to_text_dataset import SpeechToTextDataset
 from torch import Tensor
 
+from ..runtime.acoustics.mel import htk_hz, htk_mel
 from ..runtime.audio import FRAME_MS, SAMPLE_RATE, fbank
 from ..support.errors import LeapformerError
 
@@ -110,25 +110,16 @@ class SpeedPerturbation:
 
 def played(frames: np.ndarray, rate: float) -> np.ndarray:
     """Filterbanks (T, bins) of a recording that is played at `rate` times its speed, (T / rate, bins)."""
+    from scipy.ndimage import map_coordinates  # which takes time to import, and few trainings need it
+
     count, bins = frames.shape
-    low, high = _mel(LOWEST_HZ), _mel(SAMPLE_RATE / 2)
-    step = (high - low) / (bins + 1)
-    hertz = 700 * np.expm1((low + step * np.arange(1, bins + 1)) / 1127)
-    heard = _between(frames.T, (_mel(hertz / rate) - low) / step - 1).T  # at each bin's frequency divided by the rate
-    return _between(heard, np.linspace(0, count - 1, max(1, round(count / rate))))
-
-
-def _mel(hertz: float | np.ndarray) -> Any:
-    return 1127 * np.log1p(hertz / 700)
-
-
-def _between(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Rows (m, ...) at places (n,) between them; before the first and after the last as there."""
-    places = np.clip(places, 0, len(rows) - 1)
-    before = np.floor(places).astype(int)
-    after = np.minimum(before + 1, len(rows) - 1)
-    share = (places - before).astype(rows.dtype)[:, None]
-    return (1 - share) * rows[before] + share * rows[after]
+    low, high = htk_mel(np.array([LOWEST_HZ, SAMPLE_RATE / 2])).tolist()
+    mels = np.linspace(low, high, bins + 2)
+    heard = htk_mel(htk_hz(mels[1:-1]) / rate)  # what was at each bin's frequency divided by the rate
+    channels = (heard - mels[1]) / (mels[1] - mels[0])
+    moments = np.linspace(0, count - 1, max(1, round(count / rate)))
+    places = np.meshgrid(moments, channels, indexing="ij")
+    return np.asarray(map_coordinates(frames, places, order=1, mode="nearest"))
 
 
 def perturb_speed(dataset: SpeechToTextDataset, most: float) -> None:

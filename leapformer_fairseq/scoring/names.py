@@ -36,9 +36,7 @@ def attention_title(text: str, chunk_length: bool = False) -> str:
 
 
 def run_title(name: str, options: str) -> str:
-    """A name for the run in the folder `name` with these options: the plan, how k was trained, another seed than 1, the
-    test set.
-    """
+    """A name for the run in the folder `name` with these options: plan, training k, a seed other than 1, test set."""
     words = dict(re.findall(r"--([\w-]+)[ =]([^\s-]\S*)", options))
     plan = words.get("attention")
     if plan is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -82,13 +83,16 @@ def rare_recall(
     them. A model that writes fluent sentences about something else gets BLEU for frequent words, and nothing here. A
     sentence without such words has 100.
     """
-    words = _bleu(tokenize, lowercase=True)
-    cut = [[Counter(words._preprocess_segment(text).split()) for text in texts] for texts in (predictions, references)]
-    counts = sum((Counter(words._preprocess_segment(text).split()) for text in training), Counter[str]())
-    frequent = {word for word, _ in counts.most_common(FREQUENT)}
+    prepare = _bleu(tokenize, lowercase=True)._preprocess_segment
+
+    def words(text: str) -> list[str]:
+        return str(prepare(text)).split()
+
+    frequent = {word for word, _ in Counter(chain.from_iterable(map(words, training))).most_common(FREQUENT)}
     found, wanted = list[int](), list[int]()
-    for prediction, reference in zip(*cut, strict=True):
-        rare = {word: count for word, count in reference.items() if word not in frequent}
+    for said, reference in zip(predictions, references, strict=True):
+        prediction = Counter(words(said))
+        rare = {word: count for word, count in Counter(words(reference)).items() if word not in frequent}
         wanted.append(sum(rare.values()))
         found.append(sum(min(count, prediction[word]) for word, count in rare.items()))
     per_sentence = tuple(100 * one / all if all else 100.0 for one, all in zip(found, wanted, strict=True))

@@ -146,15 +146,17 @@ def _slaney_hz(mel: np.ndarray) -> np.ndarray:
     return np.where(mel < knee, mel / _MELS_PER_HZ, _KNEE_HZ * np.exp((mel - knee) / _MELS_PER_NEPER))
 
 
-def _htk_mel(hz: np.ndarray) -> np.ndarray:
+def htk_mel(hz: np.ndarray) -> np.ndarray:
+    """Mels of frequencies in Hz, on the scale of HTK and Kaldi."""
     return 2595 * np.log10(1 + hz / 700)
 
 
-def _htk_hz(mel: np.ndarray) -> np.ndarray:
+def htk_hz(mel: np.ndarray) -> np.ndarray:
+    """The inverse of `htk_mel`."""
     return 700 * (10 ** (mel / 2595) - 1)
 
 
-_SCALES = {"slaney": (_slaney_mel, _slaney_hz), "htk": (_htk_mel, _htk_hz)}
+_SCALES = {"slaney": (_slaney_mel, _slaney_hz), "htk": (htk_mel, htk_hz)}
 
 
 def stft(samples: np.ndarray, config: MelConfig) -> np.ndarray:
