@@ -5,7 +5,9 @@ To add a mechanism, write its file and name it in `linear`, `recurrent`, `bounde
 
 from . import bidirectional, bounded, linear, recurrent, softmax, sparse  # noqa: F401  (each import registers its mechanisms)
 from .capabilities import BLOCKS, Capabilities, Context
-from .decoding.step import Projections, Step
+from .decoding import step_of
+from .decoding.step import Step
+from .kernels import Kernel, LinearKernel, PackedKernel, Projections, Reading, RecurrentKernel, SlotKernel
 from .linear.base import Features, LinearMechanism, LinearState
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Mechanism, State
@@ -23,13 +25,19 @@ __all__ = [
     "ChunkMask",
     "Context",
     "Features",
+    "Kernel",
+    "LinearKernel",
     "LinearMechanism",
     "LinearState",
     "Mask",
     "Mechanism",
     "Option",
+    "PackedKernel",
     "PrefixMask",
     "Projections",
+    "Reading",
+    "RecurrentKernel",
+    "SlotKernel",
     "State",
     "Step",
     "TokenInfo",
@@ -37,4 +45,5 @@ __all__ = [
     "find",
     "register",
     "sinusoids",
+    "step_of",
 ]

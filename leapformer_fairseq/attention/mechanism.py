@@ -1,8 +1,9 @@
-"""The contract of an attention mechanism: one function with three executions that agree.
+"""The contract of an attention mechanism: one function with executions that agree.
 
 reference: the definition, by all pairs or token by token (`weights`).
 scan:      segments with a state between them (`init_state`, `write`, `read`, `scan`): training, prompts, streaming.
-step:      one token, with fused projections and, for some, a kernel (`step`).
+loop:      a scan that a graph can hold whatever the number of tokens: exported models.
+step:      one token, with fused projections; `decoding.step_of` chooses it from the description that `kernel` returns.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension.
 """
@@ -10,7 +11,7 @@ Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -20,16 +21,17 @@ from torch import Tensor, nn
 
 from ..support.errors import LeapformerError
 from .capabilities import DECODER_CROSS, Capabilities
-from .decoding.step import Projections, Step
+from .kernels import Kernel, Projections
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, seen, with_state
 from .ops import dispatch, segments
+from .ops.loops import over_tokens
 from .ops.precision import accumulated, without_autocast
-from .ops.segments import Kept, Segment
+from .ops.segments import Saved, Segment
 from .registry import Option
 from .tokens import Carry, TokenInfo
 
-Execution = Literal["auto", "reference", "scan"]
-EXECUTIONS: tuple[str, ...] = ("auto", "reference", "scan")
+Execution = Literal["auto", "reference", "scan", "loop"]
+EXECUTIONS: tuple[str, ...] = ("auto", "reference", "scan", "loop")
 S = TypeVar("S", bound="State")
 
 
@@ -88,14 +90,14 @@ class State:
 class RunSegment(Protocol):
     """What a segment computes, as `Mechanism._segment` does."""
 
-    def __call__(self, state: Any, x: Inputs, kept: Kept | None, /) -> tuple[Tensor | None, State]: ...
+    def __call__(self, state: Any, x: Inputs, saved: Saved | None, /) -> tuple[Tensor | None, State]: ...
 
 
 class Mechanism(nn.Module):
     """How queries read keys and values, apart from the projections around it.
 
-    A subclass writes `init_state`, `write` and `read`; the rest then follows token by token. What is worth being fast
-    it overrides: `scan` (many tokens), `step` (one token) and `_weights`. `capabilities` say what it can serve.
+    A subclass implements `init_state`, `write` and `read`; the rest then follows token by token. Override what must be
+    fast: `scan` (many tokens), `kernel` (one token) and `_weights`. `capabilities` say where it can be used.
     """
 
     name: ClassVar[str]
@@ -163,19 +165,76 @@ class Mechanism(nn.Module):
 
         This default goes from one set of visible keys to the next. The new state has read the keys that some query saw.
         """
+        return self._visit(self.write, self.read, state, Inputs(q, k, v, query, key, mask))
+
+    def _visit(
+        self, write: Callable[..., State], read: Callable[..., Tensor], state: State, x: Inputs
+    ) -> tuple[Tensor, State]:
+        q, k, v, query, key, mask = x
         outputs = []
         for (t0, t1), (s0, s1), (a0, a1) in _visits(mask, q.shape[2], k.shape[2]):
             if s0 < s1:
-                state = self.write(state, k[:, :, s0:s1], v[:, :, s0:s1], key.narrow(s0, s1))
+                state = write(state, k[:, :, s0:s1], v[:, :, s0:s1], key.narrow(s0, s1))
             seen = state
             if a0 < a1:
-                seen = self.write(state.fork(), k[:, :, a0:a1], v[:, :, a0:a1], key.narrow(a0, a1))
-            outputs.append(self.read(seen, q[:, :, t0:t1], query.narrow(t0, t1)))
+                seen = write(state.fork(), k[:, :, a0:a1], v[:, :, a0:a1], key.narrow(a0, a1))
+            outputs.append(read(seen, q[:, :, t0:t1], query.narrow(t0, t1)))
         return torch.cat(outputs, 2) if outputs else _nothing(q, k, v), state
 
-    def step(self, projections: Projections) -> Step:
-        """A fused way through one token, projections included: self-attention, or cross-attention without k and v."""
-        return Step(self, projections)
+    def extend(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, State]:
+        """`scan` of one token of self-attention, which is written and then reads."""
+        state = self.write(state, k, v, tokens)
+        return self.read(state, q, tokens), state
+
+    def read_shared(self, state: State, q: Tensor, query: TokenInfo, shared: int) -> Tensor:
+        """`read`, where `shared` neighbouring batch entries of q (B shared, H, T, D) have one of B states.
+
+        These are the hypotheses of a sentence in cross-attention. They become queries of one sequence, so that its
+        state is read once.
+        """
+        if shared == 1:
+            return self.read(state, q, query)
+        folded = q.unflatten(0, (-1, shared)).transpose(1, 2)  # (B, H, shared, T, D)
+        out = self.read(state, folded.flatten(2, 3), query.folded(shared))
+        return out.unflatten(2, folded.shape[2:4]).transpose(1, 2).flatten(0, 1)
+
+    def loop(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, State]:
+        """`scan` as a graph can hold it: the number of operations does not depend on that of the tokens.
+
+        It does depend on that of the chunks, and on that of the queries under a wait-k mask.
+        """
+        x = Inputs(q, k, v, query, key, with_state(mask))
+        return self._token_by_token(state, x) if x.mask == CAUSAL else self._visit(self.write_loop, self.read, state, x)
+
+    def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
+        """`write` as a graph can hold it."""
+        return self.write(state, k, v, key)
+
+    def _token_by_token(self, state: State, x: Inputs) -> tuple[Tensor, State]:
+        q, k, v, query, key, _ = x
+        if type(q.shape[2]) is int and q.shape[2] == 1:  # in a graph any other number is symbolic
+            return self.extend(state, q, k, v, query)
+        kind, names = type(state), list(state.tensors())
+        optional = {"inputs": key.inputs, "keep": key.keep}
+        further = {name: part.movedim(1, 0) for name, part in optional.items() if part is not None}
+
+        def run(states: list[Tensor], token: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+            q, k, v = (part.unsqueeze(2) for part in token[:3])
+            positions, *others = (part.unsqueeze(1) for part in token[3:])
+            tokens = TokenInfo(positions, key.lengths, **dict(zip(further, others, strict=True)), carry=key.carry)
+            out, after = self.extend(kind(**dict(zip(names, states, strict=True))), q, k, v, tokens)
+            return list(after.tensors().values()), out.squeeze(2)
+
+        tokens = [*(part.movedim(2, 0) for part in (q, k, v)), key.positions.T, *further.values()]
+        after, out = over_tokens(run, list(state.tensors().values()), tokens)
+        return out.movedim(0, 2), kind(**dict(zip(names, after, strict=True)))
+
+    # ----------------------------------------------------------------------------------------------------- description
+    def kernel(self) -> Kernel | None:
+        """What a fused decoding step needs to know (see `kernels`); None: it calls `extend` and `read`."""
+        return None
 
     # ---------------------------------------------------------------------------------------------------------- carry
     def first_carry(self, batch: int) -> Carry:
@@ -216,8 +275,10 @@ class Mechanism(nn.Module):
         mask = with_state(mask) if self.capabilities.constant_state else mask
         x = Inputs(q, _cleared(k, key), _cleared(v, key), query.cleared(), key.cleared(), mask)
         transformed = dispatch.is_transformed()  # by torch.func, which custom backward passes do not know
-        if execution == "scan" and transformed:
+        if execution in ("scan", "loop") and transformed:
             raise LeapformerError("torch.func and vmap work with execution='reference' only; choose that, or 'auto'")
+        if execution == "loop":
+            return self._looped(x)
         if execution == "reference" or transformed or (execution == "auto" and self._few_pairs(x)):
             return self._reference(x)
         return self._in_segments(x)
@@ -270,19 +331,26 @@ class Mechanism(nn.Module):
         """A scan from the empty state, in segments that the backward pass computes again where that saves memory."""
         return self._scanned(x, self._segment)
 
+    def _looped(self, x: Inputs) -> Tensor:
+        """A `loop` from the empty state."""
+        return self.loop(self._first(x), *x)[0]
+
+    def _first(self, x: Inputs) -> State:
+        return self.init_state(x.q.shape[0], x.v.shape[3], x.k, x.key, x.mask)
+
     def _scanned(self, x: Inputs, run_segment: RunSegment) -> Tensor:
         q, k, v, query, key, mask = x
-        first = self.init_state(q.shape[0], v.shape[3], k, key, mask)
+        first = self._first(x)
         keys = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
 
         def run(
-            memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: Kept | None
+            memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, saved: Saved | None
         ) -> tuple[Tensor | None, list[Tensor]]:
             here = key.narrow(at.s0, at.s1)
             if len(keys) == 3:
                 here = replace(here, inputs=keys[2].squeeze(1))
             part = Inputs(queries[0], keys[0], keys[1], query.narrow(at.t0, at.t1), here, at.mask)
-            out, state = run_segment(type(first)(*memory), part, kept)
+            out, state = run_segment(type(first)(*memory), part, saved)
             return out, list(state.tensors().values())
 
         plan = dispatch.segments_of(q, k, mask, *self._limits(x))
@@ -290,11 +358,8 @@ class Mechanism(nn.Module):
         memory = list(first.tensors().values())
         return segments.scan(run, memory, [q], keys, parameters, plan, random=self.dropping() > 0)
 
-    def _segment(self, state: State, x: Inputs, kept: Kept | None) -> tuple[Tensor | None, State]:
-        """`scan` of a segment, which may have no queries or no keys; without queries there is no output.
-
-        What is put into `kept` comes back, after the output, when the backward pass runs the segment again.
-        """
+    def _segment(self, state: State, x: Inputs, saved: Saved | None) -> tuple[Tensor | None, State]:
+        """`scan` of a segment, which may have no queries or no keys; without queries there is no output."""
         if not x.q.shape[2]:
             return None, self.write(state, x.k, x.v, x.key)
         if not x.k.shape[2]:
@@ -306,7 +371,7 @@ class Mechanism(nn.Module):
         return self.parameters()
 
     def _limits(self, x: Inputs) -> tuple[float, int]:
-        """Up to so many tokens, over heads and batch, all is kept for the backward pass; the tokens of a segment."""
+        """The token limit, over heads and batch, below which intermediates are saved; the tokens of a segment."""
         bounds, whole = dispatch.bounds(x.q.device), x.mask is None and not self.capabilities.append
         kept = math.inf if whole else bounds.kept_numbers / x.q.shape[3]
         return kept, dispatch.segment_size(x.q, bounds.segment_tokens)

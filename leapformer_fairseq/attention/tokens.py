@@ -88,6 +88,19 @@ class TokenInfo:
         keep, inputs = (None if x is None else x.flip(1) for x in (self.keep, self.inputs))
         return replace(self, positions=self.positions.flip(1), keep=keep, inputs=inputs)
 
+    def folded(self, shared: int) -> TokenInfo:
+        """The tokens of `shared` neighbouring batch entries as tokens of one, entry after entry."""
+
+        def neighbours(x: Tensor) -> Tensor:
+            """(B shared, ..) to (B, shared, ..), also of one batch entry that stands for all."""
+            alone = type(x.shape[0]) is int and x.shape[0] == 1  # in a graph the batch size is symbolic
+            return x.unsqueeze(1).expand(-1, shared, *x.shape[1:]) if alone else x.unflatten(0, (-1, shared))
+
+        positions = neighbours(self.positions).flatten(1)
+        lengths = None if self.lengths is None else neighbours(self.lengths)[:, 0]
+        inputs = None if self.inputs is None else neighbours(self.inputs).flatten(1, 2)
+        return replace(self, positions=positions, lengths=lengths, inputs=inputs)
+
     def narrow(self, start: int, stop: int) -> TokenInfo:
         """Columns `start` to `stop`."""
         columns = slice(start, stop)

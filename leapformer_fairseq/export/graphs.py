@@ -5,21 +5,18 @@ Shapes: B batch, S source tokens, C width, V words; in a decoder, R hypotheses f
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
-from ..attention import State, Step, TokenInfo, sinusoids
+from ..attention import TokenInfo, sinusoids
 from ..models.length_predictors import Source as LengthSource
 from ..modules import PassOptions
-from ..modules.attention import MechanismAttention
 from ..modules.decoding import Memory
 from ..runtime.folder import CROSS, LENGTH, SELF
-from .loops import loops_in, one_token, with_rows
-from .states import first_state, held, shapes_of, source_shapes, tensors_of
+from .states import held, shapes_of, source_shapes, tensors_of
 
 
 class Layers(nn.Module):
@@ -41,16 +38,23 @@ class Layers(nn.Module):
         """Tokens x (B, R, C) at `positions` (B, R), from 1, through the layers, and the states of self-attention."""
         decoder, (sentences, count, _) = self.decoder, x.shape
         told = source[-1] if LENGTH in self.shapes[CROSS] else None
-        lengths = {CROSS: told, SELF: None if told is None else told.repeat_interleave(count)}
+        # Not repeat_interleave, which a graph gets wrong for several sentences.
+        lengths = None if told is None else told.unsqueeze(1).expand_as(positions).flatten()
         given, memories = {SELF: iter(own), CROSS: iter(source)}, dict[str, Any]()
         for side, blocks in self.blocks.items():
             for block in blocks:
-                state, step = block.taken(given[side]), _Step(block.attention, positions)
-                memories[block.attention.slot] = _Traced(step, lengths[side], state, read=int(side == CROSS))
+                memories[block.attention.slot] = Memory(
+                    step=None,
+                    lengths=lengths,
+                    state=block.taken(given[side]),
+                    read=int(side == CROSS),
+                    shared=count if side == CROSS else 1,
+                    positions=positions.view(-1, 1),
+                )
         x = x.flatten(0, 1).unsqueeze(0)
         width = self.layers[0].encoder_attn.k_proj.in_features if self.blocks[CROSS] else None
         nothing = None if width is None else x.new_zeros(1, x.shape[1], width)
-        with decoder.context.own(PassOptions()):
+        with decoder.context.own(PassOptions(execution="loop")):
             for layer in self.layers:
                 x, _, _ = layer(x, nothing, None, memories)
         states = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
@@ -75,33 +79,6 @@ class DecoderStep(nn.Module):
         own = [x.index_select(0, order.flatten()) for x in own]
         x, states = self.layers(embedded(self.decoder, tokens, positions), positions, own, source)
         return log_probs(self.decoder, x), states
-
-
-class _Traced(Memory):
-    """What a block keeps during a step that is traced: the step is taken whatever else holds."""
-
-    def fused(self, device: torch.device) -> Step | None:
-        return self.step
-
-
-class _Step(Step):
-    """A token through a block, by the mechanism's own definition: write, then read."""
-
-    def __init__(self, attention: MechanismAttention, positions: Tensor) -> None:
-        self.attention, self.positions = attention, positions
-
-    def __call__(self, x: Tensor, state: State, position: int, lengths: Tensor | None = None) -> Tensor:
-        attention, mechanism = self.attention, self.attention.mechanism
-        if not attention.self_attention:  # a sentence's hypotheses are queries of one state
-            x = x.view(*self.positions.shape, -1)
-            tokens, x = TokenInfo(self.positions, lengths, inputs=x), x.transpose(0, 1)
-            out = attention._out(mechanism.read(state, attention._q(x), tokens))
-            return out.transpose(0, 1).flatten(0, 1)
-        tokens, x = TokenInfo(self.positions.view(-1, 1), lengths, inputs=x.unsqueeze(1)), x.unsqueeze(0)
-        q, (k, v) = attention._q(x), attention._kv(x)
-        out, after = one_token(mechanism)(mechanism, state, q, k, v, tokens, tokens)
-        vars(state).update(vars(after))
-        return attention._out(out).squeeze(0)
 
 
 def embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -164,15 +141,14 @@ class Source(nn.Module):
         keep = tokens.ne(encoder.padding_idx)
         x, layers = self.embedded(tokens, keep)
         x = x.transpose(0, 1)
-        with encoder.context.own(PassOptions()), loops_in(encoder):
+        with encoder.context.own(PassOptions(execution="loop")):
             for layer in layers:
                 x = layer(x, ~keep)
         if encoder.layer_norm is not None:
             x = encoder.layer_norm(x)
         x = self.spoken(x, speakers)
-        info = replace(TokenInfo.whole(x.shape[0], keep), inputs=x.transpose(0, 1)).cleared()
-        blocks = [block.attention for block in self.blocks]
-        states = tensors_of(with_rows(one, first_state(one, x.shape[1]), x, info) for one in blocks)
+        info, blocks = TokenInfo.whole(x.shape[0], keep), [block.attention for block in self.blocks]
+        states = tensors_of(one.write_source(one.empty_state(x.shape[1]), x, info) for one in blocks)
         if LENGTH not in self.shapes:
             return states
         return [*states, encoder.length_predictor.steps(LengthSource(tokens, x.transpose(0, 1), keep))]

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..attention import State, TokenInfo
+from ..attention import State
 from ..modules import attentions
 from ..modules.attention import MechanismAttention
 from ..runtime.folder import CROSS, HEARD, LENGTH, SELF, Shapes
@@ -56,19 +55,10 @@ def held(stack: Any, side: str) -> list[Held]:
             raise LeapformerError(f"{where} has a state that grows; export a model without it")
         if mechanism.capabilities.carry_width is not None:
             raise LeapformerError(f"{where} hands something on to the next layer, which graphs do not; leave it out")
-        state = first_state(attention, 1)
+        state = attention.empty_state(1)
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in state.tensors().items()}
         found.append(Held(attention, side, layer, type(state), shapes))
     return found
-
-
-def first_state(attention: MechanismAttention, batch: int) -> State:
-    """The state of an attention block before it has read anything."""
-    like = attention.v_proj.weight.new_zeros(batch, 1, attention.v_proj.in_features)
-    tokens = TokenInfo(torch.ones(1, 0, dtype=torch.long), inputs=like[:, :0])
-    value_dim = attention.v_proj.out_features // attention.num_heads
-    mask = attention.mask if attention.self_attention else None
-    return attention.mechanism.init_state(batch, value_dim, like, tokens, mask)
 
 
 def tensors_of(states: Iterable[State]) -> list[Tensor]:
@@ -88,7 +78,7 @@ def starts_of(decoder: Any) -> dict[str, list[Any]]:
     first = {
         name: tensor[0].float()
         for block in (*held(decoder, SELF), *held(decoder, CROSS))
-        for name, tensor in zip(block.names, first_state(block.attention, 1).tensors().values(), strict=True)
+        for name, tensor in zip(block.names, block.attention.empty_state(1).tensors().values(), strict=True)
     }
     return {name: tensor.tolist() for name, tensor in first.items() if tensor.any()}
 

@@ -6,21 +6,15 @@ Shapes: T frames (10 ms) of a chunk and of the row before it, m rows (encoder st
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..attention import ChunkMask, State, TokenInfo, sinusoids
-from ..attention.linear.base import LinearState
-from ..attention.mechanism import Inputs
-from ..attention.recurrent.convolution import ConvolvedMechanism, ConvolvedState
+from ..attention import TokenInfo, sinusoids
 from ..modules import PassOptions
-from ..modules.attention import MechanismAttention
 from ..runtime.folder import CROSS, HEARD
 from ..support.errors import LeapformerError
-from .loops import with_keys, with_rows
 from .states import held, tensors_of
 
 
@@ -50,15 +44,13 @@ class Listening(nn.Module):
         tokens = _placed(rows, start, (count + per_row - 1) // per_row)
         table = sinusoids((tokens.positions[0] + encoder.padding_idx), rows.shape[2]).unsqueeze(1)
         x = encoder.embed_scale * rows + table.to(rows.dtype)
-        given, after = iter(states), []
-        with encoder.context.own(PassOptions()):
-            for layer, block in zip(encoder.transformer_layers, self.blocks, strict=True):
-                layer.self_attn = chunk = _Chunk(block.attention, block.taken(given), tokens, self.rows)
-                try:
-                    x = layer(x, None)
-                finally:
-                    layer.self_attn = block.attention
-                after.append(chunk.state)
+        given = iter(states)
+        with encoder.context.own(PassOptions(execution="loop")):
+            encoder.context.tokens = tokens
+            encoder.context.states = {block.attention.slot: block.taken(given) for block in self.blocks}
+            for layer in encoder.transformer_layers:
+                x = layer(x, None)
+            after = [encoder.context.states[block.attention.slot] for block in self.blocks]
         x = x[: self.rows]
         return x if encoder.layer_norm is None else encoder.layer_norm(x), tensors_of(after)
 
@@ -72,46 +64,6 @@ class Listening(nn.Module):
                 first, stop = (first + stride - 1) // stride, (stop + stride - 1) // stride
                 x = _between(x, first, stop)
         return self.encoder.out(x.permute(2, 0, 1, 3).flatten(2))[1:]
-
-
-class _Chunk(nn.Module):
-    """Self-attention over a chunk of `own` rows and its look-ahead, which leaves no trace in the state.
-
-    Each row reads all that was written, the chunk and its look-ahead.
-    """
-
-    def __init__(self, attention: MechanismAttention, state: State, tokens: TokenInfo, own: int) -> None:
-        super().__init__()
-        self.attention, self.state, self.tokens, self.own = attention, state, tokens, own
-
-    def forward(self, query: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
-        attention, own, rows = self.attention, self.own, len(query)
-        tokens = attention._described(self.tokens, query).cleared()
-        mechanism, q, (k, v) = attention.mechanism, attention._q(query), attention._kv(query)
-        read: Any = mechanism.read
-        tail = None
-        if isinstance(mechanism, ConvolvedMechanism) and mechanism.convolution is not None:
-            q, k, v, tail = _together(mechanism, self.state.of(ConvolvedState).tail, (q, k, v), tokens, own)
-            read = super(ConvolvedMechanism, mechanism).read
-        seen = with_keys(mechanism, self.state, k[:, :, :own], v[:, :, :own], tokens.narrow(0, own))
-        self.state = ConvolvedState(seen.of(LinearState).kv, tail) if tail is not None else seen
-        if rows > own:
-            seen = with_keys(mechanism, seen, k[:, :, own:], v[:, :, own:], tokens.narrow(own, rows))
-        return attention._out(read(seen, q, tokens)), None
-
-
-def _together(
-    mechanism: ConvolvedMechanism, tail: Tensor, inputs: tuple[Tensor, Tensor, Tensor], tokens: TokenInfo, own: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, keys and values of a chunk after the convolution, and its next tail.
-
-    Only the last chunk has rows that are not real, behind all others: they are zeros, and its tail is of no use.
-    """
-    assert tokens.keep is not None
-    q, k, v = (x.where(tokens.keep[:, None, :, None], 0) for x in inputs)
-    real = replace(tokens, keep=None)
-    x, tail = mechanism._convolved(Inputs(q, k, v, real, real, ChunkMask(own, q.shape[2] - own)), tail)
-    return x.q, x.k, x.v, tail
 
 
 class Writing(nn.Module):
@@ -135,10 +87,7 @@ class Writing(nn.Module):
 
     def forward(self, rows: Tensor, count: Tensor, start: Tensor, states: list[Tensor]) -> list[Tensor]:
         given, tokens = iter(states), _placed(rows, start, count)
-        return tensors_of(
-            with_rows(one.attention, one.taken(given), rows, one.attention._described(tokens, rows).cleared())
-            for one in self.blocks
-        )
+        return tensors_of(block.attention.write_source(block.taken(given), rows, tokens) for block in self.blocks)
 
 
 def _between(x: Tensor, first: Tensor, stop: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from ..attention import ChunkMask, Mask, Mechanism, PrefixMask, Projections, State, Step, TokenInfo
+from ..attention import ChunkMask, Mask, Mechanism, PrefixMask, Projections, State, Step, TokenInfo, step_of
 from ..attention.layers import is_hooked, is_plain
+from ..attention.mechanism import Execution
 from .context import PassContext, StackFacts
 from .decoding import IncrementalState, Memory
 from .state_dict import remember_slots, upgrade
@@ -115,7 +116,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self._show(q, k, where)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
         if not self.hands_on or self.mask is not None:
-            return self._out(self.mechanism(q, k, v, **where)), weights
+            return self._out(self.mechanism(q, k, v, **where, execution=self._execution)), weights
         state = self.mechanism.write(self._first_state(k, v, key_info), k, v, key_info)
         self.context.carry = self.mechanism.carry(state)
         return self._out(self.mechanism.read(state, q, query_info)), weights
@@ -141,11 +142,20 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         q, (k, v) = self._q(x), self._kv(x)
         if states is not None:
             state = states.get(self.slot) or self._first_state(k, v, tokens)
-            out, states[self.slot] = self.mechanism.scan(state, q, k, v, **where)
+            out, states[self.slot] = self._scan(state, q, k, v, **where)
             return self._out(out), None
         self._show(q, k, where)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
-        return self._out(self.mechanism(q, k, v, **where)), weights
+        return self._out(self.mechanism(q, k, v, **where, execution=self._execution)), weights
+
+    @property
+    def _execution(self) -> Execution:
+        options = self.context.told("options")
+        return "auto" if options is None else options.execution
+
+    @property
+    def _scan(self) -> Callable[..., tuple[Tensor, State]]:
+        return self.mechanism.loop if self._execution == "loop" else self.mechanism.scan
 
     def _self_step(self, query: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
         """Decoder self-attention over more tokens: one, or a prompt."""
@@ -160,7 +170,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         else:
             tokens = self._described(memory.tokens(count, keep, query.device), query)
             q, (k, v) = self._q(query), self._kv(query)
-            out, memory.state = self.mechanism.scan(memory.state, q, k, v, tokens, tokens)
+            out, memory.state = self._scan(memory.state, q, k, v, tokens, tokens)
             out = self._out(out)
         memory.advance(count, keep)
         return out
@@ -206,16 +216,8 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         step = memory.fused(query.device) if len(query) == 1 else None
         if step is not None:
             return step(query[0], state, memory.queries + 1, memory.lengths).unsqueeze(0)
-        q, tokens = self._q(query), self._with_inputs(memory.tokens(len(query), None, query.device), query)
-        if memory.shared == 1:
-            return self._out(self.mechanism.read(state, q, tokens))
-        # The hypotheses of a sentence are queries of one batch entry.
-        together = q.unflatten(0, (-1, memory.shared)).transpose(1, 2)  # (sentences, H, shared, T, D)
-        lengths = None if tokens.lengths is None else tokens.lengths[:: memory.shared]
-        inputs = None if tokens.inputs is None else tokens.inputs.unflatten(0, (-1, memory.shared)).flatten(1, 2)
-        tokens = TokenInfo(tokens.positions.repeat(1, memory.shared), lengths, inputs=inputs)
-        out = self.mechanism.read(state, together.flatten(2, 3), tokens)
-        return self._out(out.unflatten(2, (memory.shared, -1)).transpose(1, 2).flatten(0, 1))
+        tokens = self._with_inputs(memory.tokens(len(query), None, query.device), query)
+        return self._out(self.mechanism.read_shared(state, self._q(query), tokens, memory.shared))
 
     def _shared(self, key: Tensor, keep: Tensor | None) -> int:
         """How many neighbouring batch entries hold the same source: the beam size, if they really do."""
@@ -238,6 +240,17 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """Queries of cross-attention with what the mechanism also needs of them: their inputs, (T, B, C)."""
         needed = self.mechanism.capabilities.needs_query_inputs
         return replace(tokens, inputs=query.transpose(0, 1)) if needed else tokens
+
+    def empty_state(self, batch: int) -> State:
+        """The state before anything was read, of a mechanism that is given no carry."""
+        like = self.v_proj.weight.new_zeros(batch, 1, self.v_proj.in_features)
+        tokens = TokenInfo(torch.ones(1, 0, dtype=torch.long), inputs=like[:, :0])
+        value_dim = self.v_proj.out_features // self.num_heads
+        return self.mechanism.init_state(batch, value_dim, like, tokens, self.mask if self.self_attention else None)
+
+    def write_source(self, state: State, source: Tensor, tokens: TokenInfo) -> State:
+        """The state of cross-attention after more of a source (S, B, C), as a graph can hold it."""
+        return self.mechanism.write_loop(state, *self._kv(source), self._described(tokens, source).cleared())
 
     def _first_state(self, k: Tensor, v: Tensor, key: TokenInfo) -> State:
         return self.mechanism.init_state(len(k), v.shape[3], k, key, self.mask if self.self_attention else None)
@@ -268,7 +281,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
             with _PREPARING:  # once for all sessions that begin at the same moment: a step holds copies of weights
                 prepared = self._prepared
                 if prepared is None or prepared[0] != stamp:
-                    prepared = self._prepared = stamp, self.mechanism.step(projections)
+                    prepared = self._prepared = stamp, step_of(self.mechanism, projections)
         return prepared[1]
 
     def train(self, mode: bool = True) -> MechanismAttention:

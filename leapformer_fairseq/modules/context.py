@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Carry, Mechanism, PrefixMask, State, TokenInfo
+from ..attention.mechanism import Execution
 
 
 @dataclass
@@ -38,12 +39,14 @@ class StackFacts:
 class PassOptions:
     """What whoever runs passes decides about them, instead of the settings of the model.
 
-    schedule: the wait-k mask of cross-attention; None shows it the whole source.
-    weights:  whether the layer that is asked for its alignment composes attention weights; no other layer does.
+    schedule:  the wait-k mask of cross-attention; None shows it the whole source.
+    weights:   whether the layer that is asked for its alignment composes attention weights; no other layer does.
+    execution: of mechanisms; "loop" where the pass becomes a graph.
     """
 
     schedule: PrefixMask | None = None
     weights: bool = False
+    execution: Execution = "auto"
 
 
 TOLD = ("lengths", "tokens", "options")

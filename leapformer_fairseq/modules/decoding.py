@@ -25,6 +25,7 @@ class Memory:
     padded:  (B,), how many of them were padding, if any.
     read:    source columns already in `state` (cross-attention; the same for every sentence).
     shared:  neighbouring batch entries that share one state (cross-attention: the hypotheses of a sentence).
+    positions: (B, T) or (1, T), of the next queries, where whoever runs the pass says them; None: they are counted.
     """
 
     step: Step | None
@@ -34,6 +35,7 @@ class Memory:
     padded: Tensor | None = None
     read: int = 0
     shared: int = 1
+    positions: Tensor | None = None
 
     def fused(self, device: torch.device) -> Step | None:
         """The fused step, where it may be taken: it changes states in place, has no gradient, and knows no autocast."""
@@ -43,6 +45,8 @@ class Memory:
 
     def tokens(self, count: int, keep: Tensor | None, device: torch.device) -> TokenInfo:
         """The next `count` query columns."""
+        if self.positions is not None:
+            return TokenInfo(self.positions, self.lengths, keep)
         seen = torch.full((1,), self.queries, device=device)
         seen = seen if self.padded is None else seen - self.padded
         return TokenInfo.following(seen, count, keep).of_length(self.lengths)

@@ -89,6 +89,7 @@ KEPT = {"kept_numbers": 10**9, "kept_slot_tokens": 10**9}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("auto", {}),
     "reference": ("reference", {}),
+    "loop": ("loop", {}),
     "pairs": ("scan", {"pairs": 10**9, "pairs_per_token": 10**9, **KEPT}),
     "kept": ("scan", {**NO_PAIRS, **KEPT}),
     "kept in segments": ("scan", {**NO_PAIRS, **KEPT, "kept_segment": 64, "least_segment": 1}),

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask, Projections, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask, Projections, TokenInfo, build, step_of
 from leapformer_fairseq.attention import mechanism as contract
 from leapformer_fairseq.attention.decoding import cpu as native
 from leapformer_fairseq.attention.linear import elu as elu_file
@@ -400,7 +400,7 @@ def test_the_elu_map_far_below_zero_in_a_step(name, language):
         projections = Projections(layers[0], layers[1], layers[2], layers[3])
         mechanism, x = build(name, DIM, HEADS), torch.randn(BATCH, WIDTH)
         state = empty(mechanism, BATCH, DIM, x)
-        mechanism.step(projections)(x, state, 1)
+        step_of(mechanism, projections)(x, state, 1)
         k, v = (layer(x).double().view(BATCH, HEADS, 1, DIM) for layer in (layers[2], layers[3]))
         exact = written(mechanism.double(), k, v, TokenInfo.whole(1)).kv
         assert exact[..., -1].abs().max() > 0
@@ -488,7 +488,7 @@ def test_a_batch_that_does_not_fit_the_state_is_the_same_error_in_c_and_torch(na
     projections = Projections(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
     said = set()
     for compiled in (True, False):
-        step, state = mechanism.step(projections), empty(mechanism, 2, DIM, torch.zeros(0))
+        step, state = step_of(mechanism, projections), empty(mechanism, 2, DIM, torch.zeros(0))
         with nullcontext() if compiled else native.turned_off(), pytest.raises(ValueError) as error:
             step(torch.randn(rows, WIDTH), state, 1)
         said.add(str(error.value))

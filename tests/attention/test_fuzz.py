@@ -32,6 +32,7 @@ from leapformer_fairseq.attention import (
     PrefixMask,
     Projections,
     TokenInfo,
+    step_of,
 )
 from leapformer_fairseq.attention.bidirectional.base import Bidirectional
 from leapformer_fairseq.attention.decoding import cpu as native
@@ -518,7 +519,7 @@ def check_fused_steps(case: Drawn, dtype: torch.dtype, compiled: bool, shared: i
     stock = Projections(*(nn.Linear(width, WIDTH, bias=bias).to(dtype) for _ in range(4)))
     stock = stock._replace(out=nn.Linear(WIDTH, WIDTH, bias=bias).to(dtype))
     mechanism.receive(stock)
-    fused = mechanism.step(stock._replace(k=None, v=None) if cross else stock)
+    fused = step_of(mechanism, stock._replace(k=None, v=None) if cross else stock)
     if fused is None:
         return
     exact, stock64 = copy.deepcopy(mechanism).double(), Projections(*(copy.deepcopy(x).double() for x in stock))

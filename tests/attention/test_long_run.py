@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, Projections, build
+from leapformer_fairseq.attention import CAUSAL, Projections, build, step_of
 from leapformer_fairseq.attention.linear.base import LinearState
 
 from .cases import DIM, HEADS
@@ -38,7 +38,7 @@ def blocks(name, options):
         one, projections = copy.deepcopy(mechanism).to(dtype), [copy.deepcopy(x).to(dtype) for x in stock]
         one.receive(Projections(*projections))
         state = one.init_state(BATCH, DIM, torch.zeros(1, dtype=dtype), mask=CAUSAL)
-        found.append([one.step(Projections(*projections)), state, dtype])
+        found.append([step_of(one, Projections(*projections)), state, dtype])
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, Carry, Projections, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, Carry, Projections, TokenInfo, build, step_of
 from leapformer_fairseq.attention.decoding import cpu as native
 from leapformer_fairseq.support.errors import LeapformerError
 
@@ -63,7 +63,7 @@ def test_steps_of_self_attention_equal_the_parallel_form(projections, packed, ac
     key = rows(x, packed)
     q, k, v = projected(mechanism, stock, x)
     expected = stock.out(joined(attend(mechanism, q, k, v, key=key, mask=CAUSAL, way="reference")))
-    step, order = mechanism.step(stock), torch.tensor([2, 0, 1])
+    step, order = step_of(mechanism, stock), torch.tensor([2, 0, 1])
     _, state = scanned(mechanism, None, q[:, :, :1], k[:, :, :1], v[:, :, :1], key.narrow(0, 1))
     out = [step(x[t], state, t + 1) for t in range(1, 5)]
     torch.testing.assert_close(torch.stack(out), expected[1:5], rtol=0, atol=TOLERANCE[dtype])
@@ -87,7 +87,7 @@ def test_learned_rows_need_no_first_row(dtype, language):
     q, k, v = projected(mechanism, stock, x)
     where = {"key": rows(x, "learned"), "mask": CAUSAL, "execution": "reference"}
     expected = stock.out(joined(mechanism(q, k, v, **where)))
-    step, state = mechanism.step(stock), empty(mechanism, B, D, x)
+    step, state = step_of(mechanism, stock), empty(mechanism, B, D, x)
     out = torch.stack([step(x[t], state, t + 1) for t in range(T)])
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype])
     with pytest.raises(LeapformerError, match="given no packed sequence"):
@@ -101,7 +101,7 @@ def test_as_a_library_the_keys_write(language):
     x = torch.randn(T, B, C)
     q, k, v = (heads(side(x)) for side in (stock.q, stock.k, stock.v))
     expected = stock.out(joined(attend(mechanism, q, k, v, mask=CAUSAL, way="reference")))
-    step, state = mechanism.step(stock), empty(mechanism, B, D, x)
+    step, state = step_of(mechanism, stock), empty(mechanism, B, D, x)
     out = torch.stack([step(x[t], state, t + 1) for t in range(T)])
     torch.testing.assert_close(out, expected, rtol=0, atol=2e-5)
 
@@ -118,7 +118,7 @@ def test_steps_of_cross_attention_equal_attend(projections, shared, dtype, langu
     state = written(mechanism, k, v, replace(rows(source, "encoder"), keep=keep))
     copies, before = state.reorder(torch.arange(B).repeat_interleave(shared)), state.fork()
     expected = stock.out(joined(mechanism.read(copies, heads(stock.q(x)), TokenInfo.whole(4))))
-    step = mechanism.step(Projections(stock.q, stock.out))
+    step = step_of(mechanism, Projections(stock.q, stock.out))
     out = torch.stack([step(x[t], state, t + 1) for t in range(4)])
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype])
     assert_same_states(state, before, 0)  # reading changes nothing
@@ -133,8 +133,8 @@ def test_c_is_really_taken(projections, monkeypatch):
     state = written(cross, *projected(cross, stock, x)[1:], rows(x, "encoder"))
     calls, real = [], native.slot_step()
     monkeypatch.setattr(native, "slot_step", lambda: lambda *args: (calls.append(1), real(*args)))
-    mechanism.step(stock)(x[0], empty(mechanism, B, D, x), 1)
-    cross.step(Projections(stock.q, stock.out))(x[0], state, 1)
+    step_of(mechanism, stock)(x[0], empty(mechanism, B, D, x), 1)
+    step_of(cross, Projections(stock.q, stock.out))(x[0], state, 1)
     assert calls == [1, 1]
 
 
@@ -148,7 +148,7 @@ def test_dropout_of_a_mechanism_in_training_is_that_of_the_general_way():
         _, state = scanned(mechanism.eval(), None, *(side[:, :, : T - 1] for side in (q, k, v)), key.narrow(0, T - 1))
         mechanism.train(training)
         torch.manual_seed(1)
-        outs[training] = mechanism.step(stock)(x[T - 1], state.fork(), T)
+        outs[training] = step_of(mechanism, stock)(x[T - 1], state.fork(), T)
         torch.manual_seed(1)
         expected, _ = scanned(mechanism, state, *(side[:, :, T - 1 :] for side in (q, k, v)), key.narrow(T - 1, T))
         torch.testing.assert_close(outs[training], stock.out(joined(expected))[0], rtol=0, atol=2e-5)
@@ -165,7 +165,7 @@ def test_half_precision_keeps_a_float32_state(projections):
     for mine, theirs in zip(stock, rounded, strict=True):
         mine.load_state_dict(theirs.state_dict())
     x = torch.randn(T, B, C).bfloat16()
-    step, state = mechanism.step(rounded), empty(mechanism, B, D, x)
+    step, state = step_of(mechanism, rounded), empty(mechanism, B, D, x)
     out = torch.stack([step(x[t], state, t + 1) for t in range(T)])
     assert out.dtype == torch.bfloat16 and state.keys.dtype == torch.float32
     q, k, v = projected(exact, stock, x.float())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from leapformer_fairseq.attention import CAUSAL, Carry, ChunkMask, PrefixMask, Projections, TokenInfo
+from leapformer_fairseq.attention import CAUSAL, Carry, ChunkMask, PrefixMask, Projections, TokenInfo, step_of
 from leapformer_fairseq.attention.ops import dispatch, entmax, linear
 from leapformer_fairseq.attention.sparse.fitted import Fitted
 
@@ -228,7 +228,7 @@ def test_fused_steps_wait_for_nothing(name, options, block, shared):
         return
     mechanism, stock = built(name, block, **options)
     with Watch(counts=name not in CONSTANT):
-        step = mechanism.step(stock._replace(k=None, v=None) if cross else stock)
+        step = step_of(mechanism, stock._replace(k=None, v=None) if cross else stock)
         key = described(mechanism, COUNT, padded=False)
         _, k, v = qkv(COUNT, COUNT)
         state = mechanism.init_state(BATCH, DIM, k, key if cross else key.without_lengths(), mask)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import Projections, TokenInfo
+from leapformer_fairseq.attention import Projections, TokenInfo, step_of
 from leapformer_fairseq.attention.decoding import cpu as native
 
 from .cases import RECURRENT, build, empty, scanned, written
@@ -64,7 +64,7 @@ class Block:
         return exact
 
     def step(self, cross=False):
-        return self.mechanism.step(self.projections._replace(k=None, v=None) if cross else self.projections)
+        return step_of(self.mechanism, self.projections._replace(k=None, v=None) if cross else self.projections)
 
     def side(self, projection, x):
         return projection(x).unflatten(-1, (H, -1)).permute(1, 2, 0, 3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import Projections, Step, TokenInfo, build
+from leapformer_fairseq.attention import Projections, Step, TokenInfo, build, step_of
 from leapformer_fairseq.attention.bounded.sums import SlotSums
 from leapformer_fairseq.attention.decoding import cpu as native
 from leapformer_fairseq.attention.decoding import slots as slot_step
@@ -35,7 +35,7 @@ class Block:
         self.mechanism = build(name, D, H, input_dim=C, abc_slots=N, **options, **more).to(dtype)
         widths = ((C, H * D), (H * E, C), (C, H * D), (C, H * E))
         self.projections = Projections(*(nn.Linear(*width).to(dtype) for width in widths))
-        self.step = self.mechanism.step(self.projections)
+        self.step = step_of(self.mechanism, self.projections)
 
     def rows(self, x, seen):
         """TokenInfo that follow `seen` others, and q, k, v of x (T, B, C)."""
@@ -183,5 +183,5 @@ class OfKeys(SlotSums):
 @torch.no_grad()
 def test_self_attention_goes_without_the_kernel_where_it_does_not_know_the_control(mechanism):
     q, out, k, v = (nn.Linear(C, C) for _ in range(4))
-    assert type(mechanism.step(Projections(q, out, k, v))) is Step
-    assert type(mechanism.step(Projections(q, out))) is SlotStep  # which only reads
+    assert type(step_of(mechanism, Projections(q, out, k, v))) is Step
+    assert type(step_of(mechanism, Projections(q, out))) is SlotStep  # which only reads

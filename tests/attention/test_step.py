@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, TokenInfo, build, step_of
 from leapformer_fairseq.attention.bounded.sums import SlotSums
 from leapformer_fairseq.attention.decoding import cpu as native
 
@@ -104,7 +104,7 @@ def assert_same_states(state, other, tolerance):
 @torch.no_grad()
 def test_rows_that_do_not_fit_to_the_state_are_refused(name, options, rows, compiled):
     mechanism, projections = block(name, options, torch.float32)
-    step, state = mechanism.step(projections), empty(mechanism, 2, D, torch.zeros(0))
+    step, state = step_of(mechanism, projections), empty(mechanism, 2, D, torch.zeros(0))
     with nullcontext() if compiled else native.turned_off(), pytest.raises((ValueError, RuntimeError)):
         step(torch.randn(rows, C), state, 1)
 
@@ -119,7 +119,7 @@ def test_steps_of_self_attention_equal_the_parallel_form(variant, dtype, bias, w
     x = torch.randn(T, B, C, dtype=dtype)
     where = {"query": rows(T, x), "key": rows(T, x), "mask": CAUSAL}
     expected = o(joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), execution="reference", **where)))
-    step, state = mechanism.step(projections), empty(mechanism, B, D, x)
+    step, state = step_of(mechanism, projections), empty(mechanism, B, D, x)
     out = torch.stack([step(x[t], state, t + 1) for t in range(T)])
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype])
     whole, next_token = written(mechanism, heads(k(x)), heads(v(x)), rows(T, x)), rows(T + 1).narrow(T, T + 1)
@@ -139,7 +139,7 @@ def test_steps_of_cross_attention_equal_attend(variant, dtype, shared, way, monk
     state = written(mechanism, heads(k(source)), heads(v(source)), rows(11, source).of_length(torch.tensor([11])))
     copies, before = state.reorder(torch.arange(2).repeat_interleave(shared)), state.fork()
     expected = o(joined(mechanism.read(copies, heads(q(x)), rows(4))))
-    step = mechanism.step(Projections(q, o))
+    step = step_of(mechanism, Projections(q, o))
     out = torch.stack([step(x[t], state, t + 1) for t in range(4)])
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype])
     assert_same_states(state, before, 0)  # reading changes nothing
@@ -155,14 +155,14 @@ def test_every_sequence_has_its_own_length(dtype, overrun, language):
     x, source = torch.randn(T, B, C, dtype=dtype), torch.randn(11, B, C, dtype=dtype)
     lengths = torch.tensor([4.0, 9.0, 30.5], dtype=torch.float64)
     known = rows(T).of_length(lengths)
-    step, state = mechanism.step(projections), empty(mechanism, B, D, x)
+    step, state = step_of(mechanism, projections), empty(mechanism, B, D, x)
     out = torch.stack([step(x[t], state, t + 1, lengths) for t in range(T)])
     where = {"query": known, "key": known, "mask": CAUSAL}
     expected = o(joined(mechanism(heads(q(x)), heads(k(x)), heads(v(x)), execution="reference", **where)))
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype] * (1 if overrun == "saturate" else 1e3))
 
     state = written(mechanism, heads(k(source)), heads(v(source)), TokenInfo.whole(11))
-    step = mechanism.step(Projections(q, o))
+    step = step_of(mechanism, Projections(q, o))
     out = torch.stack([step(x[t], state, t + 1, lengths) for t in range(T)])
     expected = o(joined(mechanism.read(state, heads(q(x)), known)))
     torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[dtype] * (1 if overrun == "saturate" else 1e3))
@@ -176,7 +176,7 @@ def test_a_dead_row_gives_zero(name, options, language):
     """No key, no similarity: the floor, not NaN."""
     mechanism, (q, o, _, _) = block(name, options, torch.float32, bias=False)
     state = empty(mechanism, B, D, torch.zeros(1))
-    out = mechanism.step(Projections(q, o))(torch.randn(B, C), state, 1)
+    out = step_of(mechanism, Projections(q, o))(torch.randn(B, C), state, 1)
     assert torch.equal(out, torch.zeros(B, H * D))
 
 
@@ -199,7 +199,7 @@ def test_opposite_proportions_still_average(language):
         joined(attend(mechanism, heads(q(x)), heads(k(x)), heads(v(x)), way=way, **where))
         for way in ("reference", "kept", "again")
     ]
-    step, state = mechanism.step(Projections(q, o, k, v)), empty(mechanism, B, D, x)
+    step, state = step_of(mechanism, Projections(q, o, k, v)), empty(mechanism, B, D, x)
     outputs.append(torch.stack([step(x[t], state, t + 1) for t in range(T)]))
     for out in outputs:
         torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=1e-3)
@@ -210,7 +210,7 @@ def test_opposite_proportions_still_average(language):
 def test_half_precision_keeps_a_float32_state(language):
     mechanism, rounded = block("leap", {}, torch.bfloat16)
     x = torch.randn(T, B, C).bfloat16()
-    step, state = mechanism.step(rounded), empty(mechanism, B, D, x)
+    step, state = step_of(mechanism, rounded), empty(mechanism, B, D, x)
     out = torch.stack([step(x[t], state, t + 1) for t in range(T)])
     assert out.dtype == torch.bfloat16 and state.kv.dtype == torch.float32
     exact, projections = block("leap", {}, torch.float32)
@@ -235,7 +235,7 @@ def test_the_step_in_c_is_really_taken(monkeypatch, name, step):
     mechanism, projections = block(name, {}, torch.float32)
     calls, real = [], getattr(native, step)()
     monkeypatch.setattr(native, step, lambda: lambda *args: (calls.append(1), real(*args)))
-    mechanism.step(projections)(torch.randn(B, C), empty(mechanism, B, D, torch.zeros(1)), 1)
+    step_of(mechanism, projections)(torch.randn(B, C), empty(mechanism, B, D, torch.zeros(1)), 1)
     assert calls == [1]
 
 

@@ -23,12 +23,12 @@ from leapformer_fairseq.attention.linear.base import LinearMechanism
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 from leapformer_fairseq.cli.exported import main
 from leapformer_fairseq.cli.main import main as leapformer
-from leapformer_fairseq.export import loops, write
+from leapformer_fairseq.export import write
 from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
 from leapformer_fairseq.export.language import Prompt
 from leapformer_fairseq.export.plain import check_task
-from leapformer_fairseq.export.states import first_state, held, tensors_of
+from leapformer_fairseq.export.states import held, tensors_of
 from leapformer_fairseq.export.streaming import Writing
 from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.models.loading import load_model
@@ -80,7 +80,7 @@ def test_steps_with_explicit_states_equal_the_decoder(plan):
                 decoder.reorder_incremental_state_scripting(memory, order)
             logits, _ = decoder(tokens[:, : t + 1], encoded, incremental_state=memory)
         if own is None:
-            own = tensors_of(first_state(one.attention, 4) for one in step.layers.blocks[SELF])
+            own = tensors_of(one.attention.empty_state(4) for one in step.layers.blocks[SELF])
             states = (memory[one.attention.slot].state for one in step.layers.blocks[CROSS])
             read = tensors_of(state.reorder(torch.tensor([0, 2])) for state in states)
             read += [lengths[[0, 2]] for lengths in encoded.get("target_length", [])]
@@ -98,15 +98,6 @@ def test_states_that_graphs_cannot_hold_are_refused(plan, reason):
         held(model.decoder, SELF)
 
 
-def looped(one: Any, first: Any, given: Any, dim: int) -> tuple[Any, Any]:
-    """torch's scan, which would be compiled outside of a graph."""
-    found = []
-    for at in range(len(given[0])):
-        first, out = one(first, [part[at] for part in given])
-        found.append(out)
-    return first, torch.stack(found)
-
-
 RECURRENT = [name for name, kind in MECHANISMS.items() if issubclass(kind, RecurrentMechanism)]
 
 
@@ -114,9 +105,8 @@ RECURRENT_AND_LINEAR = [name for name in PLANS if issubclass(MECHANISMS[name], R
 
 
 @pytest.mark.parametrize("encoder", [name for name in RECURRENT if name in PLANS])
-def test_encoders_with_decay_or_delta_rule_go_from_row_to_row(encoder, monkeypatch):
+def test_encoders_with_decay_or_delta_rule_go_from_row_to_row(encoder):
     """A padded source, too; afterwards the model is as it was."""
-    monkeypatch.setattr(loops, "scan", looped)
     model = model_of("leap", encoder=encoder).requires_grad_(False)
     source = Source(model)
     tokens = torch.tensor([[5, 6, 7, 8, 9, 2], [1, 1, 4, 11, 6, 2]])  # padded on the left, as in fairseq
@@ -127,7 +117,7 @@ def test_encoders_with_decay_or_delta_rule_go_from_row_to_row(encoder, monkeypat
     rows, keep = encoded["encoder_out"][0], tokens.ne(1)
     info = TokenInfo(keep.long().cumsum(1), keep=keep, inputs=rows.transpose(0, 1)).cleared()
     for block, states in zip(source.blocks, found, strict=True):
-        first = first_state(block.attention, 2)
+        first = block.attention.empty_state(2)
         expected = block.attention.mechanism.write(first, *block.attention._kv(rows), info)
         assert float((states - expected.kv).abs().max()) < 1e-10
     with torch.no_grad():
@@ -180,7 +170,7 @@ def padded_sources_are_read(model: Any, path: Path) -> None:
             rows = model.encoder(tokens, keep.sum(1))["encoder_out"][0]
         info = TokenInfo(keep.long().cumsum(1), keep=keep, inputs=rows.transpose(0, 1)).cleared()
         states = [
-            block.attention.mechanism.write(first_state(block.attention, len(tokens)), *block.attention._kv(rows), info)
+            block.attention.mechanism.write(block.attention.empty_state(len(tokens)), *block.attention._kv(rows), info)
             for block in source.blocks
         ]
         for ours, theirs in zip(tensors_of(states), graphs.read(tokens.numpy()).values(), strict=True):
@@ -371,14 +361,13 @@ BANDS = {"adaptive_input": True, "adaptive_input_cutoff": "10,20", "adaptive_sof
     "name",
     [name for name in PLANS if serves(name) or name in ("abc-window", "abc-dilated")] + ["kda-conv", "words in bands"],
 )
-def test_many_tokens_at_once_leave_what_single_steps_leave(name, monkeypatch):
+def test_many_tokens_at_once_leave_what_single_steps_leave(name):
     """Two texts, piece by piece: what a piece leaves, the next one reads."""
     plan, options = ("leap", BANDS) if name == "words in bands" else (name, {})
     model = make_model("leapformer_lm_tiny", plan, tokens_per_sample=40, **options).requires_grad_(False)
-    monkeypatch.setattr(loops, "scan", looped)
     prompt, decoder, text = Prompt(model.decoder), model.decoder, torch.randint(4, 34, (2, 9))
     memory, before = dict[str, Any](), 0
-    states = tensors_of(first_state(block.attention, 2) for block in prompt.blocks)
+    states = tensors_of(block.attention.empty_state(2) for block in prompt.blocks)
     for piece in text.split((5, 3, 1), 1):
         places = torch.arange(1, piece.shape[1] + 1).repeat(2, 1)
         with torch.enable_grad():  # as in the graph
@@ -425,7 +414,7 @@ def test_what_a_folder_says_of_a_model(tmp_path):
     starts = {
         f"self.{layer}.{name}": tensor[0].float().tolist()
         for layer, one in enumerate(model.decoder.layers)
-        for name, tensor in first_state(one.self_attn, 1).tensors().items()
+        for name, tensor in one.self_attn.empty_state(1).tensors().items()
         if tensor.any()
     }
     assert folder.starts == starts != {} and Folder.read(tmp_path / "mt") == folder

@@ -20,9 +20,7 @@ from torch import Tensor, nn
 
 from ...support.errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Capabilities
-from ..decoding import cpu
-from ..decoding.slots import MemoryStep, Reading
-from ..decoding.step import Projections, Step
+from ..kernels import PackedKernel, Projections
 from ..layers import normalised, projected
 from ..linear.elu import elu1
 from ..masks import Mask
@@ -255,8 +253,10 @@ class Luna(BoundedMechanism):
         keys, values, _, keep = self._tensors(state)
         return self._read(self._scaled(q) @ keys, _count(query, q), keep, self.dropping()) @ values
 
-    def step(self, projections: Projections) -> Step:
-        return LunaStep(self, projections)
+    def kernel(self) -> PackedKernel:
+        own: Any = dict(self.own).get("write")
+        raw = self.projections == "raw" and bool(self.stock)
+        return PackedKernel(lambda seen, queries: self.alpha(seen, queries, self.dropping()), own, raw)
 
     # -------------------------------------------------------------------------------------------------- bidirectional
     def _pack(self, k: Tensor, v: Tensor, key: TokenInfo, dropout: float) -> tuple[Tensor, PackedState]:
@@ -332,41 +332,6 @@ class Luna(BoundedMechanism):
         alpha = self._written(queries, k, key)
         scores = linear.scores(self._scaled(q), k)
         return (self._read(scores.tril() @ alpha, _count(key, scores), keep, dropout) @ alpha.mT).tril()
-
-
-class LunaStep(MemoryStep):
-    """The step of Luna: its slots hold means over as many tokens as there were so far; unpacking only reads them.
-
-    A token is written by the similarity of one more projection of it to the packed sequence: that of the stock keys
-    (tied), one of its own (untied), or the keys themselves (standard, raw, and as a library).
-    """
-
-    mechanism: Luna
-
-    def __init__(self, mechanism: Luna, projections: Projections) -> None:
-        super().__init__(mechanism, projections, Reading(False, projections.k is not None, masked=True))
-        self.writes = self.key  # where in what is projected that is which writes
-        self.raw = mechanism.projections == "raw" and bool(mechanism.stock)
-        if self.raw and self.self_attention:  # where the kernel looks for keys there is the input
-            self.weight[:, self.key : self.value] = torch.eye(len(self.weight), device=self.weight.device)
-            self.bias[self.key : self.value] = 0
-        if self.self_attention and "write" in mechanism.own:
-            own: Any = mechanism.own["write"]
-            self.writes = self.end
-            self.also_project(own.weight.detach(), own.bias.detach())
-
-    def control(self, x: Tensor, projected: Tensor, state: LunaState, position: int) -> Tensor:
-        seen = projected[:, self.writes : self.writes + self.heads * self.dim].view(len(x), self.heads, 1, -1)
-        return self.mechanism.alpha(seen, state.queries, self.mechanism.dropping()).squeeze(2)
-
-    def _sizes(self, *shape: int) -> cpu.SlotSizes:
-        sizes = super()._sizes(*shape)
-        if self.raw:
-            sizes.key = self.key
-        return sizes
-
-    def mass(self, state: LunaState | PackedState, position: int) -> Tensor:
-        return (state.keep * float(position)).float()
 
 
 def _count(tokens: TokenInfo, like: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
-from ..decoding.slots import InputControl
+from ..kernels import SlotKernel
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import EMPTY_SLOTS, SLOTS
@@ -71,5 +71,5 @@ class MLP(SlotSums):
         """The control of its logits W x."""
         return self.activation(logits.clamp(-LOGIT_BOUND, LOGIT_BOUND))
 
-    def input_control(self) -> InputControl:
-        return InputControl(self.control_weight, self.alpha)
+    def kernel(self) -> SlotKernel:
+        return SlotKernel(self.reading(), weight=self.control_weight, alpha=self.alpha)

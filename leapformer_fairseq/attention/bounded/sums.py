@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..decoding.slots import InputControl, Reading, SlotStep
-from ..decoding.step import Projections, Step
+from ..kernels import Reading, SlotKernel
 from ..masks import Mask
 from ..mechanism import State
 from ..ops import linear
@@ -55,14 +54,8 @@ class SlotSums(BoundedMechanism):
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         """What tokens (B, H, S, D) write into every slot, alpha: (B or 1, H or 1, S, n); the caller masks padding."""
 
-    def input_control(self) -> InputControl | None:
-        """How `control` is a function of the block's input, token by token; None where it is not of that kind."""
-        return None
-
-    def step(self, projections: Projections) -> Step:
-        learned, width = self.input_control(), projections.q.in_features
-        known = self.positional or (learned is not None and learned.weight.shape[1] == width)
-        return SlotStep(self, projections) if known or projections.k is None else super().step(projections)
+    def kernel(self) -> SlotKernel:
+        return SlotKernel(self.reading(), self.positional)
 
     def reading(self) -> Reading:
         """How the kernel reads the memory."""

@@ -1,1 +1,30 @@
-"""One token at a time: fused steps, chosen from what a mechanism describes."""
+"""One token at a time, with fused projections and, on a CPU, a kernel in C that fits what a mechanism describes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..kernels import LinearKernel, PackedKernel, Projections, RecurrentKernel, SlotKernel
+from ..mechanism import Mechanism
+from .linear import LinearStep
+from .recurrent import RecurrentStep
+from .slots import PackedStep, SlotStep
+from .step import Step
+
+STEPS: dict[type, Any] = {
+    LinearKernel: LinearStep,
+    RecurrentKernel: RecurrentStep,
+    SlotKernel: SlotStep,
+    PackedKernel: PackedStep,
+}
+
+
+def step_of(mechanism: Mechanism, projections: Projections) -> Step:
+    """The decoding step of a block: self-attention, or cross-attention if `projections` lack k and v.
+
+    It holds copies of the weights, so prepare another one when they change.
+    """
+    kernel = mechanism.kernel() if projections.q.weight.is_cpu else None
+    if kernel is None or not (step := STEPS[type(kernel)]).fits(kernel, projections):
+        return Step(mechanism, projections)
+    return step(mechanism, projections, kernel)

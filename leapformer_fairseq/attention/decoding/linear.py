@@ -1,81 +1,58 @@
 """The decoding step of linear mechanisms: the state is K^T [V, 1], `state.kv` (B, H, F, E + 1).
 
-A channel of zero weight and bias 1 per head makes the projected values [v, 1]. On a CPU all that follows the
-projections is one call of C (`ops.cpu`), where it compiles.
+A channel of zero weight and bias 1 per head makes the projected values [v, 1]. All that follows the projections is one
+call of C (`cpu`), where it compiles.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..kernels import LinearKernel, Projections
 from ..linear.proportion import ProportionNetwork
+from ..mechanism import Mechanism
 from . import cpu
-from .step import Projections, Step
-
-if TYPE_CHECKING:
-    from ..linear.base import LinearMechanism
-
-
-@dataclass(frozen=True)
-class KernelMap:
-    """How the kernel in decoding/cpu maps a token: an activation, then the cosine reweighting or a rotation, if any.
-
-    Proportions come from a network each for queries and keys, which reads what was activated (with `raw`: what was
-    projected), or are numbers, (B or 1,), for a position (from 1) in sequences of known lengths, (B,), or of unknown
-    ones. A rotation is the cosine and sine for each leading pair of dimensions, (pairs, 2); the normalizer takes
-    features as they were before.
-    """
-
-    activation: Literal["relu", "elu"]
-    networks: Sequence[ProportionNetwork] = ()
-    raw: bool = False
-    proportion: Callable[[int, Tensor | None], Tensor] | None = None
-    rotation: Callable[[int], Tensor] | None = None
+from .step import Step
 
 
 class LinearStep(Step):
-    """The step of a linear mechanism."""
+    """The step of a feature map, with or without a forget gate."""
 
-    def __init__(
-        self, mechanism: LinearMechanism, projections: Projections, gate: tuple[Tensor, Tensor] | None = None
-    ) -> None:
-        """`gate`: weight (H, C) and bias (H,) of the logits of what is kept of a head's state when a key is written."""
+    @staticmethod
+    def fits(kernel: LinearKernel, projections: Projections) -> bool:
+        return kernel.gate is None or projections.q.weight.dtype == torch.float32  # gates are not rounded to half
+
+    def __init__(self, mechanism: Mechanism, projections: Projections, kernel: LinearKernel) -> None:
         super().__init__(mechanism, projections, ones=True)
-        self.map, self.floor = mechanism.kernel_map(), mechanism.normalizer_floor
+        self.kernel = kernel
         self.gate = 0  # where its logits begin
-        if gate is not None and self.self_attention:
-            if self.weight.dtype == torch.float32:
-                self.gate = self.end
-                self.also_project(*(part.detach() for part in gate))
-            else:
-                self.map = None  # gates are not rounded to half precision
-        # The kernel's, on a CPU; elsewhere a copy would wait for the device.
-        networks = self.map.networks[: 1 + self.self_attention] if self.map and self.weight.is_cpu else ()
-        self.packed = [_packed(network) for network in networks]
+        if kernel.gate is not None and self.self_attention:
+            self.gate = self.end
+            self.also_project(*(part.detach() for part in kernel.gate))
+        self.packed = [_packed(network) for network in kernel.networks[: 1 + self.self_attention]]
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
-        heads = self._kernel(projected, state.kv, position, lengths)
+        heads = self._fused(projected, state.kv, position, lengths)
         return super().attend(projected, x, state, position, lengths) if heads is None else heads
 
-    def _kernel(self, projected: Tensor, kv: Tensor, position: int, lengths: Tensor | None) -> Tensor | None:
+    def _fused(self, projected: Tensor, kv: Tensor, position: int, lengths: Tensor | None) -> Tensor | None:
         """What the heads read, (B, H * E), by the compiled step; None where that does not serve."""
-        if self.map is None or kv.dtype != torch.float32 or not kv.is_cpu or (step := cpu.step()) is None:
+        if kv.dtype != torch.float32 or (step := cpu.step()) is None:
             return None
         sizes = self.sizes_of((len(projected), *kv.shape), self._sizes)
         if max(sizes.dim, sizes.values) > cpu.MAX_DIM or not kv.is_contiguous():
             return None
         networks = [packed.numbers.data_ptr() for packed in self.packed] + [None, None]
         proportions, rotation = None, None
-        if self.map.proportion is not None:
-            proportions = self.map.proportion(position, lengths).float().expand(len(projected)).contiguous()
-        if self.map.rotation is not None:
-            rotation = self.map.rotation(position).float()
+        if self.kernel.proportion is not None:
+            proportions = self.kernel.proportion(position, lengths).float().expand(len(projected)).contiguous()
+        if self.kernel.rotation is not None:
+            rotation = self.kernel.rotation(position).float()
             sizes.pairs = len(rotation)
         projected = projected.float()
         out = projected.new_empty(len(projected), self.heads * (sizes.values - 1))
@@ -90,7 +67,6 @@ class LinearStep(Step):
         return out
 
     def _sizes(self, batch: int, states: int, heads: int, features: int, values: int) -> cpu.Sizes:
-        assert self.map is not None
         packed = self.packed[0] if self.packed else None
         return cpu.Sizes(
             rows=batch,
@@ -99,13 +75,13 @@ class LinearStep(Step):
             values=values,
             shared=batch // states,
             update=self.self_attention,
-            activation=self.map.activation == "elu",
+            activation=self.kernel.activation == "elu",
             reweighted=features == 2 * self.dim,
             hidden=packed.hidden if packed else 0,
             network_stride=packed.stride if packed else 0,
-            raw=self.map.raw,
+            raw=self.kernel.raw,
             gate=self.gate,
-            floor=self.floor,
+            floor=self.kernel.floor,
         )
 
 

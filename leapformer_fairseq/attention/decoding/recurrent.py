@@ -1,6 +1,7 @@
 """The decoding step of recurrent mechanisms without a normalizer: one product also gives the logits of all gates.
 
-On a CPU, in float32, all that follows it is one call of C (`ops.cpu`), where it compiles.
+In float32 all that follows it is one call of C (`cpu`), where it compiles. A short convolution is PyTorch's, applied in
+place to the projections.
 
 Shapes: H heads, D head dimension, C width of the block's input.
 """
@@ -8,66 +9,33 @@ Shapes: H heads, D head dimension, C width of the block's input.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..tokens import TokenInfo
+from ..kernels import FEATURES, Projections, RecurrentKernel
+from ..mechanism import Mechanism
 from . import cpu
-from .step import Projections, Step
-
-if TYPE_CHECKING:
-    from ..recurrent.convolution import ShortConvolution
-    from ..recurrent.normed import NormedMechanism
-
-FEATURES = ("plain", "direction", "forgotten", "unit")  # numbered as in recurrent_step.c
-
-
-class KernelRecurrence(NamedTuple):
-    """What the kernel in decoding/cpu reads with and writes, with log-decays g = -rate softplus(logit).
-
-    features: q and k as they are; their directions after silu; silu(q) and, for k, the share that is forgotten; or
-              directions of q and k as they are.
-    rates:    (H,).
-    gate:     weight (G, C) and bias (G,) of the logits, G being H or H D; None: g = -rate for every token.
-    floor:    what is kept is floor + (1 - floor) e^g.
-    strength: weight (H, C) of the logits of the delta rule's strengths; None: values are added.
-    most:     strengths are most sigmoid(logit).
-    """
-
-    features: Literal["plain", "direction", "forgotten", "unit"]
-    rates: Tensor
-    gate: tuple[Tensor, Tensor] | None = None
-    floor: float = 0.0
-    strength: Tensor | None = None
-    most: float = 1.0
+from .step import Step
 
 
 class RecurrentStep(Step):
-    """The step of a `NormedMechanism`.
+    """The step of a recurrence."""
 
-    A short convolution is PyTorch's; where C then serves, it is applied in place to what was projected.
-    """
+    @staticmethod
+    def fits(kernel: RecurrentKernel, projections: Projections) -> bool:
+        return projections.q.weight.dtype == torch.float32 and (projections.k is not None or kernel.convolution is None)
 
-    mechanism: NormedMechanism
-
-    def __init__(
-        self, mechanism: NormedMechanism, projections: Projections, convolution: ShortConvolution | None = None
-    ) -> None:
+    def __init__(self, mechanism: Mechanism, projections: Projections, kernel: RecurrentKernel) -> None:
         super().__init__(mechanism, projections)
-        self.convolution = convolution
-        fits = self.weight.is_cpu and self.weight.dtype == torch.float32
-        fits = fits and (self.self_attention or convolution is None)
-        self.kernel = mechanism.kernel_recurrence() if fits else None
-        if self.kernel is None:
-            return
-        self.rates = self.kernel.rates.detach().float().contiguous()
+        self.kernel = kernel
+        self.rates = kernel.rates.detach().float().contiguous()
         self.places = {"gate": 0, "strength": 0, "output": 0}
         if self.self_attention:
-            self._place("gate", *(self.kernel.gate or (None,)))
-            self._place("strength", self.kernel.strength)
-        self._place("output", None if mechanism.output is None else mechanism.output.weight)
+            self._place("gate", *(kernel.gate or (None,)))
+            self._place("strength", kernel.strength)
+        self._place("output", kernel.output)
 
     def _place(self, name: str, weight: Tensor | None, bias: Tensor | None = None) -> None:
         """Project these logits, too, and note where they begin."""
@@ -77,11 +45,11 @@ class RecurrentStep(Step):
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         step, kv = cpu.recurrent_step(), state.kv
-        if step is None or self.kernel is None or not self._kernel_serves(kv):
+        if step is None or not self._kernel_serves(kv):
             return super().attend(projected, x, state, position, lengths)
         sizes = self.sizes_of((len(projected), *kv.shape), self._sizes)
-        if self.convolution is not None:
-            projected[:, : self.end] = self.convolution.step(projected[:, : self.end], state.tail)
+        if self.kernel.convolution is not None:
+            projected[:, : self.end] = self.kernel.convolution.step(projected[:, : self.end], state.tail)
         out = projected.new_empty(len(projected), self.heads * sizes.values)
         step(
             ctypes.byref(sizes),
@@ -90,19 +58,11 @@ class RecurrentStep(Step):
         )
         return out
 
-    def extend(self, state: Any, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> Tensor:
-        if self.convolution is None:
-            return super().extend(state, q, k, v, tokens)
-        out, written = self.mechanism.scan(state, q, k, v, tokens, tokens)
-        vars(state).update(vars(written))
-        return out
-
     def _kernel_serves(self, kv: Tensor) -> bool:
         return kv.dtype == torch.float32 and kv.is_contiguous() and max(kv.shape[2:]) <= cpu.MAX_DIM
 
     def _sizes(self, batch: int, states: int, heads: int, dim: int, values: int) -> cpu.RecurrentSizes:
         kernel = self.kernel
-        assert kernel is not None
         return cpu.RecurrentSizes(
             rows=batch,
             heads=heads,
@@ -112,7 +72,7 @@ class RecurrentStep(Step):
             update=self.self_attention,
             features=FEATURES.index(kernel.features),
             gates=0 if kernel.gate is None else len(kernel.gate[0]) // heads,
-            swish=self.mechanism.activation == "swish",
+            swish=kernel.swish,
             scale=1.0 if kernel.features == "forgotten" else dim**-0.5,
             floor=kernel.floor,
             most=kernel.most,

@@ -10,43 +10,20 @@ from __future__ import annotations
 import ctypes
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..bounded.sums import SlotSums
+from ..kernels import PackedKernel, Projections, Reading, SlotKernel
+from ..mechanism import Mechanism
 from ..tokens import TokenInfo
 from . import cpu
-from .step import Projections, Step
+from .step import Step
 
-if TYPE_CHECKING:
-    from ..bounded.base import BoundedMechanism
-    from ..bounded.sums import SlotState, SlotSums
-
-# Positions whose control is computed at once; that of one token would take longer than all the rest of a step.
+# Positions whose control is computed at once: one at a time would take longer than the rest of a step.
 POSITIONS = 64
-
-
-class InputControl(NamedTuple):
-    """A control that is a function of the block's input x: `alpha` of the logits W x, with the `weight` W (H n, C)."""
-
-    weight: Tensor
-    alpha: Callable[[Tensor], Tensor]
-
-
-class Reading(NamedTuple):
-    """What the mass of the slots, how much is in each, does when they are read.
-
-    summed:     it is the sum of the control, (B, H, n), to which a token adds; or else it is given, (B, n).
-    normalized: sums in the slots are divided by it, by at least `floor`.
-    masked:     slots without any are left out of the softmax.
-    """
-
-    summed: bool
-    normalized: bool
-    masked: bool
-    floor: float = 1.0
 
 
 class MemoryStep(Step):
@@ -55,11 +32,7 @@ class MemoryStep(Step):
     A subclass says what a token writes.
     """
 
-    mechanism: BoundedMechanism
-
-    def __init__(self, mechanism: BoundedMechanism, projections: Projections, reading: Reading) -> None:
-        super().__init__(mechanism, projections)
-        self.reading = reading
+    reading: Reading
 
     @abstractmethod
     def control(self, x: Tensor, projected: Tensor, state: Any, position: int) -> Tensor:
@@ -113,23 +86,29 @@ class SlotStep(MemoryStep):
 
     mechanism: SlotSums
 
-    def __init__(self, mechanism: SlotSums, projections: Projections) -> None:
-        super().__init__(mechanism, projections, mechanism.reading())
-        self.learned = mechanism.input_control() if self.self_attention else None
+    @staticmethod
+    def fits(kernel: SlotKernel, projections: Projections) -> bool:
+        of_input = kernel.weight is not None and kernel.weight.shape[1] == projections.q.in_features
+        return projections.k is None or kernel.positional or of_input
+
+    def __init__(self, mechanism: Mechanism, projections: Projections, kernel: SlotKernel) -> None:
+        super().__init__(mechanism, projections)
+        self.reading = kernel.reading
+        self.alpha = kernel.alpha
         self.logit_weight: Tensor | None = None
         self.positions = (0, self.weight.new_empty(0))  # the first one, and what tokens write from there on
-        if self.learned is not None:
-            weight = self.learned.weight.detach()
+        if kernel.weight is not None and self.self_attention:
+            weight = kernel.weight.detach()
             if self.weight.dtype in (torch.float32, torch.float64):
                 self.also_project(weight, weight.new_zeros(len(weight)))
             else:  # The logits of a control are float32 at least: in half precision they take a product of their own.
                 self.logit_weight = weight.t().float().contiguous()
 
-    def control(self, x: Tensor, projected: Tensor, state: SlotState, position: int) -> Tensor:
-        if self.learned is None:
+    def control(self, x: Tensor, projected: Tensor, state: Any, position: int) -> Tensor:
+        if self.alpha is None:
             return self._control_at(position, projected).expand(len(x), self.heads, -1)
         logits = projected[:, self.end :] if self.logit_weight is None else x.float() @ self.logit_weight
-        return self.learned.alpha(logits).view(len(x), self.heads, -1)
+        return self.alpha(logits).view(len(x), self.heads, -1)
 
     def _control_at(self, position: int, like: Tensor) -> Tensor:
         """What every token at a position writes, (H or 1, n)."""
@@ -145,5 +124,42 @@ class SlotStep(MemoryStep):
             self.positions = start, control
         return control[position - start]
 
-    def mass(self, state: SlotState, position: int) -> Tensor:
+    def mass(self, state: Any, position: int) -> Tensor:
         return state.mass
+
+
+class PackedStep(MemoryStep):
+    """The step of Luna: slots hold means over the tokens so far; unpacking only reads them.
+
+    A token is written by the similarity of one more projection to the packed sequence: that of the keys (tied, or
+    standard), one of its own (untied), or the input itself (raw).
+    """
+
+    @staticmethod
+    def fits(kernel: PackedKernel, projections: Projections) -> bool:
+        return True
+
+    def __init__(self, mechanism: Mechanism, projections: Projections, kernel: PackedKernel) -> None:
+        super().__init__(mechanism, projections)
+        self.reading = Reading(summed=False, normalized=self.self_attention, masked=True)
+        self.kernel = kernel
+        self.writes = self.key  # where the projection that writes begins
+        if kernel.raw and self.self_attention:  # where the kernel looks for keys there is the input
+            self.weight[:, self.key : self.value] = torch.eye(len(self.weight), device=self.weight.device)
+            self.bias[self.key : self.value] = 0
+        if kernel.write is not None and self.self_attention:
+            self.writes = self.end
+            self.also_project(kernel.write.weight.detach(), kernel.write.bias.detach())
+
+    def control(self, x: Tensor, projected: Tensor, state: Any, position: int) -> Tensor:
+        seen = projected[:, self.writes : self.writes + self.heads * self.dim].view(len(x), self.heads, 1, -1)
+        return self.kernel.alpha(seen, state.queries).squeeze(2)
+
+    def _sizes(self, *shape: int) -> cpu.SlotSizes:
+        sizes = super()._sizes(*shape)
+        if self.kernel.raw:
+            sizes.key = self.key
+        return sizes
+
+    def mass(self, state: Any, position: int) -> Tensor:
+        return (state.keep * float(position)).float()

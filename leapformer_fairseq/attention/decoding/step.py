@@ -1,7 +1,7 @@
 """One decoding step with fused projections: what generation runs for every token and layer.
 
-Queries, keys and values come out of one product with weights that are transposed once. What follows is the mechanism's
-`write` and `read`, or a kernel where a mechanism has one (`linear/`, `recurrent/` and `bounded/step.py`).
+Queries, keys and values are the result of one product with weights that are transposed once. Then follow the
+mechanism's `write` and `read`, or a kernel (`linear.py`, `recurrent.py`, `slots.py`).
 
 Shapes: B batch entries, H heads, D head dimension, E value dimension, C width of the block.
 """
@@ -9,26 +9,16 @@ Shapes: B batch entries, H heads, D head dimension, E value dimension, C width o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ..kernels import Projections
+from ..mechanism import Mechanism
 from ..tokens import TokenInfo
 
-if TYPE_CHECKING:
-    from ..mechanism import Mechanism
-
 _Sizes = TypeVar("_Sizes")
-
-
-class Projections(NamedTuple):
-    """The projections of a block; cross-attention, whose keys are in the state, has no `k` and `v`."""
-
-    q: nn.Linear
-    out: nn.Linear
-    k: nn.Linear | None = None
-    v: nn.Linear | None = None
 
 
 class Step:
@@ -71,30 +61,19 @@ class Step:
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         """What the heads read, concatenated, (B, H * E), given all projections of x, concatenated."""
-        batch, states = x.shape[0], state.batch_size
         q = self._heads(projected[:, : self.key])
         inputs = x.unsqueeze(1) if self.mechanism.capabilities.needs_inputs else None
         tokens = TokenInfo(torch.full((1, 1), position, device=x.device), lengths, inputs=inputs)
-        if self.self_attention:
-            k = self._heads(projected[:, self.key : self.value])
-            v = self._heads(projected[:, self.value : self.end])
-            v = v[..., :-1] if self.ones else v
-            return self.extend(state, q, v if self.mechanism.capabilities.keys_are_values else k, v, tokens).flatten(1)
-        if states == batch:
-            return self.mechanism.read(state, q, tokens).flatten(1)
-        # neighbours, which share a state, are queries of one sequence
-        n = batch // states
-        together = q.view(states, n, self.heads, self.dim).transpose(1, 2)
-        inputs = None if inputs is None else inputs.view(states, n, -1)
-        tokens = TokenInfo(tokens.positions, None if lengths is None else lengths[::n], inputs=inputs)
-        return self.mechanism.read(state, together, tokens).transpose(1, 2).flatten(2).flatten(0, 1)
-
-    def extend(self, state: Any, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> Tensor:
-        """What queries (B, H, 1, D) of self-attention read, (B, H, 1, E), whose own keys and values enter the state."""
-        written = self.mechanism.write(state, k, v, tokens)
-        if written is not state:
-            vars(state).update(vars(written))
-        return self.mechanism.read(state, q, tokens)
+        if not self.self_attention:
+            return self.mechanism.read_shared(state, q, tokens, len(x) // state.batch_size).flatten(1)
+        k = self._heads(projected[:, self.key : self.value])
+        v = self._heads(projected[:, self.value : self.end])
+        v = v[..., :-1] if self.ones else v
+        k = v if self.mechanism.capabilities.keys_are_values else k
+        out, after = self.mechanism.extend(state, q, k, v, tokens)
+        if after is not state:
+            vars(state).update(vars(after))
+        return out.flatten(1)
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, H D) to (B, H, 1, D)."""

@@ -12,13 +12,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ..decoding.linear import KernelMap, LinearStep
-from ..decoding.step import Projections, Step
 from ..masks import CAUSAL, ChunkMask, Mask, with_state
 from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
-from ..ops.segments import Kept
+from ..ops.segments import Saved
 from ..registry import Option
 from ..tokens import TokenInfo
 
@@ -87,10 +85,6 @@ class LinearMechanism(Mechanism):
     def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
         """Features of keys (B, H, S, D), each token's by itself. The caller masks padding."""
 
-    def kernel_map(self) -> KernelMap | None:
-        """How the step in C maps a token; None where it cannot."""
-        return None
-
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
     ) -> LinearState:
@@ -111,29 +105,38 @@ class LinearMechanism(Mechanism):
             return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
         return self._segment(state, shown(q, k, v, query, key, mask))  # type: ignore[return-value]
 
-    def _segment(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor | None, LinearState]:
+    def loop(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, State]:
+        # By all pairs, which a graph computes faster than token by token.
+        return self._by_pairs(_kv(state), Inputs(q, k, v, query, key, with_state(mask)))
+
+    def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor | None, LinearState]:
         q, k, v, query, key, mask = x
-        kv, again = _kv(state), kept is not None and kept.again
-        with without_autocast(q.device):
+        kv = _kv(state)
+        if saved is None and mask is not None and q.shape[2] and k.shape[2] and self._few_pairs(x):
+            return self._by_pairs(kv, x)
+        with without_autocast(q.device), linear.only_gradients(saved):
             fk = self._keys(k, key)
             if not q.shape[2]:
-                return None, LinearState(_added(kv, fk, v, again))
-            fq = self.map_queries(accumulated(q), query)
-            if mask is not None and k.shape[2] and not again and self._few_pairs(x):
-                scores, totals = _scores(fq, fk, mask)
-                sums = torch.cat([scores @ accumulated(v), totals], -1) + _read(kv, fq, q.dtype)
-                own = mask.own(k.shape[2], k.device) if isinstance(mask, ChunkMask) else None
-                kv = _added(kv, fk if own is None else fk.kept(own.unsqueeze(0)), v)
-            else:
-                sums, kv = _sums(kv, fq, fk, v, mask, again)
-            return normalized(sums, self.normalizer_floor, v.dtype, kept), LinearState(kv)
+                return None, LinearState(_added(kv, fk, v))
+            sums, kv = _sums(kv, self.map_queries(accumulated(q), query), fk, v, mask)
+            return linear.normalize(sums, self.normalizer_floor, v.dtype, saved=saved), LinearState(kv)
+
+    def _by_pairs(self, kv: Tensor, x: Inputs) -> tuple[Tensor, LinearState]:
+        """`scan`, comparing all pairs of these queries and keys."""
+        q, k, v, query, key, mask = x
+        with without_autocast(q.device):
+            fq, fk = self.map_queries(accumulated(q), query), self._keys(k, key)
+            scores, totals = _scores(fq, fk, mask)
+            sums = torch.cat([scores @ accumulated(v), totals], -1) + _read(kv, fq, q.dtype)
+            own = mask.own(k.shape[2], k.device) if isinstance(mask, ChunkMask) else None
+            kv = _added(kv, fk if own is None else fk.kept(own.unsqueeze(0)), v)
+            return linear.normalize(sums, self.normalizer_floor, v.dtype), LinearState(kv)
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         scores, totals = _scores(self.map_queries(q, query), self._keys(k, key), mask)
         return scores / totals.clamp_min(self.normalizer_floor)
-
-    def step(self, projections: Projections) -> Step:
-        return LinearStep(self, projections)
 
     def _few_pairs(self, x: Inputs) -> bool:
         return dispatch.few_pairs(x.q, x.k, x.mask, self.features)
@@ -142,26 +145,6 @@ class LinearMechanism(Mechanism):
         """Mapped keys with padding at zero: the features are masked, since phi(0) is not 0 for every map."""
         features = self.map_keys(accumulated(k), tokens)
         return features if tokens.keep is None else features.kept(tokens.keep)
-
-
-def normalized(
-    sums: Tensor, floor: float, dtype: torch.dtype, kept: Kept | None, scale: Tensor | None = None
-) -> Tensor:
-    """The output of a segment, in this precision, of sums with the normalizer in the last column.
-
-    `scale`, (B, H, T, 1), is a factor of each query's sums that is still missing. What is kept of the output is the
-    normalizer and, in the precision of sums, itself if that is another.
-    """
-    least = floor if scale is None else floor / scale
-    if kept is not None and kept.again:
-        norm = kept[1] if scale is None else kept[1] / scale.detach()
-        return linear.normalize(sums, least, (kept[-1] if len(kept) > 2 else kept[0], norm)).to(dtype)
-    out = linear.normalize(sums, least)
-    if kept is not None:
-        norm = sums[..., -1:].detach()
-        norm = norm.clone() if scale is None else norm * scale.detach()  # of no block, which may be others then
-        kept += [norm, *([] if out.dtype == dtype else [out.detach()])]
-    return out.to(dtype)
 
 
 def _kv(state: State) -> Tensor:
@@ -180,18 +163,18 @@ def _scores(fq: Features, fk: Features, mask: Mask) -> tuple[Tensor, Tensor]:
     return scores, total.sum(-1, keepdim=True)
 
 
-def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask, known: bool) -> tuple[Tensor, Tensor]:
+def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
     """Sums (B, H, T, E + 1), the normalizer in the last column, of queries that see a state and more keys each."""
     device, dtype = v.device, v.dtype
     if mask is None:
-        kv = _added(kv, fk, v, known)
-        return _read(kv, fq, dtype, known), kv
+        kv = _added(kv, fk, v)
+        return _read(kv, fq, dtype), kv
 
     def run(q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(mask, ChunkMask):
             return linear.chunked_sums(q, k, accumulated(v), first, mask, dispatch.bounds(device).chunk_tokens)
         q, k, v = (dispatch.operand(x, dtype) for x in (q, k, v))
-        return linear.prefix_sums(q, k, v, first, mask, dispatch.chunk_of(device, mask.ratio), known)
+        return linear.prefix_sums(q, k, v, first, mask, dispatch.chunk_of(device, mask.ratio))
 
     if fq.norm is None or fk.norm is None:
         return run(fq.expanded(), fk.expanded(), linear.append_ones(v), kv)
@@ -203,15 +186,15 @@ def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask, known: 
     return torch.cat(sums, -1), torch.cat(states, -1)
 
 
-def _read(kv: Tensor, fq: Features, like: torch.dtype, known: bool = False) -> Tensor:
+def _read(kv: Tensor, fq: Features, like: torch.dtype) -> Tensor:
     """Sums of queries over a state, the normalizer in the last column."""
     if fq.norm is None:
-        return linear.read_state(dispatch.operand(fq.expanded(), like), kv, known)
-    sums = linear.read_state(dispatch.operand(fq.expanded(), like), kv[..., :-1], known)
-    return torch.cat([sums, linear.read_state(fq.norm, kv[..., -1:], known)], -1)
+        return linear.read_state(dispatch.operand(fq.expanded(), like), kv)
+    sums = linear.read_state(dispatch.operand(fq.expanded(), like), kv[..., :-1])
+    return torch.cat([sums, linear.read_state(fq.norm, kv[..., -1:])], -1)
 
 
-def _added(kv: Tensor, fk: Features, v: Tensor, known: bool = False) -> Tensor:
+def _added(kv: Tensor, fk: Features, v: Tensor) -> Tensor:
     """The state with mapped keys and their values added; in place where no gradient is wanted."""
     like, v, k = v.dtype, accumulated(v), fk.expanded()
     if v.shape[2] == 1 and not torch.is_grad_enabled():  # without new tensors of the state's size
@@ -220,7 +203,7 @@ def _added(kv: Tensor, fk: Features, v: Tensor, known: bool = False) -> Tensor:
         return kv
     k = dispatch.operand(k, like)
     if fk.norm is None:
-        new = linear.state_of(k, dispatch.operand(linear.append_ones(v), like), known)
+        new = linear.state_of(k, dispatch.operand(linear.append_ones(v), like), last=True)
     else:
-        new = torch.cat([linear.state_of(k, dispatch.operand(v, like), known), fk.norm.sum(-2).unsqueeze(-1)], -1)
+        new = torch.cat([linear.state_of(k, dispatch.operand(v, like), last=True), fk.norm.sum(-2).unsqueeze(-1)], -1)
     return kv + new if torch.is_grad_enabled() else kv.add_(new)

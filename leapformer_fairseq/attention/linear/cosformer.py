@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
-from ..decoding.linear import KernelMap
+from ..kernels import LinearKernel
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
@@ -105,8 +105,8 @@ class CosFormer(LinearMechanism):
             raise LeapformerError(f"cosformer was asked for tokens of unknown length; {_REMEDY}")
         return (positions / whole).clamp_max(self.largest)
 
-    def kernel_map(self) -> KernelMap:
-        return KernelMap("relu", proportion=self._proportion_at)
+    def kernel(self) -> LinearKernel:
+        return LinearKernel("relu", self.normalizer_floor, proportion=self._proportion_at)
 
     def _proportion_at(self, position: int, lengths: Tensor | None) -> Tensor:
         """The proportion of one token per sequence, (B or 1,)."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decoding.linear import KernelMap
+from ..kernels import LinearKernel
 from ..registry import register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
@@ -46,5 +46,5 @@ class ELULinear(LinearMechanism):
 
     map_keys = map_queries
 
-    def kernel_map(self) -> KernelMap:
-        return KernelMap("elu")
+    def kernel(self) -> LinearKernel:
+        return LinearKernel("elu", self.normalizer_floor)

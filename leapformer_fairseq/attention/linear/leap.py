@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...support.errors import LeapformerError
-from ..decoding.linear import KernelMap
+from ..kernels import LinearKernel
 from ..registry import Option, register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
@@ -46,26 +47,39 @@ class LeaP(LinearMechanism):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        leap_factor: int = self.chosen.leap_factor
-        if leap_factor < 1 or head_dim % leap_factor:
-            divisors = [n for n in range(1, head_dim + 1) if head_dim % n == 0]
-            raise LeapformerError(
-                f"--leap-factor {leap_factor} does not divide the head dimension {head_dim}; choose from {divisors}"
-            )
-        heads = num_heads if self.chosen.leap_per_head else None
-        self.query_proportion = ProportionNetwork(head_dim, leap_factor, heads)
-        self.key_proportion = ProportionNetwork(head_dim, leap_factor, heads)
-        self.reads_raw = self.chosen.leap_input == "raw"
+        self.query_proportion, self.key_proportion = proportion_networks(head_dim, num_heads, self.chosen)
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
-        return self._reweighted(x, self.query_proportion)
+        return leap_features(x, self.query_proportion, self.chosen)
 
     def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
-        return self._reweighted(x, self.key_proportion)
+        return leap_features(x, self.key_proportion, self.chosen)
 
-    def _reweighted(self, x: Tensor, network: ProportionNetwork) -> Features:
-        features = F.relu(x)
-        return CosReweighted(features, proportion=network(x if self.reads_raw else features))
+    def kernel(self) -> LinearKernel:
+        return leap_kernel(self)
 
-    def kernel_map(self) -> KernelMap:
-        return KernelMap("relu", networks=(self.query_proportion, self.key_proportion), raw=self.reads_raw)
+
+def proportion_networks(
+    head_dim: int, num_heads: int, chosen: SimpleNamespace
+) -> tuple[ProportionNetwork, ProportionNetwork]:
+    """The networks of queries and of keys. Raises LeapformerError for a factor that does not divide `head_dim`."""
+    factor: int = chosen.leap_factor
+    if factor < 1 or head_dim % factor:
+        divisors = [n for n in range(1, head_dim + 1) if head_dim % n == 0]
+        raise LeapformerError(
+            f"--leap-factor {factor} does not divide the head dimension {head_dim}; choose from {divisors}"
+        )
+    heads = num_heads if chosen.leap_per_head else None
+    return ProportionNetwork(head_dim, factor, heads), ProportionNetwork(head_dim, factor, heads)
+
+
+def leap_features(x: Tensor, network: ProportionNetwork, chosen: SimpleNamespace) -> Features:
+    """relu(x) of queries or keys x (B, H, T, D), reweighted by the proportions that their network finds."""
+    features = F.relu(x)
+    return CosReweighted(features, proportion=network(x if chosen.leap_input == "raw" else features))
+
+
+def leap_kernel(mechanism: Any) -> LinearKernel:
+    """The description of a mechanism with such features."""
+    networks = mechanism.query_proportion, mechanism.key_proportion
+    return LinearKernel("relu", mechanism.normalizer_floor, networks, mechanism.chosen.leap_input == "raw")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..decoding.linear import KernelMap
+from ..kernels import LinearKernel
 from ..registry import register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
@@ -20,5 +20,5 @@ class ReLULinear(LinearMechanism):
 
     map_keys = map_queries
 
-    def kernel_map(self) -> KernelMap:
-        return KernelMap("relu")
+    def kernel(self) -> LinearKernel:
+        return LinearKernel("relu", self.normalizer_floor)

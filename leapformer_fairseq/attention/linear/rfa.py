@@ -43,15 +43,30 @@ class RFA(LinearMechanism):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.normalizer_floor = float(self.chosen.rfa_floor)
-        self.features = per_block(FEATURES.flag, self.chosen.rfa_features, self.block, least=2)
-        if self.features % 2:
-            raise LeapformerError(f"{FEATURES.flag} {self.features}: give an even number, of sines and cosines")
+        self.features = number_of_features(self.chosen.rfa_features, self.block)
         self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim))
-        rows = orthogonal_rows(num_heads * self.features // 2, head_dim)
-        self.register_buffer("projection", rows.unflatten(0, (num_heads, -1)))
+        self.register_buffer("projection", random_rows(num_heads, self.features, head_dim))
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
-        angles = by_head(F.normalize(x, dim=-1, eps=SHORTEST), self.sigma * self.projection)
-        return Features(torch.cat([angles.sin(), angles.cos()], -1) * (2 / self.features) ** 0.5)
+        return random_features(x, self.sigma * self.projection)
 
     map_keys = map_queries
+
+
+def number_of_features(chosen: str | int, block: str | None) -> int:
+    """The even number of features of a head in a block. Raises LeapformerError for an odd one."""
+    features = per_block(FEATURES.flag, chosen, block, least=2)
+    if features % 2:
+        raise LeapformerError(f"{FEATURES.flag} {features}: give an even number, of sines and cosines")
+    return features
+
+
+def random_rows(num_heads: int, features: int, head_dim: int) -> Tensor:
+    """The random vectors of each head, (H, features / 2, D)."""
+    return orthogonal_rows(num_heads * features // 2, head_dim).unflatten(0, (num_heads, -1))
+
+
+def random_features(x: Tensor, rows: Tensor) -> Features:
+    """sqrt(1/n) [sin(w . x), cos(w . x)] of the directions of x (B, H, T, D) for n rows w of each head, (H, n, D)."""
+    angles = by_head(F.normalize(x, dim=-1, eps=SHORTEST), rows)
+    return Features(torch.cat([angles.sin(), angles.cos()], -1) * rows.shape[1] ** -0.5)

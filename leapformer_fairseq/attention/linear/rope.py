@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
-from ..decoding.linear import KernelMap
+from ..kernels import LinearKernel
 from ..positions import rotate, rotation, rotation_at
 from ..registry import Option, register
 from ..tokens import TokenInfo
@@ -51,5 +52,6 @@ class RoPELinear(LinearMechanism):
 
     map_keys = map_queries
 
-    def kernel_map(self) -> KernelMap:
-        return KernelMap("elu", rotation=lambda position: rotation_at(position, self.dims, self.theta))
+    def kernel(self) -> LinearKernel:
+        rotation = partial(rotation_at, dims=self.dims, theta=self.theta)
+        return LinearKernel("elu", self.normalizer_floor, rotation=rotation)

@@ -9,6 +9,9 @@ queries and C * ratio keys.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +20,28 @@ from torch import Tensor
 
 from ..masks import ChunkMask, PrefixMask
 from .precision import accumulated, without_autocast
-from .segments import first_order
+from .segments import Saved, first_order
 
-# The output of queries and its normalizer if they were computed before, and only their gradients are wanted.
-Known = tuple[Tensor, Tensor] | None
-# What is left of the state after each chunk; None: all.
+# Decay applied to the state after each chunk; None: none.
 Left = Tensor | None
+
+
+class _Replay(threading.local):
+    active = False
+
+
+_replay = _Replay()
+
+
+@contextmanager
+def only_gradients(saved: Saved | None) -> Iterator[None]:
+    """Sums of this thread are placeholders if `saved` is filled: what is made of them is saved, and need not be
+    computed again. Their gradients are exact."""
+    before, _replay.active = _replay.active, saved is not None and saved.filled
+    try:
+        yield
+    finally:
+        _replay.active = before
 
 
 def append_ones(v: Tensor) -> Tensor:
@@ -30,14 +49,33 @@ def append_ones(v: Tensor) -> Tensor:
     return torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1)
 
 
-def normalize(sums: Tensor, floor: float | Tensor, known: Known = None) -> Tensor:
+def normalize(
+    sums: Tensor,
+    floor: float,
+    dtype: torch.dtype | None = None,
+    scale: Tensor | None = None,
+    saved: Saved | None = None,
+) -> Tensor:
     """Divide by the last column, clamped from below by `floor`: a query that matches no key gives 0, never NaN.
 
-    The floor is a number, or one for each query, (.., T, 1).
+    `scale`, (.., T, 1), is a factor that the sums of each query still lack. The result is rounded to `dtype`. What is
+    `saved` is taken instead of the sums if it is filled, and filled in otherwise.
 
     As everything here but `scores` it has no second derivatives: a reference divides by itself.
     """
-    return _Normalize.apply(sums, floor, *(known or (None, None)))
+    least: float | Tensor = floor if scale is None else floor / scale
+    if saved is not None and saved.normalizer is not None:
+        known = saved.normalizer if scale is None else saved.normalizer / scale.detach()
+        out = _Normalize.apply(sums, least, saved.output, known)
+    else:
+        out = _Normalize.apply(sums, least, None, None)
+        if saved is not None:
+            norm = sums[..., -1:].detach()
+            # Cloned, so that it does not keep all sums. Blocks may be others when the segment runs again, and with
+            # them the scale.
+            saved.normalizer = norm.clone() if scale is None else norm * scale.detach()
+            saved.output = None if dtype in (None, out.dtype) else out.detach()
+    return out if dtype is None else out.to(dtype)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -73,14 +111,17 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
     return _Scores.apply(q, k) if torch.is_grad_enabled() else q @ k.mT
 
 
-def state_of(k: Tensor, v: Tensor, known: bool = False) -> Tensor:
-    """What a query that sees all these keys needs of them: K^T V, (.., F, M); any numbers if they are `known`."""
-    return _Product.apply(k, v, True, known) if torch.is_grad_enabled() else product(k.mT, v)
+def state_of(k: Tensor, v: Tensor, last: bool = False) -> Tensor:
+    """All that a query needs of keys that it sees: K^T V, (.., F, M).
+
+    `last`: nothing of the same segment reads it, so that it may be a placeholder.
+    """
+    return _Product.apply(k, v, True, last) if torch.is_grad_enabled() else product(k.mT, v)
 
 
-def read_state(q: Tensor, state: Tensor, known: bool = False) -> Tensor:
-    """Sums (.., T, M) of queries over a state (.., F, M); any numbers if they are `known`, but with their gradient."""
-    return _Product.apply(q, state, False, known) if torch.is_grad_enabled() else product(q, state)
+def read_state(q: Tensor, state: Tensor) -> Tensor:
+    """Sums (.., T, M) of queries over a state (.., F, M)."""
+    return _Product.apply(q, state, False, True) if torch.is_grad_enabled() else product(q, state)
 
 
 def states(transition: Left, own: Tensor, first: Tensor, backward: bool = False) -> tuple[Tensor, Tensor]:
@@ -116,38 +157,35 @@ def is_matrix(transition: Tensor, own: Tensor) -> bool:
 
 
 def gained_sums(
-    q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int, known: bool = False, left: Left = None
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, ratio: int, chunk: int, left: Left = None
 ) -> tuple[Tensor, Tensor]:
     """Sums (.., T, M) of queries that see the state `first` (.., F, M) and each `ratio` more keys; the state after all.
 
-    Every query gains at least one key. States cross chunks, the quadratic part stays inside one. If the sums are
-    `known`, they may be any numbers, but with the right gradient. `left`, (.., n, 1 or F, 1), is what each chunk leaves
-    of the state after its last key.
+    Every query gains at least one key. States cross chunks, the quadratic part stays inside one. `left`, (.., n, 1 or
+    F, 1), is the decay applied to the state after the last key of each chunk.
     """
     lead = first.shape[:-2]
     q, k, v, first = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v, first))
     left = None if left is None else left.reshape(-1, *left.shape[-3:])
-    sums, after = _GainedSums.apply(q, k, v, first, left, ratio, chunk, known)
+    sums, after = _GainedSums.apply(q, k, v, first, left, ratio, chunk)
     return sums.reshape(*lead, *sums.shape[1:]), after.reshape(*lead, *after.shape[1:])
 
 
-def prefix_sums(
-    q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: PrefixMask, chunk: int, known: bool = False
-) -> tuple[Tensor, Tensor]:
+def prefix_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: PrefixMask, chunk: int) -> tuple[Tensor, Tensor]:
     """Sums (.., T, M) over the state `first` and the keys that `mask` shows; the state after all.
 
-    First what every query sees, then `gained_sums`, then queries that gain nothing more. `known` as there.
+    First the keys that every query sees, then `gained_sums`, then queries that gain nothing more.
     """
     queries, keys = q.shape[-2], k.shape[-2]
     shared, growing = min(mask.shared, keys), mask.growing(queries, keys)
     (k_shared, k), (v_shared, v), (q, q_late) = _apart(k, shared), _apart(v, shared), _apart(q, growing)
-    state = first + state_of(k_shared, v_shared, known) if shared else first
+    state = first + state_of(k_shared, v_shared) if shared else first
     sums = []
     if growing:
-        gained, state = gained_sums(q, k, v, state, mask.ratio, chunk, known)
+        gained, state = gained_sums(q, k, v, state, mask.ratio, chunk)
         sums.append(gained)
     if growing < queries or not sums:
-        sums.append(read_state(q_late, state, known))
+        sums.append(read_state(q_late, state))
     return sums[0] if len(sums) == 1 else torch.cat(sums, -2), state
 
 
@@ -250,32 +288,32 @@ class _GainedSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor, left: Left, ratio: int, chunk: int, known: bool
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor, left: Left, ratio: int, chunk: int
     ) -> tuple[Tensor, Tensor]:
         *tensors, queries, keys = chunks = _Chunks.cut(q, k, v, first, left, ratio, chunk)
         ctx.save_for_backward(*tensors)
         ctx.counts, ctx.dtypes = (queries, keys), [x.dtype for x in (q, k, v)]
-        return (_placeholder(q, v) if known else chunks.sums()), chunks.after
+        return _placeholder(q, v) if _replay.active else chunks.sums(), chunks.after
 
     @staticmethod
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor | None, ...]:
         dq, dk, dv, *others = _Chunks(*saved, *ctx.counts).gradients(grad, grad_after)
-        return *(x.to(dtype) for x, dtype in zip((dq, dk, dv), ctx.dtypes, strict=True)), *others, None, None, None
+        return *(x.to(dtype) for x, dtype in zip((dq, dk, dv), ctx.dtypes, strict=True)), *others, None, None
 
 
 class _Product(torch.autograd.Function):
-    """a @ b, or a^T @ b, which need not be computed again where it is known.
+    """a @ b, or a^T @ b.
 
     The gradients lie in memory as a and b do; autograd's of a^T would be transposed.
     """
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, transposed: bool, known: bool) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, transposed: bool, last: bool) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.transposed = transposed
         left = a.mT if transposed else a
-        return _placeholder(left, b) if known else product(left, b)
+        return _placeholder(left, b) if last and _replay.active else product(left, b)
 
     @staticmethod
     @first_order

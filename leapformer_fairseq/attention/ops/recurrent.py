@@ -34,6 +34,7 @@ from ..masks import ChunkMask, Mask, visible
 from . import dispatch, linear
 from .delta import Blocks, delta_block, delta_sums, inverse
 from .linear import read_state, state_of
+from .loops import over_tokens
 from .segments import first_order
 
 LITTLE = 40.0  # the square of e^40 times any feature is far from the largest float32
@@ -80,6 +81,29 @@ def written(state: Tensor, key: Written) -> Tensor:
     return torch.addcmul(state, k.mT, v) if fresh else state.addcmul_(k.mT, v)
 
 
+def loop(
+    state: Tensor, keys: Written, queries: Tensor | None = None, reads_first: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The state after all keys, token by token as a graph can hold it (see `loops`), and what queries (.., S, F) read.
+
+    A query reads after its key was written, or before, with `reads_first`.
+    """
+    parts = {**keys._asdict(), "query": queries}
+    named: dict[str, Tensor] = {name: part.movedim(-2, 0) for name, part in parts.items() if part is not None}
+
+    def run(states: list[Tensor], token: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        parts = {name: part.unsqueeze(-2) for name, part in zip(named, token, strict=True)}
+        query = parts.pop("query", None)
+        (before,) = states
+        # Written to a copy: `written` changes a state in place without gradients.
+        after = written(before.clone() if reads_first else before, Written(**parts))
+        out = after.new_zeros(1) if query is None else (query @ (before if reads_first else after)).squeeze(-2)
+        return [after], out
+
+    (after,), out = over_tokens(run, [state], list(named.values()))
+    return after, out if queries is None else out.movedim(0, -2)
+
+
 def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int) -> tuple[Tensor, Tensor]:
     """What queries (.., T, F) read that follow the state `first` (.., F, X), and the state after all keys.
 
@@ -99,12 +123,11 @@ def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
 
 
 def scaled_sums(
-    q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int, known: bool = False
+    q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """`sums` before the positive factor of each query that is the second result, (.., T, 1), or 1 where it is None.
 
-    A normalizer divides the factor away, which saves passes over the sums. If they are `known`, they may be any numbers
-    with the right gradient.
+    A normalizer divides the factor away, which saves passes over the sums.
     """
     if isinstance(mask, ChunkMask):
         found, after = _in_chunks(q, keys, first, mask, block)
@@ -119,10 +142,10 @@ def scaled_sums(
     if growing:
         assert mask is not None
         later = keys.narrow(shared, count)
-        gained, scale, state = _gained(q[..., :growing, :], later, state, mask.ratio, min(block, growing), known)
+        gained, scale, state = _gained(q[..., :growing, :], later, state, mask.ratio, min(block, growing))
         outputs, scales = [gained], [scale]
     if growing < queries or not outputs:
-        outputs.append(read_state(q[..., growing:, :], state, known))
+        outputs.append(read_state(q[..., growing:, :], state))
         scales.append(None)
     if len(outputs) == 1:
         return outputs[0], scales[0], state
@@ -131,9 +154,7 @@ def scaled_sums(
     return torch.cat(outputs, -2), F.pad(scales[0], (0, 0, 0, queries - growing), value=1), state
 
 
-def _gained(
-    q: Tensor, keys: Written, first: Tensor, ratio: int, block: int, known: bool
-) -> tuple[Tensor, Tensor | None, Tensor]:
+def _gained(q: Tensor, keys: Written, first: Tensor, ratio: int, block: int) -> tuple[Tensor, Tensor | None, Tensor]:
     """`scaled_sums` of queries that each see `ratio` more keys.
 
     Sums in blocks that forget little are sums without decay, of queries times e^c and keys times e^-c, of which a block
@@ -155,7 +176,7 @@ def _gained(
             else:
                 q, k, age = q * age, k * grown, None
     if strength is None and decay is None:
-        gained, after = linear.gained_sums(q, k, v, first, ratio, block, known, left)
+        gained, after = linear.gained_sums(q, k, v, first, ratio, block, left)
         return gained, age, after
     seen = (torch.arange(block, device=q.device) + 1) * ratio
     keys = Written(k, v, decay, strength)

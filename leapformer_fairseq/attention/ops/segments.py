@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -41,20 +42,30 @@ class Plan(NamedTuple):
     again: bool
 
 
-class Kept(list[Tensor]):
-    """What a segment keeps for when it runs again: empty at first; `again` it comes back, after the output."""
+@dataclass
+class Saved:
+    """What the forward pass of a segment saves so that its backward pass need not compute the sums again.
 
-    again = False
+    A segment may fill it in (`linear.normalize` does). When the segment runs again it gets it back `filled`: only
+    gradients are wanted then, so that the values it returns do not matter.
+
+    normalizer: of each query, (B, H, T, 1).
+    output:     (B, H, T, E), before it was rounded to the precision of the values; None if it was not.
+    """
+
+    normalizer: Tensor | None = None
+    output: Tensor | None = None
+
+    @property
+    def filled(self) -> bool:
+        return self.normalizer is not None
 
 
 class Run(Protocol):
-    """One segment: (its output (B, H, t1 - t0, E) or None without queries, the state after it).
-
-    Run `again`, only its gradients are wanted: what it returns may be any numbers.
-    """
+    """One segment: its output (B, H, t1 - t0, E), or None without queries, and the state after it."""
 
     def __call__(
-        self, memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, kept: Kept | None
+        self, memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, saved: Saved | None
     ) -> tuple[Tensor | None, list[Tensor]]: ...
 
 
@@ -168,23 +179,23 @@ class _Again(torch.autograd.Function):
     def forward(ctx: Any, run: Run, segments: list[Segment], sizes: _Sizes, random: bool, *tensors: Tensor) -> Tensor:
         state, queries, keys, _ = sizes.split(tensors)
         parts: list[Tensor] = []
-        saved: list[Tensor] = []
-        counts: list[int] = []  # of what each segment kept
+        states: list[Tensor] = []
+        saved: list[Saved] = []
         drawn: list[Tensor | None] = []  # states of the random numbers
         for at in segments:
-            saved += state
+            states += state
             drawn.append(_random_state(queries[0].device) if random else None)
-            kept = Kept()
+            saved.append(Saved())
             copy = [x.clone() for x in state]  # since a segment may change its state in place
-            out, state = run(copy, _narrow(queries, at.t0, at.t1), _narrow(keys, at.s0, at.s1), at, kept)
+            out, state = run(copy, _narrow(queries, at.t0, at.t1), _narrow(keys, at.s0, at.s1), at, saved[-1])
             if out is not None:
                 if not parts:
                     parts.append(out.new_empty(*out.shape[:2], queries[0].shape[2], out.shape[3]))
                 parts[0][:, :, at.t0 : at.t1] = out
-            saved += kept
-            counts.append(len(kept))
-        ctx.run, ctx.segments, ctx.sizes, ctx.counts, ctx.drawn = run, segments, sizes, counts, drawn
-        ctx.save_for_backward(*tensors, *(parts if any(counts) else [None]), *saved)
+        ctx.run, ctx.segments, ctx.sizes, ctx.drawn = run, segments, sizes, drawn
+        whole = parts if any(one.filled for one in saved) else [None]
+        pairs = [x for one in saved for x in (one.normalizer, one.output)]
+        ctx.save_for_backward(*tensors, *states, *pairs, *whole)
         return parts[0]
 
     @staticmethod
@@ -192,8 +203,10 @@ class _Again(torch.autograd.Function):
     def backward(ctx: Any, tensors: tuple[Any, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
         sizes: _Sizes = ctx.sizes
         needed, saved = ctx.needs_input_grad[4:], list(tensors)
-        first, queries, keys, parameters = sizes.split(saved[: len(needed)])
-        whole_out = saved[len(needed)]
+        _, queries, keys, parameters = sizes.split(saved[: len(needed)])
+        whole_out = saved.pop()
+        pairs = saved[len(saved) - 2 * len(ctx.segments) :]
+        states = saved[len(needed) : len(saved) - len(pairs)]
         first_needed, *sides_needed, _ = sizes.split(needed)
         grads = [
             [torch.empty_like(x) if wanted else None for x, wanted in zip(side, wants, strict=True)]
@@ -203,21 +216,19 @@ class _Again(torch.autograd.Function):
             unseen[:, :, ctx.segments[-1].s1 :] = 0
         totals: list[Tensor | None] = [None] * len(parameters)
         after: list[Tensor | None] = [None] * sizes.memory
-        for at, count, drawn in zip(*map(reversed, (ctx.segments, ctx.counts, ctx.drawn)), strict=True):
-            kept = Kept(saved.pop() for _ in range(count))
-            kept.again = True
-            if count:
-                kept.append(whole_out[:, :, at.t0 : at.t1])
-                kept.reverse()
-            memory = [saved.pop() for _ in range(sizes.memory)][::-1]
+        for number, at in reversed(list(enumerate(ctx.segments))):
+            known = Saved(*pairs[2 * number : 2 * number + 2])
+            if known.filled and known.output is None:
+                known.output = whole_out[:, :, at.t0 : at.t1]
+            memory = states[number * sizes.memory : (number + 1) * sizes.memory]
             memory = _leaves(memory, [x.is_floating_point() for x in memory])
             spans = ((at.t0, at.t1), (at.s0, at.s1))
             sides = [
                 _leaves(_narrow(side, *span), wants)
                 for side, span, wants in zip((queries, keys), spans, sides_needed, strict=True)
             ]
-            with torch.enable_grad(), _drawing(drawn, grad.device):
-                out, state = ctx.run(memory, *sides, at, kept)
+            with torch.enable_grad(), _drawing(ctx.drawn[number], grad.device):
+                out, state = ctx.run(memory, *sides, at, known)
             outputs = state if out is None else [out, *state]
             sent = after if out is None else [grad[:, :, at.t0 : at.t1], *after]
             found = iter(_gradients(outputs, sent, [*memory, *sides[0], *sides[1], *parameters]))

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import ENCODER_SELF
-from ..linear.base import LinearState, normalized
+from ..linear.base import LinearState
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
-from ..mechanism import Inputs, Mechanism, RunSegment, State, shown
+from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear, recurrent
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.recurrent import Written
-from ..ops.segments import Kept
+from ..ops.segments import Saved
 from ..ops.unit import unit
 from ..tokens import TokenInfo
 
@@ -30,9 +30,6 @@ KEPT_SOLUTIONS = 1.5
 SMALLEST = 1e-5  # added to the mean square of what is brought to unit size
 # Tokens of which all pairs are compared. Log-decays that add up over more lose digits in float32.
 LONGEST_BLOCK = 128
-
-
-ALONE = LinearState(torch.empty(0))  # of tokens that nothing precedes, and after which no state is wanted
 
 
 class RecurrentMechanism(Mechanism):
@@ -44,8 +41,8 @@ class RecurrentMechanism(Mechanism):
     States and sums are float32 (float64 for double inputs). Attention dropout has no meaning here and is not applied.
     """
 
-    #: the output is divided by the sum of a query's weights; else by its root mean square
-    averages: ClassVar[bool] = True
+    #: the output is divided by the sum of a query's weights; otherwise by its root mean square
+    averages: ClassVar[bool]
     #: what is written replaces what its key read before
     replaces: ClassVar[bool] = False
     #: queries of a block, where all pairs are compared
@@ -64,10 +61,6 @@ class RecurrentMechanism(Mechanism):
     def gated(self, out: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
         """The output (B, H, T, E), given weighted means, or what queries read at unit RMS."""
         return out
-
-    def polish(self, read: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
-        """The output (B, H, T, E), given the product of `weights` and values."""
-        return read if self.averages else self.gated(self._bounded(read), q, tokens)
 
     # ----------------------------------------------------------------------------------------------------- recurrence
     def init_state(
@@ -97,18 +90,19 @@ class RecurrentMechanism(Mechanism):
         out, after = self._segment(state, x)
         return self._gated(out, x), _own(after.kv)
 
+    def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
+        return LinearState(recurrent.loop(state.of(LinearState).kv, self._writing(k, v, key))[0])
+
     # ------------------------------------------------------------------------------------------------ whole sequences
-    def _segment(self, state: State, x: Inputs, kept: Kept | None = None) -> tuple[Tensor, LinearState]:
+    def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor, LinearState]:
         """Weighted means, or what queries read at unit RMS."""
-        if not self.averages:
-            sums, after = self._sums(state, x)
-            return self._bounded(sums), after
+        with without_autocast(x.q.device), linear.only_gradients(saved if self.averages else None):
+            sums, scale, after = self._scaled_sums(state, x)
         with without_autocast(x.q.device):
-            sums, scale, after = self._scaled_sums(state, x, known=kept is not None and kept.again)
-            return normalized(sums, self.normalizer_floor, x.v.dtype, kept, scale), after
+            return self._bounded(sums, scale, x.v.dtype, saved), after
 
     def _sums(
-        self, state: State, x: Inputs, kept: Kept | None = None, backward: bool = False
+        self, state: State, x: Inputs, saved: Saved | None = None, backward: bool = False
     ) -> tuple[Tensor, LinearState]:
         """What queries read."""
         with without_autocast(x.q.device):
@@ -116,28 +110,59 @@ class RecurrentMechanism(Mechanism):
             return sums if scale is None else sums * scale, after
 
     def _scaled_sums(
-        self, state: State, x: Inputs, backward: bool = False, known: bool = False
+        self, state: State, x: Inputs, backward: bool = False
     ) -> tuple[Tensor, Tensor | None, LinearState]:
-        q, k, v, query, key, mask = x
-        keys = self._writing(k, v, key)
-        keys = keys.before_decay() if backward else keys
-        queries = self.queries(accumulated(q), query)
-        if state is ALONE:
-            return recurrent.one_block(queries, keys, mask), None, ALONE
-        first = state.of(LinearState).kv
-        sums, scale, kv = recurrent.scaled_sums(queries, keys, first, mask, self._block(x), known)
+        queries, keys = self._sides(x, backward)
+        sums, scale, kv = recurrent.scaled_sums(queries, keys, state.of(LinearState).kv, x.mask, self._block(x))
         return sums, scale, LinearState(kv)
 
-    def _in_segments(self, x: Inputs) -> Tensor:
-        if not self._both_ways(x.mask):
-            return self._gated(self._scanned(x, self._segment), x)
-        return self._gated(self._bounded(self._scanned(x._replace(mask=CAUSAL), self._sums) + self._of_later(x)), x)
+    def _sides(self, x: Inputs, backward: bool = False) -> tuple[Tensor, Written]:
+        """Features of queries, and what keys write; `backward`: in a scan from the last token to the first."""
+        keys = self._writing(x.k, x.v, x.key)
+        return self.queries(accumulated(x.q), x.query), keys.before_decay() if backward else keys
 
-    def _bounded(self, sums: Tensor) -> Tensor:
-        """Sums at a size that no number of keys changes."""
+    def _in_segments(self, x: Inputs) -> Tensor:
+        if self._both_ways(x.mask):
+            return self._finished(self._read_all(x._replace(mask=CAUSAL)) + self._of_later(x), x)
+        if self._is_one_block(x):
+            return self._finished(self._read_all(x), x)
+        return self._gated(self._scanned(x, self._segment), x)
+
+    def _read_all(self, x: Inputs, backward: bool = False) -> Tensor:
+        """What queries read, from the empty state on."""
+        if not self._is_one_block(x):
+            return self._scanned(x, partial(self._sums, backward=backward))
+        with without_autocast(x.q.device):
+            return recurrent.one_block(*self._sides(x, backward), x.mask)
+
+    def _looped(self, x: Inputs) -> Tensor:
+        if not self._both_ways(x.mask):
+            return super()._looped(x)
+        with without_autocast(x.q.device):
+            queries, keys = self._sides(x)
+            first = self._first(x).of(LinearState).kv
+            _, forward = recurrent.loop(first.clone(), keys, queries)
+            later = keys.each(lambda part: part.flip(2))
+            later = later if self.replaces else later.before_decay()
+            _, backward = recurrent.loop(first, later, queries.flip(2), reads_first=not self.replaces)
+        return self._finished(forward + backward.flip(2), x)
+
+    def _finished(self, sums: Tensor, x: Inputs) -> Tensor:
+        """The output, given what queries read."""
+        with without_autocast(x.q.device):
+            return self._gated(self._bounded(sums), x)
+
+    def _bounded(
+        self,
+        sums: Tensor,
+        scale: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        saved: Saved | None = None,
+    ) -> Tensor:
+        """Sums at a size that no number of keys changes; see `linear.normalize`."""
         if self.averages:
-            return linear.normalize(sums, self.normalizer_floor)
-        return unit(sums, 1 / sums.shape[-1], SMALLEST)
+            return linear.normalize(sums, self.normalizer_floor, dtype, scale, saved)
+        return unit(sums if scale is None else sums * scale, 1 / sums.shape[-1], SMALLEST)
 
     def _gated(self, out: Tensor, x: Inputs) -> Tensor:
         """The output in the precision of the values."""
@@ -145,13 +170,6 @@ class RecurrentMechanism(Mechanism):
             return out.to(x.v.dtype)
         with without_autocast(x.q.device):
             return self.gated(accumulated(out), accumulated(x.q), x.query).to(x.v.dtype)
-
-    def _scanned(self, x: Inputs, run_segment: RunSegment) -> Tensor:
-        if self._is_one_block(x):
-            out, _ = run_segment(ALONE, x, None)
-            assert out is not None  # there are queries
-            return out
-        return super()._scanned(x, run_segment)
 
     def _of_later(self, x: Inputs) -> Tensor:
         """Sums of the keys after each query; with the delta rule of its own key, too, since there is no order without.
@@ -162,15 +180,14 @@ class RecurrentMechanism(Mechanism):
         q, k, v = (y.flip(2) for y in x[:3])
         query, key = x.query.reversed(), x.key.reversed()
         if self.replaces:
-            return self._scanned(Inputs(q, k, v, query, key, CAUSAL), self._sums).flip(2)
+            return self._read_all(Inputs(q, k, v, query, key, CAUSAL)).flip(2)
         count = q.shape[2] - 1
         if not count:
             return x.v.new_zeros(())
         later = Inputs(
             q[:, :, 1:], k[:, :, :count], v[:, :, :count], query.narrow(1, count + 1), key.narrow(0, count), CAUSAL
         )
-        sums = self._scanned(later, partial(self._sums, backward=True))
-        return F.pad(sums.flip(2), (0, 0, 0, 1))
+        return F.pad(self._read_all(later, backward=True).flip(2), (0, 0, 0, 1))
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         # In float64, since log-decays are added up over the whole sequence.
@@ -200,7 +217,7 @@ class RecurrentMechanism(Mechanism):
     def _reference(self, x: Inputs) -> Tensor:
         with without_autocast(x.q.device):
             sums = accumulated(super()._reference(x))
-            return self.polish(sums, accumulated(x.q), x.query).to(x.v.dtype)
+            return sums.to(x.v.dtype) if self.averages else self._finished(sums, x)
 
     def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         """What is written, in the precision of states, where padding writes nothing and nothing decays."""

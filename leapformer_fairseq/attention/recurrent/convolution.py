@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from ...support.errors import LeapformerError
 from ..capabilities import DECODER_CROSS, ENCODER_SELF
-from ..decoding.recurrent import RecurrentStep
-from ..decoding.step import Projections
+from ..kernels import RecurrentKernel
 from ..linear.base import LinearState
-from ..masks import CAUSAL, ChunkMask, Mask
+from ..masks import CAUSAL, ChunkMask, Mask, with_state
 from ..mechanism import Inputs, State, shown
 from ..ops.precision import accumulated, without_autocast
 from ..registry import Option
@@ -163,8 +162,23 @@ class ConvolvedMechanism(NormedMechanism):
             out, after = super().scan(state, *x)
         return out.to(v.dtype), ConvolvedState(after.kv, tail)
 
-    def step(self, projections: Projections) -> RecurrentStep:
-        return RecurrentStep(self, projections, self.convolution)
+    def extend(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, State]:
+        if self.convolution is None:
+            return super().extend(state, q, k, v, tokens)
+        return self.scan(state, q, k, v, tokens, tokens)
+
+    def loop(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, State]:
+        if self.convolution is None or with_state(mask) == CAUSAL:
+            return super().loop(state, q, k, v, query, key, mask)
+        x, tail = self._convolved(Inputs(q, k, v, query, key, mask), state.of(ConvolvedState).tail)
+        out, after = self._visit(super().write_loop, super().read, state, x)
+        return out.to(v.dtype), ConvolvedState(after.of(LinearState).kv, tail)
+
+    def kernel(self) -> RecurrentKernel | None:
+        recurrence = super().kernel()
+        return recurrence and replace(recurrence, convolution=self.convolution)
 
     def _check_apart(self) -> None:
         if self.convolution is not None:
@@ -184,22 +198,22 @@ class ConvolvedMechanism(NormedMechanism):
         found = super().weights(x.q, x.k, query=x.query, key=x.key, mask=x.mask)
         return F.pad(found, (0, k.shape[2] - found.shape[3])).to(q.dtype)
 
+    def _first(self, x: Inputs) -> LinearState:
+        return super().init_state(x.q.shape[0], x.v.shape[3], x.k, x.key, x.mask)  # all is convolved already
+
     def _reference(self, x: Inputs) -> Tensor:
         return super()._reference(self._prepared(x)).to(x.v.dtype)
 
     def _in_segments(self, x: Inputs) -> Tensor:
         return super()._in_segments(self._prepared(x)).to(x.v.dtype)
 
+    def _looped(self, x: Inputs) -> Tensor:
+        if self.convolution is None or self._both_ways(x.mask):
+            return super()._looped(self._prepared(x)).to(x.v.dtype)
+        return self.loop(self.init_state(x.q.shape[0], x.v.shape[3], x.k, x.key, x.mask), *x)[0]
+
     def _prepared(self, x: Inputs) -> Inputs:
         return x if self.convolution is None else self._convolved(shown(*x))[0]
-
-    def _scaled_sums(
-        self, state: State, x: Inputs, backward: bool = False, known: bool = False
-    ) -> tuple[Tensor, Tensor | None, LinearState]:
-        sums, scale, after = super()._scaled_sums(state, x, backward, known)
-        if isinstance(state, ConvolvedState):
-            after = ConvolvedState(after.kv, state.tail)
-        return sums, scale, after
 
     def _convolved(self, x: Inputs, tail: Tensor | None = None) -> tuple[Inputs, Tensor]:
         """The same inputs after the convolution, in the precision of states, and the next tail."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..decoding.recurrent import KernelRecurrence
+from ..kernels import RecurrentKernel
 from ..layers import projected
 from ..ops.recurrent import Written
 from ..ops.unit import unit
@@ -54,11 +55,11 @@ class DeltaRule(ConvolvedMechanism):
         """(B, H, S, 1 or D) of keys (B, H, S, D); None where nothing is forgotten."""
         return None
 
-    def kernel_recurrence(self) -> KernelRecurrence:
+    def recurrence(self) -> RecurrentKernel:
         weight = self.strength.weight
         most = 2.0 if self.chosen.delta_negative else 1.0
         features: Literal["direction", "unit"] = "direction" if self.convolution is None else "unit"
-        return KernelRecurrence(features, weight.new_zeros(self.num_heads), strength=weight, most=most)
+        return RecurrentKernel(features, weight.new_zeros(self.num_heads), strength=weight, most=most)
 
     def _direction(self, x: Tensor, share: int = 1) -> Tensor:
         """Of length 1 / sqrt(share)."""
@@ -113,5 +114,18 @@ class GatedDelta(DeltaRule):
     def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         return -self.log_rate.to(k.dtype).exp() * F.softplus(self.gate(k, tokens))
 
-    def kernel_recurrence(self) -> KernelRecurrence:
-        return super().kernel_recurrence()._replace(rates=self.log_rate.exp().flatten(), gate=self.gate.affine())
+    def recurrence(self) -> RecurrentKernel:
+        return replace(super().recurrence(), rates=self.log_rate.exp().flatten(), gate=self.gate.affine())
+
+
+@register("kda", OUTPUT_GATE, NEGATIVE, GATE_INIT, SHORT_CONV)
+class KDA(GatedDelta):
+    """KDA: S_s = (I - b_s k_s k_s^T) diag(e^{g_s}) S_(s-1) + b_s k_s v_s^T, g_s = -e^a softplus(W2 W1 x_s + t).
+
+    Kimi Team, 2025, arXiv:2510.26692, section 3, whose short convolutions are `--short-conv 4`; the output gate is of
+    full rank.
+    """
+
+    published_gate = "sigmoid"
+    by_feature = True
+    least_rate = 1.0

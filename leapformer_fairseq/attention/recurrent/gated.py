@@ -1,19 +1,20 @@
-"""Linear attention with a forget gate: a weighted mean still, in which tokens age."""
+"""Linear attention that forgets, and still reads weighted means: the normalizer decays with the sums."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..capabilities import DECODER_CROSS, Capabilities
-from ..decoding.linear import LinearStep
-from ..decoding.step import Projections
-from ..linear.base import NORMALIZER_FLOOR, LinearMechanism
-from ..linear.leap import LeaP
-from ..linear.relu import ReLULinear
+from ..kernels import LinearKernel
+from ..linear.base import NORMALIZER_FLOOR, Features
+from ..linear.leap import LeaP, leap_features, leap_kernel, proportion_networks
+from ..linear.rfa import FEATURES, FLOOR, number_of_features, random_features, random_rows
 from ..ops.recurrent import Written
 from ..registry import Option, register
 from ..tokens import TokenInfo
@@ -30,23 +31,47 @@ GATE_ORDER = Option(
 SHORTEST_LIFE, LONGEST_LIFE = 11.0, 700.0  # half-lives in tokens at first, from the first head to the last
 WIDE_OPEN = 9.0  # logit of gates over a trained mechanism, a half-life of 5,600 tokens
 IMPORTANT = 4.0  # logit of the importance of a source token at first
+OPEN = 3.0  # logit of RFA's gates at first: half of what was read is forgotten after 14 tokens
 
 
-class ForgetGate(RecurrentMechanism, LinearMechanism):
-    """A linear mechanism whose keys decay by e^{g_s}, g_s = logsigmoid(W x_s + b), a number for each head.
+class Averaging(RecurrentMechanism):
+    """Sums of mapped tokens that decay, and a normalizer that decays with them.
 
-    The normalizer decays, too, so a query reads a weighted mean. To be written before the class of the feature map.
-    Where queries read a source that has no end yet, or all of it, the order of reading may say nothing: with
-    `--gate-order importance` the gate multiplies a key's own features.
+    A subclass says how queries and keys are mapped, as for a `LinearMechanism`, and what decays.
+    """
+
+    averages = True
+
+    @abstractmethod
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        """Features of queries (B, H, T, D)."""
+
+    @abstractmethod
+    def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
+        """Features of keys (B, H, S, D)."""
+
+    def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
+        return self.map_queries(q, tokens).expanded()
+
+
+class ForgetGate(Averaging):
+    """A feature map whose keys decay by e^{g_s}, g_s = logsigmoid(W x_s + b), a number for each head.
+
+    In cross-attention, where the order of reading may mean nothing, `--gate-order importance` lets the gate multiply a
+    key's own features instead. A subclass adds `forget_gate()` as `gate`, after the parameters of its map.
     """
 
     capabilities = Capabilities(needs_inputs=True)
+    gate: Gate
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
+        self.normalizer_floor = float(self.chosen.normalizer_floor)
         self.weighs = self.block == DECODER_CROSS and self.chosen.gate_order == "importance"
-        begin = logit(spread_half_lives(num_heads, SHORTEST_LIFE, LONGEST_LIFE))
-        self.gate = Gate(self.input_dim, num_heads, begin.fill_(IMPORTANT) if self.weighs else begin, quiet=True)
+
+    def forget_gate(self) -> Gate:
+        begin = logit(spread_half_lives(self.num_heads, SHORTEST_LIFE, LONGEST_LIFE))
+        return Gate(self.input_dim, self.num_heads, begin.fill_(IMPORTANT) if self.weighs else begin, quiet=True)
 
     def continued(self) -> dict[str, Tensor]:
         """Gates that are open: a trained `leap` goes on as `gated-leap`."""
@@ -56,22 +81,72 @@ class ForgetGate(RecurrentMechanism, LinearMechanism):
             "gate.begin": torch.full_like(self.gate.begin, WIDE_OPEN),
         }
 
-    def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
-        return self.map_queries(q, tokens).expanded()
-
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         x, gate = self.map_keys(k, tokens).expanded(), self.gate(k, tokens)
         return Written(x * gate.sigmoid(), v) if self.weighs else Written(x, v, F.logsigmoid(gate))
 
-    def step(self, projections: Projections) -> LinearStep:
-        return LinearStep(self, projections, self.gate.affine())
-
 
 @register("gated-relu", NORMALIZER_FLOOR, GATE_ORDER)
-class GatedReLU(ForgetGate, ReLULinear):
+class GatedReLU(ForgetGate):
     """ReLU linear attention with a forget gate for each head."""
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.features = head_dim
+        self.gate = self.forget_gate()
+
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        return Features(F.relu(x))
+
+    map_keys = map_queries
+
+    def kernel(self) -> LinearKernel:
+        return LinearKernel("relu", self.normalizer_floor, gate=self.gate.affine())
 
 
 @register("gated-leap", NORMALIZER_FLOOR, GATE_ORDER, *LeaP.options[1:])
-class GatedLeaP(ForgetGate, LeaP):
+class GatedLeaP(ForgetGate):
     """LeaPformer with a forget gate for each head: content, learned proportion and age in one weight."""
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.features = 2 * head_dim
+        self.query_proportion, self.key_proportion = proportion_networks(head_dim, num_heads, self.chosen)
+        self.gate = self.forget_gate()
+
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        return leap_features(x, self.query_proportion, self.chosen)
+
+    def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
+        return leap_features(x, self.key_proportion, self.chosen)
+
+    def kernel(self) -> LinearKernel:
+        return replace(leap_kernel(self), gate=self.gate.affine())
+
+
+@register("rfa-gate", FEATURES, FLOOR)
+class GatedRFA(Averaging):
+    """RFA-Gate: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T, and the normalizer alike, g_t = sigmoid(w . x_t + b).
+
+    A gate for each head, of the block's input x_t. Peng et al., 2021, arXiv:2103.02143, section 3.2 and equation 7.
+    """
+
+    capabilities = Capabilities(normalized=False, needs_inputs=True)
+    projection: Tensor
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.normalizer_floor = float(self.chosen.rfa_floor)
+        self.features = number_of_features(self.chosen.rfa_features, self.block)
+        self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim))
+        self.register_buffer("projection", random_rows(num_heads, self.features, head_dim))
+        self.gate = Gate(self.input_dim, num_heads, torch.full((num_heads,), OPEN))
+
+    def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
+        return random_features(x, self.sigma * self.projection)
+
+    map_keys = map_queries
+
+    def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
+        gate = self.gate(k, tokens)
+        return Written(self.map_keys(k, tokens).expanded() * torch.sigmoid(-gate), v, F.logsigmoid(gate))

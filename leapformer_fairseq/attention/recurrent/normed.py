@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..capabilities import Capabilities
-from ..decoding.recurrent import KernelRecurrence, RecurrentStep
-from ..decoding.step import Projections
+from ..kernels import RecurrentKernel
 from ..layers import projected
 from ..ops.precision import accumulated
 from ..registry import Option
@@ -50,12 +50,15 @@ class NormedMechanism(RecurrentMechanism):
     def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
         return q * self.head_dim**-0.5
 
-    def kernel_recurrence(self) -> KernelRecurrence | None:
-        """What the decoding step in C does for it; None where it cannot."""
+    def recurrence(self) -> RecurrentKernel | None:
+        """The recurrence without its output gate, as `kernel` needs it; None if the kernel does not know it."""
         return None
 
-    def step(self, projections: Projections) -> RecurrentStep:
-        return RecurrentStep(self, projections)
+    def kernel(self) -> RecurrentKernel | None:
+        recurrence = self.recurrence()
+        if recurrence is None or self.output is None:
+            return recurrence
+        return replace(recurrence, output=self.output.weight, swish=self.activation == "swish")
 
     def gated(self, out: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
         if self.output is None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
-from ..decoding.step import Projections
+from ..kernels import Projections
 from ..ops.precision import accumulated
 from ..registry import Option
 from .pattern import Pattern

@@ -11,7 +11,19 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ...attention import CAUSAL, MECHANISMS, Mask, Mechanism, PrefixMask, Projections, State, Step, TokenInfo, build
+from ...attention import (
+    CAUSAL,
+    MECHANISMS,
+    Mask,
+    Mechanism,
+    PrefixMask,
+    Projections,
+    State,
+    Step,
+    TokenInfo,
+    build,
+    step_of,
+)
 from ...attention.ops import dispatch
 from ...attention.sparse.pattern import Pattern
 
@@ -154,7 +166,7 @@ class Block(nn.Module):
 
     def step(self) -> Step | None:
         """The fused step."""
-        return self.mechanism.step(self.projections())
+        return step_of(self.mechanism, self.projections())
 
     def _projected(self, x: Tensor, seen: int) -> tuple[Tensor, Tensor, Tensor, TokenInfo]:
         q, v = self._split(self.q(x)), self._split(self.v(x))

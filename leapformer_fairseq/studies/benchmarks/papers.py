@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...attention import Mechanism, Projections, TokenInfo, build
+from ...attention import Mechanism, Projections, TokenInfo, build, step_of
 from ...attention.capabilities import DECODER_CROSS, DECODER_SELF
 from ...attention.kv_cache import CachedMechanism
 from ...support.memory import MIB
@@ -212,9 +212,9 @@ def steps(
 ) -> Found:
     """Microseconds of one token of a decoder block, with sums that are computed again and with sums that are kept."""
     past = past_of(block, batch, width, length, place)
-    calls = {BASE: step_of(BASE, REUSE, past)}
+    calls = {BASE: one_step(BASE, REUSE, past)}
     for kind in (kind for kind in STEPS if kind in names):
-        calls |= {f"{kind}, {way}": step_of(kind, way, past) for way in (NAIVE, REUSE)}
+        calls |= {f"{kind}, {way}": one_step(kind, way, past) for way in (NAIVE, REUSE)}
     timed = {name: partial(measure.timed, place.device, call) for name, call in calls.items()}
     return _compared(measure.medians(timed, seconds), _step_case(block, batch, width, length), place, "us", 1e6)
 
@@ -228,7 +228,7 @@ def past_of(block: str, batch: int, width: int, length: int, place: measure.Plac
     return Past(block, projections, like.new_empty(batch, width).normal_(), keys, values)
 
 
-def step_of(kind: str, way: str, past: Past) -> Callable[[], Tensor]:
+def one_step(kind: str, way: str, past: Past) -> Callable[[], Tensor]:
     """One more token; each call writes its own key and value again in self-attention, as further tokens would."""
     batch, _, length, width = past.keys.shape
     options = {"cosformer_length": length + 1} if kind == "cosformer" else {}
@@ -237,7 +237,7 @@ def step_of(kind: str, way: str, past: Past) -> Callable[[], Tensor]:
     state = mechanism.init_state(batch, width, past.keys)
     state = mechanism.write(state, past.keys, past.values, _tokens(past.block, past.keys))
     position = length + (past.block == DECODER_SELF)
-    return partial(mechanism.step(past.projections), past.x, state, position)
+    return partial(step_of(mechanism, past.projections), past.x, state, position)
 
 
 def _tokens(block: str | None, keys: Tensor) -> TokenInfo:
