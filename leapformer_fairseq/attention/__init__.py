@@ -11,8 +11,9 @@ from .kernels import Kernel, LinearKernel, PackedKernel, Projections, Reading, R
 from .linear.base import Features, LinearMechanism, LinearState
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Mechanism, State
+from .options import Option
 from .positions import sinusoids
-from .registry import MECHANISMS, OPTIONS, Option, build, find, register
+from .registry import MECHANISMS, OPTIONS, build, find, register
 from .tokens import Carry, TokenInfo
 
 __all__ = [

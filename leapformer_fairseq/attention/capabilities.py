@@ -58,8 +58,7 @@ class Capabilities:
     unused_projections: those of the block that it does not need; without q_proj queries are the keys, without k_proj
                      keys are the values.
     max_target:      the longest target that it can serve in a decoder, if there is a limit.
-    max_source:      the longest source that it can read in an encoder or in cross-attention, if there is a limit.
-    limit_options:   the flags that set these limits.
+    limit_options:   the flags that set this limit.
     carry_width:     width of the carry that its layers hand on to each other (`TokenInfo.carry`); None: they have none.
     carry_is_given:  a decoder's first layer needs the carry of the encoder.
     carry_remedy:    what to do where there is no such carry.
@@ -79,7 +78,6 @@ class Capabilities:
     needs_query_inputs: bool = False
     unused_projections: tuple[str, ...] = ()
     max_target: int | None = None
-    max_source: int | None = None
     limit_options: str = ""
     carry_width: int | None = None
     carry_is_given: bool = False

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from .linear.proportion import ProportionNetwork
-    from .recurrent.convolution import ShortConvolution
 
 # Weight (G, C) and bias (G,) of the logits of G gates.
 Affine = tuple[Tensor, Tensor]
@@ -67,7 +66,7 @@ class RecurrentKernel:
     most:        strengths are most sigmoid(logit).
     output:      weight (H D, C) of the output gate's logits; None: no output gate.
     swish:       whether the output gate is logit sigmoid(logit), not sigmoid(logit).
-    convolution: the short convolution of queries, keys and values before all this.
+    convolution: `ShortConvolution.step` of queries, keys and values, before all this.
     """
 
     features: Literal["plain", "direction", "forgotten", "unit"]
@@ -78,7 +77,7 @@ class RecurrentKernel:
     most: float = 1.0
     output: Tensor | None = None
     swish: bool = False
-    convolution: ShortConvolution | None = None
+    convolution: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 class Reading(NamedTuple):

@@ -27,7 +27,7 @@ from .ops import dispatch, segments
 from .ops.loops import over_tokens
 from .ops.precision import accumulated, without_autocast
 from .ops.segments import Saved, Segment
-from .registry import Option
+from .options import Option
 from .tokens import Carry, TokenInfo
 
 Execution = Literal["auto", "reference", "scan", "loop"]
@@ -206,7 +206,9 @@ class Mechanism(nn.Module):
         It does depend on that of the chunks, and on that of the queries under a wait-k mask.
         """
         x = Inputs(q, k, v, query, key, with_state(mask))
-        return self._token_by_token(state, x) if x.mask == CAUSAL else self._visit(self.write_loop, self.read, state, x)
+        if x.mask == CAUSAL and q.shape[2] == k.shape[2]:
+            return self._token_by_token(state, x)
+        return self._visit(self.write_loop, self.read, state, x)
 
     def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
         """`write` as a graph can hold it."""
@@ -332,8 +334,9 @@ class Mechanism(nn.Module):
         return self._scanned(x, self._segment)
 
     def _looped(self, x: Inputs) -> Tensor:
-        """A `loop` from the empty state."""
-        return self.loop(self._first(x), *x)[0]
+        """A `loop` from the empty state; where all queries see all keys, any number of tokens is one operation."""
+        at_once = x.mask is None or not self.capabilities.incremental
+        return self._in_segments(x) if at_once else self.loop(self._first(x), *x)[0]
 
     def _first(self, x: Inputs) -> State:
         return self.init_state(x.q.shape[0], x.v.shape[3], x.k, x.key, x.mask)

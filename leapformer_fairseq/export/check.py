@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from ..runtime.beam import Hypothesis, Search, go_on, translate
 from ..runtime.engine import Graphs
@@ -98,7 +97,7 @@ def compared_synthesis(model: Any, voice: ExportedVoice, count: int, max_steps: 
         before = torch.from_numpy(np.pad(found[:, :-1], ((0, 0), (1, 0), (0, 0))))
         by = torch.tensor([[speaker]])
         encoded = model.forward_encoder(torch.tensor([numbers]), torch.tensor([len(numbers)]), speaker=by)
-        with _dropping(model.decoder, units):
+        with _dropping(model.decoder.prenet, units):
             refined, end, extra = model.decoder(before, encoded, target_lengths=torch.tensor([steps]))
         probabilities = end[0, :, 0].sigmoid().numpy()
         equal += bool(((probabilities > manner.threshold) == (ended > manner.threshold)).all())
@@ -107,15 +106,11 @@ def compared_synthesis(model: Any, voice: ExportedVoice, count: int, max_steps: 
     return Compared(count, equal, error)
 
 
-@contextmanager
-def _dropping(decoder: Any, units: Tensor) -> Iterator[None]:
-    """Meanwhile the pre-net's units are multiplied by these, (layers, 1, T, units)."""
-    drops, projection = decoder.prenet
-    decoder.prenet.forward = lambda x: projection(dropped(drops, x, units))
-    try:
-        yield
-    finally:
-        del decoder.prenet.forward
+def _dropping(prenet: Any, units: Tensor) -> RemovableHandle:
+    """Until the hook is removed, the pre-net's units are multiplied by these, (layers, 1, T, units)."""
+    drops, projection = prenet
+    hook: RemovableHandle = prenet.register_forward_hook(lambda _, x, out: projection(dropped(drops, x[0], units)))
+    return hook
 
 
 def compared_speech(system: TranslationSystem, folder: Folder, count: int) -> Compared:

@@ -550,7 +550,7 @@ def test_no_state_comes_out_of_new_memory(name):
 @torch.no_grad()
 def test_no_step_comes_out_of_new_memory(name, language):
     mechanism, x = build(name, DIM, HEADS), torch.randn(5, BATCH, WIDTH)
-    step = mechanism.step(Projections(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))))
+    step = step_of(mechanism, Projections(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))))
     found = []
     for mode in (nullcontext(), NaNInNewMemory()):
         state = empty(mechanism, BATCH, DIM, x)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..ops.random import hashed
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .chosen import Chosen, ChosenKeys
 
 SIZE = Option("bigbird_block_size", 64, "bigbird: tokens of a block", least=1)

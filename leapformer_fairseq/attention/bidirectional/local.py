@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .chosen import Chosen, ChosenKeys
 
 SIZE = Option("local_block_size", 50, "local: tokens of a block", least=1)

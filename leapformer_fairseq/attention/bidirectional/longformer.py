@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ...support.errors import LeapformerError
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .chosen import Chosen, ChosenKeys
 
 WINDOW = Option("longformer_window", 512, "longformer: a token sees those at most half of this many away; even")

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..ops.blocks import in_blocks
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .base import Bidirectional, real
 
 HASHES = Option("lsh_hashes", 2, "reformer: rounds of hashing", least=1)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .base import Bidirectional, real
 
 STATE = Option("s4d_state", 64, "s4d: dimensions of the state of a head, in conjugate pairs", least=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +10,8 @@ from torch import Tensor, nn
 
 from ...support.errors import LeapformerError
 from ..ops.blocks import in_blocks
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .base import Bidirectional, real
 
 SIZE = Option("sinkhorn_block_size", 50, "sinkhorn: tokens of a block", least=1)
@@ -32,7 +32,6 @@ class Sinkhorn(Bidirectional):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.size, self.longest = self.chosen.sinkhorn_block_size, self.chosen.sinkhorn_max_length
-        self.capabilities = replace(self.capabilities, max_source=self.longest, limit_options=LENGTH.flag)
         self.sorting = nn.Parameter(torch.empty(num_heads, head_dim, -(-self.longest // self.size)))
         nn.init.normal_(self.sorting, std=head_dim**-0.5)
 

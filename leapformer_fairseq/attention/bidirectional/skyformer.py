@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..ops.random import hashed
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .base import Bidirectional, real
 
 LANDMARKS = Option("skyformer_landmarks", 128, "skyformer: queries and keys that are sampled", least=1)

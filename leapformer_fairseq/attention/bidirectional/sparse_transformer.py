@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ...support.errors import LeapformerError
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .chosen import Chosen, ChosenKeys
 
 SIZE = Option("sparse_transformer_block_size", 128, "sparse-transformer: tokens of a block", least=1)

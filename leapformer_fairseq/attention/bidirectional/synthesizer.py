@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...support.errors import LeapformerError
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .base import Bidirectional, real
 
 RANK = Option("synthesizer_rank", 32, "synthesizer: width of the two factors of its logits", least=1)
@@ -29,7 +30,6 @@ class Synthesizer(Bidirectional):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         self.longest = self.chosen.synthesizer_max_length
-        self.capabilities = replace(self.capabilities, max_source=self.longest, limit_options=LENGTH.flag)
         rank = self.chosen.synthesizer_rank
         self.row_factor, self.column_factor = (
             nn.Parameter(torch.randn(num_heads, self.longest, rank) * rank**-0.25) for _ in range(2)

@@ -28,7 +28,7 @@ from ..masks import CAUSAL, ChunkMask, Mask, with_state
 from ..mechanism import Inputs, Mechanism, State
 from ..ops import dispatch, linear
 from ..ops.precision import in_float32
-from ..registry import Option, per_block
+from ..options import Option, per_block
 from ..tokens import TokenInfo
 
 SLOTS = Option(
@@ -145,10 +145,9 @@ def added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def limited(mechanism: Mechanism, limit: int, flag: str) -> Capabilities:
-    """The capabilities of a mechanism that can read so many tokens where it serves, by the option `flag`."""
+    """The capabilities of a mechanism that can read at most `limit` tokens, set by the option `flag`."""
     decodes = mechanism.block in (None, DECODER_SELF)
-    target, source = (limit, None) if decodes else (None, limit)
-    return replace(mechanism.capabilities, max_target=target, max_source=source, limit_options=flag)
+    return replace(mechanism.capabilities, max_target=limit if decodes else None, limit_options=flag)
 
 
 def check_limit(mechanism: Mechanism, tokens: TokenInfo, limit: int, remedy: str) -> None:

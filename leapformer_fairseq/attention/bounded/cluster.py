@@ -11,7 +11,8 @@ from torch import Tensor
 from ...support.errors import LeapformerError
 from ..capabilities import DECODER_SELF, Capabilities
 from ..mechanism import State
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from ..tokens import TokenInfo
 from .base import EMPTY_SLOTS, SLOTS
 from .sums import SlotState, SlotSums

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
 from ..ops.precision import accumulated
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from ..tokens import TokenInfo
 from .base import SLOTS, check_limit, limited
 from .sums import UNTIED, SlotSums

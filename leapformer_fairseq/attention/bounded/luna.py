@@ -27,8 +27,9 @@ from ..masks import Mask
 from ..mechanism import Inputs, State
 from ..ops import linear
 from ..ops.precision import accumulated, in_float32, without_autocast
+from ..options import Option
 from ..positions import sinusoids
-from ..registry import Option, register
+from ..registry import register
 from ..tokens import Carry, TokenInfo
 from .base import BoundedMechanism, added, causal_sums, kept, slot_weights
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
 from ..kernels import SlotKernel
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from ..tokens import TokenInfo
 from .base import EMPTY_SLOTS, SLOTS
 from .sums import UNTIED, SlotSums

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import DECODER_SELF, Capabilities
-from ..registry import Option, per_block, register
+from ..options import Option, per_block
+from ..registry import register
 from ..tokens import TokenInfo
 from .base import EMPTY_SLOTS, SLOTS, check_limit, limited
 from .sums import SlotSums

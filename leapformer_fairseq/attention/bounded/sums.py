@@ -17,7 +17,7 @@ from ..masks import Mask
 from ..mechanism import State
 from ..ops import linear
 from ..ops.precision import accumulated, in_float32
-from ..registry import Option
+from ..options import Option
 from ..tokens import TokenInfo
 from .base import BoundedMechanism, added, causal_sums, kept, slot_weights
 

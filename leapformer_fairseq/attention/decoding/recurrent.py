@@ -49,7 +49,7 @@ class RecurrentStep(Step):
             return super().attend(projected, x, state, position, lengths)
         sizes = self.sizes_of((len(projected), *kv.shape), self._sizes)
         if self.kernel.convolution is not None:
-            projected[:, : self.end] = self.kernel.convolution.step(projected[:, : self.end], state.tail)
+            projected[:, : self.end] = self.kernel.convolution(projected[:, : self.end], state.tail)
         out = projected.new_empty(len(projected), self.heads * sizes.values)
         step(
             ctypes.byref(sizes),

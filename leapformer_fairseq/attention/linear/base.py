@@ -17,7 +17,7 @@ from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.segments import Saved
-from ..registry import Option
+from ..options import Option
 from ..tokens import TokenInfo
 
 NORMALIZER_FLOOR = Option(

@@ -13,7 +13,8 @@ from torch import Tensor
 from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
 from ..kernels import LinearKernel
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 from .reweighting import CosReweighted

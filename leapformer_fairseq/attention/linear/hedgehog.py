@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.linear import by_head
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..kernels import LinearKernel
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 from .proportion import ProportionNetwork

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
 from ..ops.linear import by_head
-from ..registry import Option, per_block, register
+from ..options import Option, per_block
+from ..registry import register
 from ..tokens import TokenInfo
 from .base import Features, LinearMechanism
 from .performer import orthogonal_rows

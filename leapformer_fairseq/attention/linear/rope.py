@@ -10,8 +10,9 @@ from torch import Tensor
 from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
 from ..kernels import LinearKernel
+from ..options import Option
 from ..positions import rotate, rotation, rotation_at
-from ..registry import Option, register
+from ..registry import register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 from .elu import elu1

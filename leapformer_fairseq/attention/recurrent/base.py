@@ -91,7 +91,8 @@ class RecurrentMechanism(Mechanism):
         return self._gated(out, x), _own(after.kv)
 
     def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
-        return LinearState(recurrent.loop(state.of(LinearState).kv, self._writing(k, v, key))[0])
+        with without_autocast(k.device):
+            return LinearState(recurrent.loop(state.of(LinearState).kv, self._writing(k, v, key))[0])
 
     # ------------------------------------------------------------------------------------------------ whole sequences
     def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor, LinearState]:
@@ -136,7 +137,7 @@ class RecurrentMechanism(Mechanism):
             return recurrent.one_block(*self._sides(x, backward), x.mask)
 
     def _looped(self, x: Inputs) -> Tensor:
-        if not self._both_ways(x.mask):
+        if not self._both_ways(x.mask) or x.q.shape[2] != x.k.shape[2]:
             return super()._looped(x)
         with without_autocast(x.q.device):
             queries, keys = self._sides(x)

@@ -22,7 +22,7 @@ from ..linear.base import LinearState
 from ..masks import CAUSAL, ChunkMask, Mask, with_state
 from ..mechanism import Inputs, State, shown
 from ..ops.precision import accumulated, without_autocast
-from ..registry import Option
+from ..options import Option
 from ..tokens import TokenInfo
 from .normed import NormedMechanism
 
@@ -178,7 +178,9 @@ class ConvolvedMechanism(NormedMechanism):
 
     def kernel(self) -> RecurrentKernel | None:
         recurrence = super().kernel()
-        return recurrence and replace(recurrence, convolution=self.convolution)
+        if recurrence is None or self.convolution is None:
+            return recurrence
+        return replace(recurrence, convolution=self.convolution.step)
 
     def _check_apart(self) -> None:
         if self.convolution is not None:

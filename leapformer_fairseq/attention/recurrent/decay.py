@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..kernels import RecurrentKernel
 from ..ops.recurrent import Written
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from ..tokens import TokenInfo
 from .convolution import SHORT_CONV, ConvolvedMechanism
 from .gates import GATE_INIT, Gate

@@ -14,7 +14,8 @@ from ..kernels import RecurrentKernel
 from ..layers import projected
 from ..ops.recurrent import Written
 from ..ops.unit import unit
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from ..tokens import TokenInfo
 from .convolution import SHORT_CONV, ConvolvedMechanism
 from .gates import GATE_INIT, Gate, by_heads

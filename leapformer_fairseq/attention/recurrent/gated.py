@@ -16,7 +16,8 @@ from ..linear.base import NORMALIZER_FLOOR, Features
 from ..linear.leap import LeaP, leap_features, leap_kernel, proportion_networks
 from ..linear.rfa import FEATURES, FLOOR, number_of_features, random_features, random_rows
 from ..ops.recurrent import Written
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from ..tokens import TokenInfo
 from .base import RecurrentMechanism
 from .gates import Gate, logit, spread_half_lives

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import projected
-from ..registry import Option
+from ..options import Option
 from ..tokens import TokenInfo
 
 GATE_INIT = Option(

@@ -12,7 +12,7 @@ from ..capabilities import Capabilities
 from ..kernels import RecurrentKernel
 from ..layers import projected
 from ..ops.precision import accumulated
-from ..registry import Option
+from ..options import Option
 from ..tokens import TokenInfo
 from .base import RecurrentMechanism
 from .gates import by_heads

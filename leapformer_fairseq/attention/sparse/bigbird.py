@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..capabilities import ENCODER_SELF, Capabilities
 from ..ops.random import hashed
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .pattern import COMMON, COUNTS, SEED, SELF_ONLY, Pattern, at_ends, near, positions
 
 RANDOM = Option("bigbird_random", 4, "entmax-bigbird: random keys of a query", least=0)

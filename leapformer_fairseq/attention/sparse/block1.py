@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .blocks import ATTENDED, SIZE, ProjectedBlocks, top
 from .distance import squared_distances
 from .fitted import DIMENSIONS, FILE, block_prefix

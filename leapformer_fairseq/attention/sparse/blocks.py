@@ -16,7 +16,7 @@ from ..capabilities import DECODER_CROSS, DECODER_SELF, Capabilities
 from ..mechanism import Inputs
 from ..ops.blocks import attend_chosen, chosen_blocks, in_blocks, in_order, of_tokens, real_first
 from ..ops.precision import accumulated, without_autocast
-from ..registry import Option
+from ..options import Option
 from .fitted import MISSING, Projected, block_prefix
 from .pattern import Pattern, real_keys
 

@@ -7,7 +7,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .fitted import DIMENSIONS, FILE, Projected
 from .pattern import COMMON
 

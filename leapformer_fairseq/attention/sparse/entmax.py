@@ -17,7 +17,8 @@ from ..masks import Mask
 from ..ops.entmax import entmax_weights
 from ..ops.precision import accumulated, without_autocast
 from ..ops.segments import first_order
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from ..tokens import TokenInfo
 
 LEARNED = "learned"

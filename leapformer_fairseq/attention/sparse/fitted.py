@@ -23,7 +23,7 @@ from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
 from ..kernels import Projections
 from ..ops.precision import accumulated
-from ..registry import Option
+from ..options import Option
 from .pattern import Pattern
 
 FORMAT = 1

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...support.errors import LeapformerError
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .distance import squared_distances
 from .fitted import DIMENSIONS, FILE, Projected
 from .pattern import COMMON, COUNTS

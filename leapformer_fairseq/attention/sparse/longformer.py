@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..capabilities import Capabilities
 from ..ops.random import hashed
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .pattern import COMMON, COUNTS, SEED, SELF_ONLY, Pattern, positions, real_keys
 
 GLOBALS = Option("longformer_globals", 4, "entmax-longformer: random global tokens of a head", least=0)

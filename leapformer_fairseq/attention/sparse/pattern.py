@@ -21,7 +21,7 @@ from ..capabilities import DECODER_CROSS, DECODER_SELF, NO_STATE, Capabilities
 from ..kv_cache import KVCache, visible_keys
 from ..masks import Mask
 from ..ops.precision import without_autocast
-from ..registry import Option
+from ..options import Option
 from ..tokens import TokenInfo
 from .entmax import ALPHA, Entmax
 

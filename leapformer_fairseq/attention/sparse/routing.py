@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.precision import accumulated
-from ..registry import Option, register
+from ..options import Option
+from ..registry import register
 from .fitted import FILE, Fitted
 from .pattern import COMMON, COUNTS, real_keys
 

@@ -1,0 +1,54 @@
+"""Options of mechanisms; command-line flags and their help are generated from them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from ..support.errors import LeapformerError
+from .capabilities import BLOCKS
+
+
+class Option(NamedTuple):
+    """One option of a mechanism: the Python name (`leap_factor` becomes the flag `--leap-factor`), default and help.
+
+    `choices` lists the values of an option that has only some; a number is `least` or more, or is greater than `above`.
+    `without_encoder` is the default in a model that has no encoder, where that differs.
+    """
+
+    name: str
+    default: bool | int | float | str
+    help: str
+    choices: tuple[str, ...] = ()
+    without_encoder: bool | int | float | str | None = None
+    least: int | None = None
+    above: int | None = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    def check(self, value: Any) -> None:
+        """Raise LeapformerError for a value that is none of the choices, or no number that the option takes."""
+        if self.choices and value not in self.choices:
+            raise LeapformerError(f"{self.flag} {value!r}: choose from: {', '.join(self.choices)}")
+        if isinstance(self.default, (int, float)) and (not isinstance(value, (int, float)) or math.isnan(value)):
+            raise LeapformerError(f"{self.flag} {value!r}: give a number, as in {self.flag} {self.default}")
+        if self.least is not None and not value >= self.least:
+            raise LeapformerError(f"{self.flag} {value}: give at least {self.least}")
+        if self.above is not None and not self.above < value < math.inf:
+            raise LeapformerError(f"{self.flag} {value}: give a number above {self.above}")
+
+
+def per_block(flag: str, value: str | int, block: str | None, least: int) -> int:
+    """The number that holds in `block` (without one: the first) of an option such as 8 or 32/8/32."""
+    try:
+        numbers = [int(number) for number in str(value).split("/")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, len(BLOCKS)) or min(numbers) < least:
+        raise LeapformerError(
+            f"{flag} {value!r}: give a whole number of at least {least}, or one each for {'/'.join(BLOCKS)}, as in "
+            "32/8/32"
+        )
+    return numbers[0] if len(numbers) == 1 or block is None else numbers[BLOCKS.index(block)]
