@@ -64,6 +64,50 @@ def test_layers():
     assert len(found) > 300 and {file: names for file, names in found.items() if names} == {}
 
 
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of files that import each other in a circle."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(file: str) -> None:
+        numbers[file] = lowest[file] = len(numbers)
+        path.append(file)
+        for other in imports[file]:
+            if other not in numbers:
+                visit(other)
+                lowest[file] = min(lowest[file], lowest[other])
+            elif other in path:
+                lowest[file] = min(lowest[file], numbers[other])
+        if lowest[file] == numbers[file]:
+            group = path[path.index(file) :]
+            del path[path.index(file) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for file in imports:
+        if file not in numbers:
+            visit(file)
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Imports inside of functions and for types alone count, too."""
+    names = {".".join((PACKAGE, *file.relative_to(PLUGIN_DIR).with_suffix("").parts)): file for file in SOURCES}
+    names = {name.removesuffix(".__init__"): file for name, file in names.items()}
+    imports = {}
+    for name, file in names.items():
+        targets = set()
+        for target in imported(ast.parse(file.read_text(encoding="utf-8")), file):
+            while target and target not in names:
+                target = target.rpartition(".")[0]
+            targets |= {target} - {"", name, PACKAGE}
+        imports[name] = targets
+    assert len(imports) > 300 and circles(imports) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
 @pytest.mark.parametrize(
     ("file", "statement"),
     [

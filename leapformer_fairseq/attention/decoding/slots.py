@@ -1,6 +1,6 @@
 """The decoding step over a memory of slots (ABC and Luna): one product for all projections, also a control's.
 
-On a CPU all sums are one call of C (`ops.cpu`), where it compiles.
+On a CPU all sums are one call of C (`cpu`), where it compiles.
 
 Shapes: B batch entries, H heads, n slots, D head dimension, E value dimension, C width of the block's input.
 """

@@ -1,11 +1,11 @@
 /* One decoding step of a linear mechanism over all rows and heads: map, forget, add to the state, read it, normalise.
  *
- * The same function as `Step` in ../step.py, which says what the numbers mean; plain C without headers of PyTorch, so it
+ * The same function as `LinearStep` in ../linear.py, which says what the numbers mean; plain C without headers of PyTorch, so it
  * compiles in a second and fits every version. All tensors are float32 and contiguous.
  *
  *   projected    (rows, stride) queries, with `update` keys, values [v, 1] and logits of gates, heads concatenated
  *   state        (rows / shared, heads, features, values)
- *   networks     proportion networks of queries and keys, packed by ../step.py, or NULL
+ *   networks     proportion networks of queries and keys, packed by ../linear.py, or NULL
  *   proportions  (rows), or NULL where there are networks or no reweighting
  *   rotation     (pairs, 2) cosine and sine, or NULL
  *   out          (rows, heads, values - 1)

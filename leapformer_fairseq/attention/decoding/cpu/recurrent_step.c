@@ -1,6 +1,6 @@
 /* One decoding step of a recurrence over all rows and heads: map, forget, write, read, bring to unit size, let through.
  *
- * The same function as `write` and `read` of a NormedMechanism; ../../recurrent/step.py says what the numbers mean. All
+ * The same function as `write` and `read` of a NormedMechanism; ../../kernels.py says what the numbers mean. All
  * tensors are float32 and contiguous.
  *
  *   projected  (rows, stride) queries, with `update` keys and values, and logits where `Sizes` says, heads concatenated

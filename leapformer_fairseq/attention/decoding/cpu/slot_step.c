@@ -1,6 +1,6 @@
 /* One decoding step over a memory of slots and all rows and heads: write a row into it, read it with a softmax.
  *
- * The same function as `MemoryStep` in ../slot_step.py, which says what the numbers mean. All tensors are float32 and
+ * The same function as `MemoryStep` in ../slots.py, which says what the numbers mean. All tensors are float32 and
  * contiguous but for the strides given.
  *
  *   projected  (rows, stride) queries, and where there is a control keys and values, heads concatenated

@@ -12,7 +12,7 @@ const SPEECH = "speech"; // a piece that belongs to the segment
 export const END = "end"; // the segment's last piece
 export const BETWEEN = "between"; // silence after a pause
 
-/** Holds audio back until the first sound, and leaves long silence before it out, as in agents/silence.py. */
+/** Holds audio back until the first sound, and leaves long silence before it out, as in leapformer_fairseq/runtime/simul/silence.py. */
 class Beginning {
   constructor(silence, lead) {
     this.begun = silence === null;
