@@ -23,7 +23,7 @@ from leapformer_fairseq.data.joined import _over
 from leapformer_fairseq.models.augmentation import JoinedSentences
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.models.task import get_batch_iterator
-from leapformer_fairseq.modules.decoding import Memory, fork_state
+from leapformer_fairseq.modules.attention import Memory, fork_state
 from leapformer_fairseq.runtime.audio import OnlineFbank
 from leapformer_fairseq.runtime.simul.features import Cmvn, FeatureStream
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from .linear.proportion import ProportionNetwork
+    from .linear.reweighting import ProportionNetwork
 
 # Weight (G, C) and bias (G,) of the logits of G gates.
 Affine = tuple[Tensor, Tensor]

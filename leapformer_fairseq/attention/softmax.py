@@ -1,19 +1,157 @@
-"""Exact softmax attention: the baseline of every comparison."""
+"""Softmax attention, the baseline of every comparison, and what all attention that keeps every key has in common."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .kv_cache import CachedMechanism, visible_keys
-from .masks import CAUSAL, Mask
-from .mechanism import Inputs
+from .capabilities import Capabilities
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
+from .mechanism import Inputs, Mechanism, State
 from .ops.dispatch import operand
+from .ops.precision import without_autocast
 from .registry import register
 from .tokens import TokenInfo
+
+
+@dataclass
+class KVCache(State):
+    """Keys (B, H, capacity, D), values (B, H, capacity, E), which are real (B, capacity), columns in `used`, (B,).
+
+    The capacity doubles when it is full, so a step copies nothing but its own token.
+    """
+
+    k: Tensor
+    v: Tensor
+    keep: Tensor
+    used: Tensor
+
+    def __post_init__(self) -> None:
+        # Needed at every step, so not counted each time: whether some column is padding, and columns in use.
+        self.count = int(self.used[0]) if len(self.used) else 0  # on the CPU: reading it never waits for a GPU
+        self.padded = self.count > 0 and (not self.keep.is_cpu or not bool(self.keep[:, : self.count].all()))
+
+    def append(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
+        start, stop = self.count, self.count + k.shape[2]
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, self.k, self.v)):
+            # Not in place: what was read of the cache is needed again for its gradient.
+            self.k, self.v = (torch.cat([x[:, :, :start], new], 2) for x, new in ((self.k, k), (self.v, v)))
+            self.keep = F.pad(self.keep[:, :start], (0, stop - start))
+        else:
+            if stop > self.k.shape[2]:
+                extra = max(stop, 2 * start) - self.k.shape[2]
+                self.k, self.v = (F.pad(x, (0, 0, 0, extra)) for x in (self.k, self.v))
+                self.keep = F.pad(self.keep, (0, extra))
+            self.k[:, :, start:stop], self.v[:, :, start:stop] = k, v
+        self.keep[:, start:stop] = True if keep is None else keep
+        self.padded = self.padded or keep is not None
+        self.used, self.count = self.used + k.shape[2], stop
+
+    def reorder(self, order: Tensor) -> KVCache:
+        k, v = (_reordered(x, order, self.count) for x in (self.k, self.v))
+        return KVCache(k, v, self.keep.index_select(0, order), self.used[:1].repeat(len(order)))
+
+
+class CachedMechanism(Mechanism):
+    """Attention with weights that are a function of a query's scores q . k / sqrt(D) for all visible keys."""
+
+    capabilities = Capabilities(constant_state=False)
+
+    @abstractmethod
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
+        """Output (B, H, T, E) for keys as `_cached` returns them.
+
+        `visible`, broadcastable to (B, H, T, S), is True where a query may look.
+        """
+
+    def _cached(self, k: Tensor) -> Tensor:
+        """What is kept of keys (B, H, S, D): the keys, and what else should not be computed again at each step."""
+        return k
+
+    def _kept(self, k: Tensor) -> Tensor:
+        """`_cached`; autocast would round for keys what queries are compared with."""
+        with without_autocast(k.device):
+            return self._cached(k)
+
+    def init_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> KVCache:
+        k, v = (like.new_zeros(batch, self.num_heads, 0, dim) for dim in (self.head_dim, value_dim))
+        k = self._kept(k)
+        keep = torch.zeros(batch, 0, dtype=torch.bool, device=like.device)
+        return KVCache(k, v, keep, torch.zeros(batch, dtype=torch.long))
+
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> KVCache:
+        cache = state.of(KVCache)
+        cache.append(self._kept(k), v, key.keep)
+        return cache
+
+    def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        return self._over(state.of(KVCache), q)
+
+    def scan(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, State]:
+        if isinstance(mask, ChunkMask) and mask.past is not None:
+            return self._in_chunks(state.of(KVCache), q, k, v, key, mask)
+        if mask != CAUSAL or not q.shape[2]:
+            return super().scan(state, q, k, v, query, key, mask)
+        before = state.of(KVCache).count
+        cache = self.write(state, k, v, key)
+        return self._over(cache, q, CAUSAL.after(before) if q.shape[2] > 1 else None), cache
+
+    def _in_chunks(
+        self, cache: KVCache, q: Tensor, k: Tensor, v: Tensor, key: TokenInfo, mask: ChunkMask
+    ) -> tuple[Tensor, KVCache]:
+        """More chunks of a stream; the cache keeps the last `mask.past` tokens."""
+        assert mask.past is not None
+        count, n, device = q.shape[2], cache.count, q.device
+        keep = k.new_ones(len(k), count, dtype=torch.bool) if key.keep is None else key.keep
+        keep = torch.cat([cache.keep[:, :n], keep], 1)
+        k, v = torch.cat([cache.k[:, :, :n], self._kept(k)], 2), torch.cat([cache.v[:, :, :n], v], 2)
+        # The last token of the cache comes just before the first chunk.
+        distance = (torch.arange(count, device=device) // mask.tokens * mask.size).unsqueeze(1)
+        distance = distance + torch.arange(n, 0, -1, device=device)
+        visible = torch.cat([distance <= mask.past, mask.mask(count, count, device)], 1) & keep[:, None, None]
+        out = self._attended(q, k, v, visible, 0.0)
+        own = [*range(n), *(n + t for t in range(count) if t % mask.tokens < mask.size)]
+        last = own[max(0, len(own) - mask.past) :]
+        used = torch.full((len(q),), len(last))
+        return out, KVCache(k[:, :, last], v[:, :, last], keep[:, last], used)
+
+    def _in_segments(self, x: Inputs) -> Tensor:
+        """All at once: there is no state to carry."""
+        visible = visible_keys(x.q, x.k, x.key.keep, x.mask)
+        return self._attended(x.q, self._kept(x.k), x.v, visible, self.dropping())
+
+    def _over(self, cache: KVCache, q: Tensor, mask: PrefixMask | None = None) -> Tensor:
+        """Attention of queries (B, H, T, D) to what is in the cache."""
+        n = cache.count
+        k, v = cache.k[:, :, :n], cache.v[:, :, :n]
+        return self._attended(q, k, v, visible_keys(q, k, cache.keep[:, :n] if cache.padded else None, mask), 0.0)
+
+
+def visible_keys(q: Tensor, k: Tensor, keep: Tensor | None, mask: Mask) -> Tensor | None:
+    """True where a query may look, broadcastable to (B, H, T, S); None when everywhere."""
+    visible = None if mask is None else mask.mask(q.shape[2], k.shape[2], q.device)[None, None]
+    if keep is None:
+        return visible
+    real = keep[:, None, None, :]
+    return real if visible is None else visible & real
+
+
+def _reordered(x: Tensor, order: Tensor, used: int) -> Tensor:
+    """A cache (B, H, capacity, D) in another order; only the columns in use are copied."""
+    if x.requires_grad:
+        return x.index_select(0, order)
+    new = x.new_empty(len(order), *x.shape[1:])
+    torch.index_select(x[:, :, :used], 0, order, out=new[:, :, :used])
+    return new
 
 
 @register("softmax")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..attention import TokenInfo, sinusoids
 from ..models.length_predictors import Source as LengthSource
 from ..modules import PassOptions
-from ..modules.decoding import Memory
+from ..modules.attention import Memory
 from ..runtime.folder import CROSS, LENGTH, SELF
 from .states import held, shapes_of, source_shapes, tensors_of
 

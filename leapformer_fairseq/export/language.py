@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..modules import PassOptions
-from ..modules.decoding import Memory
+from ..modules.attention import Memory
 from ..runtime.folder import SELF
 from .graphs import embedded, log_probs
 from .states import held, tensors_of

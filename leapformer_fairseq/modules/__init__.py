@@ -1,8 +1,7 @@
 """fairseq adapters: an attention module that asks a mechanism, the plan grammar and the swap."""
 
-from .attention import MechanismAttention
+from .attention import IncrementalState, MechanismAttention, Memory, forget_source, fork_state, state_bytes
 from .context import PassContext, PassOptions
-from .decoding import IncrementalState, Memory, forget_source, fork_state, state_bytes
 from .origin import OfAnyOrigin
 from .plan import expand_plan
 from .swap import (

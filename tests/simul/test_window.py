@@ -20,7 +20,7 @@ from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.cli import serve as serve_command
 from leapformer_fairseq.cli import stream as stream_command
 from leapformer_fairseq.modules import PassOptions, attentions
-from leapformer_fairseq.modules.decoding import Memory
+from leapformer_fairseq.modules.attention import Memory
 from leapformer_fairseq.runtime.audio import SAMPLE_RATE, fbank
 from leapformer_fairseq.runtime.simul import session as session_module
 from leapformer_fairseq.runtime.simul.features import Cmvn

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...support.errors import LeapformerError
 from ..ops.blocks import gathered, in_blocks
+from ..ops.random import hashed
+from ..options import Option
+from ..registry import register
 from .base import Bidirectional, real
 
 
@@ -101,3 +106,135 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, dropout: float) -
     visible = (visible | ~visible.any(-1, keepdim=True)).expand(-1, heads, -1, -1, -1)
     q, k, v, visible = (x.flatten(1, 2) for x in (q, k, v, visible))
     return F.scaled_dot_product_attention(q, k, v, visible, dropout).unflatten(1, (heads, blocks))
+
+
+LOCAL_SIZE = Option("local_block_size", 50, "local: tokens of a block", least=1)
+
+
+@register("local", LOCAL_SIZE)
+class Local(ChosenKeys):
+    """Softmax within blocks of tokens: the baseline of Long Range Arena (Tay et al., 2021, arXiv:2011.04006)."""
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.size = self.chosen.local_block_size
+
+    def choose(self, lengths: Tensor, count: int) -> Chosen:
+        blocks = torch.arange(-(-count // self.size), device=lengths.device)
+        units = blocks[None, None, :, None]
+        return Chosen(units, torch.ones_like(units, dtype=torch.bool).unsqueeze(-2), self.size)
+
+
+LONGFORMER_WINDOW = Option(
+    "longformer_window", 512, "longformer: a token sees those at most half of this many away; even"
+)
+
+
+@register("longformer", LONGFORMER_WINDOW)
+class Longformer(ChosenKeys):
+    """Softmax over a window of w + 1 tokens; the first token is global (Beltagy et al., 2020, arXiv:2004.05150).
+
+    The projections of global attention are those of the window.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        width = self.chosen.longformer_window
+        if width < 2 or width % 2:
+            raise LeapformerError(f"{LONGFORMER_WINDOW.flag} {width}: give an even number from 2")
+        self.size = width // 2
+
+    def choose(self, lengths: Tensor, count: int) -> Chosen:
+        z = self.size
+        query = torch.arange(-(-count // z) * z, device=lengths.device).view(-1, z)
+        key = query[:, :1] + torch.arange(-z, 2 * z, device=lengths.device)
+        used = ((query.unsqueeze(-1) - key.unsqueeze(-2)).abs() <= z) & (key > 0).unsqueeze(-2)
+        first = torch.zeros_like(query[:, :1])
+        units = torch.cat([first, key.clamp_min(0)], 1)
+        used = torch.cat([torch.ones_like(used[..., :1]), used], -1)
+        whole = lengths.new_zeros(1, 1)
+        return Chosen(units[None, None], used[None, None], 1, whole, whole == 0)
+
+
+SPARSE_SIZE = Option("sparse_transformer_block_size", 128, "sparse-transformer: tokens of a block", least=1)
+SUMMARY = Option(
+    "sparse_transformer_summary", 32, "sparse-transformer: last tokens of a block that all blocks see", least=1
+)
+
+
+@register("sparse-transformer", SPARSE_SIZE, SUMMARY)
+class SparseTransformer(ChosenKeys):
+    """Softmax over a token's block and the last c tokens of every block (Child et al., 2019, arXiv:1904.10509, 4.3).
+
+    In an encoder, so before and after it. All heads take both parts of the pattern.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.size = self.chosen.sparse_transformer_block_size
+        self.summary = self.chosen.sparse_transformer_summary
+        if self.summary > self.size:
+            raise LeapformerError(
+                f"{SUMMARY.flag} {self.summary}: a block has only {self.size} tokens ({SPARSE_SIZE.flag})"
+            )
+
+    def choose(self, lengths: Tensor, count: int) -> Chosen:
+        z, c = self.size, self.summary
+        start = torch.arange(0, count, z, device=lengths.device)
+        own = start.unsqueeze(1) + torch.arange(z, device=lengths.device)
+        last = own[:, z - c :].flatten().expand(len(start), -1)
+        elsewhere = last // z != (start // z).unsqueeze(1)
+        units = torch.cat([own, last], 1)
+        used = torch.cat([torch.ones_like(own, dtype=torch.bool), elsewhere], 1)
+        return Chosen(units[None, None], used[None, None, :, None])
+
+
+BIGBIRD_SIZE = Option("bigbird_block_size", 64, "bigbird: tokens of a block", least=1)
+BIGBIRD_RANDOM = Option(
+    "bigbird_random_blocks",
+    3,
+    "bigbird: random blocks that a block sees beside 3 neighbouring and 2 global",
+    least=0,
+)
+BIGBIRD_SEED = 1
+
+
+@register("bigbird", BIGBIRD_SIZE, BIGBIRD_RANDOM)
+class BigBird(ChosenKeys):
+    """Softmax over blocks: itself and its neighbours, the first and the last, which see all, and random ones.
+
+    Zaheer et al., 2020, arXiv:2007.14062, section 2 and appendix D. Each head draws its own blocks; what is drawn does
+    not change while training.
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.size = self.chosen.bigbird_block_size
+        self.random = self.chosen.bigbird_random_blocks
+
+    def choose(self, lengths: Tensor, count: int) -> Chosen:
+        row = torch.arange(-(-count // self.size), device=lengths.device).view(-1, 1)
+        last = ((lengths - 1).clamp_min(0) // self.size).view(-1, 1, 1, 1)
+        around = torch.cat([row - 1, row, row + 1], 1)
+        random, drawn = self._drawn(row, last)
+        parts = (
+            (torch.zeros_like(row), row > 1),
+            (around, (around >= 0) & (around < len(row))),
+            (last, (last - row).abs() > 1),
+            (random, drawn),
+        )
+        blocks, used = (
+            torch.cat([part[i].expand(len(last), self.num_heads, len(row), -1) for part in parts], -1) for i in (0, 1)
+        )
+        ends = torch.cat([torch.zeros_like(last), last], 1).flatten(2)  # (B or 1, 2, 1)
+        whole = ends * self.size + torch.arange(self.size, device=row.device)
+        once = (whole < lengths.view(-1, 1, 1)) & torch.cat([ends[:, :1] >= 0, ends[:, 1:] > 0], 1)
+        whole, once = whole.flatten(1), once.flatten(1)
+        return Chosen(blocks.clamp(0, len(row) - 1), used.unsqueeze(-2), self.size, whole.where(once, 0), once)
+
+    def _drawn(self, row: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Random blocks, (B or 1, H, N, r), and whether there are so many that are neither near nor global."""
+        column, head = row.mT, torch.arange(self.num_heads, device=row.device).view(-1, 1, 1)
+        free = ((row - column).abs() > 1) & (column > 0) & (column < last)
+        drawn, order = hashed(BIGBIRD_SEED, head, row, column).masked_fill(~free, 2**32).sort(dim=-1)
+        return order[..., : self.random], drawn[..., : self.random] < 2**32

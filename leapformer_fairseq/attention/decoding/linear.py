@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import LinearKernel, Projections
-from ..linear.proportion import ProportionNetwork
+from ..linear.reweighting import ProportionNetwork
 from ..mechanism import Mechanism
 from . import cpu
 from .step import Step

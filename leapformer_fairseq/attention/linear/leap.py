@@ -14,8 +14,7 @@ from ..options import Option
 from ..registry import register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
-from .proportion import ProportionNetwork
-from .reweighting import CosReweighted
+from .reweighting import CosReweighted, ProportionNetwork
 
 
 @register(

@@ -17,8 +17,10 @@ from ..mechanism import Inputs
 from ..ops.blocks import attend_chosen, chosen_blocks, in_blocks, in_order, of_tokens, real_first
 from ..ops.precision import accumulated, without_autocast
 from ..options import Option
-from .fitted import MISSING, Projected, block_prefix
-from .pattern import Pattern, real_keys
+from ..registry import register
+from .fitted import DIMENSIONS, FILE, MISSING, Projected, block_prefix
+from .pattern import COMMON, Pattern, real_keys
+from .predicted import CENTROIDS, squared_distances
 
 SIZE = Option("sparsefinder_block_size", 16, "sparsefinder-block1, -block2: tokens of a block", least=1)
 ATTENDED = Option("sparsefinder_blocks", 4, "sparsefinder-block1, -block2: blocks that are chosen for a block", least=1)
@@ -168,3 +170,84 @@ def _real_queries(q: Tensor, real: Tensor) -> Tensor:
 def _ends(at: Tensor, real: Tensor) -> Tensor:
     """The first and the last of the real blocks, (B or 1, N)."""
     return (at == 0) | (at == real.sum(1, keepdim=True) - 1)
+
+
+SCORE = Option(
+    "sparsefinder_block_score",
+    "dot",
+    "sparsefinder-block1: how blocks are scored: dot products (the paper), or by centroids (released code)",
+    ("dot", "released"),
+)
+NEAREST = 2  # centroids of a block in the released score
+
+
+@register("sparsefinder-block1", *COMMON, FILE, DIMENSIONS, SIZE, ATTENDED, CENTROIDS, SCORE)
+class Block1(ProjectedBlocks):
+    """Entmax over the blocks of keys with the highest dot products (Treviso et al., 2022, section 6.1, version 1).
+
+    Quadratic in the number of blocks. The released code scores by whether the two nearest centroids of both blocks
+    intersect, and then by sigmoid(-z), where z is the dot product of their distances to all centroids.
+    """
+
+    centroids: Tensor
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.by_centroids = self.chosen.sparsefinder_block_score == "released"
+        if self.by_centroids:
+            self.register_buffer("centroids", first_centroids(self, self.chosen.sparsefinder_centroids), False)
+
+    def parts(self) -> dict[str, str]:
+        return {**super().parts(), **(centroid_part(self) if self.by_centroids else {})}
+
+    def _choose_among(self, q: Tensor, k: Tensor, blocks: Tensor) -> Tensor:
+        scores = self._by_centroids(q, k) if self.by_centroids else q @ k.mT
+        return top(scores.masked_fill(~blocks[:, None, None], -torch.inf), self.attended)
+
+    def _by_centroids(self, q: Tensor, k: Tensor) -> Tensor:
+        of_q, of_k = (squared_distances(x, self.centroids.to(x.dtype).unsqueeze(0)).sqrt() for x in (q, k))
+        shared = top(-of_q, NEAREST).float() @ top(-of_k, NEAREST).float().mT > 0
+        z = of_q @ of_k.mT
+        return shared * (z.amax(-1, keepdim=True) + 1) - z  # in the order of shared + sigmoid(-z), which rounds
+
+
+def first_centroids(mechanism: ProjectedBlocks, count: int) -> Tensor:
+    """Random ones, (H, c, z * r), until those that were fitted are adopted."""
+    generator = torch.Generator().manual_seed(count)
+    return torch.randn(mechanism.num_heads, count, mechanism.size * mechanism.dims, generator=generator)
+
+
+def centroid_part(mechanism: ProjectedBlocks) -> dict[str, str]:
+    """Where the fitted ones are."""
+    return {"centroids": f"{block_prefix(mechanism.size)}centroids.{mechanism.chosen.sparsefinder_centroids}"}
+
+
+@register("sparsefinder-block2", *COMMON, FILE, DIMENSIONS, SIZE, ATTENDED, CENTROIDS)
+class Block2(ProjectedBlocks):
+    """Entmax over the blocks that share a centroid (Treviso et al., 2022, section 6.1, version 2).
+
+    Each centroid takes as many blocks of queries, and of keys, as are attended to. A block of queries attends to the
+    keys of the first centroid that took it; one that none took, to the first block. Not quadratic in the blocks.
+    """
+
+    centroids: Tensor
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.register_buffer("centroids", first_centroids(self, self.chosen.sparsefinder_centroids), False)
+
+    def parts(self) -> dict[str, str]:
+        return {**super().parts(), **centroid_part(self)}
+
+    def _choose_among(self, q: Tensor, k: Tensor, blocks: Tensor) -> Tensor:
+        all_queries = blocks if self.same_tokens(q, k) else blocks.new_ones(1, q.shape[2])
+        queries, keys = self._taken(q, all_queries), self._taken(k, blocks)  # (B, H, c, N) and (.., M)
+        first = queries.byte().argmax(2)  # (B, H, N), the lowest number of those that took it
+        chosen = keys.gather(2, first.unsqueeze(-1).expand(-1, -1, -1, keys.shape[3]))
+        lost = torch.zeros_like(blocks).index_fill(1, torch.zeros(1, dtype=torch.long, device=q.device), True)
+        return torch.where(queries.any(2).unsqueeze(-1), chosen, lost[:, None, None])
+
+    def _taken(self, x: Tensor, real: Tensor) -> Tensor:
+        """Which centroid takes which block."""
+        distances = squared_distances(self.centroids.to(x.dtype).unsqueeze(0).expand(len(x), -1, -1, -1), x)
+        return top(-distances.masked_fill(~real[:, None, None], torch.inf), self.attended)

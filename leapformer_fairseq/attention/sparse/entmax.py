@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...support.errors import LeapformerError
-from ..kv_cache import CachedMechanism, visible_keys
 from ..masks import Mask
 from ..ops.entmax import entmax_weights
 from ..ops.precision import accumulated, without_autocast
 from ..ops.segments import first_order
 from ..options import Option
 from ..registry import register
+from ..softmax import CachedMechanism, visible_keys
 from ..tokens import TokenInfo
 
 LEARNED = "learned"

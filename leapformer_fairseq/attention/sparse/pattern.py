@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, NO_STATE, Capabilities
-from ..kv_cache import KVCache, visible_keys
 from ..masks import Mask
 from ..ops.precision import without_autocast
 from ..options import Option
+from ..softmax import KVCache, visible_keys
 from ..tokens import TokenInfo
 from .entmax import ALPHA, Entmax
 

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from ...attention import Mechanism, Projections, TokenInfo, build, step_of
 from ...attention.capabilities import DECODER_CROSS, DECODER_SELF
-from ...attention.kv_cache import CachedMechanism
+from ...attention.softmax import CachedMechanism
 from ...support.memory import MIB
 from . import decode, measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)

@@ -28,7 +28,7 @@ from torch import Tensor
 from ...attention import MECHANISMS, TokenInfo, build, find
 from ...attention.sparse.blocks import ATTENDED, Blocked, ProjectedBlocks, top
 from ...attention.sparse.blocks import SIZE as SIZE_OPTION
-from ...attention.sparse.kmeans import CENTROIDS as CENTROIDS_OPTION
+from ...attention.sparse.predicted import CENTROIDS as CENTROIDS_OPTION
 from . import measure
 from .tables import Found, Table
 

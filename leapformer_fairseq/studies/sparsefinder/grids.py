@@ -14,8 +14,8 @@ from typing import Any
 from ...attention import MECHANISMS, build, find
 from ...attention.sparse.blocks import ATTENDED, SIZE, Blocked
 from ...attention.sparse.fitted import Fitted
-from ...attention.sparse.kmeans import CENTROIDS
 from ...attention.sparse.pattern import SEED, Pattern
+from ...attention.sparse.predicted import CENTROIDS
 from ...support.errors import LeapformerError
 
 GRIDS = ("section5", "c2", "union", "small", "fine")

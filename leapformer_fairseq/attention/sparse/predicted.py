@@ -1,0 +1,170 @@
+"""Sparsefinder: an edge where query and key are near, in one cluster or in one bin, after a fitted projection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...support.errors import LeapformerError
+from ..options import Option
+from ..registry import register
+from .fitted import DIMENSIONS, FILE, Projected
+from .pattern import COMMON, COUNTS, real_keys
+
+THRESHOLD = Option("sparsefinder_threshold", 1.0, "sparsefinder-distance: the largest distance of an edge")
+DISTANCE = Option(
+    "sparsefinder_distance",
+    "euclidean",
+    "sparsefinder-distance: what is compared with the threshold; the released code squares the distance",
+    ("euclidean", "squared"),
+)
+
+
+@register("sparsefinder-distance", *COMMON, FILE, DIMENSIONS, THRESHOLD, DISTANCE)
+class Distance(Projected):
+    """Entmax over the pairs with |q' - k'| <= t (Treviso et al., 2022, arXiv:2109.12188, section 4)."""
+
+    grids = {
+        "section5": tuple({"sparsefinder_threshold": t / 2} for t in range(1, 11)),
+        "c2": tuple({"sparsefinder_threshold": t / 2} for t in range(1, 6)),
+        "small": tuple({"sparsefinder_threshold": t} for t in (0.5, 1.0, 2.0)),
+        "fine": tuple({"sparsefinder_threshold": t / 4} for t in range(1, 21)),
+    }
+
+    def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+        limit = self.chosen.sparsefinder_threshold
+        return squared_distances(self.project_queries(q), self._kept_projections(k)) <= (
+            limit if self.chosen.sparsefinder_distance == "squared" else limit**2
+        )
+
+
+def squared_distances(q: Tensor, k: Tensor) -> Tensor:
+    """(B, H, T, S) of (B, H, T, r) and (B, H, S, r), without the cancellation of |q|^2 - 2 q k + |k|^2."""
+    parts = ((a.unsqueeze(-1) - b.unsqueeze(-2)) ** 2 for a, b in zip(q.unbind(-1), k.unbind(-1), strict=True))
+    return reduce(torch.add, parts)
+
+
+CENTROIDS = Option("sparsefinder_centroids", 8, "sparsefinder-kmeans, -block2: centroids of a head", least=1)
+NEAREST = Option("sparsefinder_nearest", 1, "sparsefinder-kmeans: centroids that a query and a key belong to")
+
+
+@register("sparsefinder-kmeans", *COMMON, FILE, DIMENSIONS, CENTROIDS, NEAREST)
+class KMeans(Projected):
+    """Entmax over the pairs that share a bucket (Treviso et al., 2022, arXiv:2109.12188, section 4, eq. 6).
+
+    The centroids are those of projected queries and keys together. A query, and a key, is in the buckets of its nearest
+    centroids. The buckets of keys are kept beside them.
+    """
+
+    centroids: Tensor
+    grids = {
+        "section5": tuple(
+            {"sparsefinder_centroids": c, "sparsefinder_nearest": n} for n in (1, 2) for c in COUNTS if n < c
+        ),
+        "c2": tuple(
+            {"sparsefinder_centroids": c, "sparsefinder_nearest": n}
+            for n in (1, 2)
+            for c in (2, 4, 6, 8, 10, 12)
+            if n < c
+        ),
+        "small": tuple({"sparsefinder_centroids": c} for c in (2, 4, 8)),
+    }
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        count, nearest = self.chosen.sparsefinder_centroids, self.chosen.sparsefinder_nearest
+        if not 1 <= nearest <= count:
+            raise LeapformerError(
+                f"{NEAREST.flag} {nearest} of {CENTROIDS.flag} {count}: give at least 1, and no more than there are"
+            )
+        start = torch.randn(num_heads, count, self.dims, generator=torch.Generator().manual_seed(count))
+        self.register_buffer("centroids", start, persistent=False)
+
+    def parts(self) -> dict[str, str]:
+        return {**super().parts(), "centroids": f"centroids.{self.chosen.sparsefinder_centroids}"}
+
+    def buckets(self, x: Tensor) -> Tensor:
+        """The nearest centroids of projected queries or keys (B, H, T, r), (B, H, T, nearest)."""
+        centroids = self.centroids.to(x.dtype).unsqueeze(0)
+        distances = squared_distances(x, centroids)
+        return distances.topk(self.chosen.sparsefinder_nearest, -1, largest=False).indices
+
+    def _cached(self, k: Tensor) -> Tensor:
+        return torch.cat([k, self.buckets(self.project_keys(k)).to(k.dtype)], -1)
+
+    def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+        of_queries, of_keys = self.buckets(self.project_queries(q)), k[..., self.head_dim :]
+        pairs = product(of_queries.unbind(-1), of_keys.unbind(-1))
+        return reduce(torch.logical_or, (a.unsqueeze(-1) == b.unsqueeze(-2) for a, b in pairs))
+
+
+BINS = Option("sparsefinder_bins", 4, "sparsefinder-quantize: bins of each projected dimension", least=1)
+TOKENS = Option(
+    "sparsefinder_bin_tokens",
+    0,
+    "sparsefinder-quantize: tokens of a bin instead, as the released code counts; 0: --sparsefinder-bins of equal size",
+    least=0,
+)
+BINNING = Option(
+    "sparsefinder_binning",
+    "fixed",
+    "sparsefinder-quantize: bins of equal numbers of tokens (fixed), or of equal width after tanh (dynamic)",
+    ("fixed", "dynamic"),
+)
+
+
+@register("sparsefinder-quantize", *COMMON, FILE, DIMENSIONS, BINS, TOKENS, BINNING)
+class Quantize(Projected):
+    """Entmax over the pairs that share a bin in at least one dimension (Treviso et al., 2022, section 4).
+
+    fixed:   queries are ranked in each dimension, and keys; a bin holds ceil(n / bins) of them, next to each other. A
+             rank changes with later tokens.
+    dynamic: bins of equal width over tanh(x) in [-1, 1].
+    """
+
+    capabilities = replace(Projected.capabilities, incremental=False, prefixes=False)
+    grids = {
+        "section5": tuple({"sparsefinder_bins": b} for b in (1, 2, 3, 4, 5)),
+        "c2": tuple({"sparsefinder_bins": b} for b in (1, 2, 3)),
+        "released": tuple({"sparsefinder_bin_tokens": n} for n in (4, 8, 12, 16, 20)),
+        "small": tuple({"sparsefinder_bins": b} for b in (2, 4)),
+    }
+
+    def depends_on_later_tokens(self) -> bool:
+        return self.ranked
+
+    @property
+    def ranked(self) -> bool:
+        """Whether bins are of ranks."""
+        return bool(self.chosen.sparsefinder_binning == "fixed")
+
+    def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+        q, k = self.project_queries(q), self._kept_projections(k)
+        if self.ranked:
+            real = real_keys(seen).mT  # (B or 1, 1, S, 1)
+            same_tokens = self.same_tokens(q, k)
+            bins = (self._by_rank(q, real if same_tokens else None), self._by_rank(k, real))
+        else:
+            bins = (self._by_value(q), self._by_value(k))
+        parts = (a.unsqueeze(-1) == b.unsqueeze(-2) for a, b in zip(*(x.unbind(-1) for x in bins), strict=True))
+        return reduce(torch.logical_or, parts)
+
+    def _by_rank(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """Bins (B, H, T, r) of the ranks of real tokens in each dimension; padding comes last."""
+        count = torch.full((1, 1, 1, 1), x.shape[2], device=x.device)
+        if real is not None:
+            count = real.sum(2, keepdim=True)
+            x = x.masked_fill(~real, torch.inf)
+        ranks = x.argsort(dim=2, stable=True).argsort(dim=2)
+        tokens = self.chosen.sparsefinder_bin_tokens
+        size = -(-count // self.chosen.sparsefinder_bins) if tokens == 0 else torch.full_like(count, tokens)
+        return ranks // size.clamp_min(1)
+
+    def _by_value(self, x: Tensor) -> Tensor:
+        bins = self.chosen.sparsefinder_bins
+        return ((x.tanh() + 1) / 2 * bins).floor().clamp(0, bins - 1)
