@@ -15,7 +15,7 @@
 
 #define MAX_DIM 1024
 
-static const float HALF_PI = 1.5707962512969971f; // rounded down, as right_angle() in proportion.py
+static const float HALF_PI = 1.5707962512969971f; // rounded down, as right_angle() in reweighting.py
 
 typedef struct {
     int32_t rows, heads, dim, values, shared, update;
