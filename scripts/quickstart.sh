@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
 # Simultaneous speech translation from scratch, in .venv: a corpus, training, evaluation, a report. See --help.
-. "$(dirname "${BASH_SOURCE[0]}")/recipe.sh" quickstart "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/recipe.sh" quickstart "$@"
