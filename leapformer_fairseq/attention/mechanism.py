@@ -205,8 +205,8 @@ class Mechanism(nn.Module):
 
         It does depend on that of the chunks, and on that of the queries under a wait-k mask.
         """
-        x = Inputs(q, k, v, query, key, with_state(mask))
-        if x.mask == CAUSAL and q.shape[2] == k.shape[2]:
+        x = shown(q, k, v, query, key, mask)
+        if x.mask == CAUSAL and x.q.shape[2] == x.k.shape[2]:
             return self._token_by_token(state, x)
         return self._visit(self.write_loop, self.read, state, x)
 

@@ -36,6 +36,7 @@ from leapformer_fairseq.attention import (
 )
 from leapformer_fairseq.attention.bidirectional.base import Bidirectional
 from leapformer_fairseq.attention.decoding import cpu as native
+from leapformer_fairseq.attention.decoding.linear import LinearStep
 from leapformer_fairseq.attention.linear import base as linear_base
 from leapformer_fairseq.attention.ops import dispatch, linear, segments
 from leapformer_fairseq.attention.sparse.fitted import Fitted
@@ -652,7 +653,7 @@ def no_padding(self, k, tokens):
     return self.map_keys(k, tokens)
 
 
-def one_normalizer(sums, floor, known=None):
+def one_normalizer(sums, floor, dtype=None, scale=None, saved=None):
     return sums[..., :-1] / sums[..., -1:].clamp_min(1e-3)
 
 
@@ -699,9 +700,9 @@ class TestTheFuzzerItself:
             fuzz(given(case=drawn(least=1))(lambda case: check_in_precision(case, torch.float32, False)))()
 
     def test_a_step_that_counts_from_zero_is_found(self, monkeypatch):
-        real = linear_base.LinearStep.attend
+        real = LinearStep.attend
         early = lambda self, p, x, state, at, lengths: real(self, p, x, state, at - 1, lengths)  # noqa: E731
-        monkeypatch.setattr(linear_base.LinearStep, "attend", early)
+        monkeypatch.setattr(LinearStep, "attend", early)
         fuzz = settings(max_examples=FUSED, **{**FUZZ, "phases": [Phase.generate]}, report_multiple_bugs=False)
         with pytest.raises(AssertionError):
             positioned = [i for i in STATES if VARIANTS[i][0] in ("cosformer", "rope")]

@@ -62,6 +62,10 @@ class RecurrentMechanism(Mechanism):
         """The output (B, H, T, E), given weighted means, or what queries read at unit RMS."""
         return out
 
+    def polish(self, read: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
+        """The output (B, H, T, E), given the product of `weights` and values."""
+        return read if self.averages else self.gated(self._bounded(read), q, tokens)
+
     # ----------------------------------------------------------------------------------------------------- recurrence
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
@@ -218,7 +222,7 @@ class RecurrentMechanism(Mechanism):
     def _reference(self, x: Inputs) -> Tensor:
         with without_autocast(x.q.device):
             sums = accumulated(super()._reference(x))
-            return sums.to(x.v.dtype) if self.averages else self._finished(sums, x)
+            return self.polish(sums, accumulated(x.q), x.query).to(x.v.dtype)
 
     def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         """What is written, in the precision of states, where padding writes nothing and nothing decays."""
