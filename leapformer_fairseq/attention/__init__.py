@@ -13,6 +13,7 @@ from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Mechanism, State
 from .options import Option
 from .positions import sinusoids
+from .recurrent.gated import Averaging
 from .registry import MECHANISMS, OPTIONS, build, find, register
 from .tokens import Carry, TokenInfo
 
@@ -21,6 +22,7 @@ __all__ = [
     "CAUSAL",
     "MECHANISMS",
     "OPTIONS",
+    "Averaging",
     "Capabilities",
     "Carry",
     "ChunkMask",

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from .linear.reweighting import ProportionNetwork
-
 # Weight (G, C) and bias (G,) of the logits of G gates.
 Affine = tuple[Tensor, Tensor]
+
+
+class Network(Protocol):
+    """A proportion network as kernels need it: the weights and biases of its layers, of each head or `shared`."""
+
+    weights: nn.ParameterList
+    biases: nn.ParameterList
+    shared: bool
 
 
 class Projections(NamedTuple):
@@ -43,7 +48,7 @@ class LinearKernel:
 
     activation: Literal["relu", "elu"]
     floor: float
-    networks: Sequence[ProportionNetwork] = ()
+    networks: Sequence[Network] = ()
     raw: bool = False
     proportion: Callable[[int, Tensor | None], Tensor] | None = None
     rotation: Callable[[int], Tensor] | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import LinearMechanism, Mask, Mechanism, TokenInfo
+from ..attention import Averaging, LinearMechanism, Mask, Mechanism, TokenInfo
 from ..attention.linear.reweighting import CosReweighted, angle
 from ..attention.ops.precision import accumulated
 from ..support.errors import LeapformerError
@@ -50,7 +50,7 @@ class Captured:
 
         One row means that all heads have the same (positions). Heads that share a network still have their own.
         """
-        if not isinstance(self.mechanism, LinearMechanism):
+        if not isinstance(self.mechanism, LinearMechanism | Averaging):
             return None
         queries = self.mechanism.map_queries(accumulated(self.q), self.query)
         keys = self.mechanism.map_keys(accumulated(self.k), self.key)

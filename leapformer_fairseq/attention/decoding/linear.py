@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import LinearKernel, Projections
-from ..linear.reweighting import ProportionNetwork
+from ..kernels import LinearKernel, Network, Projections
 from ..mechanism import Mechanism
 from . import cpu
 from .step import Step
@@ -97,7 +96,7 @@ class _Packed:
         return self.numbers.shape[1] if len(self.numbers) > 1 else 0
 
 
-def _packed(network: ProportionNetwork) -> _Packed:
+def _packed(network: Network) -> _Packed:
     # (1 or heads, in, out) and (1 or heads, 1, out), layer after layer
     layers = [part.detach().float() for pair in zip(network.weights, network.biases, strict=True) for part in pair]
     numbers = [part.reshape(1 if network.shared else len(part), -1) for part in layers]
