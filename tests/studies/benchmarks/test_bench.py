@@ -165,7 +165,7 @@ def test_registered_mechanisms_agree(name):
 
 
 def test_a_nan_is_a_disagreement(monkeypatch):
-    monkeypatch.setattr(forms, "normalize", lambda sums, floor, known=None: sums[..., :-1] * float("nan"))
+    monkeypatch.setattr(forms, "normalize", lambda sums, floor, *_, **__: sums[..., :-1] * float("nan"))
     assert "nan" in (attention.disagreement("relu") or "")
 
 

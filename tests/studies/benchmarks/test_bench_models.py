@@ -197,13 +197,13 @@ class TestPapers:
             for kind in ("relu", "cosformer"):
                 outputs = []
                 for way in (papers.NAIVE, papers.REUSE):
-                    call = papers.step_of(kind, way, past)
+                    call = papers.one_step(kind, way, past)
                     with FlopCounterMode(display=False) as counter:
                         outputs.append(call())
                     costs[kind, way, length] = counter.get_total_flops()
                 torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
                 # Inverted control: with another past they differ.
-                other = papers.step_of(kind, papers.NAIVE, past._replace(keys=past.keys.flip(2)))()
+                other = papers.one_step(kind, papers.NAIVE, past._replace(keys=past.keys.flip(2)))()
                 assert not torch.allclose(other, outputs[1], atol=1e-3)
         for kind, features in (("relu", 1), ("cosformer", 2)):
             per_key = 2 * 3 * 16 * features * 17

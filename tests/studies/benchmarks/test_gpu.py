@@ -137,7 +137,11 @@ def test_a_wrong_sum_is_found_in_every_precision_and_while_decoding(monkeypatch,
 
 def test_a_wrong_state_is_found_while_decoding(monkeypatch, told):
     right = forms.normalize
-    monkeypatch.setattr(forms, "normalize", lambda sums, *more: right(sums, *more) * (1.1 if sums.shape[2] == 1 else 1))
+    monkeypatch.setattr(
+        forms,
+        "normalize",
+        lambda sums, *more, **named: right(sums, *more, **named) * (1.1 if sums.shape[2] == 1 else 1),
+    )
     gpu.work([named("decoding", "relu")], CPU, told.append, math.inf)
     wrong = [row for row in rows(told) if not row["ok"]]
     assert {row["execution"] for row in wrong} >= {"scan of one token"}
