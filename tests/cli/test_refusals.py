@@ -118,7 +118,7 @@ REFUSED = [
     ("sparsefinder evaluate no --mechanism leap --out o", "no/graphs.json cannot be read"),
     ("sparsefinder blocks {mt} --path no.pt --out o --grid nothing", "--grid nothing: choose from"),
     ("corpus --out o --train 0", "0 train utterances are not possible"),
-    ("corpus --out o --train 10 --dev 2 --test 2 --vocab-size 2", "no subword model of 2 pieces"),
+    ("corpus --out o --train 10 --dev 2 --test 2 --vocab-size 2", "cannot train a subword model of 2 pieces"),
     ("corpus --out o --contour 6", "--contour is for --task pathfinder"),
     ("corpus --out o --task nothing", "argument --task: invalid choice: 'nothing'"),
     ("corpus --out o --task pathfinder --workers 0", "--workers 0: give at least 1"),

@@ -59,17 +59,17 @@ def number(value: int) -> str:
 
 
 def ordinal(day: int) -> str:
-    """1..31 as after `am`: `einundzwanzigsten`."""
+    """1..31 as a day of the month, in the form after `am`: `einundzwanzigsten`."""
     return IRREGULAR_ORDINALS.get(day) or number(day) + ("ten" if day < 20 else "sten")
 
 
 def dative_plural(plural: str) -> str:
-    """The plural is Bücher, but `mit Büchern`; plurals in n or s do not change."""
+    """The dative of a plural: Bücher, but `mit Büchern`; plurals in n or s do not change."""
     return plural if plural.endswith(("n", "s")) else plural + "n"
 
 
 def contract(preposition: str, article: str) -> str:
-    """`in` + `dem` is `im`; words without a short form are kept."""
+    """Contract a preposition and an article if there is a short form: `in` + `dem` is `im`."""
     return CONTRACTIONS.get(f"{preposition} {article}", f"{preposition} {article}")
 
 
@@ -90,7 +90,7 @@ def present(infinitive: str, person: Person, changed_stem: str = "") -> str:
 
 
 def needs_e(stem: str) -> bool:
-    """Whether an e makes the ending pronounceable: arbeitest, findet, zeichnest; but not wohnst, lernt, filmt."""
+    """Whether an e precedes the ending, for pronunciation: arbeitest, findet, zeichnest, but wohnst, lernt, filmt."""
     if stem.endswith(("t", "d")):
         return True
     return stem[-1] in "mn" and (stem[-2] not in "aeiouäöülrhmn" or stem.endswith(("chn", "chm")))
