@@ -45,9 +45,9 @@ def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> None:
     if "--rows" in words[:-1]:
         at = words.index("--rows")
         rows, words = words[at + 1].split(), [*words[:at], *words[at + 2 :]]
-    wrong = catalog.fill(name, words, rows, _show, say=say, call=calls.call)
-    if wrong:
-        raise LeapformerError(f"{name}: failed: {' '.join(wrong)}; the messages above say why")
+    failed = catalog.fill(name, words, rows, _show, say=say, call=calls.call)
+    if failed:
+        raise LeapformerError(f"{name}: failed: {' '.join(failed)}; the messages above say why")
 
 
 def _list() -> int:

@@ -46,7 +46,7 @@ def groups(pairs: Sequence[Pair]) -> list[list[int]]:
 
     def root(node: Pair) -> Pair:
         while (parent := parents.setdefault(node, node)) != node:
-            parents[node] = node = parents[parent]
+            parents[node] = node = parents[parent]  # path halving, which keeps paths short
         return node
 
     folded = [(fold(source), fold(target)) for source, target in pairs]

@@ -36,6 +36,7 @@ def fetch(url: str, path: Path) -> None:
             with open(partial, "wb") as file, tqdm.wrapattr(file, "write", total=size, desc=path.name) as counted:
                 shutil.copyfileobj(answer, counted, 1 << 20)
             if size is not None and partial.stat().st_size != size:
+                # urllib ends quietly when a connection is closed early.
                 raise OSError(f"received {partial.stat().st_size} of {size} bytes")
     except (OSError, HTTPException) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -52,7 +53,7 @@ def unpack(archive: Path, folder: Path) -> None:
     partial = partial_of(folder)
     try:
         with tarfile.open(archive) as opened:
-            opened.extractall(partial, filter="data")
+            opened.extractall(partial, filter="data")  # refuses names and links that lead out of the folder
         (partial / folder.name).rename(folder)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise LeapformerError(f"{archive} cannot be unpacked ({error}); delete it and download it again") from error

@@ -121,7 +121,7 @@ def join(sentences: Sequence[Recording], joining: Joining, folder: Path) -> tupl
             soundfile.SoundFile(str(partial), "w", SAMPLE_RATE, 1, "PCM_16", format="WAV") as file,
         ):
             for block in mixed(placed, noise):
-                scaled = np.rint(block * INT16_SCALE)
+                scaled = np.rint(block * INT16_SCALE)  # overlaps and noise may exceed full scale
                 samples = np.clip(scaled, -INT16_SCALE, INT16_SCALE - 1).astype("<i2")
                 clipped += int(np.count_nonzero(samples != scaled))
                 digest.update(samples.tobytes())
@@ -173,6 +173,7 @@ def _place(sentences: Iterator[Recording], joining: Joining, rng: np.random.Gene
         samples = read_speech(sentence.path)
         first, last = spoken_part(samples)
         length = last - first
+        # An overlap of at most half of the shorter one keeps three sentences from sounding at once.
         gap = max(round(float(rng.uniform(*joining.gap_s)) * SAMPLE_RATE), -(min(before, length) // 2))
         placed.append(Placed(sentence, first, last, gap + (placed[-1].end if placed else 0)))
         energy += float(np.sum(np.square(samples[first:last], dtype=np.float64)))

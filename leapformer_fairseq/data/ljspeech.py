@@ -88,7 +88,7 @@ def prepare(
         work = _Work(out, config, None if folder is None else _find_textgrids(folder))
         clips = _read_release(_find_release(root, download))
         prepared.begin(out, options)
-        with mapper(workers, "give fewer, and the same command begins anew") as run:
+        with mapper(workers, "give fewer, and the same command starts again") as run:
             state = {split: asdict(summary) for split, summary in _prepare_splits(work, clips, run).items()}
         prepared.finish(out, options, state)
     espeak = None if textgrids else {"voice": VOICE, "silence": False}
@@ -166,7 +166,7 @@ def _prepare_splits(work: _Work, clips: Mapping[str, list[Recording | LeftOut]],
                 statistics.add(result[1])
         seconds = sum(row.frames for row in rows) * work.config.hop_length / work.config.sample_rate
         summaries[split] = SplitSummary(len(rows), round(seconds, 2), dict(dropped))
-        write_lines(work.out / LEFT_OUT, messages)
+        write_lines(work.out / LEFT_OUT, messages)  # after each split, so that the error below leaves the reasons
         if not rows:
             raise LeapformerError(f"all of split {split} was left out ({summaries[split].reasons()}): {messages[-1]}")
         tts.write_tts_manifest(work.out / f"{split}.tsv", rows)
@@ -217,7 +217,7 @@ class _Work:
             intervals = moved(intervals, -start)
         if not len(samples):
             raise LeftOut("too short", f"{clip.path} holds no speech; download it again")
-        samples = np.clip(resample(samples, rate, self.config.sample_rate), -1.0, 1.0)
+        samples = np.clip(resample(samples, rate, self.config.sample_rate), -1.0, 1.0)  # resampling may overshoot
         mel = log_mel(samples, self.config)
         phonemes, durations = clip.target.split(), None
         if intervals is not None:

@@ -122,6 +122,7 @@ def train_subwords(
     the vocabulary.
     """
     model = io.BytesIO()
+    # hard_vocab_limit=False: a text with too few different subwords gets a smaller vocabulary instead of an error.
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts), model_writer=model, model_type=model_type, vocab_size=vocab_size,
@@ -134,7 +135,7 @@ def train_subwords(
         ) from error
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     pieces = [processor.id_to_piece(i) for i in range(len(SPECIAL_PIECES), processor.get_piece_size())]
-    # Without the special pieces, which fairseq adds to every dictionary itself.
+    # Without the special pieces, which fairseq adds to every dictionary itself; its format demands a count per entry.
     write_lines(prefix.with_name(f"{prefix.name}.txt"), (f"{piece} 1" for piece in pieces))
     with replacing(prefix.with_name(f"{prefix.name}.model")) as partial:
         partial.write_bytes(model.getvalue())
@@ -153,7 +154,7 @@ def write_config(path: Path, subwords: str, specaugment: Mapping[str, float] | N
         "input_channels": 1,
         "input_feat_per_channel": BINS,
         "global_cmvn": {"stats_npz_path": CMVN},
-        "feature_transforms": {"*": ["global_cmvn"]},
+        "feature_transforms": {"*": ["global_cmvn"]},  # of all splits; "_train" replaces it for training
     }
     if specaugment:
         config["specaugment"] = dict(specaugment)

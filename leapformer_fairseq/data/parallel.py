@@ -275,7 +275,7 @@ def _write_evaluation(
     out: Path, split: str, languages: tuple[str, str], encode: _Encoder, pairs: Pairs, dataset: ParallelText
 ) -> dict[str, Any]:
     """Encode all pairs, since one left out would not be scored, and write the references."""
-    texts = list(pairs)
+    texts = list(pairs)  # evaluation sets fit into the memory, unlike training sets
     encoded = list(encode(texts))
     for side, language in enumerate(languages):
         sentences = (text[side] for text, pair in zip(texts, encoded, strict=True) if not dataset.separates(pair))
@@ -298,6 +298,7 @@ def _write_pairs(
     with ExitStack() as stack:
         partials = [stack.enter_context(replacing(path)) for path in paths]
         files = [stack.enter_context(open(partial, "w", encoding="utf-8")) for partial in partials]
+        # `pairs` is consumed while it is encoded: training sets do not fit into the memory.
         for pair in pairs if window is None else windowed(window):
             for file, pieces in zip(files, pair, strict=True):
                 file.write(" ".join(pieces) + "\n")

@@ -145,7 +145,8 @@ def wmt14(root: Path, languages: Sequence[str], download: bool) -> None:
         return chain.from_iterable(texts)
 
     def testing(language: str) -> Iterator[str]:
-        side = "src" if language == "en" else "ref"  # translated into German; the English side is the same both ways
+        # The files for English to German; for the other direction, source and reference have the same texts.
+        side = "src" if language == "en" else "ref"
         return _segments(root / _file_name(WMT14_TEST), f"test-full/newstest2014-deen-{side}.{language}.sgm")
 
     valid = root / _file_name(WMT14_VALID)
@@ -170,7 +171,7 @@ def tatoeba(root: Path) -> Iterator[tuple[str, str, str]]:
         english, tab, rest = line.partition("\t")
         if not tab:
             raise LeapformerError(f"{plain.name}, line {number}: no tab between two sentences; is it Tatoeba's file?")
-        yield rest.partition("\t")[0], english, ""  # newer files name the authors in a third column
+        yield rest.partition("\t")[0], english, ""  # newer releases name the authors in a third column
 
 
 def python_docs(root: Path) -> Iterator[tuple[str, str, str]]:

@@ -185,7 +185,7 @@ class _Extraction:
 
     def _extract(self, recording: Recording) -> tuple[Recording, np.ndarray]:
         source, target = (self.clean_text(tidy(text)) for text in (recording.source, recording.target))
-        if not source or not target:
+        if not source or not target:  # before the audio is read, which takes longer
             raise Unusable("no text")
         samples = self.read_audio(recording)
         features = fbank(samples, SAMPLE_RATE, BINS)
@@ -232,8 +232,8 @@ def _prepare_split(
     training = name == dataset.splits[0]
     extract = _Extraction(
         dataset.read_audio,
-        clean_text=dataset.clean_text if training else tidy,
-        max_frames=MAX_TRAINING_FRAMES if training else None,
+        clean_text=dataset.clean_text if training else tidy,  # references stay as released, see `text`
+        max_frames=MAX_TRAINING_FRAMES if training else None,  # no evaluation sentence may be missing
         wav_folder=None if training else _new_wav_folder(out, name),
     )
     every = math.ceil(len(recordings) / STATISTICS_FROM)
@@ -294,4 +294,4 @@ def mapper(
         yield map
         return
     with pool_of(workers, f"--workers {workers}", kept) as pool:
-        yield partial(pool.map, chunksize=16)
+        yield partial(pool.map, chunksize=16)  # recordings per message between processes

@@ -155,6 +155,7 @@ def advice(out: Path, recipe: str = NAME) -> list[str]:
     """What to expect of the data prepared in `out`, a suitable wait-k step, and the next command of the `recipe`."""
     measured = measure(out)
     expected = next(text for hours, text in EXPECTED.items() if measured.hours < hours)
+    # A recipe looks for its prepared data in OUT/data.
     arguments = f"train evaluate --out {out.parent}" if out.name == "data" else "with this data and --out DIR"
     return [
         f"a target token lasts {measured.token_seconds:.2f} s on average: for wait-k, --fixed-pre-decision-ratio "

@@ -104,7 +104,7 @@ class _Reader:
                 yield "heading", line
             elif (field := _FIELD.fullmatch(line)) is not None:
                 owner, name, value = field.groups()
-                first = self._line
+                first = self._line  # a missing quotation mark is reported where the string begins
                 while value.startswith('"') and not _STRING.fullmatch(value):
                     number, more = next(rest, (first, None))
                     if more is None:

@@ -53,7 +53,7 @@ def mel_config(sample_rate: int = SAMPLE_RATE) -> MelConfig:
     window = round(WINDOW_S * sample_rate)
     return MelConfig(
         sample_rate=sample_rate,
-        n_fft=1 << (window - 1).bit_length(),
+        n_fft=1 << (window - 1).bit_length(),  # the least power of two that holds a window
         win_length=window,
         hop_length=round(HOP_S * sample_rate),
         f_max=MAX_HZ,

@@ -102,7 +102,7 @@ def _normalized(path: Path) -> Iterator[str]:
 def _cut(lines: list[str]) -> int:
     """The number of lines that hold the training share of the words. Raises LeapformerError if that is all of them."""
     words = list(accumulate(len(line.split()) + 1 for line in lines))
-    cut = 1 + sum(count < TRAINING_SHARE * words[-1] for count in words)
+    cut = 1 + sum(count < TRAINING_SHARE * words[-1] for count in words)  # the line that reaches the share included
     if cut >= len(lines):
         raise LeapformerError(f"the validation text has {len(lines)} lines, too few to train on; give --train FILE")
     return cut

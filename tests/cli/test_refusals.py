@@ -104,7 +104,7 @@ REFUSED = [
     ("probe --out o --attention leap --updates 0", "--updates 0: give a number above 0"),
     ("probe --out o --attention leap --rates -1", "--rates -1: give a number above 0"),
     ("probe --out o --probes nothing", "--probes nothing: choose from recall"),
-    ("bench attention --out o --device tpu", "--device tpu is not here"),
+    ("bench attention --out o --device tpu", "--device tpu is not available"),
     ("bench scaling --out o --dtype bfloat16", "this compares processes on CPUs"),
     ("lra run --protocol luna --data d --out o --jobs 0", "--jobs 0: give at least 1"),
     ("lra run --protocol luna --data d --out o --quirks nothing", "--quirks nothing: choose from"),

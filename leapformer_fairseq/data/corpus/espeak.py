@@ -98,7 +98,7 @@ class Espeak:
 
     def _collect(self, samples: ctypes._Pointer[ctypes.c_short], count: int, events: ctypes._Pointer[Event]) -> int:
         if samples and count > 0:
-            self._pieces.append(np.ctypeslib.as_array(samples, shape=(count,)).copy())
+            self._pieces.append(np.ctypeslib.as_array(samples, shape=(count,)).copy())  # espeak-ng reuses the buffer
         number = 0
         while (event := events[number]).type != EVENT_LIST_TERMINATED:
             if event.type == EVENT_PHONEME:

@@ -77,6 +77,7 @@ def present(infinitive: str, person: Person, changed_stem: str = "") -> str:
     """Present tense of a verb without its separable particle; `changed_stem` replaces the stem in du and er forms."""
     if person in ("wir", "sie"):
         return infinitive
+    # sammeln, feiern: the stem keeps its e, which only ich drops after an l (ich sammle).
     stem = infinitive.removesuffix("n") if infinitive.endswith(("eln", "ern")) else infinitive.removesuffix("en")
     if person == "ich":
         return stem[:-2] + "le" if infinitive.endswith("eln") else stem + "e"
@@ -85,7 +86,7 @@ def present(infinitive: str, person: Person, changed_stem: str = "") -> str:
     elif needs_e(stem):
         stem += "e"
     if person == "du":
-        return stem + ("t" if stem.endswith(("s", "ß", "z")) else "st")
+        return stem + ("t" if stem.endswith(("s", "ß", "z")) else "st")  # du tanzt, without a second s
     return stem if changed_stem and stem.endswith("t") else stem + "t"
 
 

@@ -177,7 +177,7 @@ def clock_time(hour: int, spoken: tuple[str, str]) -> Bilingual:
     """A time of day in 12 hours; German names `half past seven` after the next hour, `halb acht`."""
     in_english, in_german = spoken
     named = hour % 12 + 1 if in_german == "halb {}" else hour
-    german_hour = "ein" if named == 1 and in_german.endswith("Uhr") else german.number(named)
+    german_hour = "ein" if named == 1 and in_german.endswith("Uhr") else german.number(named)  # ein Uhr, halb eins
     return Bilingual("at " + in_english.format(english.number(hour)), "um " + in_german.format(german_hour))
 
 

@@ -45,6 +45,7 @@ def synthesize(folder: Path, utterances: Sequence[Line], task: str) -> None:
     """
     path = folder / "plan.jsonl"
     path.write_text("".join(json.dumps(asdict(u)) + "\n" for u in utterances), encoding="utf-8")
+    # Workers must import the same copy of the package, whether it is installed or not.
     search_path = os.pathsep.join(filter(None, [str(PLUGIN_DIR.parent), os.environ.get("PYTHONPATH")]))
     module = f"{__package__}.synthesize"
     worker = [sys.executable, "-m", module, task, str(path), str(folder), str(SPEAKERS)]
@@ -52,7 +53,7 @@ def synthesize(folder: Path, utterances: Sequence[Line], task: str) -> None:
     with ExitStack() as stack:
         speakers = [stack.enter_context(Popen([*worker, str(i)], env=environment)) for i in range(SPEAKERS)]
         for speaker in speakers:
-            stack.callback(speaker.terminate)
+            stack.callback(speaker.terminate)  # if another one fails, or on Ctrl-C
         for speaker in speakers:
             if speaker.wait():
                 raise LeapformerError(f"speech synthesis failed with status {speaker.returncode}; its message is above")

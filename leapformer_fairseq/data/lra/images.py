@@ -42,6 +42,7 @@ def grey(colours: Numbers) -> Numbers:
     """Convert a picture (3, 1024) to brightness from 0 to 255, (1024,), with TensorFlow's weights and rounding."""
     scaled = colours.astype(np.float32) * np.float32(1 / 255)
     mixed = sum(np.float32(weight) * channel for weight, channel in zip(WEIGHTS, scaled, strict=True))
+    # TensorFlow's convert_image_dtype scales to integers by their maximum plus 0.5, and truncates.
     brightness: Numbers = np.clip(mixed * np.float32(255.5), 0, 255).astype(np.uint8)
     return brightness
 

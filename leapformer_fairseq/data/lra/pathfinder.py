@@ -155,7 +155,7 @@ def listed(folder: Path) -> tuple[list[tuple[Path, int]], int]:
                 size = picture.stat().st_size
             except OSError as error:
                 raise LeapformerError(f"{picture}, of {path}, is missing; download the folder again") from error
-            if size:
+            if size:  # the release has a few empty files
                 pictures.append((picture, int(fields[3])))
             else:
                 empty += 1

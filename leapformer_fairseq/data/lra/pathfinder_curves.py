@@ -113,11 +113,12 @@ def _draw(random: Random, sizes: Sizes, label: int) -> Picture:
     first = _Snake(canvas, bright, _first(random, canvas, int(2 * sizes.seed_distance)))
     tail = Paddle(first.paddles[0].tail, random.random() * 2 * math.pi).at(sizes.seed_distance)
     second = _Snake(canvas, bright, Paddle(tail, _any_angle(random)))
-    for _ in range(sizes.contour - 1):
+    for _ in range(sizes.contour - 1):  # in turn, so that neither takes the other's room
         first.grow(random)
         second.grow(random)
     distractors = list(_distractors(random, canvas))
     chosen = (first, second) if random.random() < 0.5 else (second, first)
+    # Both discs are on the first curve for label 1, and on different curves for label 0.
     ends = chosen[0].paddles[0].tail, chosen[1 - label].paddles[-1].at(sizes.length)
     pixels = canvas.pixels()
     for end in ends:

@@ -97,7 +97,7 @@ def _text(root: Path, quirks: frozenset[str]) -> Data:
     if DEV in quirks:
         return Data(dict(zip(SPLITS, map(text.read_reviews, (train, test, test)), strict=True)))
     Random(SEED).shuffle(train)
-    held = len(train) // 10
+    held = len(train) // 10  # the release has no development set
     parts = (train[held:], train[:held], test)
     return Data(dict(zip(SPLITS, map(text.read_reviews, parts), strict=True)))
 
