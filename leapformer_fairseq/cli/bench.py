@@ -61,7 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @calls.owning
 def run(args: argparse.Namespace) -> int:
-    """Measure; the status is 1 if something was wrong and is missing from the results, 2 if everything was."""
+    """Measure, and write the results after each case.
+
+    The status is 1 if some mechanisms disagree with the reference and were not measured, 2 if all do. Raises
+    LeapformerError for unknown names and devices.
+    """
     from ..studies.benchmarks import measure, tables
 
     benchmark = importlib.import_module(f"..studies.benchmarks.{args.benchmark}", __package__)

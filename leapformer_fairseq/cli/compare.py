@@ -66,4 +66,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _p(value: float | None) -> str:
-    return "" if value is None else f" (p = {value:.3f})"
+    return "" if value is None else f" (p = {value:.3f})"  # None for the baseline itself

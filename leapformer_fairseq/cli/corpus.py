@@ -36,7 +36,7 @@ ONLY_FOR = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the output folder, the kind of corpus, its size, and the options that distinguish two corpora."""
+    """Add the arguments of the sub-command."""
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpus; an equal one there is reused")
     parser.add_argument(
         "--task", choices=SIZES, default=SPEECH_TRANSLATION,

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         _show(curve)
         return 0
     about = {**_settings(args), **{f"checkpoint {name}": described for name, described in checkpoints.items()}}
-    locked_folder(curve.out, RECORD, about, "curve", grows=True)
+    locked_folder(curve.out, RECORD, about, "curve", grows=True)  # a larger grid may extend an earlier one
     if args.limit:
         _write_lists(args, utterances)
     try:

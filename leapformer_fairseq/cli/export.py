@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _architecture(path: str) -> str:
+    """The --arch of a checkpoint, read from the file, since building the model needs its data."""
     if not Path(path).is_file():
         raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
     return str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))

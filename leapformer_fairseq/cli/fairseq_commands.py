@@ -180,6 +180,7 @@ def _is_first(args: argparse.Namespace) -> bool:
         return os.environ["RANK"] == "0"
     if args.distributed_init_method:
         return not args.distributed_rank
+    # With --distributed-port, SLURM starts the processes, and fairseq takes the rank from it.
     return args.distributed_port <= 0 or os.environ.get("SLURM_PROCID", "0") == "0"
 
 
@@ -239,7 +240,7 @@ def _finished_stays_finished() -> Iterator[None]:
         log.info("%s is finished: %s; nothing is trained", cfg.checkpoint.save_dir, reason)
         if trainer.should_save_checkpoint_on_current_rank:
             _delete_old(cfg.checkpoint, trainer.checkpoint_suffix)
-        return [None], True
+        return [None], True  # no validation losses, and stop
 
     module.train = train_if_unfinished
     try:
@@ -256,6 +257,7 @@ def _delete_old(cfg: Any, suffix: str) -> None:
 
     best = rf"checkpoint\.best_{re.escape(cfg.best_checkpoint_metric)}_(\d+\.?\d*){suffix}\.pt"
     kept = {
+        # With a pattern, fairseq also keeps multiples of it: leave those alone.
         rf"checkpoint_\d+_(\d+){suffix}\.pt": cfg.keep_interval_updates * (cfg.keep_interval_updates_pattern == -1),
         rf"checkpoint(\d+){suffix}\.pt": cfg.keep_last_epochs,
         best: cfg.keep_best_checkpoints,

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Align, select, distil, report. Raises LeapformerError for an unsuitable teacher or plan."""
+    """Align, select, distil and report. Raises LeapformerError for an unsuitable teacher or plan."""
     logging.disable(logging.INFO)  # fairseq's, in this process; trainings have their own
     logs.set_up()
     try:

@@ -191,7 +191,7 @@ def _add_parallel(parser: argparse.ArgumentParser, name: str) -> None:
         help="languages (default: %(default)s)" if dataset.pair else "what the names of the files end with, e.g. en-de",
     )
     _add_vocabulary(parser, dataset.vocab_size, "subwords for both languages together")
-    if name == parallel.OWN or dataset.unsplit is not None:
+    if name == parallel.OWN or dataset.unsplit is not None:  # nothing can be downloaded
         parser.set_defaults(download=False, window=None)
     elif dataset.window is None:
         _add_download(parser)

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     comparison = collect(folder)
     counts = {row["threads"] for system in comparison["systems"].values() for row in system["rows"]} - {None}
-    threads = counts.pop() if len(counts) == 1 else None
+    threads = counts.pop() if len(counts) == 1 else None  # one signature covers all runs, so they must agree
     comparison["signatures"]["leapformer_fairseq"] = signature(threads=threads)
     write_json(folder / "scores.json", comparison)
     drawn = draw_comparison(comparison, folder / "curve.png")

@@ -109,7 +109,7 @@ def _latency(report: dict[str, Any]) -> list[str]:
         values = [scores.get(name + (way and f"_{way}")) for way in ways]
         if any(value is not None for value in values):
             rows.append([name, "" if name == "LongAP" else "ms", *values])
-        if name == "LongLAAL" and rows:
+        if name == "LongLAAL" and rows:  # StreamLAAL is its mean, in seconds
             rows.append(["StreamLAAL", "s", *(report["StreamLAAL_s"].get(way or "source heard") for way in ways)])
     if not rows:
         return ["nothing was written: there is no latency"]

@@ -81,6 +81,7 @@ def translate(args: argparse.Namespace, simulation: Any, recordings: list[Path])
     waiting = [recording for recording in recordings if not simulation.log(recording).is_file()]
     total = math.ceil(sum(lengths.values()))  # tqdm hides the bar if the count exceeds the total
     done = total - sum(lengths[recording] for recording in waiting)
+    # tqdm's own format would print seconds with all their digits.
     shape = "{l_bar}{bar}| {n:.0f}/{total:.0f} s of audio [{elapsed}<{remaining}]"
     with tqdm(total=total, initial=done, desc="simulation of talks", bar_format=shape, mininterval=1.0) as progress:
         for recording in simulate_talks(args, simulation, waiting, args.jobs, progress.update):

@@ -367,7 +367,7 @@ def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
         args.subset,
         args.references,
         limit=args.limit,
-        long=about["min_length"],
+        long=about["min_length"],  # sentences as long as those of the graphs are also scored separately
     )
 
 

@@ -69,7 +69,7 @@ class LabelSmoothedCrossEntropyWithLengthConfig(LabelSmoothedCrossEntropyCriteri
 
 @register_criterion("label_smoothed_cross_entropy_with_length", dataclass=LabelSmoothedCrossEntropyWithLengthConfig)
 class LabelSmoothedCrossEntropyWithLength(WithLength, LabelSmoothedCrossEntropyCriterion):
-    """For translation of text or speech with `--length-predictor conv`."""
+    """label_smoothed_cross_entropy for translation of text or speech with `--length-predictor conv`."""
 
     summed = True
 
@@ -89,7 +89,7 @@ class Tacotron2WithLengthConfig(Tacotron2CriterionConfig):
 
 @register_criterion("tacotron2_with_length", dataclass=Tacotron2WithLengthConfig)
 class Tacotron2WithLength(WithLength, Tacotron2Criterion):
-    """For text to speech with a length predictor: `lookup` learns from durations, `conv` is trained by them."""
+    """tacotron2 for text to speech with a length predictor: `lookup` averages durations, `conv` is trained on them."""
 
     summed = False
 

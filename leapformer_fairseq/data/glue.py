@@ -123,7 +123,7 @@ def read_examples(path: Path, task: Task, labelled: bool = True) -> tuple[list[E
     places = [_column(path, task, header, name) for name in task.inputs]
     label_place = _column(path, task, header, task.label) if labelled else None
     examples, left_out = [], 0
-    for number, fields in enumerate(lines, 2):
+    for number, fields in enumerate(lines, 2):  # line 1 is the header
         if len(fields) != len(header):
             if not task.ragged:
                 raise LeapformerError(

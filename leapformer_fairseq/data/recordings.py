@@ -107,6 +107,7 @@ def need_recordings(recordings: Sequence[Recording], split: str) -> None:
     """Raise LeapformerError if the split has no recordings, or if audio files are missing; it names the first."""
     if not recordings:
         raise LeapformerError(f"split {split} has no recordings; check the data root")
+    # A set: the segments of a talk share its file.
     missing = sorted(path for path in {recording.path for recording in recordings} if not path.is_file())
     if missing:
         raise LeapformerError(f"{len(missing)} audio files of split {split} are missing, the first is {missing[0]}")

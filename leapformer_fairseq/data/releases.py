@@ -50,7 +50,7 @@ def nothing(root: Path, languages: Sequence[str], download: bool) -> None:
 
 
 def multi30k(root: Path, languages: Sequence[str], download: bool) -> None:
-    """ROOT/{train,val,test_2016_flickr}.LANGUAGE[.gz] (Elliott et al., 2016, W16-3210; task 1, raw)."""
+    """Provide ROOT/{train,val,test_2016_flickr}.LANGUAGE[.gz] of Multi30k (Elliott et al., 2016, W16-3210; task 1)."""
     names = [f"{stem}.{language}" for stem in MULTI30K_STEMS for language in languages]
     for name in names if download else ():
         if find_text(root, [name]) is None:
@@ -58,7 +58,10 @@ def multi30k(root: Path, languages: Sequence[str], download: bool) -> None:
 
 
 def iwslt14(root: Path, languages: Sequence[str], download: bool) -> None:
-    """TED talks, German and English (Cettolo et al., 2014), split as in fairseq's example; cased, untokenised."""
+    """Provide TED talks, German and English (Cettolo et al., 2014); cased, untokenised; split as in fairseq's example.
+
+    Every 23rd sentence of the training text is in the validation set; the test set joins five published sets.
+    """
 
     def training(language: str) -> Iterator[str]:
         return _without_tags(member_lines(archive, f"de-en/train.tags.de-en.{language}"))
@@ -80,7 +83,7 @@ def iwslt14(root: Path, languages: Sequence[str], download: bool) -> None:
 
 
 def iwslt14_documents(root: Path, languages: Sequence[str], download: bool) -> None:
-    """TED talks, Spanish and English (Cettolo et al., 2014), with an empty line before every talk; cased, untokenised.
+    """Provide TED talks, Spanish and English (Cettolo et al., 2014); an empty line before each, cased, untokenised.
 
     The validation set is dev2010 and the test set tst2010 to tst2012, as in Miculicich et al. (2018, D18-1325). The
     archive is not downloaded. Raises LeapformerError if both a file and the archive are missing.
@@ -91,7 +94,7 @@ def iwslt14_documents(root: Path, languages: Sequence[str], download: bool) -> N
 
 
 def iwslt17(root: Path, languages: Sequence[str], download: bool) -> None:
-    """TED talks, English with German or French (Cettolo et al., 2017); cased, untokenised.
+    """Provide TED talks, English with German or French (Cettolo et al., 2017); cased, untokenised.
 
     The validation set is tst2011 to tst2014 and the test set tst2015, as in Treviso et al. (2022, arXiv:2109.12188).
     The archive is not downloaded. Raises LeapformerError if both a file and the archive are missing.
@@ -138,7 +141,11 @@ def _provide_talks(
 
 
 def wmt14(root: Path, languages: Sequence[str], download: bool) -> None:
-    """Europarl 7, Common Crawl and News Commentary 9; newstest2013; newstest2014 (3,003 sentences)."""
+    """Provide WMT 2014, English and German, untokenised.
+
+    The training text is Europarl 7, Common Crawl and News Commentary 9, the validation set newstest2013, and the test
+    set newstest2014 (3,003 sentences).
+    """
 
     def training(language: str) -> Iterator[str]:
         texts = (member_lines(root / _file_name(url), f"{stem}.{language}") for url, stem in WMT14_TRAIN.items())
@@ -194,7 +201,7 @@ def python_docs(root: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def wikitext(root: Path, size: int, download: bool) -> None:
-    """ROOT/wiki.{train,valid,test}.tokens of WikiText-2 or -103 (Merity et al., 2016, arXiv:1609.07843)."""
+    """Provide ROOT/wiki.{train,valid,test}.tokens of WikiText-2 or -103 (Merity et al., 2016, arXiv:1609.07843)."""
     url = WIKITEXT.format(size=size)
     names = [f"wiki.{split}.tokens" for split in WIKITEXT_SPLITS]
     archive = root / _file_name(url)
@@ -203,7 +210,7 @@ def wikitext(root: Path, size: int, download: bool) -> None:
 
 
 def glue(root: Path, task: str, names: Iterable[str], download: bool) -> None:
-    """ROOT/TASK/{train,dev,test}.tsv of a GLUE task (Wang et al., 2019, arXiv:1804.07461)."""
+    """Provide ROOT/TASK/{train,dev,test}.tsv of a GLUE task (Wang et al., 2019, arXiv:1804.07461)."""
     url = GLUE.format(archive=GLUE_ARCHIVES.get(task, task))
     archive = root / task / _file_name(url)
     texts: Texts = {name: partial(member_lines, archive, f"{task}/{name}") for name in names}

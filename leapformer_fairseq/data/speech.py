@@ -238,6 +238,7 @@ def _prepare_split(
     )
     every = math.ceil(len(recordings) / STATISTICS_FROM)
     path = out / f"fbank{BINS}_{name}.zip"
+    # The archive takes its name once it is complete; a split interrupted before that is prepared again.
     with replacing(path) as part, FeatureArchive(part, path.name) as archive:
         split = _Split(archive)
         results = run(extract, recordings)

@@ -125,6 +125,7 @@ def _write(folder: Path, segments: Sequence[Recording]) -> dict[str, Any]:
     if all(segment.source for segment in ordered):
         write_lines(folder / TRANSCRIPTS, (tidy(segment.source) for segment in ordered))
     paths = [path for path, _ in talks]
+    # Relative paths within the folder, which can then be moved.
     write_lines(folder / RECORDINGS, (path.relative_to(folder) if folder in path.parents else path for path in paths))
     return {
         "talks": len(talks),

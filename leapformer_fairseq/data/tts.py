@@ -94,6 +94,7 @@ def write_tts_manifest(path: Path, rows: Sequence[Row]) -> None:
 
 def write_vocabulary(path: Path, rows: Iterable[Row]) -> None:
     """Write fairseq's dictionary of the phonemes in `rows`, most frequent first."""
+    # Equal counts are sorted by name, so that the same data always gives the same dictionary.
     counts = Counter(phoneme for row in rows for phoneme in row.phonemes)
     lines = [f"{phoneme} {count}" for phoneme, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
     write_lines(path, lines)

@@ -44,6 +44,7 @@ class Apollo(FairseqOptimizer):
                 "--optimizer apollo: the package pytorch_optimizer is not installed; pip install "
                 "'leapformer-fairseq[apollo]', or take --optimizer adam"
             ) from error
+        # During its warm-up, the optimizer computes the rate itself and ignores the one that fairseq's scheduler sets.
         self._optimizer = ApolloDQN(params, warmup_steps=cfg.apollo_warmup_updates, **self.optimizer_config)
 
     @property

@@ -59,7 +59,7 @@ class ClassificationDataset(FairseqDataset):
         }
 
     def _padded(self, sequences: list[Tensor]) -> Tensor:
-        width = self.padded_length or max(1, *(len(sequence) for sequence in sequences))
+        width = self.padded_length or max(1, *(len(sequence) for sequence in sequences))  # not 0, even if all are empty
         tokens = torch.full((len(sequences), width), PAD)
         for row, sequence in zip(tokens, sequences, strict=True):
             row[: len(sequence)] = sequence
@@ -121,7 +121,7 @@ class ClassificationTask(FairseqTask):
         return cls(cfg, read_about(cfg.data))
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
-        trains = split == "train"
+        trains = split == "train"  # then all examples, shuffled; otherwise the first ones, in order of length
         examples = Split(self.cfg.data, split, 0 if trains else self.cfg.valid_examples)
         self.datasets[split] = ClassificationDataset(
             examples, self.cfg.longest, self.cfg.padded_length, trains, self.cfg.seed

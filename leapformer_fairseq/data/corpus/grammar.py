@@ -43,12 +43,12 @@ def statement(clause: Clause) -> Sentence:
 
 
 def fronted_statement(clause: Clause) -> Sentence:
-    """A main clause that begins with its time."""
+    """A main clause that begins with its time, as a sentence."""
     return clause.english_fronted(), capitalised(clause.german_fronted())
 
 
 def question(clause: Clause) -> Sentence:
-    """A yes-or-no question."""
+    """A clause as a yes-or-no question."""
     return clause.english_question(), capitalised(clause.german_question())
 
 
@@ -186,7 +186,7 @@ def clauses(subjects: Choices, predicates: Choices, timing: Choices) -> Choices:
 
 
 def events(timing: Choices) -> Choices:
-    """Trains that arrive and concerts that begin."""
+    """Clauses about vehicles and events: trains arrive, concerts begin."""
     return AnyOf((2, clauses(VEHICLES, VEHICLE_PREDICATES, timing)), (3, clauses(EVENTS, EVENT_PREDICATES, timing)))
 
 

@@ -135,7 +135,7 @@ def drawn_splits(
 
 def draw(size: int, seed: int, split: str, taken: set[str], fits: Callable[[Sentence], bool]) -> list[Sentence]:
     """Draw `size` sentences that are not yet `taken`, and add them to it."""
-    rng = np.random.default_rng([seed, 0, SPLITS.index(split)])
+    rng = np.random.default_rng([seed, 0, SPLITS.index(split)])  # 0: sentences; 1: how they are spoken, see `plan`
     drawn: list[Sentence] = []
     while len(drawn) < size:
         sentence = grammar.sample(rng)

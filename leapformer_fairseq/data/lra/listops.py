@@ -146,6 +146,7 @@ def distinct(random: Random, trees: Trees, tried: list[int] | None = None) -> It
 
 def grow(random: Random, trees: Trees) -> Tree | None:
     """Grow a tree; None if its length is not in the requested range. Growth stops at the maximum length."""
+    # Local names, since this runs for millions of nodes: most trees are too long or too short.
     draw, out, deepest, longest = random.random, list[str](), trees.max_depth, trees.max_length
     spread = trees.max_arguments - 1
     length = 0

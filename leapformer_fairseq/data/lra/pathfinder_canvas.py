@@ -190,7 +190,7 @@ def _drawn(sizes: Sizes, row: int, column: int, rows: int, columns: int) -> Stam
     ends = [(left, top), (left + columns, top + rows)]
     ImageDraw.Draw(image).line(ends, fill=255, width=max(1, round(sizes.thickness * scale)))
     small = np.asarray(image.resize((side, side), Image.Resampling.LANCZOS), dtype=np.float32)
-    pixels = small / small.max()
+    pixels = small / small.max()  # the brightest pixel is 1, wherever the line lies between pixels
     covered = pixels > VISIBLE
     rest_of_row = (0, sizes.side - 1)  # pads a row of the stamp to a row of the canvas, so that bits only need a shift
     masks = (covered, dilated(covered, sizes.margin))

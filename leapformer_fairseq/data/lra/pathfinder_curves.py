@@ -29,7 +29,7 @@ class Picture(NamedTuple):
 
 
 class _Snake:
-    """A curve that grows."""
+    """A curve that grows from its first paddle. Raises NoRoomError if there is no room for that one."""
 
     def __init__(self, canvas: Canvas, contrast: float, first: Paddle) -> None:
         self.canvas, self.contrast, self.number = canvas, contrast, len(canvas.heads)
@@ -84,7 +84,7 @@ def _circle(sizes: Sizes) -> int:
     return sum(pixel for pixel, _ in _directions(sizes))
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=100_000)  # the same directions and free pixels recur in every picture
 def _turns(sizes: Sizes, before: float, free: int) -> tuple[list[float], list[float]]:
     """The directions that a curve may turn to, and their cumulative weights. Raises NoRoomError if there are none."""
     angles, weights = [], []

@@ -141,6 +141,7 @@ def _pixels(examples: Iterable[Example], quirks: frozenset[str]) -> Iterator[Exa
     """Shift brightness by 1, so that 0 is only padding; with the quirk, leave it as it is."""
     shift = 0 if BLACK in quirks else 1
     for example in examples:
+        # 255 + 1 does not fit into a byte.
         yield Example(tuple(x.astype("uint16") + shift for x in example.sequences), example.label)
 
 
