@@ -53,11 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, rank, recommend. The status is 1 if a run failed.
+    """Train, rank and recommend; the status is 1 if a run failed.
 
     Raises LeapformerError for unsuitable options and commands, and if the baseline's training fails.
     """
-    logging.disable(logging.INFO)  # of fairseq, hydra and matplotlib in this process
+    logging.disable(logging.INFO)  # fairseq, hydra and matplotlib would interrupt the progress bar
     try:
         return _ablate(args)
     finally:
@@ -86,7 +86,8 @@ def _ablate(args: argparse.Namespace) -> int:
         _show(study)
         return 0
     with trainings.locked(Path(args.out), training.identity, STUDY):
-        study = plan_study(Path(args.out), training, settings)  # another process may have finished runs until now
+        # Plan again: another process may have finished runs before it released the lock.
+        study = plan_study(Path(args.out), training, settings)
         try:
             _train(study)
         except KeyboardInterrupt:
@@ -98,7 +99,7 @@ def _ablate(args: argparse.Namespace) -> int:
 
 
 def _train(study: Study) -> None:
-    """All runs with one progress bar; results are rewritten after each."""
+    """Train all runs, with one progress bar; the reports are rewritten after each."""
     from tqdm import tqdm
 
     from ..studies.ablation.report import write_reports
@@ -125,7 +126,7 @@ def _train(study: Study) -> None:
 
 
 def _show(study: Study) -> None:
-    """What would be trained, and how."""
+    """Print the trainings to do, with their commands."""
     from ..studies.ablation.report import outcome
     from ..studies.ablation.search import plan_text
     from ..studies.ablation.study import TO_DO, TRAINED

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="NAME",
             help="default: all that the report needs; for `model` also plans such as softmax/softmax/leap",
         )
-        action.add_argument("--device", nargs="+", metavar="DEVICE", help="default: cpu, and cuda where there is a GPU")
+        action.add_argument("--device", nargs="+", metavar="DEVICE", help="default: cpu, and cuda if there is a GPU")
         action.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: float32, on a GPU bfloat16, too")
         action.add_argument("--seed", type=int, default=1, help="of the random inputs (default: 1)")
         if name == "lra":
@@ -61,12 +61,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @calls.owning
 def run(args: argparse.Namespace) -> int:
-    """Measure; the status is 1 if something was wrong and is missing from the results, 2 if everything was."""
+    """Measure, and write the results after each case.
+
+    The status is 1 if some mechanisms disagree with the reference and were not measured, 2 if all do. Raises
+    LeapformerError for unknown names and devices.
+    """
     from ..studies.benchmarks import measure, tables
 
     benchmark = importlib.import_module(f"..studies.benchmarks.{args.benchmark}", __package__)
     chosen = {"protocol": args.protocol} if "protocol" in args else {}
     names, places = check_names(args.mechanisms, benchmark, **chosen), find_places(args.device, args.dtype)
+    # The speed of something that computes wrong results is worthless: first compare with the reference.
     wrong = {name: error for name in names if (error := benchmark.disagreement(name, **chosen))}
     for name, error in wrong.items():
         print(f"leapformer: error: {name} is not measured: {error}", file=sys.stderr)
@@ -75,19 +80,19 @@ def run(args: argparse.Namespace) -> int:
         cases = list(benchmark.cases(names, places, args.quick, **chosen))
         folder = made_folder(args.out)
         options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places)), **chosen}
-        found: Found = {}
-        for measured, found in enumerate(measure.run(cases, args.seed), 1):
-            _write(folder, args.benchmark, benchmark, found, options, len(cases) - measured)
-        for title, table in tables.summary(found, benchmark.TABLES):
+        results: Found = {}
+        for measured, results in enumerate(measure.run(cases, args.seed), 1):  # written after each case: it takes hours
+            _write(folder, args.benchmark, benchmark, results, options, len(cases) - measured)
+        for title, table in tables.summary(results, benchmark.TABLES):
             print(f"{title}\n{table}\n")
-        print("\n".join(f"aim missed: {line}" for line in tables.missed(found)) or "No aim measured here is missed.")
+        print("\n".join(f"aim missed: {line}" for line in tables.missed(results)) or "No aim measured here is missed.")
     return 0 if not wrong else 1 if names else 2
 
 
 def check_names(names: list[str] | None, benchmark: ModuleType, **chosen: str) -> list[str]:
-    """The names to measure: mechanisms, or what the benchmark's `plan_of` accepts. An unknown name is an error.
+    """The names to measure, by default all of the benchmark: mechanisms, or names that its `plan_of` accepts.
 
-    chosen: an option of the benchmark on which its names depend.
+    `chosen` is the option of the benchmark that its names depend on. Raises LeapformerError for an unknown name.
     """
     from ..attention import find
 
@@ -100,7 +105,10 @@ def check_names(names: list[str] | None, benchmark: ModuleType, **chosen: str) -
 
 
 def check_devices(names: list[str] | None) -> list[str]:
-    """The devices to measure on: by default the CPU and, if there is one, the GPU."""
+    """The devices to measure on, by default the CPU and, if there is one, the GPU.
+
+    Raises LeapformerError for a device that is not available.
+    """
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -108,12 +116,12 @@ def check_devices(names: list[str] | None) -> list[str]:
         return ["cpu", "cuda"] if has_gpu else ["cpu"]
     for name in names:
         if name != "cpu" and not (name.startswith("cuda") and has_gpu):
-            raise LeapformerError(f"--device {name} is not here; choose from: {', '.join(check_devices(None))}")
+            raise LeapformerError(f"--device {name} is not available; choose from: {', '.join(check_devices(None))}")
     return names
 
 
 def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Place]:
-    """Every combination of device and precision; by default a GPU is measured in half precision, too."""
+    """Every combination of device and precision; the default is float32, and on a GPU also bfloat16."""
     from ..studies.benchmarks.measure import Place
 
     def precisions(device: str) -> Sequence[str]:
@@ -122,17 +130,17 @@ def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Pla
     return [Place.parse(f"{device} {dtype}") for device in check_devices(devices) for dtype in precisions(device)]
 
 
-def _write(folder: Path, name: str, benchmark: ModuleType, found: Found, options: dict[str, Any], left: int) -> None:
-    """NAME.json and NAME.md in `folder`, of what was measured so far."""
+def _write(folder: Path, name: str, benchmark: ModuleType, results: Found, options: dict[str, Any], left: int) -> None:
+    """Write NAME.json and NAME.md with the results so far; `left` cases are still to be measured."""
     from ..studies.benchmarks import tables
     from ..support.signature import environment, signature
 
     method = benchmark.__doc__ or ""
-    signed = signature(threads=1, **options)  # as `measure.one_thread` has it
+    signed = signature(threads=1, **options)  # `measure.one_thread` sees to that
     about = {"benchmark": name, "signature": signed, "environment": {**environment(), "threads": 1}}
     if left:
         method += f"\nNot finished: {left} cases are left.\n"
-    content = {**about, "options": options, "cases_left": left, "method": method, **found}
+    content = {**about, "options": options, "cases_left": left, "method": method, **results}
     write_json(folder / f"{name}.json", content, "--out")
-    report = tables.markdown(found, benchmark.TABLES, benchmark.TITLE, method, signed)
+    report = tables.markdown(results, benchmark.TABLES, benchmark.TITLE, method, signed)
     write_text(folder / f"{name}.md", report, "--out")

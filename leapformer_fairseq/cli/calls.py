@@ -1,4 +1,4 @@
-"""Helpers for commands: print a line, run another of our commands, own the folder that --out names."""
+"""Helpers for commands: print a line, run another of our commands, lock the folder of --out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def say(line: str) -> None:
-    """Print a line and flush it, also to a pipe."""
+    """Print a line at once, also into a pipe."""
     print(line, flush=True)
 
 
 def call(words: Sequence[str]) -> None:
-    """Run one of our commands in this process; for short ones. Raises LeapformerError if it fails."""
+    """Run one of our short commands, in this process. Raises LeapformerError if it fails."""
     from .main import build_parser
 
     args = build_parser(words[0]).parse_args(words)
@@ -27,12 +27,12 @@ def call(words: Sequence[str]) -> None:
 
 
 def owning(run: Run) -> Run:
-    """A command that owns the folder of its --out while it runs, unless it writes nothing; see `files.owned`."""
+    """Make a command lock the folder of its --out while it runs, unless it writes nothing; see `files.owned`."""
     return _owning(run, waits=False)
 
 
 def waiting(run: Run) -> Run:
-    """As `owning`, for a command that finds its work done by another process: it waits for that."""
+    """As `owning`, but the command waits for a process that holds the lock, since it can then reuse its results."""
     return _owning(run, waits=True)
 
 

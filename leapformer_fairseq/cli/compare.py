@@ -43,9 +43,10 @@ def run(args: argparse.Namespace) -> int:
         measured = list(read_lines(Path(args.by_length), "--by-length"))
         sets |= by_length(systems, references, measured, GROUPS if args.groups is None else args.groups)
     rows: list[dict[str, Any]] = []
-    for words, (texts, wanted) in sets.items():
-        found, signatures = paired_bootstrap(texts, wanted, args.tokenize, args.samples)
-        rows += [{"words": words, "sentences": len(wanted)} | row if args.by_length else row for row in as_rows(found)]
+    for words, (texts, targets) in sets.items():
+        scores, signatures = paired_bootstrap(texts, targets, args.tokenize, args.samples)
+        group = {"words": words, "sentences": len(targets)} if args.by_length else {}
+        rows += [group | row for row in as_rows(scores)]
     lines = [
         ([row["words"] or "all", row["sentences"]] if args.by_length else [])
         + [row["system"]]
@@ -65,4 +66,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _p(value: float | None) -> str:
-    return "" if value is None else f" (p = {value:.3f})"
+    return "" if value is None else f" (p = {value:.3f})"  # None for the baseline itself

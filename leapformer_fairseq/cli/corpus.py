@@ -36,35 +36,34 @@ ONLY_FOR = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the output folder, the kind of corpus, its size, and the options that distinguish two corpora."""
+    """Add the arguments of the sub-command."""
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpus; an equal one there is reused")
     parser.add_argument(
         "--task", choices=SIZES, default=SPEECH_TRANSLATION,
-        help="st: speech translation, several voices in noise; tts: text to speech, one voice, phonemes and when each "
-        "of them is said; listops and pathfinder: these tasks of Long Range Arena, in the layout of its release "
-        "(%(default)s)",
+        help="st: speech translation, several voices in noise; tts: text to speech, one voice, phonemes with their "
+        "times; listops and pathfinder: these tasks of Long Range Arena, in the layout of its release (%(default)s)",
     )  # fmt: skip
     for split in SPLITS:
         defaults = ", ".join(f"{task}: {sizes[split]}" for task, sizes in SIZES.items() if sizes)
         parser.add_argument(f"--{split}", type=int, help=f"{split} utterances or trees ({defaults})")
-    parser.add_argument("--seed", type=int, default=SEED, help="of everything that is drawn (%(default)s)")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of everything random (%(default)s)")
     parser.add_argument("--vocab-size", type=int, help=f"subwords per language (st: {build.VOCAB_SIZE})")
     parser.add_argument(
         "--snr-db", type=float, nargs=2, metavar=("LOW", "HIGH"),
         help=f"range of the speech to noise ratio in dB (st: {build.SNR_DB[0]:g} {build.SNR_DB[1]:g})",
     )  # fmt: skip
-    parser.add_argument(
+    parser.add_argument(  # None unless given, as for all options that only some tasks have
         "--overwrite", action="store_true", default=None, help="replace another corpus in --out (st, tts)"
     )
     trees, pictures = listops.Trees(), PUBLISHED
-    for name, what in (
-        ("min_length", "tokens, or fewer, are too short for a tree"),
-        ("max_length", "tokens, or more, are too long"),
-        ("max_depth", "levels, the last of digits only"),
-        ("max_arguments", "arguments of an operation at most"),
+    for name, text in (
+        ("min_length", "a tree has more tokens than this"),
+        ("max_length", "a tree has fewer tokens than this"),
+        ("max_depth", "levels of a tree, the last one only digits"),
+        ("max_arguments", "greatest number of arguments of an operation"),
     ):
         flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, metavar="N", help=f"{what} (listops: {getattr(trees, name)})")
+        parser.add_argument(flag, type=int, metavar="N", help=f"{text} (listops: {getattr(trees, name)})")
     parser.add_argument("--images", type=int, metavar="N", help=f"pictures (pathfinder: {pathfinder.IMAGES})")
     parser.add_argument(
         "--contour", type=int, metavar="N",
@@ -73,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--side", type=int, metavar="N", help=f"pixels of a side (pathfinder: {pictures.side})")
     parser.add_argument(
         "--contrast", metavar="NAME",
-        help="published: targets are at 3/4 of the brightness of distractors; equal: they are not told apart by it "
+        help="published: targets have 3/4 of the brightness of distractors, which gives them away; equal: the same "
         f"(pathfinder: {pictures.contrast})",
     )  # fmt: skip
     parser.add_argument("--workers", type=int, metavar="N", help="processes (st, for features, and pathfinder: 1)")
@@ -81,27 +80,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build or reuse the corpus, and print its size. Raises LeapformerError for an option of another task."""
-    given = {name: getattr(args, name) for name in ONLY_FOR if getattr(args, name) is not None}
-    for name in given:
+    options = {name: getattr(args, name) for name in ONLY_FOR if getattr(args, name) is not None}
+    for name in options:
         if args.task not in ONLY_FOR[name]:
             flag, tasks = f"--{name.replace('_', '-')}", " or ".join(ONLY_FOR[name])
             raise LeapformerError(f"{flag} is for --task {tasks}; leave it out with --task {args.task}")
     if args.task == pathfinder.NAME:
-        sizes = Sizes(**{name: given.pop(name) for name in PICTURES if name in given})
+        sizes = Sizes(**{name: options.pop(name) for name in PICTURES if name in options})
         with owned(args.out, waits=True), progress("corpus", "picture") as watch:
-            _print_summary(pathfinder.build(args.out, sizes, seed=args.seed, watch=watch, **given), args.out)
+            _print_summary(pathfinder.build(args.out, sizes, seed=args.seed, watch=watch, **options), args.out)
         return 0
-    counts = {split: given.pop(split, size) for split, size in SIZES[args.task].items()}
+    counts = {split: options.pop(split, size) for split, size in SIZES[args.task].items()}
     if args.task == listops.NAME:
         with owned(args.out, waits=True), progress("corpus", "tree") as watch:
-            _print_summary(listops.build(args.out, counts, args.seed, listops.Trees(**given), watch), args.out)
+            _print_summary(listops.build(args.out, counts, args.seed, listops.Trees(**options), watch), args.out)
         return 0
     makers: dict[str, Callable[..., Corpus]] = {SPEECH_TRANSLATION: build.build, tts.NAME: tts.build}
-    print_table(makers[args.task](args.out, counts, args.seed, **given))
+    print_table(makers[args.task](args.out, counts, args.seed, **options))
     return 0
 
 
 def print_table(corpus: Corpus) -> None:
+    """Print the size of each split, and the checksum."""
     print(f"{'split':8}{'utterances':>12}{'hours':>8}{'words':>9}{'word types':>12}{'mean seconds':>14}")
     for split, size in corpus.splits.items():
         mean = size.seconds / size.utterances

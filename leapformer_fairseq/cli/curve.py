@@ -1,4 +1,4 @@
-"""`leapformer curve`: quality against latency of some checkpoints over a grid of policies, ratios and segment sizes."""
+"""`leapformer curve`: quality against latency of checkpoints over a grid of policies, ratios and segment sizes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 HELP = "quality against latency over a grid of policies: runs of `leapformer simulate`, a table and a picture"
 RECORD = "options.json"
-# Options of `leapformer simulate` that a grid varies or that are its own.
+# Options of `leapformer simulate` that the grid sets for each run, so that the command takes lists of them instead.
 _OF_RUNS = (
     "--checkpoint", "--policy", "--waitk-lagging", "--hold", "--agree", "--align-frames", "--pre-decision-ratio",
     "--source-segment-size", "--segment", "--out",
 )  # fmt: skip
-_FREE = ("--jobs", "--source", "--target")  # they do not change a run, or are noted with --limit
+_FREE = ("--jobs", "--source", "--target")  # the first does not change results; `_settings` records the others
 _WHEN = "when to write: wait-k, hold-n, local-agreement, alignatt, offline (default: wait-k)"
 _NUMBERS = (
     ("--k", "1 3 5 9", "wait-k: k, in steps"),
     ("--hold", "2 4 6", "hold-n: tokens at the end that are held back"),
     ("--agree", "2 3", "local-agreement: steps whose translations must agree"),
-    ("--align-frames", "4 8", "alignatt: a token that attends most to one of the last states waits, of so many"),
-    ("--pre-decision-ratios", "", "encoder states (40 ms each) of a step; by default the trained number"),
-    ("--segment-sizes", "40", "audio that is sent at a time, in ms; delays are multiples of it"),
+    ("--align-frames", "4 8", "alignatt: a token waits if it attends most to one of this many last states"),
+    ("--pre-decision-ratios", "", "encoder states (40 ms each) per step; by default the trained number"),
+    ("--segment-sizes", "40", "audio sent at a time, in ms; delays are multiples of it"),
 )
 
 
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Shared:
-    """Takes the options of `leapformer simulate` for a parser, but only those that all runs share."""
+    """A parser for `simulate.add_arguments` that adds only the options which all runs share."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parser = parser
@@ -85,18 +85,18 @@ def run(args: argparse.Namespace) -> int:
     from ..studies.curve.curve_report import refusals, rows, table
 
     curve = _plan(args)
-    utterances = _utterances(args, simulate_talks.serves(curve.runs[0].args))
+    utterances = _utterances(args, simulate_talks.is_for_talks(curve.runs[0].args))
     checkpoints = _check(args, curve)
     refuse(curve.runs)
     if args.dry_run:
         _show(curve)
         return 0
-    about = {**_settings(args), **{f"checkpoint {name}": found for name, found in checkpoints.items()}}
-    locked_folder(curve.out, RECORD, about, "curve", grows=True)
+    about = {**_settings(args), **{f"checkpoint {name}": described for name, described in checkpoints.items()}}
+    locked_folder(curve.out, RECORD, about, "curve", grows=True)  # a larger grid may extend an earlier one
     if args.limit:
         _write_lists(args, utterances)
     try:
-        interrupted = not _carry_out(curve, checkpoints, utterances)
+        interrupted = not _simulate_all(curve, checkpoints, utterances)
     except KeyboardInterrupt:
         print(f"leapformer: interrupted; {curve.out} keeps finished work, the same command resumes", file=sys.stderr)
         interrupted = True
@@ -106,9 +106,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# -------------------------------------------------------------------------------------------------- what there is to do
+# ------------------------------------------------------------------------------------------------------------ planning
 def _utterances(args: argparse.Namespace, of_talks: bool) -> list[Utterance]:
-    """The utterances, as far as they are used; of talks none. Raises LeapformerError for impossible numbers, too."""
+    """The first --limit utterances; none for talks.
+
+    Raises LeapformerError for lists that do not match, and for impossible numbers.
+    """
     from ..simul.simulate import read_utterances
 
     for option, value, least in ("--limit", args.limit, 1), ("--repeats", args.repeats, 0), ("--jobs", args.jobs, 1):
@@ -123,7 +126,7 @@ def _utterances(args: argparse.Namespace, of_talks: bool) -> list[Utterance]:
 
 
 def _plan(args: argparse.Namespace) -> Curve:
-    """All runs of the grid. Raises LeapformerError for names and numbers that do not serve."""
+    """All runs of the grid. Raises LeapformerError for unsuitable names and numbers, and for an empty grid."""
     from ..studies.curve.curve import Curve, Grid, name_checkpoints
 
     lists = {option: _numbers(option, getattr(args, _dest(option))) for option, *_ in _NUMBERS}
@@ -141,14 +144,17 @@ def _plan(args: argparse.Namespace) -> Curve:
 
 
 def _segments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[tuple[str, ...]]:
-    """The options of `leapformer simulate` for each item of --segment: what ends a segment, or what is kept of it."""
+    """The options of `leapformer simulate` for each item of --segment, a value of its --segment or --history.
+
+    Raises LeapformerError for any other item, and for utterances.
+    """
     if not args.talks:
         if _items(args.segment) != ["pause"]:
             raise LeapformerError(
                 f"--segment {' '.join(args.segment)} is for --talks; utterances are translated as they are"
             )
         return [()]
-    known = {
+    options = {
         str(choice): (action.option_strings[0], str(choice))
         for action in parser._actions
         if action.dest in ("history", "segment")
@@ -156,9 +162,9 @@ def _segments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list
         if action.dest == "segment" or choice != action.default
     }
     for item in _items(args.segment):
-        if item not in known:
-            raise LeapformerError(f"--segment {item}: choose from {', '.join(known)}")
-    return [known[item] for item in _items(args.segment)]
+        if item not in options:
+            raise LeapformerError(f"--segment {item}: choose from {', '.join(options)}")
+    return [options[item] for item in _items(args.segment)]
 
 
 def _run(
@@ -166,13 +172,13 @@ def _run(
 ) -> Run:
     from ..studies.curve.curve import Run
 
-    place = ["--checkpoint", checkpoint, "--out", str(Path(args.out, "runs", setting.name))]
-    flags = [*place, *setting.flags, *shared]
+    paths = ["--checkpoint", checkpoint, "--out", str(Path(args.out, "runs", setting.name))]
+    flags = [*paths, *setting.flags, *shared]
     return Run(setting, ["simulate", *flags], parser.parse_args(flags))
 
 
 def _check(args: argparse.Namespace, curve: Curve) -> dict[str, dict[str, Any]]:
-    """{name: what is known of the checkpoint}. Raises LeapformerError for what no run could use."""
+    """{name: description of the checkpoint}. Raises LeapformerError for options that would make every run fail."""
     from ..models.averaging import describe_checkpoint
     from ..models.loading import available_device
     from ..runtime.simul.options import decoding_options, set_threads
@@ -190,7 +196,7 @@ def _dest(option: str) -> str:
 
 
 def _items(values: Sequence[str]) -> list[str]:
-    """The items of a list, whether it was quoted or not."""
+    """The items of a list, whether it was given as one quoted argument or as several."""
     return " ".join(values).split()
 
 
@@ -202,7 +208,7 @@ def _numbers(option: str, values: Sequence[str]) -> list[int]:
 
 
 def _shared(args: argparse.Namespace) -> dict[str, tuple[Any, Any]]:
-    """{option: (value, default)} of what all runs share."""
+    """{option: (value, default)} for the options that all runs share."""
     shared = _Shared(argparse.ArgumentParser())
     simulate.add_arguments(shared)
     names = {option: _dest(option) for option in shared.options}
@@ -210,33 +216,34 @@ def _shared(args: argparse.Namespace) -> dict[str, tuple[Any, Any]]:
 
 
 def _shared_flags(args: argparse.Namespace) -> list[str]:
-    """What all runs share as arguments of `leapformer simulate`, defaults left out."""
+    """The arguments of `leapformer simulate` that all runs share, without defaults."""
     values = {option: value for option, (value, default) in _shared(args).items() if value != default}
     if args.limit and not args.talks:
         values |= _lists(args)
-    words = {option: "off" if value is None else str(value) for option, value in values.items()}  # --silence-db
+    # --silence-db off is stored as None; a flag without a value as True.
+    words = {option: "off" if value is None else str(value) for option, value in values.items()}
     return [word for option, text in words.items() for word in ([option] if text == "True" else [option, text])]
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What must stay the same in a folder."""
+    """The options that must stay the same in a folder."""
     shared = {option: value for option, (value, _) in _shared(args).items() if option not in _FREE}
     return {"--source": args.source, "--target": args.target, "--limit": args.limit, **shared}
 
 
 def _lists(args: argparse.Namespace) -> dict[str, str]:
-    """The lists of a limited test set."""
+    """{option: path} for the lists of the test set that --limit cuts, in the --out folder."""
     return {option: str(Path(args.out, f"test.{_dest(option)}")) for option in ("--source", "--target")}
 
 
 def _write_lists(args: argparse.Namespace, utterances: Sequence[Utterance]) -> None:
     source, target = _lists(args).values()
-    write_text(source, "".join(f"{one.audio}\n" for one in utterances))
-    write_text(target, "".join(f"{one.reference}\n" for one in utterances))
+    write_text(source, "".join(f"{utterance.audio}\n" for utterance in utterances))
+    write_text(target, "".join(f"{utterance.reference}\n" for utterance in utterances))
 
 
 def _show(curve: Curve) -> None:
-    """What would be simulated, and how."""
+    """Print the runs to do, with their commands."""
     from ..studies.curve.curve_report import refusals
 
     waiting = curve.waiting
@@ -248,9 +255,9 @@ def _show(curve: Curve) -> None:
         print(sentence)
 
 
-# ------------------------------------------------------------------------------------------------------------ doing it
-def _carry_out(curve: Curve, checkpoints: dict[str, Any], utterances: Sequence[Utterance]) -> bool:
-    """Do all runs; False when one was interrupted."""
+# ------------------------------------------------------------------------------------------------------------- running
+def _simulate_all(curve: Curve, checkpoints: dict[str, Any], utterances: Sequence[Utterance]) -> bool:
+    """Do all waiting runs, and rewrite the reports after each; False if one was interrupted."""
     from ..studies.curve.curve_report import write_reports
 
     write_reports(curve, checkpoints)
@@ -258,7 +265,7 @@ def _carry_out(curve: Curve, checkpoints: dict[str, Any], utterances: Sequence[U
     for number, run in enumerate(waiting, 1):
         print(f"run {number} of {len(waiting)}: {run.setting.name}", flush=True)
         if not run.translated:
-            with redirect_stdout(io.StringIO()):  # its scores: the table has them
+            with redirect_stdout(io.StringIO()):  # hide its scores, which the table will show
                 if simulate.run(run.args):
                     return False
         _measure(run, utterances, curve.repeats)

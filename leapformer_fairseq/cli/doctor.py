@@ -13,21 +13,21 @@ HELP = "versions, devices, and what was patched in fairseq"
 
 REQUIRED = ("torch", "numpy", "scipy", "sacrebleu", "sentencepiece", "soundfile", "kaldi-native-fbank")
 FAIRSEQ = "fairseq-fixed"
-OPTIONAL = ("simuleval", "torchaudio", "flash-linear-attention")  # none of them is needed to train or generate
+OPTIONAL = ("simuleval", "torchaudio", "flash-linear-attention")  # not needed to train or generate
 ABSENT = "not installed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """No arguments."""
+    """Add nothing: there are no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; the status is 1 if something required is missing."""
+    """Print the report; the status is 1 if a required library is missing."""
     print(f"leapformer-fairseq {__version__} in {PLUGIN_DIR}")
     print(f"Python {platform.python_version()} on {platform.platform()}")
     versions = {name: _version(name) for name in (*REQUIRED, FAIRSEQ, *OPTIONAL)}
-    for name, found in versions.items():
-        print(f"  {name:24}{found}{' (optional)' if name in OPTIONAL else ''}")
+    for name, installed in versions.items():
+        print(f"  {name:24}{installed}{' (optional)' if name in OPTIONAL else ''}")
     if versions["torch"] != ABSENT:
         print(f"Device: {_device()}")
         _print_dispatch()
@@ -59,7 +59,7 @@ def _device() -> str:
 
 
 def _print_dispatch() -> None:
-    """The bounds between implementations that are in force, and the compiled step."""
+    """Print whether the decoding step is compiled, and the bounds that choose between implementations."""
     from dataclasses import asdict
 
     import torch
@@ -70,10 +70,10 @@ def _print_dispatch() -> None:
     step = "compiled" if cpu.step() is not None else f"in PyTorch (no C compiler, or {cpu.SWITCH}=0)"
     print(f"Decoding step on a CPU: {step}")
     for device in dispatch.BOUNDS:
-        found = asdict(dispatch.bounds(torch.device(device)))
-        source = found.pop("source")
+        bounds = asdict(dispatch.bounds(torch.device(device)))
+        source = bounds.pop("source")
         print(f"Dispatch on {device} ({source}; {dispatch.VARIABLE} changes it):")
-        print("  " + ", ".join(f"{name} {value}" for name, value in found.items()))
+        print("  " + ", ".join(f"{name} {value}" for name, value in bounds.items()))
 
 
 def _print_patches() -> None:

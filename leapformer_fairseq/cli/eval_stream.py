@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", metavar="FILE", required=True, help="a trained leapformer_lm*, or its exported folder"
     )
-    parser.add_argument("--gen-subset", metavar="NAME", default="test", help="what to read (default: test)")
+    parser.add_argument("--gen-subset", metavar="NAME", default="test", help="the subset to read (default: test)")
     parser.add_argument("--segment", type=int, metavar="N", help="tokens read at once (default: as in training)")
     parser.add_argument("--no-carry", action="store_true", help="begin every segment with an empty state, to compare")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N tokens")
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from ..scoring.stream import score_stream
     from ..support.signature import environment, signature
 
-    if args.limit is not None and args.limit < 1:
+    if args.limit is not None and args.limit < 1:  # a negative one would cut tokens off the end
         raise LeapformerError(f"--limit {args.limit}: give at least 1 token")
     device = available_device(args.device)
     reader, dictionary, trained = (_exported if Path(args.path).is_dir() else _trained)(args, device)
@@ -50,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
     print(f"loss (base 2) {score.loss:.4f}, perplexity {score.perplexity:.2f}, state {score.state_bytes:,} bytes")
     if args.json:
         options = {"segment": segment, "carry": not args.no_carry, "subset": args.gen_subset}
-        found = {**asdict(score), "options": options, "environment": environment(), "signature": signature(**options)}
-        write_json(args.json, found, "--json")
+        report = {**asdict(score), "options": options, "environment": environment(), "signature": signature(**options)}
+        write_json(args.json, report, "--json")
     return 0
 
 
 def _trained(args: argparse.Namespace, device: torch.device) -> tuple[Reader, Any, int]:
-    """A checkpoint's reader, the dictionary, and the length of its segments in training."""
+    """The reader of a checkpoint, its dictionary, and the length of its segments in training."""
     from ..models.loading import load_model
     from ..scoring.stream import ModelReader
 
@@ -65,7 +65,7 @@ def _trained(args: argparse.Namespace, device: torch.device) -> tuple[Reader, An
 
 
 def _exported(args: argparse.Namespace, device: torch.device) -> tuple[Reader, Any, int]:
-    """The same of an exported folder."""
+    """The same for an exported folder."""
     from fairseq.data import Dictionary
 
     from ..export.as_fairseq_models import ExportedReader
@@ -82,12 +82,12 @@ def _exported(args: argparse.Namespace, device: torch.device) -> tuple[Reader, A
 
 
 def _text(data: str, subset: str, dictionary: Any) -> Tensor:
-    """All tokens of a subset, concatenated, sentence ends included, as --sample-break-mode none has them."""
+    """All tokens of a subset, concatenated with the sentence ends, as for --sample-break-mode none."""
     import torch
     from fairseq.data import data_utils
 
     path = Path(data, subset)
-    found = data_utils.load_indexed_dataset(str(path), dictionary, None)
-    if found is None:
+    dataset = data_utils.load_indexed_dataset(str(path), dictionary, None)
+    if dataset is None:
         raise LeapformerError(f"no data set {path}; check DATA and --gen-subset")
-    return torch.cat([found[i] for i in range(len(found))]).long()
+    return torch.cat([dataset[i] for i in range(len(dataset))]).long()

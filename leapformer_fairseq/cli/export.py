@@ -17,12 +17,12 @@ from ..support.signature import signature
 if TYPE_CHECKING:
     from ..export.check import Compared
 
-    Exported = tuple[Folder, Callable[[Folder], Compared]]  # and what compares it, once it is in its place
+    Exported = tuple[Folder, Callable[[Folder], Compared]]  # with the comparison to call once the folder is in place
 
 HELP = "a trained model as ONNX graphs with explicit states, to run without PyTorch and fairseq"
 SPEECH, LANGUAGE_MODEL, TEXT = ("leapformer_simulst", "leapformer_s2t"), ("leapformer_lm",), ("leapformer_nmt",)
 SYNTHESIS = ("leapformer_tts",)
-# Options of some models only: which, and what an option is where it is not given.
+# Options that only some models have: the models, and the option's default.
 ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     "config_yaml": (SPEECH, "config.yaml"),
     "pre_decision_ratio": (SPEECH, None),
@@ -31,7 +31,7 @@ ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint, where its data is, where to write, and whether to check."""
+    """Add the arguments of the sub-command."""
     add = parser.add_argument
     add(
         "--path",
@@ -65,15 +65,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, compare if asked to, and print what was found. Raises LeapformerError for what cannot be exported."""
+    """Export, compare with the checkpoint if --check is given, and print the result.
+
+    The status is 1 if outputs differ, unless --quantize explains that. Raises LeapformerError for a model that cannot
+    be exported.
+    """
     if args.check < 0:
         raise LeapformerError(f"--check {args.check}: give a number of sources, or 0 for no comparison")
     arch = _architecture(args.path)
     _check_options(args, arch)
-    ways = {SPEECH: _speech, SYNTHESIS: _synthesis}
+    exporters = {SPEECH: _speech, SYNTHESIS: _synthesis}
     with replacing_folder(args.out, MODEL, FILES, "export") as partial:
-        way = next((way for kinds, way in ways.items() if arch.startswith(kinds)), _text)
-        folder, compare = way(args, partial)
+        export = next((export for kinds, export in exporters.items() if arch.startswith(kinds)), _text)
+        folder, compare = export(args, partial)
         if args.quantize:
             from ..export.write import quantize
 
@@ -82,27 +86,28 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.out}: {size / 2**20:.1f} MiB; `python -m leapformer_fairseq.runtime {args.out}`")
     if not args.check:
         return 0
-    found = compare(Folder.read(args.out))
-    print(f"{found.equal} of {found.sources} sources have equal output; largest error {found.error:.1e}")
-    return 0 if args.quantize or found.equal == found.sources else 1
+    comparison = compare(Folder.read(args.out))
+    print(f"{comparison.equal} of {comparison.sources} sources have equal output; largest error {comparison.error:.1e}")
+    return 0 if args.quantize or comparison.equal == comparison.sources else 1
 
 
 def _architecture(path: str) -> str:
+    """The --arch of a checkpoint, read from the file, since building the model needs its data."""
     if not Path(path).is_file():
         raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
     return str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
 
 
 def _check_options(args: argparse.Namespace, arch: str) -> None:
-    """Raises LeapformerError for an option that would change nothing."""
-    for name, (kinds, unsaid) in ONLY_FOR.items():
+    """Raise LeapformerError for an option that this architecture would ignore."""
+    for name, (kinds, default) in ONLY_FOR.items():
         value = getattr(args, name)
-        if value != unsaid and not arch.startswith(kinds):
+        if value != default and not arch.startswith(kinds):
             raise LeapformerError(f"--{name.replace('_', '-')} {value} has no meaning for {arch}; leave it out")
 
 
 def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]:
-    """The model and its task."""
+    """The model, of one of these kinds, and its task."""
     return load_model(args.path, kinds, "export", {} if args.data is None else {"data": args.data})
 
 
@@ -116,7 +121,7 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
     model, task = _loaded(args, (*TEXT, *LANGUAGE_MODEL))
     export = export_translation if hasattr(model, "encoder") else export_language_model
     folder = export(model, task, out, signature(), describe_checkpoint(args.path), subwords)
-    return folder, lambda made: compared(model, task, made, args.check)
+    return folder, lambda exported: compared(model, task, exported, args.check)
 
 
 def _synthesis(args: argparse.Namespace, out: Path) -> Exported:
@@ -126,7 +131,7 @@ def _synthesis(args: argparse.Namespace, out: Path) -> Exported:
 
     model, task = _loaded(args, SYNTHESIS)
     folder = export_synthesis(model, task, out, signature(), describe_checkpoint(args.path))
-    return folder, lambda made: compared_synthesis(model, ExportedVoice(made), args.check)
+    return folder, lambda exported: compared_synthesis(model, ExportedVoice(exported), args.check)
 
 
 def _speech(args: argparse.Namespace, out: Path) -> Exported:
@@ -137,7 +142,7 @@ def _speech(args: argparse.Namespace, out: Path) -> Exported:
 
     if args.data is None:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
-    policy = PolicyOptions("offline")  # whichever it is run with
+    policy = PolicyOptions("offline")  # any will do: the policy is not part of the graphs
     system = load_system(args.path, args.data, args.config_yaml, policy, args.pre_decision_ratio)
     folder = export_speech(system, out, signature(), describe_checkpoint(args.path))
-    return folder, lambda made: compared_speech(system, made, args.check)
+    return folder, lambda exported: compared_speech(system, exported, args.check)

@@ -1,7 +1,7 @@
 """fairseq's own commands with the plugin loaded: `leapformer train ...` is `fairseq-train --user-dir <plugin> ...`.
 
-All arguments are passed to fairseq unchanged. Only --help is ours: fairseq prints it before it knows the flags of the
-model, the task and the criterion.
+All arguments are passed on to fairseq unchanged. Only --help is ours: fairseq prints it before it knows the flags of
+the model, the task and the criterion.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..support.files import owned
 from . import logs
 
 ARCH_PREFIX = "leapformer_"
-#: the least values of options that fairseq takes as they are, and fails at, or loops for ever, after its work has begun
+#: minimum values of options that fairseq does not check: below them it fails, or loops forever, after work has begun
 LEAST = {
     **dict.fromkeys(("max_tokens", "batch_size", "max_tokens_valid", "batch_size_valid", "tokens_per_sample"), 1),
     **dict.fromkeys(("beam", "nbest", "update_freq", "log_interval", "required_batch_size_multiple"), 1),
@@ -32,7 +32,7 @@ LEAST = {
     **dict.fromkeys(("num_workers", "max_update", "max_epoch", "warmup_updates", "max_len_a", "max_len_b"), 0),
     **dict.fromkeys(("clip_norm", "weight_decay", "label_smoothing", "dropout", "attention_dropout"), 0),
 }
-EXPORTED = ("generate", "interactive", "eval-lm")  # what exported models can be given to
+EXPORTED = ("generate", "interactive", "eval-lm")  # the commands that accept an exported model as --path
 
 
 class FairseqCommand(NamedTuple):
@@ -62,7 +62,7 @@ def run(name: str, arguments: list[str]) -> int:
     command = COMMANDS[name]
     wants_help = any(argument in ("-h", "--help") for argument in arguments)
     arguments = _with_user_dir(arguments)
-    sys.argv = [f"leapformer {name}", *arguments]
+    sys.argv = [f"leapformer {name}", *arguments]  # fairseq's cli_main reads its arguments there
     if wants_help:
         _print_help(command, [argument for argument in arguments if argument not in ("-h", "--help")])
         return 0
@@ -78,28 +78,28 @@ def run(name: str, arguments: list[str]) -> int:
     if name == "train" and not any(argument.split("=")[0] in ("--arch", "-a") for argument in arguments):
         raise LeapformerError("train needs --arch; `leapformer list` shows ours, e.g. --arch leapformer_lm")
     module: Any = importlib.import_module(f"fairseq_cli.{command.module}")
-    if not isinstance(module.main, _Main):
+    if not isinstance(module.main, _Main):  # a second command in this process must not wrap it again
         module.main = _Main(module.main)
-    with ExitStack() as meanwhile:
-        meanwhile.enter_context(_one_line_refusals(name, meanwhile))
+    with ExitStack() as stack:
+        stack.enter_context(_one_line_refusals(name, stack))
         if exported is not None:
             from ..export.as_fairseq_models import exported_models
 
-            meanwhile.enter_context(exported_models())
+            stack.enter_context(exported_models())
         module.cli_main()
     return 0
 
 
 def _exported_model(arguments: list[str]) -> str | None:
-    """The folder in --path, if there is one: `leapformer export` made it."""
+    """The first folder in --path, which must come from `leapformer export`; None if all paths are files."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--path", default="")
     path = parser.parse_known_args(arguments)[0].path
-    return next((one for one in path.split(os.pathsep) if Path(one).is_dir()), None) if path else None
+    return next((part for part in path.split(os.pathsep) if Path(part).is_dir()), None) if path else None
 
 
 def _check_shards(arguments: list[str]) -> None:
-    """Raise LeapformerError for what fairseq-generate leaves out in silence: jobs that share a test set."""
+    """Raise LeapformerError for ways to share a test set among jobs that fairseq-generate silently ignores."""
     shards = [word for word in zip(arguments, [*arguments[1:], ""], strict=True) if word[0].startswith("--num-shards")]
     if shards:
         count = shards[0][0].partition("=")[2] or shards[0][1]
@@ -116,10 +116,10 @@ def _check_shards(arguments: list[str]) -> None:
 
 
 @contextmanager
-def _one_line_refusals(name: str, meanwhile: ExitStack) -> Iterator[None]:
-    """Let fairseq refuse options in one line, not after pages of usage, and numbers that it fails at later.
+def _one_line_refusals(name: str, stack: ExitStack) -> Iterator[None]:
+    """Make fairseq refuse options in one line without pages of usage, and check the values that it does not check.
 
-    A training gets its folder with that, until the end of `meanwhile`.
+    This is also where the options of a training are known, so its folder is locked here, until `stack` is closed.
     """
     from fairseq import options
 
@@ -131,13 +131,13 @@ def _one_line_refusals(name: str, meanwhile: ExitStack) -> Iterator[None]:
         return parser
 
     def parse_args_and_arch(*args: Any, **kwargs: Any) -> Any:
-        found = parse(*args, **kwargs)
-        options_of = found[0] if isinstance(found, tuple) else found
-        _check_numbers(name, options_of)
-        _check_beginnings(name, options_of)
-        if name == "train" and not options_of.no_save and _is_first(options_of):
-            _begin_in(options_of, meanwhile)
-        return found
+        parsed = parse(*args, **kwargs)  # with parse_known=True, a tuple with the unknown arguments
+        namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+        _check_numbers(name, namespace)
+        _check_beginnings(name, namespace)
+        if name == "train" and not namespace.no_save and _is_first(namespace):
+            _begin_in(namespace, stack)
+        return parsed
 
     options.get_parser, options.parse_args_and_arch = get_parser, parse_args_and_arch
     try:
@@ -150,49 +150,50 @@ def _check_numbers(name: str, args: argparse.Namespace) -> None:
     for option, least in LEAST.items():
         value = getattr(args, option, None)
         for number in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(number, (int, float)) and not number >= least:
+            if isinstance(number, (int, float)) and not number >= least:  # `not`: NaN is refused, too
                 raise LeapformerError(f"{name}: --{option.replace('_', '-')} {number}: give at least {least}")
     if getattr(args, "nbest", 1) > getattr(args, "beam", 1):
         raise LeapformerError(f"{name}: --nbest {args.nbest} needs as many hypotheses; give --beam {args.nbest}")
 
 
 def _check_beginnings(name: str, args: argparse.Namespace) -> None:
-    """Refuse a checkpoint to begin from that is no file: fairseq would begin with random parameters."""
+    """Raise LeapformerError if the checkpoint to start from is missing: fairseq would start from random parameters."""
     for option in ("finetune_from_model", "restore_file", "continue_once"):
-        given = getattr(args, option, None)
-        if given and not (option == "restore_file" and given == trainings.LAST) and not _is_checkpoint(Path(given)):
-            raise LeapformerError(f"{name}: --{option.replace('_', '-')} {given}: no such file; check the path")
+        path = getattr(args, option, None)
+        if path and not (option == "restore_file" and path == trainings.LAST) and not _is_checkpoint(Path(path)):
+            raise LeapformerError(f"{name}: --{option.replace('_', '-')} {path}: no such file; check the path")
 
 
-def _begin_in(args: argparse.Namespace, meanwhile: ExitStack) -> None:
-    """Own the folder of the checkpoints, and mend the last one if an earlier attempt was killed while copying it."""
-    folder = meanwhile.enter_context(owned(args.save_dir, "--save-dir"))
+def _begin_in(args: argparse.Namespace, stack: ExitStack) -> None:
+    """Lock the folder of the checkpoints, and repair the last one if an earlier attempt was killed while copying it."""
+    folder = stack.enter_context(owned(args.save_dir, "--save-dir"))
     trainings.mend_last(folder)
 
 
 def _is_first(args: argparse.Namespace) -> bool:
-    """Whether this is the only process of a training, or the one that writes its checkpoints.
+    """Whether this process is the only one of a training, or the one that writes its checkpoints.
 
-    Processes that fairseq starts itself do not come here; this is the process that starts them.
+    Processes that fairseq starts itself never get here; their parent does.
     """
     torchrun = ("MASTER_ADDR", "WORLD_SIZE", "RANK")
     if all(os.environ.get(name) for name in torchrun):
         return os.environ["RANK"] == "0"
     if args.distributed_init_method:
         return not args.distributed_rank
+    # With --distributed-port, SLURM starts the processes, and fairseq takes the rank from it.
     return args.distributed_port <= 0 or os.environ.get("SLURM_PROCID", "0") == "0"
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether there is this file, or a part of it for each process."""
+    """Whether this file exists, or shards of it, one per process."""
     return path.is_file() or any(path.parent.glob(f"{path.stem}-*{path.suffix}"))
 
 
 class _Main:
-    """A command of fairseq that also finds our models in the processes fairseq starts, one per GPU.
+    """A main function of fairseq that registers our models in the processes that fairseq starts, one per GPU.
 
-    Such a process imports the script of this one, and so our package, before fairseq reads --user-dir: fairseq then
-    takes the plugin for loaded.
+    Such a process imports this one's script, and so our package, before fairseq reads --user-dir, and fairseq then
+    believes that the plugin is loaded already. Unpickling this object in the new process therefore registers it.
     """
 
     def __init__(self, main: Callable[..., None]) -> None:
@@ -200,27 +201,27 @@ class _Main:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         if self.main.__module__ == "fairseq_cli.train":
-            with _finished_stays():
+            with _finished_stays_finished():
                 self.main(*args, **kwargs)
         else:
             self.main(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _main_in_another_process, (self.main.__module__,)
+        return _main_in_new_process, (self.main.__module__,)
 
 
-def _main_in_another_process(module: str) -> Callable[..., None]:
+def _main_in_new_process(module: str) -> Callable[..., None]:
     logs.set_up()
     register()
     return _Main(importlib.import_module(module).main)
 
 
 @contextmanager
-def _finished_stays() -> Iterator[None]:
-    """Let a training do nothing whose checkpoint has all its updates or hours.
+def _finished_stays_finished() -> Iterator[None]:
+    """Train nothing if the loaded checkpoint already has all its updates or hours.
 
-    fairseq would do one update more, and save that as the last checkpoint and perhaps as the best. Every process of the
-    training has loaded the same checkpoint, and so comes to the same end.
+    fairseq would do one more update and save it as the last checkpoint, and perhaps as the best. All processes of the
+    training have loaded the same checkpoint, so they agree.
     """
     from fairseq_cli import train as module
 
@@ -239,7 +240,7 @@ def _finished_stays() -> Iterator[None]:
         log.info("%s is finished: %s; nothing is trained", cfg.checkpoint.save_dir, reason)
         if trainer.should_save_checkpoint_on_current_rank:
             _delete_old(cfg.checkpoint, trainer.checkpoint_suffix)
-        return [None], True
+        return [None], True  # no validation losses, and stop
 
     module.train = train_if_unfinished
     try:
@@ -251,38 +252,42 @@ def _finished_stays() -> Iterator[None]:
 
 
 def _delete_old(cfg: Any, suffix: str) -> None:
-    """Delete the checkpoints that fairseq does not keep, where the training was killed between saving and deleting."""
+    """Delete the checkpoints that fairseq would not keep: it may have been killed between saving and deleting."""
     from fairseq.checkpoint_utils import checkpoint_paths
 
     best = rf"checkpoint\.best_{re.escape(cfg.best_checkpoint_metric)}_(\d+\.?\d*){suffix}\.pt"
     kept = {
+        # With a pattern, fairseq also keeps multiples of it: leave those alone.
         rf"checkpoint_\d+_(\d+){suffix}\.pt": cfg.keep_interval_updates * (cfg.keep_interval_updates_pattern == -1),
         rf"checkpoint(\d+){suffix}\.pt": cfg.keep_last_epochs,
         best: cfg.keep_best_checkpoints,
     }
     for pattern, count in kept.items():
-        found = checkpoint_paths(cfg.save_dir, pattern=pattern)  # in descending order
+        paths = checkpoint_paths(cfg.save_dir, pattern=pattern)  # in descending order
         if pattern == best and not cfg.maximize_best_checkpoint_metric:
-            found.reverse()
-        for path in found[count:] if count > 0 else []:
+            paths.reverse()
+        for path in paths[count:] if count > 0 else []:
             Path(path).unlink()
 
 
 def _with_user_dir(arguments: list[str]) -> list[str]:
-    """The arguments with our --user-dir unless there is one."""
+    """The arguments with our --user-dir, unless they have one."""
     for i, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if flag == "--user-dir" and equals:
-            return [*arguments[:i], f"{flag}={_known_path(value)}", *arguments[i + 1 :]]
+            return [*arguments[:i], f"{flag}={_canonical(value)}", *arguments[i + 1 :]]
         if flag == "--user-dir" and i + 1 < len(arguments):
-            return [*arguments[: i + 1], _known_path(arguments[i + 1]), *arguments[i + 2 :]]
+            return [*arguments[: i + 1], _canonical(arguments[i + 1]), *arguments[i + 2 :]]
     return ["--user-dir", str(PLUGIN_DIR), *arguments]
 
 
-def _known_path(user_dir: str) -> str:
-    """The path as fairseq knows it if it leads to this package. Raises LeapformerError for a second copy of it."""
+def _canonical(user_dir: str) -> str:
+    """The canonical path if it leads to this package, so that fairseq recognises the plugin as loaded; else the path.
+
+    Raises LeapformerError for a second copy of this package.
+    """
     path = Path(user_dir)
-    # fairseq also looks for a bare name in its own folder, whatever the current folder.
+    # fairseq also looks for a bare name in its own folder, independent of the current one.
     if path.samefile(PLUGIN_DIR) if path.exists() else user_dir == PLUGIN_DIR.name:
         return str(PLUGIN_DIR)
     if path.name == PLUGIN_DIR.name and path.is_dir():
@@ -303,23 +308,24 @@ def _print_help(command: FairseqCommand, arguments: list[str]) -> None:
 
 
 class _Complete(Exception):
-    """Leaves fairseq's parsing as soon as the parser knows all flags."""
+    """Ends fairseq's parsing as soon as the parser has all flags."""
 
 
 def _add_chosen_flags(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Add the flags of the chosen model, task, criterion, optimizer, ...; without --arch those of all our models."""
+    """Add the flags of the chosen model, task, criterion, optimizer and so on; without --arch, those of our models."""
     from fairseq import options
 
     choices = {action.dest: action for action in parser._actions if action.dest in ("arch", "task")}
     for action in choices.values():
-        if action.default is None:  # fairseq looks up the flags even of None, and fails
+        if action.default is None:  # fairseq would look up the flags of None, and fail
             action.default = argparse.SUPPRESS
     if "arch" in choices and not hasattr(parser.parse_known_args(arguments)[0], "arch"):
         title = f"Flags of our models (--arch {ARCH_PREFIX}...)"
         group = parser.add_argument_group(title, conflict_handler="resolve")
-        for names, settings in _own_flags().items():
+        for names, settings in _added_flags().items():
             group.add_argument(*names, **settings)
-    calls = iter((False, True))  # fairseq lets us at the parser twice, before and after it adds the chosen flags
+    # fairseq calls modify_parser twice, before and after it adds the flags of the chosen components.
+    calls = iter((False, True))
 
     def stop_when_complete(_: argparse.ArgumentParser) -> None:
         if next(calls):
@@ -330,7 +336,7 @@ def _add_chosen_flags(parser: argparse.ArgumentParser, arguments: list[str]) -> 
 
 
 class _Flags(dict[tuple[str, ...], dict[str, Any]]):
-    """Stands in for a parser and remembers the flags it was given."""
+    """A stand-in for a parser that records the flags added to it."""
 
     def add_argument(self, *names: str, **settings: Any) -> None:
         self[names] = settings
@@ -339,15 +345,15 @@ class _Flags(dict[tuple[str, ...], dict[str, Any]]):
         return self
 
 
-def _own_flags() -> _Flags:
-    """What our models accept beyond the stock models they extend."""
+def _added_flags() -> _Flags:
+    """The flags of our models that the stock models which they extend do not have."""
     from fairseq.models import MODEL_REGISTRY
 
-    own = _Flags()
+    added = _Flags()
     for name, model in MODEL_REGISTRY.items():
         if name.startswith(ARCH_PREFIX):
             ours, stock = _Flags(), _Flags()
             model.add_args(ours)
             next(base for base in model.__mro__ if base.__module__.startswith("fairseq.")).add_args(stock)
-            own.update((names, settings) for names, settings in ours.items() if names not in stock)
-    return own
+            added.update((names, settings) for names, settings in ours.items() if names not in stock)
+    return added

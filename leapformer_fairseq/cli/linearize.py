@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--path", required=True, type=Path, metavar="FILE", help="the teacher: a checkpoint with softmax attention")
     add(
         "--attention", required=True, metavar="PLAN",
-        help="of the student: a mechanism or plan for all blocks, or ENCODER/DECODER/CROSS; options after colons",
+        help="the student's attention: a mechanism or plan for all blocks, or ENCODER/DECODER/CROSS; options after "
+        "colons",
     )  # fmt: skip
     add("--out", required=True, type=Path, metavar="DIR", help="stages and results; the same command resumes")
     add("--data", type=Path, metavar="DIR", help="the data (default: as in the teacher's training)")
@@ -28,14 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--keep", type=int, default=0, metavar="N", help="blocks that stay softmax (default: 0)")
     group.add_argument(
         "--max-distance", type=float, metavar="X",
-        help="as few stay softmax as bring the distance to the teacher, before distillation, to this: KL in nats",
+        help="keep as few softmax blocks as bring the distance to the teacher, before distillation, to X: KL in nats",
     )  # fmt: skip
-    for stage, count, what in (
-        ("align", None, "every replaced block by itself (default: a twentieth of the teacher's)"),
+    for stage, count, text in (
+        ("align", None, "that align every replaced block by itself (default: a twentieth of the teacher's)"),
         ("distill", None, "on the teacher's predictions (default: a sixth of the teacher's)"),
         ("task", 0, "on the data alone, at the end (default: 0)"),
     ):
-        add(f"--{stage}-updates", type=int, default=count, metavar="N", help=f"updates {what}")
+        add(f"--{stage}-updates", type=int, default=count, metavar="N", help=f"updates {text}")
     for stage, rate in (("align", 1e-3), ("distill", 1.5e-3), ("task", 3e-5)):
         add(
             f"--{stage}-rate",
@@ -46,11 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     add(
         "--distillation-weight", type=float, default=0.7, metavar="A",
-        help="of the teacher's predictions; that of the data is 1 - A (default: 0.7)",
+        help="weight of the teacher's predictions; that of the data is 1 - A (default: 0.7)",
     )  # fmt: skip
     add(
         "--align-weights", type=float, default=0.1, metavar="X",
-        help="of attention weights beside the blocks' outputs; takes quadratic memory unless 0 (default: 0.1)",
+        help="weight of the error of attention weights; needs quadratic memory unless 0 (default: 0.1)",
     )  # fmt: skip
     add("--sentences", type=int, default=1000, metavar="N", help="validation sentences for the choice (default: 1000)")
     add("--dry-run", action="store_true", help="print the commands of a student without softmax, train nothing")
@@ -58,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Align, select, distil, report. Raises LeapformerError for an unsuitable teacher or plan."""
-    logging.disable(logging.INFO)  # of fairseq in this process
+    """Align, select, distil and report. Raises LeapformerError for an unsuitable teacher or plan."""
+    logging.disable(logging.INFO)  # fairseq's, in this process; trainings have their own
     logs.set_up()
     try:
         _linearize(args)

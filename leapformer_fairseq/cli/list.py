@@ -1,4 +1,4 @@
-"""`leapformer list`: what there is to choose from, read from the registries."""
+"""`leapformer list`: mechanisms, architectures, tasks and criterions, read from the registries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .fairseq_commands import ARCH_PREFIX
 
 HELP = "attention mechanisms by family, the options of one, and our model architectures, tasks and criterions"
 WIDTH = 100  # columns of a screen
-# The folder, or file, of `attention` that a mechanism is in: name of the family, and what its members have in common.
+# Folder or file of `attention` that defines a mechanism -> its family's name, and what the members have in common.
 FAMILIES = {
     "softmax": ("exact", "time T^2 d; the state grows with T"),
     "linear": ("linear", "time T d^2, state d^2"),
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the screen, or what is asked for. Raises LeapformerError for an unknown name."""
+    """Print all mechanisms on one screen, or the page of a name. Raises LeapformerError for an unknown name."""
     if args.json and args.what:
         raise LeapformerError(f"--json prints everything; leave {args.what} out")
     if args.json:
@@ -56,8 +56,8 @@ def _lines_of(name: str) -> Iterator[str]:
     families = by_family()
     if name in families:
         return family_page(families[name])
-    known = [*MECHANISMS, *families, *KINDS]
-    raise LeapformerError(f"list knows no {name!r}; {suggestion(name, known)}`leapformer list` shows all mechanisms")
+    names = [*MECHANISMS, *families, *KINDS]
+    raise LeapformerError(f"list knows no {name!r}; {suggestion(name, names)}`leapformer list` shows all mechanisms")
 
 
 # ---------------------------------------------------------------------------------------------------------- mechanisms
@@ -89,11 +89,11 @@ def by_family() -> dict[str, list[str]]:
     """The names of mechanisms in each family, in the order of `FAMILIES`."""
     from ..attention import MECHANISMS
 
-    found: dict[str, list[str]] = {name: [] for name, _ in (*FAMILIES.values(), OTHERS)}
+    families: dict[str, list[str]] = {name: [] for name, _ in (*FAMILIES.values(), OTHERS)}
     for name, mechanism in sorted(MECHANISMS.items()):
         folder = mechanism.__module__.partition(".attention.")[2].partition(".")[0]
-        found[FAMILIES.get(folder, OTHERS)[0]].append(name)
-    return {family: names for family, names in found.items() if names}
+        families[FAMILIES.get(folder, OTHERS)[0]].append(name)
+    return {family: names for family, names in families.items() if names}
 
 
 def screen() -> Iterator[str]:
@@ -123,7 +123,7 @@ def screen() -> Iterator[str]:
 
 
 def family_page(names: list[str]) -> Iterator[str]:
-    """What each of these mechanisms computes."""
+    """The blocks and the summary of each of these mechanisms."""
     from ..attention import MECHANISMS
 
     for name in names:
@@ -132,7 +132,7 @@ def family_page(names: list[str]) -> Iterator[str]:
 
 
 def mechanism_page(name: str) -> Iterator[str]:
-    """What a mechanism computes, its blocks and options, and what it is refused for."""
+    """A mechanism's summary, blocks and options, and where it is refused."""
     from ..attention import find
 
     mechanism = find(name)
@@ -153,7 +153,7 @@ def mechanism_page(name: str) -> Iterator[str]:
 
 
 def refusals(name: str) -> dict[str, list[str]]:
-    """Reasons why a mechanism with its default options cannot be used, each with the places where it holds."""
+    """The reasons why a mechanism with its default options is refused, each with the uses that it applies to."""
     from ..attention import BLOCKS, CAUSAL, ChunkMask, Context, PrefixMask, build
 
     encoder, decoder, cross = BLOCKS
@@ -167,13 +167,13 @@ def refusals(name: str) -> dict[str, list[str]]:
         ("text without end", decoder, CAUSAL, Context(length_known=True, endless=True)),
         ("--checkpoint-activations", encoder, None, Context(reruns_layers=True)),
     ]
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for where, block, mask, context in situations:
-        capabilities = build(name, 16, 2, block=block, input_dim=32).capabilities
+        capabilities = build(name, 16, 2, block=block, input_dim=32).capabilities  # sizes do not matter here
         reason = capabilities.unsupported_reason(block, mask, context)
-        if reason and (where in BLOCKS or reason not in found):  # what holds everywhere is said of the blocks
-            found.setdefault(reason, []).append(where)
-    return found
+        if reason and (where in BLOCKS or reason not in reasons):  # a refused block covers its special uses
+            reasons.setdefault(reason, []).append(where)
+    return reasons
 
 
 def _summary(thing: Any) -> str:
@@ -220,7 +220,7 @@ def criterions() -> dict[str, str]:
 
 
 def _ours(registry: Mapping[str, type]) -> dict[str, str]:
-    """What this package put into a registry of fairseq."""
+    """The names that this package added to a registry of fairseq, each with its summary."""
     register()
     package = __name__.partition(".")[0]
     return {

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises LeapformerError for wrong options and data; the status is 1 if a training run failed."""
+    """Run a step; the status is 1 if a training failed. Raises LeapformerError for wrong options and data."""
     return int(args.step(args) or 0)
 
 
@@ -41,11 +41,11 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
         "--protocol", required=True, metavar="NAME", help=f"{', '.join(protocols.NAMES)}, or a YAML file like theirs"
     )
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all of the protocol")
-    known = "; ".join(f"{name}: {quirk.what}" for name, quirk in protocols.QUIRKS.items())
+    quirks = "; ".join(f"{name}: {quirk.what}" for name, quirk in protocols.QUIRKS.items())
     parser.add_argument(
         "--quirks", metavar="NAMES",
-        help="published flaws, with commas, or none (default: the protocol's); those of the data are in `leapformer "
-        f"prepare lra --help`; {known}",
+        help="published flaws, separated by commas, or none (default: the protocol's); those of the data are in "
+        f"`leapformer prepare lra --help`; {quirks}",
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _protocol(args: argparse.Namespace) -> tuple[Protocol, tuple[str, ...]]:
-    """The protocol and the quirks that are asked for."""
+    """The protocol, and the quirks to use: those of --quirks or, by default, the protocol's."""
     protocol = protocols.load(args.protocol)
     if args.quirks is None:
         return protocol, protocol.quirks
@@ -72,7 +72,7 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
     _add_protocol(parser)
     _add_data(parser)
     parser.add_argument(
-        "--root", metavar="DIR", help="the published files: DIR/TASK, or DIR itself where there is no such folder"
+        "--root", metavar="DIR", help="the published files: DIR/TASK, or DIR itself if there is no such folder"
     )
 
 
@@ -89,7 +89,7 @@ def _prepare(args: argparse.Namespace) -> int:
         root = root / task if root is not None and (root / task).is_dir() else root
         commands += make_data(protocol, task, root, data, quirks, data / "corpora")
     made_folder(data)
-    for command in commands:
+    for command in commands:  # `leapformer prepare` and `corpus`, which skip finished work
         print(shlex.join(["leapformer", *command]), flush=True)
         status = main(command)
         if status:
@@ -135,7 +135,8 @@ def _run(args: argparse.Namespace) -> int:
         command = grid.command(to_do[0])
         trainings.parse_options(command[len(trainings.PROGRAM) + 1 :], f"--train-options {args.train_options!r}")
     with trainings.locked(grid.out, grid.record, STUDY):
-        to_do = [cell for cell in to_do if grid.result(cell) is None]  # another process may have finished some
+        # Look again: another process may have finished some before it released the lock.
+        to_do = [cell for cell in to_do if grid.result(cell) is None]
         grid.keep_protocol()
         return _train(grid, to_do, len(cells), args.jobs)
 
@@ -187,13 +188,13 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
 def _table(args: argparse.Namespace) -> None:
     from ..studies.lra import tables
 
-    results, protocol, found = _collected(args)
-    text = tables.accuracy_table(found, protocol, not args.without_published)
+    results, protocol, cells = _collected(args)
+    text = tables.accuracy_table(cells, protocol, not args.without_published)
     print(text)
     if args.out:
         folder = made_folder(args.out)
         write_text(folder / "table.md", f"# {protocol.title}\n\n{text}", "--out")
-        write_json(folder / "results.json", {"protocol": protocol.name, "rows": tables.as_rows(found), "runs": results})
+        write_json(folder / "results.json", {"protocol": protocol.name, "rows": tables.as_rows(cells), "runs": results})
         _write_csv(folder / "results.csv", results)
 
 
@@ -218,7 +219,7 @@ def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _add_quirks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("base", metavar="DIR", help="the --out of `leapformer lra run`: what is compared with")
+    parser.add_argument("base", metavar="DIR", help="the --out of `leapformer lra run` to compare with")
     parser.add_argument("results", nargs="+", metavar="DIR", help="others, of the same protocol with other --quirks")
     parser.add_argument("--out", metavar="DIR", help="also write quirks.md and quirks.json here")
 
@@ -228,13 +229,13 @@ def _quirks(args: argparse.Namespace) -> None:
     from ..studies.lra.grid import collect
 
     base, protocol = collect([Path(args.base)])
-    found = [one for folder in args.results for one in effects.effects(base, collect([Path(folder)])[0])]
-    text = effects.table(found, protocol)
+    changes = [change for folder in args.results for change in effects.effects(base, collect([Path(folder)])[0])]
+    text = effects.table(changes, protocol)
     print(text)
     if args.out:
         folder = made_folder(args.out)
         write_text(folder / "quirks.md", text, "--out")
-        write_json(folder / "quirks.json", effects.content(found), "--out")
+        write_json(folder / "quirks.json", effects.content(changes), "--out")
 
 
 def _add_rcp(parser: argparse.ArgumentParser) -> None:
@@ -262,8 +263,8 @@ def _rcp(args: argparse.Namespace) -> None:
     if args.published:
         table = composite.published(args.std, args.published)
     else:
-        _, protocol, found = _collected(args)
-        table = composite.measured(found, protocol, Path(args.bench), args.std)
+        _, protocol, cells = _collected(args)
+        table = composite.measured(cells, protocol, Path(args.bench), args.std)
     print(table.text())
     if args.out:
         folder = made_folder(args.out)
@@ -283,15 +284,15 @@ def _params(args: argparse.Namespace) -> None:
 
     protocol, quirks = _protocol(args)
     rows, tasks = args.attention or list(protocol.rows), args.tasks or list(protocol.tasks)
-    for kind, names, known in (("tasks", tasks, protocol.tasks), ("attention", rows, protocol.rows)):
-        protocols.check_names(kind, names, known, protocol)
-    found = params.counts(protocol, tasks, rows, quirks)
-    text = params.table(found, protocol)
+    for kind, names, choices in (("tasks", tasks, protocol.tasks), ("attention", rows, protocol.rows)):
+        protocols.check_names(kind, names, choices, protocol)
+    counts = params.counts(protocol, tasks, rows, quirks)
+    text = params.table(counts, protocol)
     print(text)
     if args.out:
         folder = made_folder(args.out)
         write_text(folder / "params.md", text, "--out")
-        write_json(folder / "params.json", params.content(found), "--out")
+        write_json(folder / "params.json", params.content(counts), "--out")
 
 
 STEPS = {

@@ -36,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lines", type=int, default=20, metavar="N",
-        help="sentences to read: the first is drawn, the proportions are of all (default: 20)",
+        help="sentences to read: the first is drawn, proportions are taken from all (default: 20)",
     )  # fmt: skip
     parser.add_argument(
         "--max-length", type=int, default=1024, metavar="N",
-        help="longer sentences are cut to so many tokens or encoder states (default: 1024)",
+        help="longer sentences are cut to this many tokens or encoder states (default: 1024)",
     )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = choose(model, args.block, one_layer, one_head)
     request = Request(args.input, args.target, args.subwords, args.lines, args.max_length)
     sentences = examples(model, task, request)
-    sentences = chain(list(islice(sentences, 1)), sentences)  # what is wrong with the input is said before all else
+    sentences = chain(list(islice(sentences, 1)), sentences)  # read the first now: bad input must leave no folder
     folder = made_folder(args.out)
     proportions, drawn = draw_maps(model, sentences, chosen, head, folder, lambda note: print(note, file=sys.stderr))
     rows = proportions.rows()

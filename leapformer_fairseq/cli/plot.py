@@ -13,7 +13,7 @@ PNG = ".png"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
-    parser.add_argument("results", metavar="RESULTS.json", help="what `leapformer bench` wrote")
+    parser.add_argument("results", metavar="RESULTS.json", help="a file that `leapformer bench` wrote")
     parser.add_argument("--out", metavar="FILE.png", help="default: RESULTS.png next to the JSON")
 
 

@@ -34,9 +34,9 @@ HELP = (
     "prepare a data set: speech translation, whole talks, translation, language modelling, classification, text to "
     "speech"
 )
-LEAST_PIECES = 8  # four of them are marks
+LEAST_PIECES = 8  # four of them are special: bos, pad, eos, unk
 SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2, mboshi, quechua)}
-OF_SOME_HOURS = (mboshi.NAME, quechua.NAME)  # with the recipe of one's own recordings
+OF_SOME_HOURS = (mboshi.NAME, quechua.NAME)  # small data sets, with the recipe for the user's own recordings
 _ROOTS = {
     "speech": "recordings of your own, described by tables",
     "mustc": "MuST-C en-de: holds en-de/data",
@@ -96,15 +96,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name in _TASKS:
             action.add_argument("task", metavar="TASK", help=_TASKS[name])
         if name != tables.NAME:
-            optional = "?" if name in wikitext.SIZES else None
+            optional = "?" if name in wikitext.SIZES else None  # its files can be given one by one instead
             action.add_argument("root", metavar="ROOT", nargs=optional, help=root.partition(": ")[2])
         action.add_argument("--out", required=True, metavar="DIR", help="where to write; the same command resumes")
         action.set_defaults(dataset=name)
         adders[name](action, name)
 
 
-def _add_vocabulary(parser: argparse.ArgumentParser, size: int, what: str) -> None:
-    parser.add_argument("--vocab-size", type=_pieces, default=size, metavar="N", help=f"{what} (default: %(default)s)")
+def _add_vocabulary(parser: argparse.ArgumentParser, size: int, text: str) -> None:
+    parser.add_argument("--vocab-size", type=_pieces, default=size, metavar="N", help=f"{text} (default: %(default)s)")
 
 
 def _pieces(text: str) -> int:
@@ -124,8 +124,8 @@ def _add_download(parser: argparse.ArgumentParser) -> None:
 def _add_tables(parser: argparse.ArgumentParser, name: str) -> None:
     needed = "columns audio and text, and if there translation, speaker, id, start and end in seconds; tabs, or .csv"
     parser.add_argument("--train", required=True, metavar="TABLE", help=f"the recordings to train on: {needed}")
-    parser.add_argument("--dev", required=True, metavar="TABLE", help="those that choose the best epoch")
-    parser.add_argument("--test", required=True, metavar="TABLE", help="those for evaluation")
+    parser.add_argument("--dev", required=True, metavar="TABLE", help="recordings to choose the best epoch on")
+    parser.add_argument("--test", required=True, metavar="TABLE", help="recordings for the evaluation")
     parser.add_argument(
         "--columns", nargs="+", default=[], metavar="NAME=COLUMN", help="other names, as audio=path text=sentence"
     )
@@ -140,8 +140,8 @@ def _add_vocabulary_type(parser: argparse.ArgumentParser) -> None:
     kinds = ("unigram", "bpe", "char")
     parser.add_argument("--vocab-type", choices=kinds, default="unigram", help="of translations (default: %(default)s)")
     parser.add_argument(
-        "--transcript-type", choices=kinds, default="char", help="of transcripts, which only the recogniser writes; it "
-        "learns characters from a few hours, and most subwords occur too rarely there (default: %(default)s)",
+        "--transcript-type", choices=kinds, default="char", help="of transcripts, the recogniser's targets; in a few "
+        "hours of speech, most subwords occur too rarely to be learned (default: %(default)s)",
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def _add_parallel(parser: argparse.ArgumentParser, name: str) -> None:
         help="languages (default: %(default)s)" if dataset.pair else "what the names of the files end with, e.g. en-de",
     )
     _add_vocabulary(parser, dataset.vocab_size, "subwords for both languages together")
-    if name == parallel.OWN or dataset.unsplit is not None:
+    if name == parallel.OWN or dataset.unsplit is not None:  # nothing can be downloaded
         parser.set_defaults(download=False, window=None)
     elif dataset.window is None:
         _add_download(parser)
@@ -248,9 +248,9 @@ def _add_glue(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _add_lra(parser: argparse.ArgumentParser, name: str) -> None:
-    known = "; ".join(f"{quirk} ({', '.join(about.tasks)}): {about.what}" for quirk, about in lra.QUIRKS.items())
+    quirks = "; ".join(f"{quirk} ({', '.join(about.tasks)}): {about.what}" for quirk, about in lra.QUIRKS.items())
     parser.add_argument(
-        "--quirks", metavar="NAMES", default="", help=f"flaws of the published data, with commas: {known}"
+        "--quirks", metavar="NAMES", default="", help=f"flaws of the published data, separated by commas: {quirks}"
     )
     parser.set_defaults(prepare=_lra)
 
@@ -281,11 +281,11 @@ def _speech(args: argparse.Namespace) -> list[str]:
     if args.dataset not in OF_SOME_HOURS:
         return _split_lines(speech.prepare(dataset, args.root, args.out, args.vocab_size, args.workers))
     dataset = replace(dataset, vocab_type=args.vocab_type, transcript_type=args.transcript_type)
-    return _own_lines(dataset, Path(args.root).absolute(), args)
+    return _prepare_with_advice(dataset, Path(args.root).absolute(), args)
 
 
 def _tables(args: argparse.Namespace) -> list[str]:
-    found = {split: Path(getattr(args, split)).absolute() for split in ("train", "dev", "test")}
+    paths = {split: Path(getattr(args, split)).absolute() for split in ("train", "dev", "test")}
     names = {}
     for text in args.columns:
         name, equals, column = text.partition("=")
@@ -293,16 +293,16 @@ def _tables(args: argparse.Namespace) -> list[str]:
             raise LeapformerError(f"--columns {text}: give NAME=COLUMN, as in audio=path")
         names[name] = column
     audio_root = None if args.audio_root is None else Path(args.audio_root).absolute()
-    dataset = tables.dataset(found, names, audio_root, args.vocab_type, args.transcript_type)
-    recordings = {split: dataset.read_split(found["train"].parent, split) for split in found}
+    dataset = tables.dataset(paths, names, audio_root, args.vocab_type, args.transcript_type)
+    recordings = {split: dataset.read_split(paths["train"].parent, split) for split in paths}
     notes = [f"{split}: {line}" for split, rows in recordings.items() for line in tables.kinds_of_audio(rows)]
-    return [*notes, *_own_lines(dataset, found["train"].parent, args)]
+    return [*notes, *_prepare_with_advice(dataset, paths["train"].parent, args)]
 
 
-def _own_lines(dataset: speech.SpeechDataset, root: Path, args: argparse.Namespace) -> list[str]:
-    """Prepare recordings for the recipe that fits itself to them, and say what to expect."""
+def _prepare_with_advice(dataset: speech.SpeechDataset, root: Path, args: argparse.Namespace) -> list[str]:
+    """Prepare a small data set; return its summary, and what to expect of it."""
     summaries, out = speech.prepare(dataset, root, args.out, args.vocab_size, args.workers), Path(args.out).absolute()
-    lists = [f"{split}: {out}/left_out_{split}.tsv lists them" for split, one in summaries.items() if one.dropped]
+    lists = [f"{split}: {out}/left_out_{split}.tsv lists them" for split, kept in summaries.items() if kept.dropped]
     return [*_split_lines(summaries), *lists, *tables.advice(out, args.dataset)]
 
 
@@ -348,8 +348,8 @@ def _talk_lines(out: str, summary: Mapping[str, Any]) -> list[str]:
 
 def _split_lines(summaries: Mapping[str, speech.SplitSummary]) -> list[str]:
     return [
-        f"{split}: {found.utterances} utterances, {found.seconds / 3600:.2f} h; left out: {found.reasons() or 'none'}"
-        for split, found in summaries.items()
+        f"{split}: {kept.utterances} utterances, {kept.seconds / 3600:.2f} h; left out: {kept.reasons() or 'none'}"
+        for split, kept in summaries.items()
     ]
 
 
@@ -357,10 +357,10 @@ def _parallel(args: argparse.Namespace) -> list[str]:
     dataset = replace(parallel.DATASETS[args.dataset], window=args.window)
     summary = parallel.prepare(dataset, args.root, args.out, args.pair, args.vocab_size, args.download)
     lines = []
-    for split, found in summary.items():
-        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(found["dropped"].items()))
-        documents_of = f" of {found['documents']} documents" if "documents" in found else ""
-        lines.append(f"{split}: {found['pairs']} sentence pairs{documents_of}; left out: {dropped or 'none'}")
+    for split, kept in summary.items():
+        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(kept["dropped"].items()))
+        documents_of = f" of {kept['documents']} documents" if "documents" in kept else ""
+        lines.append(f"{split}: {kept['pairs']} sentence pairs{documents_of}; left out: {dropped or 'none'}")
     return lines if dataset.unsplit is None else [*lines, f"{Path(args.out).absolute()}/left_out.tsv lists them"]
 
 
@@ -378,7 +378,7 @@ def _documents(args: argparse.Namespace) -> list[str]:
 
 def _glue(args: argparse.Namespace) -> list[str]:
     summary = glue.prepare(args.task, args.root, args.out, args.vocabulary, args.download)
-    return [f"{split}: {found['examples']} examples; left out: {found['left_out']}" for split, found in summary.items()]
+    return [f"{split}: {kept['examples']} examples; left out: {kept['left_out']}" for split, kept in summary.items()]
 
 
 def _choices(args: argparse.Namespace) -> list[str]:

@@ -1,4 +1,4 @@
-"""`leapformer probe`: test what a mechanism can remember, in minutes on a CPU."""
+"""`leapformer probe`: measure what a mechanism can remember, in minutes on a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ATTENTIONS = ("softmax", "leap", "gated-leap", "delta", "gated-delta")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of probes, mechanisms, learning rates and seeds."""
+    """Add the arguments of the sub-command."""
     parser.add_argument("--out", required=True, metavar="DIR", help="results; the same command resumes")
     parser.add_argument("--probes", nargs="+", default=list(NAMES), metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument(

@@ -42,12 +42,12 @@ def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> None:
         catalog.start(name, words, say=say, call=calls.call).run_all()
         return
     rows: list[str] = []
-    if "--rows" in words[:-1]:
+    if "--rows" in words[:-1]:  # for the table; the recipes of its rows do not know this option
         at = words.index("--rows")
         rows, words = words[at + 1].split(), [*words[:at], *words[at + 2 :]]
-    wrong = catalog.fill(name, words, rows, _show, say=say, call=calls.call)
-    if wrong:
-        raise LeapformerError(f"{name}: failed: {' '.join(wrong)}; the messages above say why")
+    failed = catalog.fill(name, words, rows, _show, say=say, call=calls.call)
+    if failed:
+        raise LeapformerError(f"{name}: failed: {' '.join(failed)}; the messages above say why")
 
 
 def _list() -> int:

@@ -17,23 +17,23 @@ HELP = "compare the scored runs of a quickstart or recipe folder: table, JSON an
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument("folder", metavar="DIR", help="the --out folder of scripts/quickstart.sh or of a recipe")
-    parser.add_argument("--next", nargs="+", default=[], metavar="LINE", help="last lines of the report")
+    parser.add_argument("--next", nargs="+", default=[], metavar="LINE", help="the last lines of the report")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; write report.md, scores.json and, of three points or more, curve.png to the folder.
+    """Print the table; write report.md, scores.json and, for three points or more, curve.png to the folder.
 
     Raises LeapformerError if nothing was scored, scores are damaged, or the folder is not writable.
     """
     folder = Path(args.folder)
     comparison = collect(folder)
     counts = {row["threads"] for system in comparison["systems"].values() for row in system["rows"]} - {None}
-    threads = counts.pop() if len(counts) == 1 else None
+    threads = counts.pop() if len(counts) == 1 else None  # one signature covers all runs, so they must agree
     comparison["signatures"]["leapformer_fairseq"] = signature(threads=threads)
     write_json(folder / "scores.json", comparison)
     drawn = draw_comparison(comparison, folder / "curve.png")
     if not drawn:
-        (folder / "curve.png").unlink(missing_ok=True)  # of an earlier report
+        (folder / "curve.png").unlink(missing_ok=True)  # an earlier report's
     write_text(folder / "report.md", _markdown(comparison, drawn, args.next))
     print(table(comparison))
     return 0
@@ -45,12 +45,12 @@ def _markdown(comparison: dict[str, Any], drawn: bool, last: list[str]) -> str:
     runs = [f"* {system['title']}: `{system['options']}`, in `{name}`" for name, system in systems.items()]
     signatures = [f"* {name}: `{text}`" for name, text in comparison["signatures"].items()]
     picture = ["![BLEU against average lagging](curve.png)", ""] if drawn else []
-    explained = "k: how many steps of speech the translation stays behind. AL, LAAL, DAL and ATD in milliseconds of "
-    explained += "speech, AP a ratio, above 1 where hypotheses are longer than references. "
+    legend = "k: how many steps of speech the translation stays behind. AL, LAAL, DAL and ATD in milliseconds of "
+    legend += "speech, AP a ratio, above 1 where hypotheses are longer than references. "
     if timed:
-        explained += "`_CA` adds the time of computation; compute is seconds of computation per second of audio"
-        explained += f", with {_threads(systems)}. "
-    explained += "Offline: the whole source, beam 5."
+        legend += "`_CA` adds the time of computation; compute is seconds of computation per second of audio"
+        legend += f", with {_threads(systems)}. "
+    legend += "Offline: the whole source, beam 5."
     return "\n".join(
         [
             f"# {_heading(systems)}",
@@ -58,7 +58,7 @@ def _markdown(comparison: dict[str, Any], drawn: bool, last: list[str]) -> str:
             *picture,
             table(comparison, "github"),
             "",
-            explained,
+            legend,
             "",
             "Runs:",
             *runs,
@@ -72,11 +72,11 @@ def _markdown(comparison: dict[str, Any], drawn: bool, last: list[str]) -> str:
 
 
 def _threads(systems: dict[str, Any]) -> str:
-    """With how many threads the runs were timed, as they say."""
-    known = {row["threads"] for system in systems.values() for row in system["rows"] if "AL_CA" in row}
-    if None in known:
-        return "a number of threads that the runs do not say"
-    return " or ".join(f"{count} thread{'s' * (count > 1)}" for count in sorted(known))
+    """The numbers of threads with which the runs were timed, in words."""
+    counts = {row["threads"] for system in systems.values() for row in system["rows"] if "AL_CA" in row}
+    if None in counts:
+        return "an unknown number of threads"
+    return " or ".join(f"{count} thread{'s' * (count > 1)}" for count in sorted(counts))
 
 
 def _heading(systems: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ _UNITS_OF_SCORES = {
     "bits": "per token",
     "accuracy": "%",
     **dict.fromkeys(("loss", "L1", "MSE", "end"), ""),
-}  # all others are milliseconds
+}  # all others are in milliseconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,9 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--examples",
         metavar="FILE",
-        help="for the output of validate: the text or labels that were validated, one a line",
+        help="for the output of validate: the text or labels that were validated, one per line",
     )
-    parser.add_argument("--checkpoint", metavar="FILE", help="the model: how far it was trained is written down, too")
+    parser.add_argument("--checkpoint", metavar="FILE", help="the model; with --json, how it was trained is noted, too")
     parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
     parser.add_argument(
         "--unit", "--level", choices=UNITS, default="word",
@@ -72,10 +72,10 @@ def run(args: argparse.Namespace) -> int:
         raise LeapformerError(
             "--references is for translations, --text for language models, --examples for validate; give one of them"
         )
-    of_talks = score_talks.serves(args)
+    of_talks = score_talks.is_for_talks(args)
     if args.training_text and (of_talks or args.text or args.examples):
         raise LeapformerError("--training-text is for translations of sentences; leave it out here")
-    threads: int | None = None  # of the run, which logs of other programs do not tell
+    threads: int | None = None  # only the logs of our own runs say with how many they were timed
     if len(args.output) > 1 and not args.references and not of_talks:
         raise LeapformerError(f"{args.output[1]}: only translations are scored from several files, with --references")
     (output, *_) = args.output
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         report, threads = score_run(output, args.tokenize, args.unit, args.training_text), read_threads(output)
     if args.checkpoint:
-        from ..models.averaging import describe_checkpoint  # imports torch, which scores do not need
+        from ..models.averaging import describe_checkpoint  # imports torch, without which scores are fast
 
         report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature(threads=threads)}
     if args.json:

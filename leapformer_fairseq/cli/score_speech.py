@@ -72,16 +72,16 @@ def run(args: argparse.Namespace) -> int:
     reports: dict[str, Report] = {}
     try:
         for name, folder in zip(_names(folders), folders, strict=True):
-            found = read_run(folder)
+            speech = read_run(folder)
             if not runs:
-                first, spectra = found, Spectra(found.mels)
-            check_same(first, found)
-            report = score_speech(found, spectra, args.reference) | {"signature": signature(reference=args.reference)}
+                first, spectra = speech, Spectra(speech.mels)
+            check_same(first, speech)
+            report = score_speech(speech, spectra, args.reference) | {"signature": signature(reference=args.reference)}
             write_json(folder / "speech.json", report, "the result")
-            runs[name], reports[name] = found, report
+            runs[name], reports[name] = speech, report
         if args.baselines:
             reports |= score_baselines(first, spectra, args.reference)
-    finally:
+    finally:  # also after an error or an interrupt: scoring a run takes minutes
         if reports:
             _write(out, reports)
             print(speech_table(reports))
@@ -91,43 +91,43 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shared_folder(folders: Sequence[Path]) -> Path:
-    """Where the table goes unless --out says it."""
+    """The folder for the table if there is no --out. Raises LeapformerError if the runs are in different folders."""
     if len(folders) == 1:
         return folders[0]
     parents = {folder.resolve().parent for folder in folders}
     if len(parents) > 1:
-        raise LeapformerError("the runs lie in different folders; say with --out where the table is to go")
+        raise LeapformerError("the runs lie in different folders; give the folder for the table as --out")
     return parents.pop()
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The runs' folders, with the path where the name alone would not tell them apart."""
+    """The names of the runs' folders, or their paths if two names are equal."""
     names = [folder.resolve().name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
 def _write(out: Path, reports: Mapping[str, Report]) -> None:
-    made_with = signature()
+    table_signature = signature()
     has_baselines = any("model" not in report for report in reports.values())
     notes = [*LEGEND, *(BASELINES_LEGEND if has_baselines else ())]
     rows = [
         {"name": name} | {key: value for key, value in report.items() if key != "instances"}
         for name, report in reports.items()
     ]
-    content = {"title": TITLE, "notes": notes, "rows": rows, "signature": made_with}
+    content = {"title": TITLE, "notes": notes, "rows": rows, "signature": table_signature}
     write_json(out / "table.json", content, "--out")
-    write_text(out / "table.md", _markdown(reports, notes, made_with), "--out")
+    write_text(out / "table.md", _markdown(reports, notes, table_signature), "--out")
 
 
-def _markdown(reports: Mapping[str, Report], notes: Sequence[str], made_with: str) -> str:
+def _markdown(reports: Mapping[str, Report], notes: Sequence[str], table_signature: str) -> str:
     models: dict[str, dict[str, Any]] = {name: report["model"] for name, report in reports.items() if "model" in report}
     signatures = [f"* {name}: `{model['signature']}`" for name, model in models.items() if "signature" in model]
     parts = [f"# {TITLE}", speech_table(reports, "github"), *notes, "Signatures:"]
-    return "\n\n".join([*parts, "\n".join([*signatures, f"* this table: `{made_with}`"])]) + "\n"
+    return "\n\n".join([*parts, "\n".join([*signatures, f"* this table: `{table_signature}`"])]) + "\n"
 
 
 def _draw(runs: Mapping[str, Run], spectra: Spectra, count: int, out: Path) -> list[Path]:
-    """Pictures of the first `count` sentences: the reference's recording, then every run."""
+    """Draw the first `count` sentences, the reference's recording above every run; return the files."""
     first, *_ = runs.values()
     paths = []
     for rank, sentence in enumerate(first.sentences[:count]):

@@ -1,4 +1,4 @@
-"""The part of `leapformer score` for translations of whole talks: its options and its table."""
+"""The part of `leapformer score` for translations of whole talks: options and table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..scoring.talk_report import LATENCIES, WAYS, TalkOptions, kind_of, score_r
 from ..support.errors import LeapformerError
 
 _HEADERS = {"": "source heard", LOGGED: "CA as logged", REPAIRED: "CA repaired", QUEUED: "CA queued"}
-_ONLY = ("quality_command", "transcripts", "lang", "resegmented")  # options that say nothing about anything else
+_ONLY = ("quality_command", "transcripts", "lang", "resegmented")  # options with a meaning for talks alone
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("translations of whole talks")
     group.add_argument(
         "--segments", metavar="FILE",
-        help="what the references translate: YAML or JSON, a list of {wav: NAME, offset: S, duration: S}",
+        help="the segments that the references translate: YAML or JSON, a list of {wav: NAME, offset: S, duration: S}",
     )  # fmt: skip
     group.add_argument(
         "--segmenter", choices=SEGMENTERS, default="soft",
@@ -36,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quality-command", metavar="COMMAND",
         help="a program that scores segments, such as COMET in its own environment: reads and writes JSON Lines",
     )  # fmt: skip
-    group.add_argument("--transcripts", metavar="FILE", help="for --quality-command: source text, a line each segment")
+    group.add_argument("--transcripts", metavar="FILE", help="for --quality-command: source text, one line per segment")
 
 
-def serves(args: argparse.Namespace) -> bool:
-    """Whether the command is about talks. Raises LeapformerError for incompatible options."""
+def is_for_talks(args: argparse.Namespace) -> bool:
+    """Whether the options ask for scores of talks. Raises LeapformerError for incompatible options."""
     if args.segments:
         if args.text or args.examples:
             raise LeapformerError("--segments is for translations of talks; leave --text and --examples out")
@@ -52,14 +52,17 @@ def serves(args: argparse.Namespace) -> bool:
         raise LeapformerError(
             f"{args.output[0]} is a log of talks; give --segments and --references (of utterances: the folder it is in)"
         )
-    given = [name for name in _ONLY if getattr(args, name) is not None]
-    if given and kind is None:
-        raise LeapformerError(f"--{given[0].replace('_', '-')} is for translations of talks; give --segments, too")
+    for_talks = [name for name in _ONLY if getattr(args, name) is not None]
+    if for_talks and kind is None:
+        raise LeapformerError(f"--{for_talks[0].replace('_', '-')} is for translations of talks; give --segments, too")
     return kind == "pieces"
 
 
 def score(args: argparse.Namespace) -> dict[str, Any]:
-    """All scores of the talks, as returned by `score_talks`. Raises LeapformerError."""
+    """All scores of the talks, as `talk_report.score_talks` returns them.
+
+    Raises LeapformerError for logs and segments that cannot be scored.
+    """
     options = TalkOptions(
         args.unit, args.segmenter, args.lang, args.tokenize, args.quality_command, args.transcripts, args.resegmented
     )
@@ -71,7 +74,7 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """The human-readable report."""
+    """The report for the terminal."""
     ratio, segmenter = report["length_ratio"], report["segmenter"]
     return [
         f"{report['n_instances']} segments of {report['n_recordings']} recordings"
@@ -88,17 +91,17 @@ def lines(report: dict[str, Any]) -> list[str]:
 
 
 def _quality(report: dict[str, Any]) -> list[str]:
-    latencies, found = tuple(LATENCIES), []
+    latencies, lines_of_scores = tuple(LATENCIES), []
     for name, value in report["scores"].items():
         if not name.startswith(latencies):
             interval = report["intervals"].get(name)
             more = "" if interval is None else f" +- {interval:.3f} (95 %)"
-            found.append(f"{name:10}{value:10.3f}{more}")
-    return found
+            lines_of_scores.append(f"{name:10}{value:10.3f}{more}")
+    return lines_of_scores
 
 
 def _latency(report: dict[str, Any]) -> list[str]:
-    """A row for each latency, a column for each way to take computation into account."""
+    """A table with a row for each latency and a column for each way to account for computation."""
     scores = report["scores"]
     ways = [way for way in WAYS if any(name + (way and f"_{way}") in scores for name in LATENCIES)]
     rows: list[list[Any]] = []
@@ -106,7 +109,7 @@ def _latency(report: dict[str, Any]) -> list[str]:
         values = [scores.get(name + (way and f"_{way}")) for way in ways]
         if any(value is not None for value in values):
             rows.append([name, "" if name == "LongAP" else "ms", *values])
-        if name == "LongLAAL" and rows:
+        if name == "LongLAAL" and rows:  # StreamLAAL is its mean, in seconds
             rows.append(["StreamLAAL", "s", *(report["StreamLAAL_s"].get(way or "source heard") for way in ways)])
     if not rows:
         return ["nothing was written: there is no latency"]
@@ -117,14 +120,14 @@ def _latency(report: dict[str, Any]) -> list[str]:
 
 
 def _effort(report: dict[str, Any]) -> list[str]:
-    compute, shares, found = report["compute"], report["simultaneity"], []
+    compute, shares, effort = report["compute"], report["simultaneity"], []
     if report["erasure"] is not None:
-        found.append(f"normalised erasure {report['erasure']:.3f}")
+        effort.append(f"normalised erasure {report['erasure']:.3f}")
     if compute and compute["seconds_per_second"] is not None:
-        found.append(
+        effort.append(
             f"real-time factor {compute['seconds_per_second']:.3f}; 95 % of the chunks within "
             f"{compute['chunk_s_95']:.3f} s"
         )
     if shares:
-        found.append(f"SWF {shares['SWF']:.1f} %, EFSW {shares['EFSW']:.1f} %, DSPTV {shares['DSPTV']:.1f}")
-    return found
+        effort.append(f"SWF {shares['SWF']:.1f} %, EFSW {shares['EFSW']:.1f} %, DSPTV {shares['DSPTV']:.1f}")
+    return effort

@@ -13,23 +13,23 @@ HELP = "train a small network that finds where sentences end in speech without p
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the recordings, how to train, and where to write."""
+    """Add the arguments of the sub-command."""
     add = parser.add_argument
-    add("--train", required=True, metavar="TSV", help="manifest of recordings of a sentence each, such as train_st.tsv")
-    add("--valid", required=True, metavar="TSV", help="others, that choose the threshold, such as dev_st.tsv")
+    add("--train", required=True, metavar="TSV", help="manifest of recordings of single sentences, e.g. train_st.tsv")
+    add("--valid", required=True, metavar="TSV", help="manifest of others, to choose the threshold, e.g. dev_st.tsv")
     add("--out", required=True, type=Path, metavar="FILE", help="the trained network, such as sentence_ends.npz; "
-        "the same command goes on with an interrupted training")  # fmt: skip
-    add("--updates", type=int, default=1500, metavar="N", help="of 16 samples of 12 s (default: 1500)")
-    add("--ahead-ms", type=int, default=320, metavar="MS", help="of the next sentence that are heard before an end is "
-        "told; less is quicker and finds fewer (default: 320)")  # fmt: skip
-    add("--units", type=int, default=96, metavar="N", help="of the network (default: 96)")
+        "the same command resumes an interrupted training")  # fmt: skip
+    add("--updates", type=int, default=1500, metavar="N", help="updates, each of 16 samples of 12 s (default: 1500)")
+    add("--ahead-ms", type=int, default=320, metavar="MS", help="audio of the next sentence that is heard before an "
+        "end is reported; less is quicker but finds fewer (default: 320)")  # fmt: skip
+    add("--units", type=int, default=96, metavar="N", help="width of the network (default: 96)")
     add("--lr", type=float, default=2e-3, metavar="LR", help="highest learning rate (default: 0.002)")
     add("--seed", type=int, default=1, metavar="N", help="(default: 1)")
     add("--num-threads", type=int, default=1, metavar="N", help="of the CPU (default: 1)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, write the file, and print what it finds. Raises LeapformerError for data that does not serve."""
+    """Train, write the file, and print its accuracy. Raises LeapformerError for unsuitable data."""
     from .. import register
     from ..runtime.simul.options import set_threads
     from ..simul.sentence_training import Found, Recordings, Settings, train
@@ -39,16 +39,16 @@ def run(args: argparse.Namespace) -> int:
     set_threads(args.num_threads)
     training, held_out = Recordings(args.train), Recordings(args.valid)
     made_folder(args.out.parent)
-    kept = args.out.with_name(f".{args.out.name}.training")
+    checkpoint = args.out.with_name(f".{args.out.name}.training")
     with progress("sentence ends", "update") as watch:
-        model = train(training, held_out, settings, signature(seed=args.seed), watch, kept)
+        model = train(training, held_out, settings, signature(seed=args.seed), watch, checkpoint)
     model.save(args.out)
-    kept.unlink(missing_ok=True)
-    found = Found(**model.about["found"])
-    off = found.off_ms / max(1, found.right)
+    checkpoint.unlink(missing_ok=True)
+    ends = Found(**model.about["found"])
+    off = ends.off_ms / max(1, ends.right)
     print(
-        f"{args.out}: finds {found.right} of {found.right + found.missed} ends, {off:.0f} ms off on average, and "
-        f"{found.wrong} where none is (F1 {found.f1:.3f}, threshold {model.threshold:g}); use it with "
+        f"{args.out}: finds {ends.right} of {ends.right + ends.missed} ends, {off:.0f} ms off on average, and "
+        f"{ends.wrong} where none is (F1 {ends.f1:.3f}, threshold {model.threshold:g}); use it with "
         f"--sentence-ends {args.out}"
     )
     return 0

@@ -1,4 +1,4 @@
-"""`leapformer simulate`: simultaneous translation of utterances or talks with delays and scores, without SimulEval."""
+"""`leapformer simulate`: simultaneous translation of utterances or talks, with delays and scores, without SimulEval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELP = (
     "translate a test set simultaneously, with delays and scores: utterances as SimulEval does, without it, or "
     "whole talks"
 )
-# What does not change the result, and what is not an option.
+# Options that do not change the translations, and entries of the namespace that are not options.
 _FREE = ("out", "jobs", "tokenize", "run", *simulate_talks.FREE)
 
 
@@ -30,13 +30,13 @@ def add_arguments(parser: TakesOptions) -> None:
     """Add the arguments of the sub-command."""
     from ..runtime.simul.options import add_system_options
 
-    parser.add_argument("--source", metavar="LIST", help="a file with the path of a recording a line")
-    parser.add_argument("--target", metavar="LIST", help="a file with a reference translation a line")
+    parser.add_argument("--source", metavar="LIST", help="a file with the path of one recording per line")
+    parser.add_argument("--target", metavar="LIST", help="a file with one reference translation per line")
     parser.add_argument("--out", metavar="DIR", required=True, help="log and scores; the same command resumes there")
     add_system_options(parser)
     parser.add_argument(
         "--source-segment-size", type=int, default=40, metavar="MS",
-        help="audio that is sent at a time; delays are multiples of it (default: 40)",
+        help="audio sent at a time, in milliseconds; delays are multiples of it (default: 40)",
     )  # fmt: skip
     parser.add_argument("--eval-latency-unit", choices=UNITS, default="word", help="what has a delay (default: word)")
     parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
@@ -47,11 +47,14 @@ def add_arguments(parser: TakesOptions) -> None:
 
 @calls.owning
 def run(args: argparse.Namespace) -> int:
-    """Translate what is missing from the folder, log each sentence or talk at once, and print the scores."""
+    """Translate what is missing from the folder, log each sentence or talk as soon as it is done, and print the scores.
+
+    Raises LeapformerError for unsuitable options, models and files.
+    """
     if args.jobs < 1:
         raise LeapformerError(f"--jobs {args.jobs}: give at least 1")
-    of_talks = simulate_talks.serves(args)
-    bleu([""], [""], args.tokenize)  # says at once if it cannot be used
+    of_talks = simulate_talks.is_for_talks(args)
+    bleu([""], [""], args.tokenize)  # an unusable tokenizer must fail now, not after the translation
     try:
         (_simulate_talks if of_talks else _simulate_utterances)(args)
     except KeyboardInterrupt:
@@ -67,7 +70,8 @@ def _simulate_utterances(args: argparse.Namespace) -> None:
     simulation = build_simulation(args)
     folder = _locked_folder(args, simulate_talks.defaults())
     done = logged(folder, args.eval_latency_unit)
-    _translate(args, simulation, [one for one in utterances if one.index not in done], len(utterances))
+    waiting = [utterance for utterance in utterances if utterance.index not in done]
+    _translate(args, simulation, waiting, len(utterances))
     put_in_order(folder)
     _score(folder, args)
     if simulation.batched:
@@ -85,7 +89,7 @@ def _simulate_talks(args: argparse.Namespace) -> None:
 
 
 def _locked_folder(args: argparse.Namespace, without: Collection[str]) -> Path:
-    """The folder of this run and no other; options that do not concern it are left out."""
+    """The --out folder, locked to this model and these options, except those in `without`, which do not concern it."""
     from ..models.averaging import describe_checkpoint
     from ..support.signature import signature
 
@@ -113,7 +117,7 @@ def _translate(args: argparse.Namespace, simulation: Simulation, waiting: list[A
 
 
 def _score(folder: Path, args: argparse.Namespace) -> None:
-    """As `leapformer score` does."""
+    """Score the folder as `leapformer score` does."""
     parser = argparse.ArgumentParser()
     score.add_arguments(parser)
     options = [str(folder), "--tokenize", args.tokenize, "--unit", args.eval_latency_unit]

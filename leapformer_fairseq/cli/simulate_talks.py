@@ -1,4 +1,4 @@
-"""The part of `leapformer simulate` for whole talks: its options, logs and scores."""
+"""The part of `leapformer simulate` for whole talks: options, logs and scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import score_talks
 if TYPE_CHECKING:
     from ..runtime.simul.options import TakesOptions
 
-FREE = ("segmenter", "lang")  # options that do not change what is written
+FREE = ("segmenter", "lang")  # options that do not change the logs, only their scores
 
 
 def add_arguments(parser: TakesOptions) -> None:
@@ -26,13 +26,13 @@ def add_arguments(parser: TakesOptions) -> None:
     add("--talks", metavar="DIR", help="instead of --source and --target: a folder of talks made by `leapformer "
         "prepare` talks, mustc-talks or acl6060; each goes through a session, as in `leapformer stream`")  # fmt: skip
     add_segment_options(parser)
-    add("--drafts", action="store_true", help="with --talks: also show, and log, what is not certain yet")
+    add("--drafts", action="store_true", help="with --talks: also show and log the words that may still change")
     add("--segmenter", choices=SEGMENTERS, default="soft", help="with --talks: as in `leapformer score`")
     add("--lang", metavar="CODE", help="with --talks: as in `leapformer score`")
 
 
-def serves(args: argparse.Namespace) -> bool:
-    """Whether the command is about talks. Raises LeapformerError for incompatible options."""
+def is_for_talks(args: argparse.Namespace) -> bool:
+    """Whether the options ask for a simulation of talks. Raises LeapformerError for incompatible options."""
     if args.talks:
         if args.source or args.target:
             raise LeapformerError("--talks has recordings and references; leave --source and --target out")
@@ -46,26 +46,26 @@ def serves(args: argparse.Namespace) -> bool:
 
 
 def defaults() -> dict[str, Any]:
-    """The options for talks with their defaults, which they must keep for utterances."""
+    """The options for talks with their defaults; for utterances, no other values are accepted."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return vars(parser.parse_args([]))
 
 
 def check(args: argparse.Namespace) -> list[Path]:
-    """The recordings of the talks. Raises LeapformerError if they and the segmentation do not match."""
+    """The recordings of the talks. Raises LeapformerError if they do not match the segments."""
     from ..data.talks import REFERENCES, SEGMENTS, read_recordings
     from ..scoring.segmentation import by_recording, find_recording, read_segments
 
     folder = Path(args.talks)
     recordings = read_recordings(folder)
-    known = [name for name, _ in by_recording(read_segments(folder / SEGMENTS, folder / REFERENCES))]
-    found = [find_recording(str(path), known) for path in recordings]
-    for path, name in zip(recordings, found, strict=True):
+    segmented = [name for name, _ in by_recording(read_segments(folder / SEGMENTS, folder / REFERENCES))]
+    matches = [find_recording(str(path), segmented) for path in recordings]
+    for path, name in zip(recordings, matches, strict=True):
         if name is None:
             raise LeapformerError(f"{folder / SEGMENTS} has no segments of {path.name}; prepare the talks again")
-    for name in known:
-        if name not in found:
+    for name in segmented:
+        if name not in matches:
             raise LeapformerError(f"{folder} has segments of {name}, but no such recording; prepare the talks again")
     return recordings
 
@@ -77,15 +77,16 @@ def translate(args: argparse.Namespace, simulation: Any, recordings: list[Path])
     from ..runtime.audio import check_file
     from ..simul.talks import simulate_talks
 
-    lengths = {one: check_file(one) for one in recordings}
-    waiting = [one for one in recordings if not simulation.log(one).is_file()]
-    total = math.ceil(sum(lengths.values()))  # what is heard adds up to no more
-    done = total - sum(lengths[one] for one in waiting)
+    lengths = {recording: check_file(recording) for recording in recordings}
+    waiting = [recording for recording in recordings if not simulation.log(recording).is_file()]
+    total = math.ceil(sum(lengths.values()))  # tqdm hides the bar if the count exceeds the total
+    done = total - sum(lengths[recording] for recording in waiting)
+    # tqdm's own format would print seconds with all their digits.
     shape = "{l_bar}{bar}| {n:.0f}/{total:.0f} s of audio [{elapsed}<{remaining}]"
     with tqdm(total=total, initial=done, desc="simulation of talks", bar_format=shape, mininterval=1.0) as progress:
-        for one in simulate_talks(args, simulation, waiting, args.jobs, progress.update):
-            if args.jobs > 1:
-                progress.update(lengths[one])
+        for recording in simulate_talks(args, simulation, waiting, args.jobs, progress.update):
+            if args.jobs > 1:  # other processes do not report their progress within a talk
+                progress.update(lengths[recording])
 
 
 def score(args: argparse.Namespace, recordings: list[Path]) -> None:

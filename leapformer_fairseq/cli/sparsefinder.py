@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @calls.owning
 def run(args: argparse.Namespace) -> int:
-    """Run one step. Raises LeapformerError for unsuitable input; finished work is kept."""
+    """Run a step. Raises LeapformerError for unsuitable input; finished work is kept."""
     STEPS[args.step][2](args)
     return 0
 
@@ -98,8 +98,8 @@ def _fit(args: argparse.Namespace) -> None:
     from ..studies.sparsefinder.fitting import Settings, check_fitted, fit, parameter_count
 
     graphs = Graphs(args.graphs)
-    given = {field.name: getattr(args, field.name) for field in fields(Settings)}
-    settings = Settings(**{**given, "blocks": tuple(args.blocks)})
+    options = {field.name: getattr(args, field.name) for field in fields(Settings)}
+    settings = Settings(**{**options, "blocks": tuple(args.blocks)})
     settings.check()
     folder = made_folder(args.out)
     for seed in args.seeds:
@@ -111,8 +111,8 @@ def _fit(args: argparse.Namespace) -> None:
                 fit(graphs, settings, seed, path, watch)
     per_head, heads = parameter_count(graphs, settings), graphs.about["heads"]
     print(
-        f"{len(args.seeds)} seeds in {folder}; {per_head} parameters a head, {per_head * heads:,} a layer of {heads} "
-        "heads"
+        f"{len(args.seeds)} seeds in {folder}; {per_head} parameters per head, {per_head * heads:,} per layer of "
+        f"{heads} heads"
     )
 
 
@@ -154,7 +154,7 @@ def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quality-points", type=int, default=12, metavar="N",
-        help="with --data: score so many points of each pattern, along its front (default: 12)",
+        help="with --data: score this many points of each pattern, along its front (default: 12)",
     )  # fmt: skip
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
@@ -232,7 +232,7 @@ def _draw_arguments(parser: argparse.ArgumentParser) -> None:
     _add_pattern(parser)
     parser.add_argument(
         "--sentence", type=int, default=0, metavar="N",
-        help="which of those that were not fitted to, from 0 (default: 0)",
+        help="index among the sentences held out from the fit, from 0 (default: 0)",
     )  # fmt: skip
     parser.add_argument("--layer", type=int, metavar="N", help="from 1 (default: all)")
     parser.add_argument("--head", type=int, metavar="N", help="from 0 (default: all)")
@@ -300,8 +300,8 @@ def _tags(args: argparse.Namespace) -> None:
     tagged = tags.tags_of_subwords(sentences, words, args.vocabulary)
     buckets = tags.Buckets(graphs, args.fitted[0], args.centroids, tags.most_frequent(tagged, args.most))
     with progress("tags", "sentence") as watch:
-        for i, (sentence, own) in enumerate(zip(sentences, tagged, strict=True), 1):
-            buckets.add(sentence, own)
+        for i, (sentence, tags_of_sentence) in enumerate(zip(sentences, tagged, strict=True), 1):
+            buckets.add(sentence, tags_of_sentence)
             watch(i, len(sentences))
     print(tags.write_tags(buckets, folder, draw_tags))
 
@@ -367,7 +367,7 @@ def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
         args.subset,
         args.references,
         limit=args.limit,
-        long=about["min_length"],
+        long=about["min_length"],  # sentences as long as those of the graphs are also scored separately
     )
 
 

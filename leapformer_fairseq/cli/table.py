@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="TABLE.json",
-        help="and the runs in these, of other folders or machines",
+        help="add the runs of these, from other folders or machines",
     )
     parser.add_argument("--title", default="Scores by attention", help="the heading (default: %(default)s)")
     parser.add_argument(
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PLAN",
-        help="attentions from best to worst: say whether this is what came out; may be repeated",
+        help="attentions from best to worst: report whether the results agree; may be repeated",
     )
 
 
@@ -50,17 +50,17 @@ def run(args: argparse.Namespace) -> int:
     runs = collect_runs(folder, args.also)
     rows = compare(runs, args.rows)
     checks = [check_order(runs, expected) for expected in args.expect]
-    made_with = signature()
+    table_signature = signature()
     content = {
         "title": args.title,
         "notes": args.note,
         "rows": rows,
         "expected": checks,
         "runs": runs,
-        "signature": made_with,
+        "signature": table_signature,
     }
     write_json(folder / "table.json", content)
-    write_text(folder / "table.md", _markdown(args.title, args.note, rows, checks, runs, made_with))
+    write_text(folder / "table.md", _markdown(args.title, args.note, rows, checks, runs, table_signature))
     draw_runs(rows, args.title, folder / PICTURE)
     print(runs_table(rows))
     for check in checks:
@@ -74,7 +74,7 @@ def _markdown(
     rows: Sequence[dict[str, Any]],
     checks: Sequence[dict[str, Any]],
     runs: Sequence[dict[str, Any]],
-    made_with: str,
+    table_signature: str,
 ) -> str:
     parts = [f"# {title}", "", runs_table(rows, "github"), "", f"![scores by attention]({PICTURE})", ""]
     for check in checks:
@@ -88,13 +88,13 @@ def _markdown(
     parts += [f"* {', '.join(dict.fromkeys(names))}: `{options}`" for options, names in by_options.items()]
     signatures = {name: text for run in runs for name, text in run["signatures"].items()}
     parts += ["", "Signatures:", "", *(f"* {name}: `{text}`" for name, text in signatures.items())]
-    made = {run["model"]["signature"] for run in runs if "signature" in run["model"]}
-    parts += [f"* scored with: `{text}`" for text in sorted(made)]
-    return "\n".join([*parts, f"* this table: `{made_with}`", ""])
+    scored_with = {run["model"]["signature"] for run in runs if "signature" in run["model"]}
+    parts += [f"* scored with: `{text}`" for text in sorted(scored_with)]
+    return "\n".join([*parts, f"* this table: `{table_signature}`", ""])
 
 
 def _legend(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the columns mean, as far as it is not plain."""
+    """Explanations of the columns that need one."""
     legend = []
     if any(len(row["seeds"]) > 1 for row in rows):
         legend.append("Scores are means over the seeds, with the least and the greatest in brackets.")

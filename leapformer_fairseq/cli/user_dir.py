@@ -10,9 +10,10 @@ HELP = "the path to give to fairseq's --user-dir"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """No arguments."""
+    """Add nothing: there are no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the folder."""
     print(PLUGIN_DIR)
     return 0

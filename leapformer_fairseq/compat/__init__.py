@@ -1,8 +1,8 @@
-"""What makes fairseq 0.12.3 run on today's Python, PyTorch and numpy: one small patch per defect, each with its reason.
+"""Patches that let fairseq 0.12.3 run on current Python, PyTorch and numpy: a small patch per defect, with its reason.
 
-`leapformer_fairseq.register` calls `apply`. A patch is applied only where its defect is found; `leapformer doctor`
-lists what was done. Only defects belong here: what our models need beyond them is in `models/task.py`, and what
-fairseq's errors mean in `fairseq_errors.py`. No patch weakens a protection: checkpoints are still loaded with
-`weights_only=True`, only the few harmless types that fairseq stores are allowed in addition, and what options say is
-never executed (`trust.py`).
+`leapformer_fairseq.register` calls `apply`. A patch is applied only if its defect is detected; `leapformer doctor`
+lists the patches in force. Only defects belong here: what our models need beyond them is in `models/task.py`.
+`errors_explained.py` explains fairseq's errors to the user. No patch weakens a protection: checkpoints are still loaded
+with `weights_only=True`, which additionally admits only the few harmless types that fairseq stores, and the text of an
+option is never executed (`trust.py`).
 """

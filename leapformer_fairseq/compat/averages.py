@@ -1,4 +1,4 @@
-"""Averages of the weights during training (`--store-ema`)."""
+"""Exponential moving averages of the weights (`--store-ema`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .patch import Patch
 
 
-class _Noting(nn.Module):
-    """A model with one number, which notes what it is given to load."""
+class _RecordingModel(nn.Module):
+    """A model with a single buffer that records the names it is asked to load."""
 
     def __init__(self, name: str, value: Tensor) -> None:
         super().__init__()
@@ -27,15 +27,15 @@ class _Noting(nn.Module):
 
 
 def _loaded(name: str, value: Tensor) -> set[str]:
-    """What the average of a model with this number loads in its first step."""
+    """The names that the average of a model with this buffer loads in its first step."""
     from fairseq.models.ema.ema import EMA
 
     settings = {"ema_decay": 0.5, "ema_seed_model": None, "ema_fp32": False, "ema_start_update": 0}
-    model = _Noting(name, value)
+    model = _RecordingModel(name, value)
     average = EMA(model, Namespace(**settings, ema_update_freq=1))
     average.step(model)
-    found: set[str] = average.model.loaded
-    return found
+    names: set[str] = average.model.loaded
+    return names
 
 
 def _counters_are_averaged() -> bool:
@@ -53,8 +53,8 @@ def _copy_counters() -> None:
 
     @functools.wraps(average)
     def _step_internal(self: EMA, new_model: nn.Module, updates: int | None = None) -> None:
-        whole = {name for name, value in new_model.state_dict().items() if not _is_real(value)}
-        self.skip_keys = {*self.skip_keys, *whole}  # which it copies
+        integers = {name for name, value in new_model.state_dict().items() if not _is_real(value)}
+        self.skip_keys = {*self.skip_keys, *integers}  # fairseq copies these instead of averaging them
         average(self, new_model, updates)
 
     EMA._step_internal = _step_internal
@@ -75,6 +75,7 @@ def _keep_versions() -> None:
 
     @functools.wraps(load)
     def restore(self: EMA, state_dict: dict[str, Tensor], build_fp32_params: bool = False) -> None:
+        # fairseq does not average names that contain `version`, and then omits them; complete them from the model.
         load(self, {**self.model.state_dict(), **state_dict}, build_fp32_params)
 
     EMA.restore = restore
@@ -90,29 +91,30 @@ def _begin_averages_with_the_weights() -> None:
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
 
-    whole = Trainer.load_checkpoint
+    original = Trainer.load_checkpoint
 
     def load_checkpoint(self: Trainer, *args: Any, **options: Any) -> Any:
-        """As in fairseq; where a checkpoint has no averages they begin with its weights."""
+        """Load as fairseq does; if the checkpoint has no averages, start them from its weights."""
         if not self.cfg.ema.store_ema:
-            return whole(self, *args, **options)
-        load, without = checkpoint_utils.load_checkpoint_to_cpu, []
+            return original(self, *args, **options)
+        load, lacking = checkpoint_utils.load_checkpoint_to_cpu, []
 
         def load_checkpoint_to_cpu(*args: Any, **options: Any) -> dict[str, Any]:
             state: dict[str, Any] = load(*args, **options)
             if isinstance(state.get("extra_state"), dict) and "ema" not in state["extra_state"]:
-                without.append(True)
+                lacking.append(True)
+                # Any value keeps fairseq from reading state["model"], which it has deleted by then.
                 state["extra_state"]["ema"] = {}
             return state
 
         checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
         try:
-            found = whole(self, *args, **options)
+            extra_state = original(self, *args, **options)
         finally:
             checkpoint_utils.load_checkpoint_to_cpu = load
-        if without:
+        if lacking:
             self.ema.restore(self.get_model().state_dict(), build_fp32_params=self.cfg.ema.ema_fp32)
-        return found
+        return extra_state
 
     Trainer.load_checkpoint = load_checkpoint
 
@@ -120,21 +122,21 @@ def _begin_averages_with_the_weights() -> None:
 PATCHES = (
     Patch(
         "ema-of-counters",
-        "--store-ema multiplies whole numbers, as a vocabulary's fingerprint, by the decay",
+        "--store-ema multiplies integers, such as a vocabulary's fingerprint, by the decay",
         "fairseq 0.12",
         _counters_are_averaged,
         _copy_counters,
     ),
     Patch(
         "ema-without-versions",
-        "--store-ema leaves versions out, so that the averaged decoder is taken for an old one and loses its last norm",
+        "--store-ema drops versions, so that the averaged decoder is taken for an old one and loses its last norm",
         "fairseq 0.12",
         _versions_are_left_out,
         _keep_versions,
     ),
     Patch(
         "ema-of-other-weights",
-        "--store-ema cannot begin with the weights of a checkpoint without averages: they are deleted by then",
+        "--store-ema cannot start from the weights of a checkpoint without averages: they are already deleted",
         "fairseq 0.12",
         _averages_begin_with_deleted_weights,
         _begin_averages_with_the_weights,

@@ -1,4 +1,4 @@
-"""Checkpoints: the types that may be in them, and how they are copied."""
+"""Checkpoints: the types that they may contain, and copies that are complete or absent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from .patch import Patch
 def checkpoint_types() -> list[Any]:
     """The types in fairseq's checkpoints beyond tensors and builtins; none of them can run code when unpickled.
 
-    `argparse.Namespace` holds the configuration of models without a dataclass, numpy arrays the metrics of --eval-bleu.
+    `argparse.Namespace` holds the configuration of models without a dataclass; numpy arrays hold the metrics of
+    --eval-bleu.
     """
     reconstruct, scalar = np.empty(0).__reduce__()[0], np.float64(0).__reduce__()[0]
-    # numpy 2 renamed `numpy.core`; files written by either version are read by both.
+    # numpy 2 renamed `numpy.core` to `numpy._core`: allow both names, so that files of either version load in both.
     functions = [
         (function, f"{package}.multiarray.{name}")
         for function, name in ((reconstruct, "_reconstruct"), (scalar, "scalar"))
@@ -56,26 +57,26 @@ def _copies_in_place() -> bool:
 
 
 def _copy_beside() -> None:
-    """A copy, such as checkpoint_last.pt, has its name once it is whole, and lies on the disk then, as a first file."""
+    """Let a copy or a renamed file, such as checkpoint_last.pt, take its name only when it is complete and synced."""
     from fairseq.file_io import PathManager
 
     copy = PathManager.copy
 
-    def copied(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
-        if "://" in f"{src_path}{dst_path}":  # of another file system, which iopath knows
+    def copy_whole(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
+        if "://" in f"{src_path}{dst_path}":  # a remote file system that iopath handles
             return bool(copy(src_path, dst_path, overwrite))
         with replacing(Path(dst_path)) as partial:
             shutil.copyfile(src_path, partial)
         return True
 
-    PathManager.copy = staticmethod(copied)
+    PathManager.copy = staticmethod(copy_whole)
     PathManager.rename = staticmethod(lambda src, dst: rename(Path(src), Path(dst)))
 
 
 PATCHES = (
     Patch(
         "checkpoint-copies",
-        "fairseq copies a checkpoint to checkpoint_last.pt in place: killed meanwhile, a training cannot go on",
+        "fairseq copies to checkpoint_last.pt in place: a training that is killed meanwhile cannot resume",
         "fairseq 0.12",
         _copies_in_place,
         _copy_beside,

@@ -1,4 +1,4 @@
-"""`fairseq-hydra-train`: models whose options are flags get their defaults."""
+"""Defaults for models whose options are flags, under `fairseq-hydra-train`."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from .patch import Patch
 
 
 def filled(config: Any, task: Any, model: type) -> Namespace:
-    """The options of a model as after fairseq-train's flags: those given, the flags' defaults, and those of the task.
+    """The options that fairseq-train would give a model: those of `config`, the flags' defaults, and the task's.
 
-    Raises LeapformerError for one that the model does not have.
+    Raises LeapformerError for an option that the model does not have.
     """
     from omegaconf import OmegaConf
 
-    given: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    configured: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     parser = ArgumentParser(add_help=False, argument_default=SUPPRESS, allow_abbrev=False)
     model.add_args(parser)  # type: ignore[attr-defined]
     defaults = vars(parser.parse_args([]))
-    known = {action.dest for action in parser._actions} | {"_name", "arch"}
-    wrong = sorted(given.keys() - known) if set(given) != {"_name"} and "arch" not in given else []
-    if wrong:
+    flags = {action.dest for action in parser._actions} | {"_name", "arch"}
+    # A section with `arch` was converted from flags, and holds the options of the whole command.
+    unknown = [] if "arch" in configured else sorted(configured.keys() - flags)
+    arch = configured.get("_name")
+    if unknown:
         raise LeapformerError(
-            f"model.{wrong[0]}: {given.get('_name')} has no such option; `leapformer train --arch {given.get('_name')} "
-            "--help` lists them"
+            f"model.{unknown[0]}: {arch} has no such option; `leapformer train --arch {arch} --help` lists them"
         )
-    own = getattr(task, "cfg", None)
-    of_task: Any = OmegaConf.to_container(own, resolve=True) if OmegaConf.is_config(own) else {}
-    rest = {name: value for name, value in of_task.items() if name not in known}
-    return Namespace(**{**rest, **defaults, **given, "arch": given.get("_name") or given.get("arch")})
+    task_config = getattr(task, "cfg", None)
+    of_task: Any = OmegaConf.to_container(task_config, resolve=True) if OmegaConf.is_config(task_config) else {}
+    rest = {name: value for name, value in of_task.items() if name not in flags}
+    return Namespace(**{**rest, **defaults, **configured, "arch": arch or configured.get("arch")})
 
 
 def _defaults_are_missing() -> bool:
@@ -75,7 +76,7 @@ def _fill_defaults() -> None:
 PATCHES = (
     Patch(
         "hydra-defaults",
-        "fairseq-hydra-train gives models whose options are flags no defaults",
+        "fairseq-hydra-train sets no defaults for models whose options are flags",
         "fairseq 0.12",
         _defaults_are_missing,
         _fill_defaults,

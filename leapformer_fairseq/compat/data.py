@@ -1,4 +1,4 @@
-"""Reading data: numpy 2, audio without torchaudio, and the thread that reads batches."""
+"""Reading data: numpy 2, audio without torchaudio, line ends in text, and the thread that reads batches."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def _convert_waveform(
     to_mono: bool = False,
     to_sample_rate: int | None = None,
 ) -> tuple[np.ndarray | torch.Tensor, int]:
-    """fairseq's `convert_waveform` on (channels, T), in its order: volume to full scale, rate, mix-down."""
+    """Convert (channels, T) in the order of fairseq's `convert_waveform`: peak normalisation, resampling, mono."""
     samples = np.asarray(waveform)
     if normalize_volume:
         samples = samples / max(float(np.abs(samples).max(initial=0.0)), 1e-8)
     if to_sample_rate is not None and to_sample_rate != sample_rate:
-        from scipy.signal import resample_poly  # a slow import, needed by few
+        from scipy.signal import resample_poly  # slow to import, and rarely needed
 
-        shared = math.gcd(int(sample_rate), int(to_sample_rate))
-        samples = resample_poly(samples, to_sample_rate // shared, sample_rate // shared, axis=-1)
+        divisor = math.gcd(int(sample_rate), int(to_sample_rate))
+        samples = resample_poly(samples, to_sample_rate // divisor, sample_rate // divisor, axis=-1)
         sample_rate = to_sample_rate
     if to_mono and samples.shape[0] > 1:
         samples = samples.mean(axis=0, keepdims=True)
@@ -63,7 +63,7 @@ def _convert_waveform(
 
 
 def _kaldi_fbank(waveform: np.ndarray, sample_rate: int, n_bins: int = 80) -> np.ndarray:
-    """fairseq's feature hook: `waveform` is (1, T) at 16-bit integer scale."""
+    """Log-mel features (frames, n_bins) of a (1, T) waveform at 16-bit integer scale, the scale of fairseq's hook."""
     from ..runtime.audio import INT16_SCALE, fbank
 
     return fbank(np.asarray(waveform)[0] / np.float32(INT16_SCALE), sample_rate, n_bins)
@@ -75,10 +75,10 @@ def _torchaudio_fails() -> bool:
     silence = np.zeros((1, 800), np.float32)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of functions that the next version removes
+            warnings.simplefilter("ignore")  # versions that still have these functions announce their removal
             audio_utils.convert_waveform(silence, 8_000, to_sample_rate=16_000)
             return audio_utils._get_torchaudio_fbank(silence, 16_000) is None
-    except Exception:  # missing, too new, or built for another torch: each ends in another error
+    except Exception:  # missing, too new, or built for another torch: each raises something else
         return True
 
 
@@ -112,14 +112,18 @@ def _get_waveform(
     normalize_volume: bool = False,
     waveform_transforms: Any = None,
 ) -> tuple[np.ndarray, int]:
-    """fairseq's `get_waveform`, which reads a file once, as all our readers do. Raises AudioError as they do."""
+    """fairseq's `get_waveform` on our audio reader; raises AudioError for what that refuses.
+
+    `frames` and `start` count samples; -1 frames are all, a negative start counts from the end. Returns (channels, T),
+    or (T,) for mono without `always_2d`, in [-1, 1] or, without `normalization`, at 16-bit scale; and the rate in Hz.
+    """
     from fairseq.data.audio import audio_utils
 
     from ..runtime.audio import open_audio, samples_of
 
-    named = isinstance(path_or_fp, str)
-    name = str(path_or_fp) if named else "a recording in an archive"
-    if named and Path(name).suffix not in audio_utils.SF_AUDIO_FILE_EXTENSIONS:
+    is_path = isinstance(path_or_fp, str)
+    name = str(path_or_fp) if is_path else "a recording in an archive"
+    if is_path and Path(name).suffix not in audio_utils.SF_AUDIO_FILE_EXTENSIONS:
         raise ValueError(f"Unsupported audio format: {Path(name).suffix}")
     with open_audio(path_or_fp, name) as file:
         first = start if start >= 0 else max(0, file.frames + start)
@@ -137,12 +141,12 @@ def _get_waveform(
 def _consumer_is_daemon() -> bool:
     from fairseq.data.iterators import BufferedIterator
 
-    # Read, not run: a thread of its own would start CUDA where there is a GPU.
+    # Read the source rather than start a consumer: its thread would initialise CUDA if there is a GPU.
     return "daemon = True" in inspect.getsource(BufferedIterator._create_consumer)
 
 
 def _stop_consumers_at_exit() -> None:
-    """Let the batch reading threads end before the interpreter does."""
+    """Stop the threads that read batches before the interpreter exits."""
     from fairseq.data.iterators import BufferedIterator
 
     consumers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -158,15 +162,15 @@ def _stop_consumers_at_exit() -> None:
 
 
 def _stop(consumers: list[Any], patience_s: float = 30.0) -> None:
-    deadline = time.monotonic() + patience_s  # better an ugly exit than one that never comes
+    deadline = time.monotonic() + patience_s  # after it, exit code 134 is better than a process that hangs
     for consumer in consumers:
-        consumer._max_len = 0  # the thread looks at it after each batch
+        consumer._max_len = 0  # the thread checks this after each batch, and ends
         while consumer.is_alive() and time.monotonic() < deadline:
             with suppress(queue.Empty):
-                consumer._queue.get(timeout=0.05)  # makes room: the thread may wait in put()
+                consumer._queue.get(timeout=0.05)  # the thread may be blocked in put() on the full queue
 
 
-def _paths_are_of_the_working_directory() -> bool:
+def _paths_are_relative_to_working_directory() -> bool:
     from fairseq.data.audio import data_cfg
 
     with tempfile.TemporaryDirectory() as folder:
@@ -182,8 +186,8 @@ def _look_beside_the_configuration() -> None:
 
     @functools.wraps(read)
     def get_config_from_yaml(yaml_path: Path) -> Any:
-        found = read(yaml_path)
-        return paths_beside(found, Path(yaml_path).parent) if isinstance(found, dict) else found
+        config = read(yaml_path)
+        return paths_beside(config, Path(yaml_path).parent) if isinstance(config, dict) else config
 
     data_cfg.get_config_from_yaml = get_config_from_yaml
 
@@ -199,32 +203,32 @@ def _end_lines_of_chunks_at_line_feeds() -> None:
     from fairseq import binarizer, file_chunker_utils
     from fairseq.data import dictionary
 
-    for module in (file_chunker_utils, binarizer, dictionary):
+    for module in (file_chunker_utils, binarizer, dictionary):  # the last two imported the names themselves
         module.Chunker, module.find_offsets = _chunk, _chunk_offsets
 
 
 def _chunk_offsets(filename: str, num_chunks: int) -> list[int]:
-    """Where to cut a file so that every chunk begins with a line: the first byte of each chunk, and the size."""
+    """Byte offsets that cut a file into `num_chunks` chunks of whole lines: the start of each, then the file's size."""
     with open(filename, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         offsets = [0]
         for number in range(1, num_chunks):
             file.seek(size // num_chunks * number)
-            file.readline()
+            file.readline()  # to the end of the line that the cut falls into; it belongs to the chunk before
             offsets.append(file.tell())
         return [*offsets, size]
 
 
 @contextmanager
 def _chunk(path: str, start_offset: int, end_offset: int) -> Iterator[Iterator[str]]:
-    """The lines of a chunk, to the end of the file if `end_offset` is not above 0."""
+    """The decoded lines of a chunk; up to the end of the file if `end_offset` is not positive."""
     with open(path, "rb") as file:
-        before = sum(1 for _ in _lines_before(file, start_offset))
+        before = sum(1 for _ in _lines_before(file, start_offset))  # for the line number in an error of decoding
         yield decoded(_lines_before(file, end_offset if end_offset > 0 else None), path, before + 1)
 
 
 def _lines_before(file: BinaryIO, end: int | None) -> Iterator[bytes]:
-    """The lines of a file that begin before a place in it."""
+    """The lines that begin before byte `end`, from the current position on."""
     while (end is None or file.tell() < end) and (line := file.readline()):
         yield line
 
@@ -242,8 +246,8 @@ def _end_lines_of_input_at_line_feeds() -> None:
 
 
 def _buffered_read(input: str, buffer_size: int) -> Iterator[list[str]]:
-    found = decoded(sys.stdin.buffer, "standard input") if input == "-" else read_lines(input, "--input")
-    lines = (line.strip() for line in found)
+    source = decoded(sys.stdin.buffer, "standard input") if input == "-" else read_lines(input, "--input")
+    lines = (line.strip() for line in source)
     while batch := list(islice(lines, buffer_size)):
         yield batch
 
@@ -261,11 +265,11 @@ def _compare_counts() -> None:
 
     def make_all(lang: str, vocab: Any, args: Any) -> None:
         if lang == args.source_lang and not args.only_source:
-            for path, other in _paired(args):
-                counts = [_count(path), _count(other)]
+            for path, other in _parallel_files(args):
+                counts = [_line_count(path), _line_count(other)]
                 if counts[0] != counts[1]:
                     raise LeapformerError(
-                        f"{path} has {counts[0]} lines but {other} has {counts[1]}, so they are no translations line "
+                        f"{path} has {counts[0]} lines but {other} has {counts[1]}, so they are not translations line "
                         "by line; give the files that belong together"
                     )
         make(lang, vocab, args)
@@ -273,15 +277,15 @@ def _compare_counts() -> None:
     preprocess._make_all = make_all
 
 
-def _count(path: str) -> int:
+def _line_count(path: str) -> int:
     with open(path, "rb") as file:
         return sum(1 for _ in file)
 
 
-def _paired(args: Any) -> Iterator[tuple[str, str]]:
-    """The files of `preprocess` that must have as many lines as the source beside them."""
+def _parallel_files(args: Any) -> Iterator[tuple[str, str]]:
+    """Pairs of a source file of `preprocess` and a file that must have as many lines: target, alignments."""
     prefixes = [
-        prefix for given in (args.trainpref, args.validpref, args.testpref) if given for prefix in given.split(",")
+        prefix for option in (args.trainpref, args.validpref, args.testpref) if option for prefix in option.split(",")
     ]
     for prefix in prefixes:
         source = f"{prefix}.{args.source_lang}"
@@ -291,14 +295,14 @@ def _paired(args: Any) -> Iterator[tuple[str, str]]:
         yield from ((source, other) for other in others if os.path.isfile(source) and os.path.isfile(other))
 
 
-def _pools_wait_for_the_dead() -> bool:
+def _pools_wait_for_killed_processes() -> bool:
     from fairseq import binarizer
     from fairseq.data import dictionary
 
     return multiprocessing.Pool in (binarizer.Pool, dictionary.Pool)
 
 
-def _let_pools_notice_the_dead() -> None:
+def _let_pools_notice_killed_processes() -> None:
     from fairseq import binarizer
     from fairseq.data import dictionary
 
@@ -308,15 +312,15 @@ def _let_pools_notice_the_dead() -> None:
 PATCHES = (
     Patch(
         "pools",
-        "preprocess --workers waits for ever for a process that was killed",
+        "preprocess --workers waits forever for a worker that was killed",
         "every fairseq",
-        _pools_wait_for_the_dead,
-        _let_pools_notice_the_dead,
+        _pools_wait_for_killed_processes,
+        _let_pools_notice_killed_processes,
     ),
     Patch(
         "lines-of-files",
         "preprocess ends a line at a carriage return inside a sentence, which pairs every later line with a wrong one; "
-        "here only a line feed does, and what is not UTF-8 is named with its line",
+        "here only a line feed does, and an error about text that is not UTF-8 names the line",
         "every fairseq",
         _chunks_end_at_any_line_end,
         _end_lines_of_chunks_at_line_feeds,
@@ -330,7 +334,7 @@ PATCHES = (
     ),
     Patch(
         "counts-of-lines",
-        "preprocess makes a data set of a source and a target with different numbers of lines",
+        "preprocess accepts a source and a target with different numbers of lines",
         "every fairseq",
         _counts_are_not_compared,
         _compare_counts,
@@ -353,23 +357,24 @@ PATCHES = (
     Patch(
         "checked-audio",
         "audio of any length, rate and scale is decoded: a damaged header fills the memory, and 16-bit integers taken "
-        "for floats give features of another level; here it is read as everywhere else",
+        "for floats give features at another level; here our own reader checks it",
         "every fairseq",
         _audio_is_not_checked,
         _check_audio,
     ),
     Patch(
         "exit-code-134",
-        "the daemon thread that reads batches can be inside torch when the interpreter ends, which then aborts",
+        "the daemon thread that reads batches can be inside torch when the interpreter exits, which then aborts",
         "fairseq 0.12 with --num-workers 0",
         _consumer_is_daemon,
         _stop_consumers_at_exit,
     ),
     Patch(
         "moved-data",
-        "paths of a speech data configuration are those of the working directory, or absolute: the folder stays there",
+        "paths in a speech data configuration are absolute or relative to the working directory, so that its folder "
+        "cannot be moved",
         "fairseq 0.12",
-        _paths_are_of_the_working_directory,
+        _paths_are_relative_to_working_directory,
         _look_beside_the_configuration,
     ),
 )

@@ -1,4 +1,4 @@
-"""Several processes: fairseq starts and connects them for GPUs only."""
+"""Training with several processes on CPUs or under torchrun; fairseq starts and connects them only for GPUs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 
 # ------------------------------------------------------------------------------------------- starting and connecting
 def place(cfg: Any, environment: Mapping[str, str], gpus: int) -> int:
-    """Write into a configuration of fairseq which process this is; returns how many to start here, 0 for none.
+    """Write this process's place in the job into fairseq's configuration; return how many processes to start here.
 
-    Processes of torchrun are connected by its environment, on GPUs and CPUs. Otherwise, on a CPU,
-    `--distributed-world-size N` starts N processes on this machine. Raises LeapformerError for what fairseq would do in
-    silence: independent copies, or no process at all.
+    The number is 0 if fairseq's own code should go on: for processes of torchrun, which connect through its
+    environment on GPUs and CPUs, for a single process, and on GPUs. On CPUs, `--distributed-world-size N` starts N
+    processes on this machine. Raises LeapformerError for settings with which fairseq would silently train independent
+    copies or start no process.
     """
     training, on_cpu = cfg.distributed_training, cfg.common.cpu or not gpus
-    if on_cpu and training.distributed_backend == "nccl":
+    if on_cpu and training.distributed_backend == "nccl":  # fairseq's default, for GPUs only
         training.distributed_backend = "gloo"
     if all(environment.get(name) for name in TORCHRUN):
         _place_by_torchrun(training, environment, on_cpu, gpus)
@@ -38,7 +39,7 @@ def place(cfg: Any, environment: Mapping[str, str], gpus: int) -> int:
     if processes == 1 and int(environment.get("SLURM_NTASKS", 1)) > 1 and environment.get("SLURM_STEP_ID"):
         raise LeapformerError(
             f"SLURM started {environment['SLURM_NTASKS']} tasks, which on CPUs would train independent copies; start "
-            "one task a machine, `srun --ntasks-per-node 1 torchrun ...`"
+            "one task per machine, `srun --ntasks-per-node 1 torchrun ...`"
         )
     if training.distributed_no_spawn or (processes == 1 and not training.distributed_init_method):
         return 0
@@ -75,7 +76,7 @@ def _free_port() -> int:
 def _processes_need_gpus() -> bool:
     from fairseq.distributed import utils
 
-    # Read, not run: it would start processes.
+    # Read the source rather than call it: it would start processes.
     return "torch.multiprocessing.spawn" in inspect.getsource(utils.call_main)
 
 
@@ -88,34 +89,35 @@ def _start_processes_anywhere() -> None:
         from omegaconf import OmegaConf, open_dict
 
         with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
-            here = place(cfg, os.environ, torch.cuda.device_count())
-        if not here:
+            processes = place(cfg, os.environ, torch.cuda.device_count())
+        if not processes:
             original(cfg, main, **kwargs)
             return
-        cfg.distributed_training.distributed_rank = None  # given to each
-        # Forked, they need not import everything again, nor do their data loaders; that would take a minute.
-        start_processes(_one_of_several, (here, main, cfg, {**kwargs, "start_rank": 0}), here, start_method="fork")
+        cfg.distributed_training.distributed_rank = None  # distributed_main then takes start_rank plus its number
+        # Forked processes and their data loaders need not import everything again, which would take a minute.
+        arguments = (processes, main, cfg, {**kwargs, "start_rank": 0})
+        start_processes(_run_process, arguments, processes, start_method="fork")
 
     utils.call_main = call_main
 
 
-def _one_of_several(number: int, processes: int, main: Any, cfg: Any, more: dict[str, Any]) -> None:
-    """A process that was started here: its share of the cores, unless the user says how many."""
+def _run_process(number: int, processes: int, main: Any, cfg: Any, kwargs: dict[str, Any]) -> None:
+    """Run one of the processes started here, with its share of the cores unless OMP_NUM_THREADS is set."""
     from fairseq.distributed import utils
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
-    utils.distributed_main(number, main, cfg, more)
+    utils.distributed_main(number, main, cfg, kwargs)
 
 
-# ----------------------------------------------------------------------------------------------------- talking on CPUs
-def _talk_needs_gpus() -> bool:
+# ----------------------------------------------------------------------------------------------- communication on CPUs
+def _gathering_needs_gpus() -> bool:
     from fairseq.distributed import utils
 
     return "torch.cuda.ByteTensor" in inspect.getsource(utils.all_gather_list)
 
 
-def _talk_anywhere() -> None:
+def _gather_anywhere() -> None:
     from fairseq.distributed import utils
 
     original = utils.all_gather_list
@@ -124,9 +126,9 @@ def _talk_anywhere() -> None:
         group = utils.get_global_group() if group is None else group
         if torch.distributed.get_backend(group) != "gloo":
             return original(data, group, max_size)
-        found = [None] * utils.get_world_size(group)
-        torch.distributed.all_gather_object(found, data, group=group)
-        return found
+        gathered = [None] * utils.get_world_size(group)
+        torch.distributed.all_gather_object(gathered, data, group=group)
+        return gathered
 
     utils.all_gather_list = all_gather_list
 
@@ -140,7 +142,7 @@ def _ddp_needs_gpus() -> bool:
 
 
 def _let_ddp_take_cpus() -> None:
-    """PyTorch wants no device for a module on a CPU."""
+    """Drop the device numbers that fairseq passes: PyTorch rejects them for a module on a CPU."""
     from fairseq.models import distributed_fairseq_model
 
     original = distributed_fairseq_model.DistributedDataParallel
@@ -160,11 +162,14 @@ def _resuming_is_refused() -> bool:
 
 
 def _broadcast_anything() -> None:
-    """The first process has read the checkpoint with protection; what it sends to the others of its job is its own."""
+    """Broadcast with torch's function, which unpickles freely.
+
+    That is safe here: the source is a process of the same job, which has read the checkpoint with protection.
+    """
     from fairseq.distributed import utils
 
-    def _broadcast_object_slow(found: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
-        box = [found]
+    def _broadcast_object_slow(obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
+        box = [obj]
         torch.distributed.broadcast_object_list(box, src_rank, group=group, device=dist_device)
         return box[0]
 
@@ -174,7 +179,7 @@ def _broadcast_anything() -> None:
 PATCHES = (
     Patch(
         "processes",
-        "on CPUs several processes train independent copies, or none starts; torchrun's are not connected",
+        "on CPUs several processes train independent copies, or none starts; those of torchrun are not connected",
         "fairseq 0.12",
         _processes_need_gpus,
         _start_processes_anywhere,
@@ -183,19 +188,19 @@ PATCHES = (
         "gathering",
         "processes on CPUs exchange statistics through a GPU",
         "fairseq 0.12",
-        _talk_needs_gpus,
-        _talk_anywhere,
+        _gathering_needs_gpus,
+        _gather_anywhere,
     ),
     Patch(
         "ddp",
-        "DistributedDataParallel gets the number of a GPU on CPUs, too",
+        "DistributedDataParallel is given the number of a GPU even on CPUs",
         "fairseq 0.12",
         _ddp_needs_gpus,
         _let_ddp_take_cpus,
     ),
     Patch(
         "broadcast",
-        "torch.load refuses what the first process sends to the others when a training resumes",
+        "torch.load refuses the object that the first process sends to the others when a training resumes",
         "torch >= 2.6 (weights_only=True by default)",
         _resuming_is_refused,
         _broadcast_anything,

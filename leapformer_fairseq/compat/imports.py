@@ -1,4 +1,4 @@
-"""What importing fairseq takes time for."""
+"""Import fairseq without the slow packages that it needs only for a few metrics."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from .patch import Patch
 
 
-class _Later(ModuleType):
-    """A module whose functions import the real one when they are called."""
+class _LazyModule(ModuleType):
+    """A stand-in for a module; its functions import the real module when they are called."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):  # what Python looks for in a module
+        if name.startswith("__"):  # the import system asks for __path__ and __spec__, which must be absent
             raise AttributeError(name)
 
         def function(*args: Any, **options: Any) -> Any:
@@ -32,14 +32,14 @@ def _import_fairseq() -> None:
     stand_ins: dict[str, ModuleType] = {}
     for name, module in (("sklearn", "metrics"), ("scipy", "stats")):
         if name not in sys.modules:
-            package, later = ModuleType(name), _Later(f"{name}.{module}")
-            setattr(package, module, later)
-            stand_ins |= {name: package, later.__name__: later}
+            package, lazy = ModuleType(name), _LazyModule(f"{name}.{module}")
+            setattr(package, module, lazy)
+            stand_ins |= {name: package, lazy.__name__: lazy}
     sys.modules.update(stand_ins)
     try:
         importlib.import_module("fairseq")
     finally:
-        for name in stand_ins:
+        for name in stand_ins:  # everybody else must get the real packages
             del sys.modules[name]
 
 

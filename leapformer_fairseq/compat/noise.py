@@ -1,4 +1,4 @@
-"""Noise of quantised weights in training (`--quant-noise-scalar`)."""
+"""Quantisation noise during training (`--quant-noise-scalar`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .patch import Patch
 def _scales_are_on_a_gpu() -> bool:
     from fairseq.modules.quantization.scalar import ops
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_available():  # fairseq's version works there, except for a model on the CPU
         return False
     try:
         ops.emulate_int8_tensor(torch.arange(3.0))
@@ -24,7 +24,7 @@ def _scales_are_on_a_gpu() -> bool:
 
 
 def _keep_scales_with_their_weights() -> None:
-    """fairseq's `emulate_int8_*`, each with its observer, on the device of the weights."""
+    """Replace fairseq's `emulate_int8_*` by versions that compute on the device of the weights."""
     from fairseq.modules.quantization.scalar import ops
 
     def emulating(make: Any) -> Any:
@@ -44,8 +44,8 @@ def _keep_scales_with_their_weights() -> None:
     ops.emulate_int8_tensor = emulating(observers.MinMaxObserver)
 
 
-class _Named(nn.Module):
-    """A model with a layer of fairseq's, one of a class derived from it, and a parameter called weights."""
+class _MisleadingNames(nn.Module):
+    """A model with a plain linear layer, one of a derived class, and a parameter named `weights`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,19 +57,19 @@ class _Named(nn.Module):
 def _names_are_guessed() -> bool:
     from fairseq.modules.quantization.scalar import utils
 
-    return bool(set(utils.get_layers(_Named(), "(.*?)")) - {"layer"})
+    return bool(set(utils.get_layers(_MisleadingNames(), "(.*?)")) - {"layer"})
 
 
 def _take_layers_as_they_are() -> None:
     from fairseq.modules.quantization.scalar import utils
 
-    whole = utils.get_layers
-
-    @functools.wraps(whole)
+    @functools.wraps(utils.get_layers)
     def get_layers(model: nn.Module, *args: Any, **options: Any) -> list[str]:
-        own = {name for name, _ in model.named_parameters()}  # of weights that layers share, those of the first
-        layers = ((name, part) for name, part in model.named_modules() if type(part) in utils.MAPPING)
-        return [name for name, _ in layers if f"{name}.weight" in own]
+        # named_parameters() lists a weight that layers share only under the first of them, so noise is added once.
+        parameters = {name for name, _ in model.named_parameters()}
+        # The exact type, since fairseq looks it up in MAPPING; a derived class would be a KeyError.
+        layers = (name for name, part in model.named_modules() if type(part) in utils.MAPPING)
+        return [name for name in layers if f"{name}.weight" in parameters]
 
     utils.get_layers = get_layers
 
@@ -77,14 +77,14 @@ def _take_layers_as_they_are() -> None:
 PATCHES = (
     Patch(
         "scalar-noise-without-gpu",
-        "--quant-noise-scalar moves scales to a GPU, also where there is none",
+        "--quant-noise-scalar moves scales to a GPU even if there is none",
         "fairseq 0.12",
         _scales_are_on_a_gpu,
         _keep_scales_with_their_weights,
     ),
     Patch(
         "scalar-noise-by-names",
-        "--quant-noise-scalar guesses layers from the names of parameters, and fails at weights and learned positions",
+        "--quant-noise-scalar guesses layers from parameter names, and fails on `weights` and learned positions",
         "fairseq 0.12",
         _names_are_guessed,
         _take_layers_as_they_are,

@@ -1,4 +1,4 @@
-"""Options of the command line."""
+"""Command-line options that fairseq misreads."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def _bf16_means_tpu() -> bool:
 
 
 def _let_bf16_run_on_gpus() -> None:
-    """fairseq treats --bf16 as a request for a TPU; clear that flag."""
+    """Clear `tpu`, which fairseq sets for --bf16."""
     from fairseq import options
 
     parse = options.parse_args_and_arch
 
     @functools.wraps(parse)
     def parse_args_and_arch(*args: Any, **kwargs: Any) -> Any:
-        found = parse(*args, **kwargs)
-        (found[0] if isinstance(found, tuple) else found).tpu = False
-        return found
+        parsed = parse(*args, **kwargs)  # with parse_known=True, a tuple with the unknown arguments
+        (parsed[0] if isinstance(parsed, tuple) else parsed).tpu = False
+        return parsed
 
     options.parse_args_and_arch = parse_args_and_arch
 

@@ -1,4 +1,4 @@
-"""What a patch is."""
+"""The description of a patch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Patch(NamedTuple):
-    """One defect and its patch; `needed` looks for the defect itself, `applies_to` says in words where it is found."""
+    """A defect and its patch: `needed` detects the defect itself, `applies_to` names the versions that have it."""
 
     name: str
     reason: str

@@ -1,4 +1,4 @@
-"""All patches, and `apply`, which carries out those that are needed."""
+"""The list of all patches, and `apply`, which applies those that are needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from . import averages, checkpoints, configurations, data, distributed, imports, noise, options, trust
 from .patch import Patch
 
-# the one that imports fairseq first
+# `imports` must come first: it is the patch that imports fairseq, and the others would import it before its stand-ins.
 PATCHES = (
     *imports.PATCHES, *checkpoints.PATCHES, *trust.PATCHES, *data.PATCHES, *distributed.PATCHES, *options.PATCHES,
     *averages.PATCHES, *noise.PATCHES, *configurations.PATCHES
@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 def apply() -> list[Patch]:
-    """Patch what is defective, once per process; returns the patches that are in force."""
+    """Apply each patch whose defect is present, once per process; return the patches in force."""
     with _lock:
         for patch in PATCHES:
             if patch.name not in _applied:

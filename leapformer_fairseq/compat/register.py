@@ -1,4 +1,4 @@
-"""Registers our models, criterions, tasks and optimizers with fairseq by importing the modules that hold them."""
+"""Register our models, criterions, tasks and optimizers with fairseq by importing the modules that define them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ _lock = threading.Lock()
 
 
 def register() -> None:
-    """As `leapformer_fairseq.register`."""
+    """Implement `leapformer_fairseq.register`."""
     with _lock:
         prepare_fairseq()
         import_modules(_REGISTERING)
 
 
 def prepare_fairseq() -> None:
-    """The patches, and fairseq's errors in one line: what `models/` needs, whichever of its modules is imported."""
+    """Apply the patches and shorten the errors of fairseq's commands; every import of `models/` does this first."""
     apply()
     print_in_one_line()
 
 
 def import_modules(folders: tuple[str, ...] = _UNKNOWN_TO_FAIRSEQ) -> None:
-    """Import every module of these sub-packages; by default of those that fairseq's --user-dir leaves out.
+    """Import every module of these sub-packages; by default of those that fairseq's --user-dir does not import.
 
-    No sub-package may import its own modules this way from its `__init__`: of two threads, one would hold the import
-    lock of the package, the other that of a module, and each wait for the other.
+    A sub-package must not call this for itself in its `__init__`: one thread would hold the import lock of the package
+    and another that of a module, and the two would deadlock.
     """
     for folder in folders:
         for module in sorted(m.name for m in pkgutil.iter_modules([str(PLUGIN_DIR / folder)])):
             if not module.startswith("_"):
-                # The name fairseq uses for --user-dir, too: a module is executed, and so registers, only once.
+                # Import by the name that --user-dir uses: under a second name the module would run again, and fairseq
+                # rejects a name that is registered twice.
                 importlib.import_module(f"{_PACKAGE}.{folder}.{module}")

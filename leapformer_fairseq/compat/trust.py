@@ -1,8 +1,9 @@
-"""What a checkpoint may say: options are data, and nothing that is written in them is executed.
+"""Options of a checkpoint are data: nothing that is written in them is executed.
 
-`weights_only` keeps code out of the file, but fairseq hands some options of a checkpoint to `eval` when it builds the
-model, the task or the criterion. Every way to load a checkpoint passes `load_checkpoint_to_cpu`, so that is where they
-are checked, before anything is built. `eval` itself is replaced in fairseq, too, whatever an option is called.
+`weights_only` keeps code out of the file, but fairseq passes some options of a checkpoint to `eval` when it builds the
+model, the task or the criterion. Every path that loads a checkpoint goes through `load_checkpoint_to_cpu`, so the
+options are checked there, before anything is built. As a second barrier, for options that the list below misses, `eval`
+itself is replaced in fairseq's modules.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..support.errors import LeapformerError
 from .patch import Patch
 
 _NUMBERS, _FLAG, _LAYERS = (int, float, list, tuple), (bool, int, list), (int, list, tuple)
-#: the options that fairseq gives to `eval` -> the types that they may have; a test looks for others in its source
+#: options that fairseq passes to `eval` -> the types that they may have; a test searches its source for others
 EVALUATED: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("adaptive_softmax_cutoff", "adaptive_input_cutoff"), _NUMBERS),
     **dict.fromkeys(("adam_betas", "adamax_betas", "adafactor_eps", "lamb_betas"), _NUMBERS),
@@ -31,7 +32,7 @@ EVALUATED: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("conv_aggregator_layers", "feature_encoder_spec", "wer_args"), _LAYERS),
     **{f"{side}xformers_att_config": (dict,) for side in ("", "encoder_", "decoder_")},
 }
-#: what only matters where a training begins; a trained model has its weights in its own checkpoint
+#: options that matter only at the start of a training; a trained model has its weights in its own checkpoint
 WARM_STARTS = (
     *("load_pretrained_encoder_from", "load_pretrained_decoder_from", "load_pretrained_aux_decoder_from"),
     *("encoder_embed_path", "decoder_embed_path", "embed_path"),
@@ -44,17 +45,18 @@ _MOST_REPEATS, _LONGEST = 1000, 10_000
 
 
 def literal(source: str) -> Any:
-    """The value of a literal, which may add and repeat lists as in "[(512, 3)] * 4"; else ValueError."""
+    """The value of a literal, which may add and repeat lists, as in "[(512, 3)] * 4"; raises ValueError otherwise."""
     if len(source) > _LONGEST:
         raise ValueError("it is too long")
     try:
         tree = ast.parse(source.strip(), mode="eval")
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError("it is no literal") from error
+        raise ValueError("it is not a literal") from error
     for node in ast.walk(tree):
         if not isinstance(node, _ALLOWED):
-            raise ValueError("it is no literal")
+            raise ValueError("it is not a literal")
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            # One factor of at most 1000: nested products of a short text could fill the memory.
             times = next((part.value for part in (node.right, node.left) if isinstance(part, ast.Constant)), None)
             products = sum(isinstance(part, ast.Mult) for part in ast.walk(node))
             if not isinstance(times, int) or times > _MOST_REPEATS or products > 1:
@@ -62,18 +64,21 @@ def literal(source: str) -> Any:
     try:
         return eval(compile(tree, "<literal>", "eval"), {"__builtins__": {}})  # no name, attribute or call is left
     except (TypeError, ValueError, MemoryError, RecursionError) as error:
-        raise ValueError("it is no literal") from error
+        raise ValueError("it is not a literal") from error
 
 
 def check_options(path: str, *sections: Any) -> None:
-    """Raise LeapformerError if an option in plain dictionaries and namespaces, at any depth, would be executed."""
+    """Raise LeapformerError if fairseq would execute an option, at any depth of these dictionaries and namespaces.
+
+    `path` is the file that the error names.
+    """
     for section in sections:
         for name, value in _options(section):
             _check_option(path, name, value)
 
 
 def _options(section: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of all options at any depth."""
+    """(name, value) of every option at any depth."""
     if isinstance(section, (list, tuple)):
         for part in section:
             yield from _options(part)
@@ -85,28 +90,29 @@ def _options(section: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_option(path: str, name: str, value: Any) -> None:
+    # "${name}" refers to another option, which is checked itself; "${resolver:...}" calls a function of OmegaConf.
     if isinstance(value, str) and ":" in value.partition("${")[2]:
         raise _refusal(path, name, value, "is computed when it is read")
     if name not in EVALUATED or value is None:
         return
     try:
-        found = literal(value) if isinstance(value, str) else value
+        parsed = literal(value) if isinstance(value, str) else value
     except ValueError:
-        raise _refusal(path, name, value, "is no literal value") from None
-    if found is not None and not isinstance(found, (*EVALUATED[name], bool)):
+        raise _refusal(path, name, value, "is not a literal value") from None
+    if parsed is not None and not isinstance(parsed, (*EVALUATED[name], bool)):
         raise _refusal(path, name, value, f"should be {' or '.join(kind.__name__ for kind in EVALUATED[name])}")
 
 
 def _check_names(path: str, config: Any) -> None:
-    """Only architectures, tasks and criteria that are registered: ours, fairseq's, and those of the user's plugins."""
+    """Raise LeapformerError unless architecture, task and criterion are registered, by us, fairseq or user plugins."""
     from fairseq.criterions import CRITERION_REGISTRY
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
     from fairseq.tasks import TASK_REGISTRY
 
-    known: dict[str, Any] = {
+    registries: dict[str, Any] = {
         "model": {**ARCH_MODEL_REGISTRY, **MODEL_REGISTRY}, "task": TASK_REGISTRY, "criterion": CRITERION_REGISTRY
     }  # fmt: skip
-    for part, registry in known.items():
+    for part, registry in registries.items():
         section = config.get(part)
         options = vars(section) if isinstance(section, argparse.Namespace) else section
         for key in ("_name", "arch" if part == "model" else part):
@@ -114,8 +120,8 @@ def _check_names(path: str, config: Any) -> None:
             if name is not None and (not isinstance(name, str) or name not in registry):
                 kind = "architecture" if part == "model" else part
                 raise LeapformerError(
-                    f"{path}: {kind} {_short(name)} is none of this package or of fairseq; it is not loaded; if it is "
-                    "your own, give its plugin with --user-dir"
+                    f"{path}: {kind} {_short(name)} belongs neither to this package nor to fairseq, so the file is not "
+                    "loaded; if it is your own, give its plugin with --user-dir"
                 )
 
 
@@ -132,10 +138,10 @@ def _short(value: Any) -> str:
 
 
 def forget_warm_starts(options: Any) -> None:
-    """Clear in the options of a model what only matters where a training begins; they are a DictConfig or namespace."""
+    """Clear the warm starts in a model's options, a DictConfig or a namespace, so that no other file is read."""
     arch = getattr(options, "arch", None) or getattr(options, "_name", None)
     if str(arch).startswith("xm_transformer"):
-        return  # it takes its sizes from the other checkpoint
+        return  # fairseq reads this model's sizes from the other checkpoint
     for part in (options, getattr(options, "encoder", None), getattr(options, "decoder", None)):
         for name in WARM_STARTS:
             if getattr(part, name, None) is not None:
@@ -169,24 +175,25 @@ def _execute_nothing() -> None:
         return state
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+    # A module's own global hides the builtin, so that only fairseq's code sees the replacement.
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "fairseq" and module is not None:
             vars(module)["eval"] = _literal_or_refuse
 
 
 def _note_origin(path: str, state: dict[str, Any], config: Any) -> None:
-    """Note at the parameters where they come from, for whoever loads them; see `modules.origin`."""
+    """Attach the file's path and model options to the parameters, for whoever loads them; see `modules.origin`."""
     section = config.get("model") or state.get("args")
     options = vars(section) if isinstance(section, argparse.Namespace) else section
     if isinstance(state.get("model"), dict) and isinstance(options, dict):
-        if type(state["model"]) is dict:  # which takes no attributes
+        if type(state["model"]) is dict:  # a plain dict cannot hold an attribute
             state["model"] = OrderedDict(state["model"])
         state["model"].origin = path, dict(options)
 
 
 def _literal_or_refuse(source: Any, *_: Any) -> Any:
-    """`eval` for fairseq. As there, what is no text is a TypeError."""
-    if not isinstance(source, str):
+    """Replace `eval` in fairseq; raises LeapformerError for text that is not a literal."""
+    if not isinstance(source, str):  # fairseq's eval_bool catches this error of `eval`
         raise TypeError("eval() arg 1 must be a string")
     try:
         return literal(source)

@@ -1,4 +1,4 @@
-"""Cross-entropy of classes, with accuracy to a thousandth of a per cent."""
+"""Cross-entropy and accuracy of a classifier; the accuracy is logged to a thousandth of a per cent."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ class ClassificationCriterion(FairseqCriterion):
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """The summed loss, the number of examples, and what is logged."""
+        """The summed loss (per example unless `reduce`), the number of examples, and the values to log."""
         logits = model(**sample["net_input"])
         target = sample["target"]
         loss = F.cross_entropy(logits.float(), target, reduction="sum" if reduce else "none")
@@ -37,6 +37,7 @@ class ClassificationCriterion(FairseqCriterion):
         loss, correct, count = (
             sum(log[name] for log in logging_outputs) for name in ("loss", "correct", "sample_size")
         )
+        # fairseq's convention: losses are logged in base 2.
         metrics.log_scalar("loss", loss / count / math.log(2), count, round=3)
         metrics.log_scalar("accuracy", 100.0 * float(correct) / count, count, round=3)
 

@@ -1,4 +1,7 @@
-"""The Kullback-Leibler divergence of two predictions, without tensors of the vocabulary's size beside the gradient."""
+"""The Kullback-Leibler divergence of two predictions, whose only large intermediate is the gradient.
+
+Autograd would keep several tensors of the size of the logits, which for a large vocabulary dominate the memory.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,20 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-AT_A_TIME = 2**20  # logits, which a processor's cache can hold
+AT_A_TIME = 2**20  # logits per step, few enough for a processor's cache
 
 
 def divergence(teacher: Tensor, student: Tensor, real: Tensor) -> Tensor:
-    """The sum of KL(teacher || student) in nats over the rows that are `real`, (..), of logits (.., V).
+    """The sum of KL(teacher || student), in nats, over positions of logits (.., V) where the mask `real` (..) is set.
 
-    Has a gradient for the student alone.
+    Only the student gets a gradient.
     """
     width = student.shape[-1]
     return _Divergence.apply(teacher.detach().reshape(-1, width), student.reshape(-1, width), real.reshape(-1))
 
 
 class _Divergence(torch.autograd.Function):
-    """`divergence` of (N, V); the gradient, softmax(student) - softmax(teacher), is made on the way."""
+    """`divergence` of (N, V); the forward pass also computes the gradient, softmax(student) - softmax(teacher)."""
 
     @staticmethod
     def forward(ctx: Any, teacher: Tensor, student: Tensor, real: Tensor) -> Tensor:
@@ -30,16 +33,16 @@ class _Divergence(torch.autograd.Function):
         size = max(1, AT_A_TIME // student.shape[1])
         for start in range(0, len(student), size):
             rows, keep = slice(start, start + size), real[start : start + size].unsqueeze(1)
-            own, target = (x[rows].to(total.dtype).log_softmax(-1) for x in (student, teacher))
-            share = target.exp()
-            total += ((target.sub_(own) * share).sum(-1, keepdim=True) * keep).sum()
+            lprobs, target = (x[rows].to(total.dtype).log_softmax(-1) for x in (student, teacher))
+            probs = target.exp()
+            total += ((target.sub_(lprobs) * probs).sum(-1, keepdim=True) * keep).sum()
             if grad is not None:
-                grad[rows] = own.exp_().sub_(share).mul_(keep)
+                grad[rows] = lprobs.exp_().sub_(probs).mul_(keep)
         ctx.save_for_backward(grad)
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, sent: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[None, Tensor, None]:
         (grad,) = ctx.saved_tensors
-        return None, grad * sent.to(grad.dtype), None
+        return None, grad * grad_output.to(grad.dtype), None

@@ -1,4 +1,4 @@
-"""fairseq's loss of a recogniser with CTC, and in validation the share of characters that the encoder gets wrong."""
+"""fairseq's loss of a recogniser with CTC, with the character error rate of the encoder in validation."""
 
 # No `from __future__ import annotations`: fairseq reads the types of the configurations' fields.
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ BLANK = 0  # of torch's ctc_loss
 class Recognition(LabelSmoothedCrossEntropyWithCtcCriterion):
     """label_smoothed_cross_entropy_with_ctc that also logs `char_error` in validation, in per cent.
 
-    That is the edit distance between the transcript and the units with the highest CTC probabilities, as text with
-    spaces, for each character of the transcripts. The encoder is measured without the decoder because translation
-    models begin with the encoder only. A model without a CTC head (`--ctc-weight 0`) has no such error.
+    This is the edit distance between the greedy CTC output and the transcript, as texts with spaces, divided by the
+    characters of the transcripts. The decoder is left out, because translation models are initialised with the encoder
+    only. Without a CTC head (`--ctc-weight 0`), nothing is logged.
     """
 
     def __init__(self, cfg: LabelSmoothedCrossEntropyWithCtcCriterionConfig, task: Any) -> None:
@@ -33,8 +33,8 @@ class Recognition(LabelSmoothedCrossEntropyWithCtcCriterion):
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict[str, Any]]:
         if model.training or self.ctc_weight <= 0:
             return super().forward(model, sample, reduce)
-        outputs: list[Any] = []  # of the one pass that the loss makes
-        hook = model.register_forward_hook(lambda *passed: outputs.append(passed[-1]))
+        outputs: list[Any] = []  # the output of the pass that the loss makes, so that there is no second one
+        hook = model.register_forward_hook(lambda *arguments: outputs.append(arguments[-1]))
         try:
             loss, size, log = super().forward(model, sample, reduce)
         finally:
@@ -44,13 +44,13 @@ class Recognition(LabelSmoothedCrossEntropyWithCtcCriterion):
 
     @torch.no_grad()
     def _errors(self, model: Any, output: Any, sample: dict[str, Any]) -> tuple[int, int]:
-        """Wrong characters, and characters of the transcripts."""
+        """The numbers of character errors and of characters in the transcripts."""
         lprobs, lengths = model.get_ctc_output(output, sample)
         errors = chars = 0
         for units, length, target in zip(lprobs.argmax(-1).t(), lengths.tolist(), sample["target"], strict=True):
-            spoken = units[:length].unique_consecutive()
-            said, reference = self._text(spoken[spoken != BLANK]), self._text(target[target != self.padding_idx])
-            errors += edits(said, reference)
+            collapsed = units[:length].unique_consecutive()
+            text, reference = self._text(collapsed[collapsed != BLANK]), self._text(target[target != self.padding_idx])
+            errors += edits(text, reference)
             chars += len(reference)
         return errors, chars
 
@@ -59,7 +59,7 @@ class Recognition(LabelSmoothedCrossEntropyWithCtcCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: Sequence[Mapping[str, Any]]) -> None:
-        """Aggregate the logs of batches."""
+        """Log the sums and means over all batches and processes."""
         super().reduce_metrics(logging_outputs)
         errors, chars = (sum(int(log.get(name, 0)) for log in logging_outputs) for name in ("char_errors", "chars"))
         if chars:
@@ -67,15 +67,15 @@ class Recognition(LabelSmoothedCrossEntropyWithCtcCriterion):
 
 
 def edits(text: str, reference: str) -> int:
-    """The least number of insertions, deletions and replacements of a character between two texts (Levenshtein, 1966).
+    """The edit distance of two texts: insertions, deletions and substitutions of a character (Levenshtein, 1966).
 
     >>> edits("kitten", "sitting")
     3
     """
-    letters, places = np.array(list(reference)), np.arange(len(reference) + 1)
-    row = places
+    letters, columns = np.array(list(reference)), np.arange(len(reference) + 1)
+    row = columns
     for letter in text:
-        kept = np.minimum(row[1:] + 1, row[:-1] + (letters != letter))
-        # The least over all numbers of insertions to the left, each of which costs 1.
-        row = np.minimum.accumulate(np.concatenate(([row[0] + 1], kept)) - places) + places
+        without_insertions = np.minimum(row[1:] + 1, row[:-1] + (letters != letter))
+        # Each insertion costs 1: a running minimum after subtracting the column covers any number of them.
+        row = np.minimum.accumulate(np.concatenate(([row[0] + 1], without_insertions)) - columns) + columns
     return int(row[-1])

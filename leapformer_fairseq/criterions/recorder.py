@@ -1,4 +1,4 @@
-"""What a criterion asked of the model, and what it got, for one that has to look at it once more."""
+"""A wrapper that records a criterion's call of the model, for code that needs its arguments or output again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Recorder:
-    """A model that remembers the arguments and the output of its last pass."""
+    """A model that records the arguments and the output of its last call; all attributes are the model's."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

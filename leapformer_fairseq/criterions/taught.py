@@ -1,6 +1,6 @@
-"""Losses of a student that learns from a teacher: its attention block by block, or its predictions.
+"""Losses of a student that learns from a teacher: from its attention, block by block, or from its predictions.
 
-Shapes: B sentences, T tokens or decoder steps, V words, F values of a decoder step in speech.
+Shapes: B sentences, T tokens or decoder steps, V words.
 """
 
 # No `from __future__ import annotations`: fairseq reads the types of the configurations' fields.
@@ -23,19 +23,19 @@ from ..support.errors import LeapformerError
 from .divergence import divergence
 from .recorder import Recorder
 
-TASK_LOSS = "task_criterion"  # in what is logged: the name of the teacher's own criterion
+TASK_LOSS = "task_criterion"  # key of the log: the name of the teacher's criterion
 Log = dict[str, Any]
 
 
 class Predicted(NamedTuple):
-    """A model, and its output for a batch."""
+    """A model and its output for a batch."""
 
     model: Any
     output: Any
 
 
 def checked(option: str, weight: float, most: float = math.inf) -> float:
-    """The weight of a loss. Raises LeapformerError for one that is negative, more than `most`, or no number."""
+    """Return the weight of a loss. Raises LeapformerError if it is negative, more than `most`, infinite or NaN."""
     if not 0 <= weight <= most or math.isinf(weight):
         raise LeapformerError(f"{option} {weight}: give {'0 or more' if math.isinf(most) else f'0 to {most}'}")
     return weight
@@ -47,26 +47,26 @@ class TaughtConfig(FairseqDataclass):
 
 
 class Taught(FairseqCriterion):
-    """A criterion with a teacher, whose own criterion knows how a model of this task is called."""
+    """A criterion with a teacher; the teacher's criterion is used to call models of this task."""
 
     def __init__(self, cfg: TaughtConfig, task: Any) -> None:
         super().__init__(task)
-        # In a tuple: the teacher's parameters are neither trained nor saved with this criterion.
+        # A tuple hides the teacher from nn.Module, so that its parameters are neither trained nor saved.
         self._held: tuple[Teacher] = (load_teacher(cfg.teacher, task),)
 
     @property
-    def own(self) -> FairseqCriterion:
+    def teacher_criterion(self) -> FairseqCriterion:
         """The criterion that the teacher was trained with."""
         return self._held[0].criterion
 
     def teacher_for(self, student: nn.Module) -> Any:
-        """The teacher, where the student is and in its precision."""
+        """The teacher, moved to the student's device and precision."""
         parameter = next(student.parameters())
         return self._held[0].model.to(device=parameter.device, dtype=parameter.dtype)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        return False  # means, and a name
+        return False  # the logs contain means and a name
 
 
 @dataclass
@@ -82,12 +82,12 @@ class AlignmentConfig(TaughtConfig):
 
 @register_criterion("leapformer_alignment", dataclass=AlignmentConfig)
 class Alignment(Taught):
-    """Trains replaced attention blocks, each by itself, to do what the teacher's do with the same inputs.
+    """Trains each replaced attention block to reproduce the teacher's block on the same inputs.
 
-    The loss is the mean over the blocks of |s - t|^2 / |t|^2 for outputs s of the student and t of the teacher, plus
-    `align_weights` times the cross-entropy of the weights. Gradients are those of the blocks' mechanisms and of their
-    own projections; all else keeps the teacher's values. Dropout is off. Several processes need `--ddp-backend
-    legacy_ddp`. Raises LeapformerError without it, when no block is replaced, and for an error that is no number.
+    The loss is the mean over blocks of |s - t|^2 / |t|^2, for outputs s of the student and t of the teacher, plus
+    `align_weights` times the cross-entropy of the attention weights. Only the mechanisms of these blocks and their
+    projections get gradients; everything else keeps the teacher's values. Dropout is off. Raises LeapformerError if no
+    block is replaced, if the loss is not finite, and for several processes without `--ddp-backend legacy_ddp`.
     """
 
     def __init__(self, cfg: AlignmentConfig, task: Any) -> None:
@@ -99,19 +99,20 @@ class Alignment(Taught):
         student = _unwrapped(model)
         training = student.training
         blocks = self.blocks(student)
-        # The model itself in training draws k of wait-k; its parts in evaluation have no dropout.
+        # Its parts in evaluation mode have no dropout, but the model itself stays in training mode: it then draws the
+        # k of wait-k.
         student.eval()
         student.training = training
         try:
             with (
                 torch.no_grad(),
-                compared(blocks, _real_targets(sample, self.padding_idx), self.align_weights > 0) as found,
+                compared(blocks, _real_targets(sample, self.padding_idx), self.align_weights > 0) as comparisons,
             ):
-                self.own(student, sample)
+                self.teacher_criterion(student, sample)
         finally:
             student.train(training)
-        errors = {name: error.output.detach() for name, error in found.items()}
-        loss = torch.stack([error.output + self.align_weights * error.weights for error in found.values()]).mean()
+        errors = {name: error.output.detach() for name, error in comparisons.items()}
+        loss = torch.stack([error.output + self.align_weights * error.weights for error in comparisons.values()]).mean()
         if not torch.isfinite(loss):
             wrong = next((name for name, error in errors.items() if not torch.isfinite(error)), "the weights")
             raise LeapformerError(
@@ -122,7 +123,7 @@ class Alignment(Taught):
         return loss, 1, {"loss": loss.item(), "sample_size": 1, **counts, **blockwise}
 
     def blocks(self, student: nn.Module) -> list[ReplacedBlock]:
-        """Where student and teacher differ."""
+        """The blocks in which student and teacher have different mechanisms."""
         teacher = self.teacher_for(student)
         if self._blocks is None or self._blocks[0] is not student:
             self._blocks = student, replaced_blocks(student, teacher)
@@ -139,9 +140,10 @@ class Alignment(Taught):
 
 
 def _unwrapped(model: Any) -> Any:
-    """The model that fairseq has wrapped for several processes."""
+    """The model inside fairseq's wrappers for several processes."""
     while hasattr(model, "module"):
-        if isinstance(model, DistributedDataParallel):  # gradients that its own pass did not make are not summed
+        # PyTorch's DDP sums only gradients of its own forward pass, which this criterion does not call.
+        if isinstance(model, DistributedDataParallel):
             raise LeapformerError(
                 "--criterion leapformer_alignment in several processes needs --ddp-backend legacy_ddp"
             )
@@ -161,11 +163,11 @@ class DistillationConfig(TaughtConfig):
 
 @register_criterion("leapformer_distillation", dataclass=DistillationConfig)
 class Distillation(Taught):
-    """Trains a student on a teacher's predictions beside its own targets (Hinton et al., 2015, arXiv:1503.02531).
+    """Trains a student on a teacher's predictions and on its targets (Hinton et al., 2015, arXiv:1503.02531).
 
-    The loss is A KL(teacher || student), temperature 1, over real target tokens, plus 1 - A times the criterion that
-    the teacher was trained with; in speech the distance of predicted frames takes the place of KL, see `distance`.
-    `loss` in the log is the teacher's criterion alone, `distance` is per token in nats.
+    The loss is A KL(teacher || student) over real target tokens, at temperature 1, plus 1 - A times the criterion that
+    the teacher was trained with. For speech output, the distance of predicted frames replaces KL, see `distance`. The
+    log's `loss` is the teacher's criterion alone; its `distance` is per token, in nats.
     """
 
     def __init__(self, cfg: DistillationConfig, task: Any) -> None:
@@ -175,18 +177,18 @@ class Distillation(Taught):
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> tuple[Tensor, int, Log]:
         recorder = Recorder(model)
         if getattr(self.teacher_for(model).decoder, "guided", False):
-            recorder.decoder.guide()  # the teacher's criterion looks at the student's alignment
-        loss, sample_size, log = self.own(recorder, sample)
-        found = distance(self.predicted(model, recorder), Predicted(model, recorder.output), sample)
-        # fairseq's losses of text are sums over tokens, that of speech is a mean over frames
-        total = found.total if found.summed else found.mean
-        name = next(name for name, kind in CRITERION_REGISTRY.items() if kind is type(self.own))
-        log = {**log, "distance": float(found.mean.detach()), TASK_LOSS: name}
+            recorder.decoder.guide()  # the teacher's criterion needs the student's alignment
+        loss, sample_size, log = self.teacher_criterion(recorder, sample)
+        apart = distance(self.predicted(model, recorder), Predicted(model, recorder.output), sample)
+        # fairseq's losses for text are sums over tokens, that for speech is a mean over frames: match the other term.
+        total = apart.total if apart.summed else apart.mean
+        name = next(name for name, kind in CRITERION_REGISTRY.items() if kind is type(self.teacher_criterion))
+        log = {**log, "distance": float(apart.mean.detach()), TASK_LOSS: name}
         return self.weight * total + (1 - self.weight) * loss, sample_size, log
 
     @torch.no_grad()
     def predicted(self, student: nn.Module, recorder: Recorder) -> Predicted:
-        """What the teacher makes of what the student was given, under the same wait-k schedule."""
+        """The teacher's output for the inputs that the student was called with, under the same wait-k schedule."""
         teacher = self.teacher_for(student)
         if hasattr(teacher, "set_lagging"):
             mask = recorder.decoder.mask
@@ -197,12 +199,12 @@ class Distillation(Taught):
     def reduce_metrics(logging_outputs: list[Log]) -> None:
         CRITERION_REGISTRY[logging_outputs[0][TASK_LOSS]].reduce_metrics(logging_outputs)
         tokens = sum(log["ntokens"] for log in logging_outputs)
-        found = sum(log["distance"] * log["ntokens"] for log in logging_outputs) / tokens
-        metrics.log_scalar("distance", found, tokens, round=4)
+        mean = sum(log["distance"] * log["ntokens"] for log in logging_outputs) / tokens
+        metrics.log_scalar("distance", mean, tokens, round=4)
 
 
 class Distance(NamedTuple):
-    """How far predictions are from a teacher's: the sum over real tokens, their number, and whether losses are sums."""
+    """A distance of predictions: its sum over real tokens, their number, and whether the task's loss is a sum, too."""
 
     total: Tensor
     tokens: Tensor
@@ -216,8 +218,8 @@ class Distance(NamedTuple):
 def distance(teacher: Predicted, student: Predicted, sample: Any) -> Distance:
     """The distance of the student's output to the teacher's.
 
-    Text: KL(teacher || student) in nats. Speech: the mean absolute difference of a step's frames, before and after the
-    post-net, plus the KL of having ended.
+    Text: KL(teacher || student), in nats. Speech: the mean absolute difference of a step's frames, before and after the
+    post-net, plus the KL of the prediction that the speech has ended.
     """
     if len(student.output) == 3:  # frames after the post-net, logits of the end (B, T, 1), and more
         return _distance_of_speech(teacher.output, student.output, lengths_to_mask(sample["target_lengths"]))
@@ -228,9 +230,9 @@ def distance(teacher: Predicted, student: Predicted, sample: Any) -> Distance:
 
 
 def _logits(model: Any, output: Any) -> Tensor:
-    """Logits of all words, (B, T, V); of an adaptive softmax log probabilities.
+    """The logits of all words, (B, T, V); for an adaptive softmax, log probabilities.
 
-    fairseq's of an adaptive softmax overwrites what its gradient needs.
+    fairseq's `get_log_prob` of an adaptive softmax works in place, and so cannot be differentiated.
     """
     adaptive = getattr(model.decoder, "adaptive_softmax", None)
     if adaptive is None:
@@ -246,11 +248,11 @@ def _logits(model: Any, output: Any) -> Tensor:
 
 
 def _distance_of_speech(teacher: Any, student: Any, real: Tensor) -> Distance:
-    frames = sum(
-        (own - other).abs().mean(-1) for own, other in ((student[0], teacher[0]), _before_post_net(student, teacher))
-    )
-    own_end, end = (F.logsigmoid(torch.cat([logits, -logits], -1).float()) for logits in (student[1], teacher[1]))
-    end = F.kl_div(own_end, end, log_target=True, reduction="none").sum(-1)
+    pairs = ((student[0], teacher[0]), _before_post_net(student, teacher))
+    frames = sum((x - target).abs().mean(-1) for x, target in pairs)
+    # Log probabilities of having ended and of going on.
+    ended, target = (F.logsigmoid(torch.cat([logits, -logits], -1).float()) for logits in (student[1], teacher[1]))
+    end = F.kl_div(ended, target, log_target=True, reduction="none").sum(-1)
     return Distance(((frames + end) * real).sum(), real.sum(), summed=False)
 
 
@@ -259,7 +261,7 @@ def _before_post_net(student: Any, teacher: Any) -> tuple[Tensor, Tensor]:
 
 
 def _real_targets(sample: Any, padding_idx: int) -> Tensor:
-    """True at the decoder's real tokens, (B, T)."""
+    """The mask of the decoder's tokens or frames that are not padding, (B, T)."""
     inputs = sample["net_input"]
     tokens = inputs.get("prev_output_tokens", inputs["src_tokens"])
     return tokens.ne(padding_idx) if tokens.dim() == 2 else lengths_to_mask(sample["target_lengths"])

@@ -1,4 +1,4 @@
-"""fairseq's loss for simultaneous translation, with less of it on tokens that are due before they are heard."""
+"""fairseq's loss for simultaneous translation, with less weight on tokens that are due before they are heard."""
 
 # No `from __future__ import annotations`: fairseq reads the types of the configurations' fields.
 from dataclasses import dataclass, field
@@ -29,11 +29,11 @@ class WaitKConfig(LabelSmoothedCrossEntropyCriterionConfig):
 
 @register_criterion("label_smoothed_cross_entropy_wait_k", dataclass=WaitKConfig)
 class LabelSmoothedCrossEntropyWaitK(LabelSmoothedCrossEntropyCriterion):
-    """For `leapformer_simulst` where the schedule outruns the speech: a token that cannot be known yet is a guess.
+    """Label-smoothed cross-entropy with less weight on tokens that wait-k asks for before they are heard.
 
-    Which tokens those are follows from the k of the pass, see `schedule.unheard`. The sum of the weighted losses is
-    divided by all tokens. Perplexity, and all of validation, is not weighted. Raises LeapformerError for a negative
-    weight and for models without wait-k.
+    For `leapformer_simulst` with schedules that outrun the speech. Which tokens these are follows from the k of the
+    pass, see `schedule.unheard`. The sum of the weighted losses is divided by the number of all tokens. Perplexity and
+    validation are not weighted. Raises LeapformerError for a negative weight and for models without wait-k.
     """
 
     def __init__(self, cfg: WaitKConfig, task: Any) -> None:
@@ -45,7 +45,7 @@ class LabelSmoothedCrossEntropyWaitK(LabelSmoothedCrossEntropyCriterion):
     def compute_loss(
         self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """The loss and the negative log likelihood, of which only the loss is weighted; sums unless not `reduce`."""
+        """The weighted loss and the unweighted negative log likelihood, summed if `reduce`, else per token."""
         if not hasattr(model.decoder, "mask"):
             raise LeapformerError("--criterion label_smoothed_cross_entropy_wait_k needs --arch leapformer_simulst*")
         mask = model.decoder.mask
@@ -55,7 +55,8 @@ class LabelSmoothedCrossEntropyWaitK(LabelSmoothedCrossEntropyCriterion):
         target = model.get_targets(sample, net_output)
         states = (~net_output[1]["encoder_out"]["encoder_padding_mask"][0]).sum(1, keepdim=True)
         tokens = target.ne(self.padding_idx).sum(1, keepdim=True)
-        place = torch.arange(target.shape[1], device=target.device)
-        late = unheard(place, tokens, states, mask.lagging, mask.ratio)[:, self.ignore_prefix_size :]
+        position = torch.arange(target.shape[1], device=target.device)
+        # fairseq cuts the ignored prefix off before it computes the losses.
+        late = unheard(position, tokens, states, mask.lagging, mask.ratio)[:, self.ignore_prefix_size :]
         loss = loss * torch.where(late, self.unheard_weight, 1.0).to(loss).view_as(loss)
         return (loss.sum(), nll_loss.sum()) if reduce else (loss, nll_loss)

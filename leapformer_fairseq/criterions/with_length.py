@@ -1,4 +1,4 @@
-"""fairseq's losses for translation and for text to speech, plus that of a length predictor."""
+"""fairseq's losses for translation and for text to speech, plus the loss of a length predictor."""
 
 # No `from __future__ import annotations`: fairseq reads the types of the configurations' fields.
 from dataclasses import dataclass, field
@@ -20,9 +20,10 @@ from .recorder import Recorder
 
 
 class WithLength(FairseqCriterion):
-    """Mixin for criterions: adds the length predictor's loss, and shows it the durations that the data has.
+    """Mixin for criterions: adds the length predictor's loss, and passes it the durations in the data.
 
-    The loss of a batch is a mean over its tokens or sentences. `summed` says that the criterion's own is a sum.
+    The length predictor's loss is a mean over the batch; `summed` says that the criterion's loss is a sum over
+    `sample_size`, to which the mean is scaled.
     """
 
     summed: bool
@@ -40,7 +41,7 @@ class WithLength(FairseqCriterion):
         return loss, sample_size, log
 
     def length_loss(self, model: Any, learning: Learning, durations: Tensor | None) -> Tensor | None:
-        """The loss, if the chosen predictor has one."""
+        """The predictor's loss; None if it has none. A predictor without gradients learns the durations here."""
         predictor: LengthPredictor = model.encoder.length_predictor
         if durations is not None and predictor.training:
             predictor.observe_durations(learning.source, durations)
@@ -51,10 +52,10 @@ class WithLength(FairseqCriterion):
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         super().reduce_metrics(logging_outputs)
-        found = [log for log in logging_outputs if "length_loss" in log]
-        total = sum(log["sample_size"] for log in found)
+        logs = [log for log in logging_outputs if "length_loss" in log]
+        total = sum(log["sample_size"] for log in logs)
         if total:
-            mean = sum(log["length_loss"] * log["sample_size"] for log in found) / total
+            mean = sum(log["length_loss"] * log["sample_size"] for log in logs) / total
             metrics.log_scalar("length_loss", mean, total, round=3)
 
 
@@ -68,7 +69,7 @@ class LabelSmoothedCrossEntropyWithLengthConfig(LabelSmoothedCrossEntropyCriteri
 
 @register_criterion("label_smoothed_cross_entropy_with_length", dataclass=LabelSmoothedCrossEntropyWithLengthConfig)
 class LabelSmoothedCrossEntropyWithLength(WithLength, LabelSmoothedCrossEntropyCriterion):
-    """For translation of text or speech with `--length-predictor conv`."""
+    """label_smoothed_cross_entropy for translation of text or speech with `--length-predictor conv`."""
 
     summed = True
 
@@ -78,7 +79,7 @@ class LabelSmoothedCrossEntropyWithLength(WithLength, LabelSmoothedCrossEntropyC
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        return False  # a mean is logged, too
+        return False  # the logs contain a mean
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Tacotron2WithLengthConfig(Tacotron2CriterionConfig):
 
 @register_criterion("tacotron2_with_length", dataclass=Tacotron2WithLengthConfig)
 class Tacotron2WithLength(WithLength, Tacotron2Criterion):
-    """For text to speech with a length predictor: `lookup` learns from durations, `conv` is trained by them."""
+    """tacotron2 for text to speech with a length predictor: `lookup` averages durations, `conv` is trained on them."""
 
     summed = False
 

@@ -1,1 +1,1 @@
-"""Data preparation for fairseq: released data sets, data of one's own, and synthetic corpora (`data.corpus`)."""
+"""Data preparation for fairseq: released data sets, the user's own data, and synthetic corpora (`data.corpus`)."""

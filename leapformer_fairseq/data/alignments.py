@@ -1,4 +1,4 @@
-"""Time alignments of the phonemes or words of a recording, and the spectrogram frames of each."""
+"""Time alignments of the phonemes or words of a recording, and the number of spectrogram frames of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def moved(intervals: Iterable[Interval], seconds: float) -> list[Interval]:
 
 
 def with_single_pauses(intervals: Iterable[Interval]) -> list[Interval]:
-    """The intervals with consecutive pauses merged and pauses of zero length removed."""
+    """Merge consecutive pauses, and remove pauses of zero length."""
     kept: list[Interval] = []
     for interval in intervals:
         if interval.text == PAUSE and kept and kept[-1].text == PAUSE:
@@ -39,13 +39,15 @@ def frame_durations(intervals: Sequence[Interval], frames: int, hop_s: float) ->
     """Distribute a recording's `frames` over its intervals: at least 1 each, `frames` in total.
 
     Frame t is centred on t * `hop_s` seconds and belongs to the interval that contains this time. An interval too short
-    to contain a centre takes a frame from a neighbour; the last interval takes all remaining frames. Intervals start at
-    0 and follow each other without gaps. Raises LeapformerError if there are more intervals than frames.
+    to contain a centre takes a frame from a neighbour; the last interval takes all remaining frames. The intervals must
+    start at 0 and follow each other without gaps. Raises LeapformerError if there are more intervals than frames.
     """
     if not 0 < len(intervals) <= frames:
         raise LeapformerError(f"{len(intervals)} phonemes cannot share {frames} frames; give longer speech")
-    # Frames before the end of each interval; a centre on a boundary counts as after it, in spite of rounding errors.
+    # The number of frames centred before the end of each interval. The tolerance makes a centre on a boundary belong to
+    # the later interval in spite of rounding errors.
     ends = [math.ceil(interval.end / hop_s - 1e-6) for interval in intervals[:-1]] + [frames]
+    # Push ends forward until each interval has a frame, then back until those after it have one, too.
     for i, end in enumerate(ends[:-1]):
         ends[i] = max(end, ends[i - 1] + 1 if i else 1)
     for i in range(len(ends) - 2, -1, -1):

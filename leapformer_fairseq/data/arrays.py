@@ -7,8 +7,9 @@ A folder contains data.json and, for each split (train, valid, test):
     SPLIT/input1.npy ...      the second sequences, if there are two
     SPLIT/labels.npy          N classes, from 0
 
-0 is padding, which is ignored. All other integers are below `vocabulary` - 1, which marks the beginning of a sequence.
-data.json contains `vocabulary`, `classes` and `inputs`. To use your own arrays, write these files with numpy.
+0 is padding, which is ignored. All other integers are below `vocabulary` - 1, which marks the beginning of a sequence
+(the task inserts it). data.json contains `vocabulary`, `classes` and `inputs`, the number of sequences per example. To
+use your own arrays, write these files with numpy.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class Example(NamedTuple):
 
 
 class Split(Sequence[Example]):
-    """The examples of a split, or only the `first` of them. Raises LeapformerError for files that do not match."""
+    """The examples of a split, or only its `first` ones, read from memory-mapped files.
+
+    Raises LeapformerError for files that are missing or damaged, or do not match.
+    """
 
     def __init__(self, folder: str | Path, split: str, first: int = 0) -> None:
         self.about = read_about(folder)
@@ -69,15 +73,15 @@ class Split(Sequence[Example]):
             self._inputs = [(numbers, spans[:first]) for numbers, spans in self._inputs]
 
     def _input(self, i: int) -> tuple[Numbers, Numbers]:
-        """Numbers in one line, and where each sequence begins and ends in it (N, 2)."""
+        """All numbers, (M,), and where in them each sequence begins and ends, (N, 2)."""
         path = self.folder / f"input{i}.npy"
         numbers = _integers(path, 1, 2)
-        if not (self.folder.parent / STATE).is_file():  # `write_split` has looked at those that we prepared
+        if not (self.folder.parent / STATE).is_file():  # data that we prepared was checked by `write_split`
             self._check(path, numbers)
-        if numbers.ndim == 2:
+        if numbers.ndim == 2:  # a sequence ends with the row's last number that is not padding
             starts = np.arange(len(numbers), dtype=np.int64) * numbers.shape[1]
             spans = np.stack([starts, starts + (numbers.shape[1] - (numbers[:, ::-1] != 0).argmax(1))], 1)
-            spans[~numbers.any(1), 1] = spans[~numbers.any(1), 0]
+            spans[~numbers.any(1), 1] = spans[~numbers.any(1), 0]  # argmax is 0, too, in a row of padding alone
             numbers = numbers.reshape(-1)
         else:
             offsets = _integers(path.with_suffix(".offsets.npy"), 1)
@@ -93,7 +97,7 @@ class Split(Sequence[Example]):
         return numbers, spans
 
     def _check(self, path: Path, numbers: Numbers) -> None:
-        """Raise LeapformerError for numbers that are none of the vocabulary, or the mark."""
+        """Raise LeapformerError for numbers outside the vocabulary, and for its last one, which is reserved."""
         least, greatest = int(numbers.min(initial=0)), int(numbers.max(initial=0))
         if least < 0 or greatest > self.about.vocabulary - 2:
             raise LeapformerError(
@@ -109,14 +113,14 @@ class Split(Sequence[Example]):
 
     def lengths(self) -> Numbers:
         """The length of the longest sequence of each example, (N,)."""
-        found: Numbers = np.stack([spans[:, 1] - spans[:, 0] for _, spans in self._inputs]).max(0)
-        return found
+        lengths: Numbers = np.stack([spans[:, 1] - spans[:, 0] for _, spans in self._inputs]).max(0)
+        return lengths
 
 
 def read_about(folder: str | Path) -> About:
-    """Read data.json. Raises LeapformerError if it is missing or damaged."""
-    found = read_json(Path(folder) / ABOUT, ("vocabulary", "classes", "inputs"), REMEDY)
-    about = About(*(found[name] for name in ("vocabulary", "classes", "inputs")))
+    """Read data.json. Raises LeapformerError if it is missing or damaged, or has impossible values."""
+    content = read_json(Path(folder) / ABOUT, ("vocabulary", "classes", "inputs"), REMEDY)
+    about = About(*(content[name] for name in ("vocabulary", "classes", "inputs")))
     for name, value, allowed in (
         ("vocabulary", about.vocabulary, range(3, 1 << 31)),
         ("classes", about.classes, range(2, 1 << 31)),
@@ -135,16 +139,19 @@ def write_about(folder: Path, about: About) -> None:
 
 
 def write_split(folder: Path, split: str, examples: Iterable[Example], about: About) -> dict[str, Any]:
-    """Write a split and return its number of examples and their sha256.
+    """Write a split and return its number of examples and their SHA-256.
 
-    Raises LeapformerError for integers and classes that `about` does not allow.
+    The examples are written as they arrive, so that only offsets and labels are in memory. Raises LeapformerError for
+    integers and classes that `about` does not allow.
     """
     out = folder / split
     out.mkdir(parents=True, exist_ok=True)
+    # The smallest type that fits: Pathfinder alone has 200,000 pictures of 1,024 numbers.
     dtype = np.uint8 if about.vocabulary <= 256 else np.uint16 if about.vocabulary <= 65_536 else np.int32
     names = [f"input{i}" for i in range(about.inputs)]
     offsets, labels, digest = [[0] for _ in names], list[int](), hashlib.sha256()
     with ExitStack() as stack:
+        # Raw numbers first: the header of a .npy file states their number, known only at the end.
         files = []
         for name in names:
             raw_file = partial_of(out / name)
@@ -177,14 +184,14 @@ def write_split(folder: Path, split: str, examples: Iterable[Example], about: Ab
 
 
 def _integers(path: Path, *dimensions: int) -> Numbers:
-    """An array of whole numbers, memory-mapped. Raises LeapformerError for another file, or array."""
+    """Memory-map an array of integers with one of these numbers of dimensions; raises LeapformerError for any other."""
     try:
-        found: Numbers = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: Numbers = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise LeapformerError(f"{path} cannot be read ({' '.join(str(error).split())}); {REMEDY}") from error
-    if found.dtype.kind not in "iu" or found.ndim not in dimensions:
-        raise LeapformerError(f"{path}: {found.ndim} dimensions of {found.dtype}; {REMEDY}")
-    return found
+    if array.dtype.kind not in "iu" or array.ndim not in dimensions:
+        raise LeapformerError(f"{path}: {array.ndim} dimensions of {array.dtype}; {REMEDY}")
+    return array
 
 
 def _save(path: Path, array: Numbers) -> None:
@@ -192,7 +199,7 @@ def _save(path: Path, array: Numbers) -> None:
 
 
 def _save_raw(path: Path, parts: Iterator[bytes], dtype: Any, count: int) -> None:
-    """The bytes of `count` numbers as a .npy file."""
+    """Write the bytes of `count` numbers, which come in `parts`, as a one-dimensional .npy file."""
     with replacing(path) as partial, partial.open("wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (count,)}
         np.lib.format.write_array_header_1_0(file, header)

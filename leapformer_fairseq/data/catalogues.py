@@ -1,6 +1,6 @@
-"""Message catalogues of gettext (.po): pairs of messages and their translations.
+"""Reader of gettext's message catalogues (.po), which pair messages with their translations.
 
-https://www.gnu.org/software/gettext/manual/html_node/PO-Files.html
+Format: https://www.gnu.org/software/gettext/manual/html_node/PO-Files.html
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 @dataclass
 class Message:
-    """An entry of a catalogue. `texts` has its strings by keyword: msgid, msgstr, msgctxt, msgid_plural, msgstr[0].
+    """An entry of a catalogue; `texts` are its strings by keyword: msgid, msgstr, msgctxt, msgid_plural, msgstr[0].
 
-    `damaged`: a line of it cannot be read.
+    It is `damaged` if one of its lines cannot be parsed.
     """
 
     flags: set[str] = field(default_factory=set)
@@ -30,9 +30,9 @@ class Message:
 
 
 def read_messages(path: Path) -> Iterator[Message]:
-    """The messages of a catalogue, without its header, whose msgid is empty; obsolete entries (#~) are comments.
+    """The messages of a catalogue, without obsolete entries (#~) and without the header, whose msgid is empty.
 
-    Raises LeapformerError for a file that is no text.
+    Raises LeapformerError if the file is not text.
     """
     return (message for message in _entries(path) if message.texts.get("msgid"))
 
@@ -41,20 +41,20 @@ def _entries(path: Path) -> Iterator[Message]:
     message, keyword = Message(), ""
     for line in map(str.strip, read_lines(path)):
         if not line or line.startswith("#"):
-            if message.texts:  # comments stand before their message
+            if message.texts:  # a comment belongs to the message that follows
                 yield message
                 message, keyword = Message(), ""
             if line.startswith("#,"):
                 message.flags.update(flag.strip() for flag in line[2:].split(","))
             continue
-        found = _STRING.fullmatch(line)
-        if found is None or not (found[1] or keyword):
+        match = _STRING.fullmatch(line)
+        if match is None or not (match[1] or keyword):
             message.damaged = True
             continue
-        if found[1] in ("msgid", "msgctxt") and "msgid" in message.texts:  # no empty line between two messages
+        if match[1] in ("msgid", "msgctxt") and "msgid" in message.texts:  # no empty line between two messages
             yield message
             message = Message()
-        keyword = found[1] or keyword
-        text = _ESCAPE.sub(lambda escaped: _ESCAPES.get(escaped[1], escaped[1]), found[2])
+        keyword = match[1] or keyword  # without one, the string continues the previous line's
+        text = _ESCAPE.sub(lambda escaped: _ESCAPES.get(escaped[1], escaped[1]), match[2])
         message.texts[keyword] = message.texts.get(keyword, "") + text
     yield message

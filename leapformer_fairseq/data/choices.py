@@ -1,8 +1,8 @@
 """Multiple-choice questions for fairseq's sentence_ranking.
 
 The data sets are RACE (Lai et al., 2017, arXiv:1704.04683) and CommonsenseQA (Talmor et al., 2019, arXiv:1811.00937).
-OUT/input0/SPLIT contains the text that all choices of an example share, OUT/input1/SPLIT and so on the choices, all
-split into subwords. OUT/label/SPLIT.label contains the index of the correct choice, from 0. The splits are train, valid
+OUT/input0/SPLIT contains the text that the choices of an example share, OUT/input1/SPLIT and so on the choices, all
+split into subwords; OUT/label/SPLIT.label contains the index of the correct choice, from 0. The splits are train, valid
 and, if its answers are public, test. OUT/dict.txt is the dictionary.
 """
 
@@ -38,26 +38,26 @@ class Dataset(NamedTuple):
 
 
 def _passages(path: Path) -> Iterator[Example]:
-    """A passage of RACE with questions. A choice is read in the question's blank, or after it."""
+    """The questions about a passage of RACE; each choice fills the question's blank, or follows the question."""
     passage = json.loads(path.read_text(encoding="utf-8"))
     for question, choices, answer in zip(passage["questions"], passage["options"], passage["answers"], strict=True):
-        filled = [question.replace("_", one) if "_" in question else f"{question} {one}" for one in choices]
-        yield Example(passage["article"], tuple(filled), _place(answer, "ABCD"))
+        filled = [question.replace("_", text) if "_" in question else f"{question} {text}" for text in choices]
+        yield Example(passage["article"], tuple(filled), _index(answer, "ABCD"))
 
 
 def _questions(path: Path) -> Iterator[Example]:
-    """Questions of CommonsenseQA, one a line."""
+    """The questions of CommonsenseQA, one per line; the prefixes Q: and A: are those of fairseq's RoBERTa example."""
     for line in read_lines(path):
         question = json.loads(line)
         stem, choices = question["question"]["stem"], question["question"]["choices"]
-        labels = [one["label"] for one in choices]
-        texts = tuple(f"A: {one['text']}" for one in choices)
-        yield Example(f"Q: {stem}", texts, _place(question["answerKey"], labels))
+        labels = [choice["label"] for choice in choices]
+        texts = tuple(f"A: {choice['text']}" for choice in choices)
+        yield Example(f"Q: {stem}", texts, _index(question["answerKey"], labels))
 
 
-def _place(answer: str, labels: Sequence[str]) -> int:
+def _index(answer: str, labels: Sequence[str]) -> int:
     if answer not in labels:
-        raise ValueError(f"answer {answer!r} is none of {', '.join(labels)}")
+        raise ValueError(f"answer {answer!r} is not one of {', '.join(labels)}")
     return labels.index(answer)
 
 
@@ -73,7 +73,7 @@ DATASETS = {
 
 
 def prepare(name: str, root: str | Path, out: str | Path, vocabulary: str | Path) -> prepared.Summary:
-    """Prepare the data set `name` from the folder `root` in `out`, with the `vocabulary` of the pre-trained model.
+    """Prepare the data set `name` in the folder `root` for training in `out`, with a pre-trained model's `vocabulary`.
 
     Returns the number of examples per split. Raises LeapformerError for missing or damaged files, a folder that is not
     a vocabulary, and an `out` that contains other data.
@@ -94,9 +94,9 @@ def prepare(name: str, root: str | Path, out: str | Path, vocabulary: str | Path
     for split, paths in files.items():
         examples = [example for path in paths for example in _examples(dataset, path)]
         for place, folder in enumerate(folders):
-            texts = (one.choices[place - 1] if place else one.shared for one in examples)
+            texts = (example.choices[place - 1] if place else example.shared for example in examples)
             write_lines(out / folder / split, encoded((tidy(text) for text in texts), cut))
-        write_lines(out / "label" / f"{split}.label", (str(one.answer) for one in examples))
+        write_lines(out / "label" / f"{split}.label", (str(example.answer) for example in examples))
         summary[split] = len(examples)
     prepared.finish(out, options, summary)
     return summary
@@ -106,9 +106,9 @@ def _examples(dataset: Dataset, path: Path) -> list[Example]:
     try:
         examples = list(dataset.read(path))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what: Any = f"no {error}" if isinstance(error, KeyError) else error
-        raise LeapformerError(f"{path} is no file of {dataset.name} ({what}); download it again") from error
-    wrong = next((one for one in examples if len(one.choices) != dataset.choices), None)
+        reason: Any = f"no {error}" if isinstance(error, KeyError) else error
+        raise LeapformerError(f"{path} is not a file of {dataset.name} ({reason}); download it again") from error
+    wrong = next((example for example in examples if len(example.choices) != dataset.choices), None)
     if wrong is not None:
         raise LeapformerError(
             f"{path}: {len(wrong.choices)} choices for a question, {dataset.name} has {dataset.choices}; download it "
@@ -118,13 +118,13 @@ def _examples(dataset: Dataset, path: Path) -> list[Example]:
 
 
 def _find(dataset: Dataset, root: Path) -> dict[str, list[Path]]:
-    """The files of every split; a test set may be missing."""
+    """The files of every split; the test set is left out if it is missing."""
     if not root.is_dir():
         raise LeapformerError(f"{dataset.name} root {root} is not a folder; check the path")
-    found = {split: sorted(root.glob(pattern)) for split, pattern in dataset.files.items()}
-    for split, paths in list(found.items()):
+    files = {split: sorted(root.glob(pattern)) for split, pattern in dataset.files.items()}
+    for split, paths in list(files.items()):
         if not paths and split == "test":
-            del found[split]
+            del files[split]
         elif not paths:
             raise LeapformerError(f"no file {root / dataset.files[split]}; check the data folder")
-    return found
+    return files

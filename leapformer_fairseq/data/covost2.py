@@ -1,7 +1,7 @@
-"""CoVoST 2 French-English (Wang et al., 2021, arXiv:2007.10310): read sentences from Common Voice with translations.
+"""CoVoST 2 French-English (Wang et al., 2021, arXiv:2007.10310): sentences of Common Voice, read aloud and translated.
 
-ROOT/validated.tsv (Common Voice: path, sentence, client_id), ROOT/covost_v2.fr_en.tsv (path, translation, split) and
-ROOT/clips/*.mp3, or the same clips as wav. The two tables are joined by path, as in fairseq's prep_covost_data.
+Reads ROOT/validated.tsv (Common Voice: path, sentence, client_id), ROOT/covost_v2.fr_en.tsv (path, translation, split)
+and ROOT/clips/*.mp3, or the same clips as wav. The two tables are joined by path, as in fairseq's prep_covost_data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALSO_IN = {"train_covost": "train"}  # CoVoST's extension of Common Voice's trai
 def read_split(root: Path, split: str) -> list[Recording]:
     """All clips of a split, in the order of Common Voice's table.
 
-    Raises LeapformerError with the name of a missing table, column or folder.
+    Raises LeapformerError that names the missing table, column or folder.
     """
     clips = root / "clips"
     if not clips.is_dir():
@@ -46,7 +46,7 @@ def read_split(root: Path, split: str) -> list[Recording]:
 
 
 def _clip(clips: Path, name: str) -> Path:
-    """The clip as the table names it, or as wav if only that is there."""
+    """The clip's path as in the table, or that of the wav file if only that exists."""
     wav = (clips / name).with_suffix(".wav")
     return wav if not (clips / name).is_file() and wav.is_file() else clips / name
 

@@ -1,9 +1,9 @@
-"""Splits of data without duplicates across them: sentences that share a side in one language stay in one split.
+"""Splits without duplicates across them: sentence pairs that share their source or their target stay in one split.
 
-Collections of sentences repeat them, and pair one with several translations. A random split then tests on sentences,
-or on their paraphrases, that a model was trained on. `groups` therefore joins all pairs that have the same source or
-the same target, however indirectly, and a split takes whole groups, in the order of a hash: it depends on what the
-groups say, and not on the order of the files or on a random generator.
+Collections repeat sentences and pair one with several translations, so a random split would test on sentences, or
+paraphrases of them, that the model was trained on. `groups` therefore joins all pairs with the same source or target,
+also indirectly, and a split takes whole groups in the order of a hash. The order depends only on the texts, not on the
+order of the files or on a random generator.
 """
 
 from __future__ import annotations
@@ -20,55 +20,56 @@ from ..support.errors import LeapformerError
 from .text import tidy
 
 _WORDS = re.compile(r"\w+")
-LARGEST_SHARE = 10  # a split takes at most one of so many groups: small data, of which all would be tested otherwise
+LARGEST_SHARE = 10  # a split takes at most a tenth of the groups; otherwise small data would all be evaluation data
 EMPTY, REPEATED, ANOTHER = "empty", "repeated", "another translation of an evaluated sentence"
 
 Pair = tuple[str, str]
 
 
 def fold(text: str) -> str:
-    """A sentence without case, marks and white space: what counts as the same.
+    """Normalise a sentence for comparison: without case, punctuation and extra white space.
 
     >>> fold("L'eau  est FROIDE !") == fold("l' eau est froide.")
     True
     """
     folded = unicodedata.normalize("NFC", text).casefold()
-    return " ".join(_WORDS.findall(folded)) or " ".join(folded.split())
+    return " ".join(_WORDS.findall(folded)) or " ".join(folded.split())  # "!?" has no words, but is not empty
 
 
 def groups(pairs: Sequence[Pair]) -> list[list[int]]:
-    """Indices of pairs that share a side, directly or through others, in the order of their hashes.
+    """Group the indices of pairs that share a side, directly or through other pairs; groups are ordered by a hash.
 
     Neither side of a pair occurs in another group.
     """
+    # Union-find over the sides; the labels keep a source apart from a target with the same text.
     parents: dict[Pair, Pair] = {}
 
     def root(node: Pair) -> Pair:
         while (parent := parents.setdefault(node, node)) != node:
-            parents[node] = node = parents[parent]
+            parents[node] = node = parents[parent]  # path halving, which keeps paths short
         return node
 
-    folded = [(fold(one), fold(other)) for one, other in pairs]
-    for one, other in folded:
-        parents[root(("", one))] = root(("other", other))
-    found: defaultdict[Pair, list[int]] = defaultdict(list)
-    for i, (one, _) in enumerate(folded):
-        found[root(("", one))].append(i)
-    # The hash of one member: the least of all hashes would bring large groups to the front.
-    return sorted(found.values(), key=lambda group: order(*min(folded[i] for i in group)))
+    folded = [(fold(source), fold(target)) for source, target in pairs]
+    for source, target in folded:
+        parents[root(("source", source))] = root(("target", target))
+    members: defaultdict[Pair, list[int]] = defaultdict(list)
+    for i, (source, _) in enumerate(folded):
+        members[root(("source", source))].append(i)
+    # Hash a single member: the least hash of all members would bring large groups to the front.
+    return sorted(members.values(), key=lambda group: order(*min(folded[i] for i in group)))
 
 
 def order(*texts: str) -> str:
-    """A hash to sort by."""
+    """The hash by which texts are sorted, in hexadecimal."""
     return sha256("\t".join(texts).encode()).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------------ parallel text
 @dataclass(frozen=True)
 class Unsplit:
-    """A release of parallel text without splits: a reader, and the sizes of the splits that are cut out for evaluation.
+    """A release of parallel text without splits: its reader, and the sizes of the evaluation splits to cut out.
 
-    `read` returns the pairs in a folder, each with the reason to leave it out, or "".
+    `read` yields (source, target, reason) for a folder; the reason to leave the pair out is "" if there is none.
     """
 
     read: Callable[[Path], Iterable[tuple[str, str, str]]]
@@ -77,22 +78,22 @@ class Unsplit:
 
 @dataclass(frozen=True)
 class Split:
-    """The pairs of each split, and what was left out: rows (split, reason, source, target)."""
+    """The pairs of each split, and rows (split, reason, source, target) for the pairs left out."""
 
     pairs: Mapping[str, Sequence[Pair]]
     left_out: Sequence[tuple[str, str, str, str]]
 
     def dropped(self, split: str) -> dict[str, int]:
-        """How many pairs that would have been in a split were left out, by reason."""
+        """Count the pairs that were left out of a split, by reason."""
         return dict(Counter(reason for of, reason, *_ in self.left_out if of == split))
 
 
 def split(release: Unsplit, root: Path) -> Split:
-    """Split a release: one pair of each of so many groups for evaluation, all pairs of the other groups for training.
+    """Split a release: one pair per evaluation group, and all pairs of the remaining groups for training.
 
-    Of an evaluated group, the pair with the first hash is kept, so that no source is translated twice; the others are
-    left out, as are the same pairs again. The training pairs keep the order of the release. Raises LeapformerError if
-    there is nothing to split, or too little.
+    Of an evaluation group, the pair with the first hash is kept, so that no source is evaluated twice; its other pairs
+    are left out, as are repeated pairs. The training pairs keep the order of the release. Raises LeapformerError if
+    there are fewer than ten groups.
     """
     pairs, left_out, seen = list[Pair](), list[tuple[str, str, str, str]](), set[Pair]()
     for source, target, reason in release.read(root):
@@ -103,16 +104,16 @@ def split(release: Unsplit, root: Path) -> Split:
         else:
             seen.add(pair)
             pairs.append(pair)
-    found = groups(pairs)
-    most = len(found) // LARGEST_SHARE
+    grouped = groups(pairs)
+    most = len(grouped) // LARGEST_SHARE
     if not most:
-        raise LeapformerError(f"{root} holds {len(found)} different sentence pairs; to split them, give at least 10")
+        raise LeapformerError(f"{root} holds {len(grouped)} different sentence pairs; to split them, give at least 10")
     chosen: dict[str, list[Pair]] = {}
     first = 0
     taken: set[int] = set()
     for name, size in release.sizes.items():
         chosen[name] = []
-        for group in found[first : first + min(size, most)]:
+        for group in grouped[first : first + min(size, most)]:
             kept, *others = sorted(group, key=lambda i: order(*pairs[i]))
             chosen[name].append(pairs[kept])
             left_out += [(name, ANOTHER, *pairs[i]) for i in others]

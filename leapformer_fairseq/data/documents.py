@@ -25,25 +25,25 @@ VOCAB_SIZE = 8_000
 def prepare(
     root: str | Path, out: str | Path, vocab_size: int = VOCAB_SIZE, vocabulary: str | Path | None = None
 ) -> prepared.Summary:
-    """Prepare the text in `root` in `out`; finished work is not repeated.
+    """Prepare the text in `root` for training in `out`; finished work is not repeated.
 
     The subwords are learned from the training text, or taken from the folder `vocabulary`. Returns the number of tokens
     (subwords and line ends) per split. Raises LeapformerError for missing or empty files, a folder that is not a
     vocabulary, and an `out` that contains other data.
     """
     root, out = Path(root).absolute(), Path(out).absolute()
-    given = None if vocabulary is None else str(Path(vocabulary).absolute())
-    options = {"dataset": NAME, "vocab_size": vocab_size if given is None else None, "vocabulary": given}
+    existing = None if vocabulary is None else str(Path(vocabulary).absolute())
+    options = {"dataset": NAME, "vocab_size": vocab_size if existing is None else None, "vocabulary": existing}
     if (out / prepared.STATE).is_file() and (summary := prepared.begin(out, options)) is not None:
         return summary
     files = _find(root)
-    cut = None if given is None else load_vocabulary(given)
+    cut = None if existing is None else load_vocabulary(existing)  # before `begin`: a wrong folder leaves no trace
     prepared.begin(out, options)
-    if given is None or cut is None:
+    if existing is None or cut is None:
         make_vocabulary(out, partial(_sentences, files["train"]), vocab_size)
         cut = load_vocabulary(out)
     else:
-        copy_vocabulary(given, out)
+        copy_vocabulary(existing, out)
     for split, path in files.items():
         write_lines(out / f"{split}.txt", encoded(_sentences(path), cut))
     summary = {split: count_tokens(out / f"{split}.txt") for split in SPLITS}
@@ -57,22 +57,22 @@ def prepare(
 def _find(root: Path) -> dict[str, Path]:
     if not root.is_dir():
         raise LeapformerError(f"{NAME} root {root} is not a folder; check the path")
-    found = {}
+    files = {}
     for split in SPLITS:
         names = [f"{split}.txt", f"wiki.{split}.tokens"]
         path = find_text(root, names)
         if path is None:
             raise LeapformerError(f"{root} holds no {' and no '.join(names)}, nor with .gz; check the folder")
-        found[split] = path
-    return found
+        files[split] = path
+    return files
 
 
 def _sentences(path: Path) -> Iterator[str]:
-    return _single_breaks(tidy(line) for line in read_lines(path))
+    return _with_single_breaks(tidy(line) for line in read_lines(path))
 
 
-def _single_breaks(lines: Iterable[str]) -> Iterator[str]:
-    """Lines with one empty line between documents, none at the start, none at the end."""
+def _with_single_breaks(lines: Iterable[str]) -> Iterator[str]:
+    """The lines with a single empty line between documents, and none at the start or the end."""
     pending = started = False
     for line in lines:
         if line:

@@ -1,4 +1,4 @@
-"""Download the files of a data set, and read files inside archives."""
+"""Download the files of a data set, unpack archives, and read text files inside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..support.errors import LeapformerError
 from ..support.files import partial_of, replacing
 from ..support.lines import decoded
 
-TIMEOUT_S = 60  # without any data
+TIMEOUT_S = 60  # without receiving any data
 
 
 def fetch(url: str, path: Path) -> None:
@@ -27,7 +27,7 @@ def fetch(url: str, path: Path) -> None:
 
     Raises LeapformerError with the address and the reason if the download fails.
     """
-    # Some hosts refuse the default name of Python's client.
+    # Some hosts refuse Python's default user agent.
     request = urllib.request.Request(url, headers={"User-Agent": f"leapformer_fairseq/{__version__}"})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,8 @@ def fetch(url: str, path: Path) -> None:
             with open(partial, "wb") as file, tqdm.wrapattr(file, "write", total=size, desc=path.name) as counted:
                 shutil.copyfileobj(answer, counted, 1 << 20)
             if size is not None and partial.stat().st_size != size:
-                raise OSError(f"{partial.stat().st_size} of {size} bytes came")
+                # urllib ends quietly when a connection is closed early.
+                raise OSError(f"received {partial.stat().st_size} of {size} bytes")
     except (OSError, HTTPException) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise LeapformerError(
@@ -52,7 +53,7 @@ def unpack(archive: Path, folder: Path) -> None:
     partial = partial_of(folder)
     try:
         with tarfile.open(archive) as opened:
-            opened.extractall(partial, filter="data")
+            opened.extractall(partial, filter="data")  # refuses names and links that lead out of the folder
         (partial / folder.name).rename(folder)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise LeapformerError(f"{archive} cannot be unpacked ({error}); delete it and download it again") from error
@@ -61,7 +62,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def member_lines(archive: Path, member: str) -> Iterator[str]:
-    """The lines of a text file inside a tar or zip archive.
+    """Yield the lines of a text file inside a tar or zip archive.
 
     Raises LeapformerError if the archive is damaged or does not contain this file.
     """

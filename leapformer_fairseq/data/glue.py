@@ -1,8 +1,8 @@
 """The larger classification tasks of GLUE (Wang et al., 2019, arXiv:1804.07461) for fairseq's sentence_prediction.
 
-OUT/input0/SPLIT, and OUT/input1/SPLIT for pairs, contain sentences split into subwords; OUT/label/SPLIT contains their
-labels. The splits are train, valid and test, for MNLI also valid1 and test1 (mismatched). OUT/dict.txt and
-OUT/label/dict.txt are the dictionaries. The test sets have no labels.
+OUT/input0/SPLIT and, for pairs, OUT/input1/SPLIT contain sentences split into subwords; OUT/label/SPLIT contains their
+labels, but the test sets have none. The splits are train, valid and test; MNLI also has valid1 and test1 (mismatched).
+OUT/dict.txt and OUT/label/dict.txt are the dictionaries.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MNLI_FILES = {
 
 @dataclass(frozen=True)
 class Task:
-    """A task: the columns of its sentences and labels, the possible labels, and its files per split.
+    """A task: the columns of its sentences and labels, the possible labels, and its file per split.
 
-    A `ragged` release has lines with missing fields, which are skipped; in other releases they are errors.
+    Lines with missing fields are skipped in a `ragged` release, and are errors in any other.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Example(NamedTuple):
 def prepare(
     name: str, root: str | Path, out: str | Path, vocabulary: str | Path, download: bool = False
 ) -> prepared.Summary:
-    """Prepare the task `name` from the GLUE folder `root`, which contains {name}/train.tsv and so on, in `out`.
+    """Prepare the task `name` of the GLUE folder `root`, which contains NAME/train.tsv etc., for training in `out`.
 
     `vocabulary` is that of the pre-trained model. Returns, per split, the number of examples and the number of lines
     left out. Raises LeapformerError for an unknown task, missing or damaged files, a folder that is not a vocabulary,
@@ -95,34 +95,35 @@ def prepare(
         labelled = not split.startswith("test")
         examples, left_out = read_examples(path, task, labelled)
         for place, folder in enumerate(folders):
-            write_lines(out / folder / split, encoded((tidy(one.sentences[place]) for one in examples), cut))
+            sentences = (tidy(example.sentences[place]) for example in examples)
+            write_lines(out / folder / split, encoded(sentences, cut))
         if labelled:
-            write_lines(out / "label" / split, (str(one.label) for one in examples))
+            write_lines(out / "label" / split, (str(example.label) for example in examples))
         summary[split] = {"examples": len(examples), "left_out": left_out}
     prepared.finish(out, options, summary)
     return summary
 
 
 def find_task(name: str) -> Task:
-    """The task with this name. An unknown name raises LeapformerError with the choices."""
+    """The task with this name. Raises LeapformerError with the choices for an unknown name."""
     if name not in TASKS:
         raise LeapformerError(f"unknown GLUE task {name!r}; choose from: {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def read_examples(path: Path, task: Task, labelled: bool = True) -> tuple[list[Example], int]:
-    """The examples of a file of the release, unchanged, and the number of lines left out because of missing fields.
+    """The examples in a file of the release, unchanged, and the number of lines left out because of missing fields.
 
-    Quotation marks have no special meaning: only tabs separate fields, only line feeds end lines. Raises
-    LeapformerError for columns other than the task's, lines with more or fewer fields than the header, and labels that
-    the task does not have.
+    Quotation marks have no special meaning: only tabs separate fields and only line feeds end lines. Raises
+    LeapformerError if a column of the task is missing, a line has more or fewer fields than the header, or a label is
+    not one of the task's.
     """
     lines = (line.split("\t") for line in read_lines(path))
     header = next(lines, [""])
     places = [_column(path, task, header, name) for name in task.inputs]
     label_place = _column(path, task, header, task.label) if labelled else None
     examples, left_out = [], 0
-    for number, fields in enumerate(lines, 2):
+    for number, fields in enumerate(lines, 2):  # line 1 is the header
         if len(fields) != len(header):
             if not task.ragged:
                 raise LeapformerError(
@@ -152,16 +153,16 @@ def _column(path: Path, task: Task, header: Sequence[str], name: str) -> int:
 
 
 def _find(task: Task, root: Path, download: bool) -> dict[str, Path]:
-    """The file of every split; test sets may be missing."""
+    """The file of every split; missing test sets are left out."""
     if not root.is_dir() and not download:
         raise LeapformerError(f"{NAME} root {root} is not a folder; check the path")
     releases.glue(root, task.name, task.files.values(), download)
-    found = {}
+    files = {}
     for split, name in task.files.items():
         path = find_text(root / task.name, [name])
         if path is not None:
-            found[split] = path
+            files[split] = path
         elif not split.startswith("test"):
-            wanted = root / task.name / name
-            raise LeapformerError(f"no file {wanted}, nor with .gz; check the data folder, or let --download fetch it")
-    return found
+            missing = root / task.name / name
+            raise LeapformerError(f"no file {missing}, nor with .gz; check the data folder, or let --download fetch it")
+    return files

@@ -1,7 +1,7 @@
 """LJSpeech (Ito and Johnson, 2017): 13,100 clips of one reader, prepared for fairseq's text_to_speech task.
 
-ROOT/metadata.csv (lines ID|text|text with numbers in words) and ROOT/wavs/ID.wav, or both in ROOT/LJSpeech-1.1. The
-phonemes come from the Montreal Forced Aligner, with durations and with silence at the ends cut off, or from espeak-ng,
+Reads ROOT/metadata.csv (lines ID|text|normalised text) and ROOT/wavs/ID.wav, or both in ROOT/LJSpeech-1.1. Phonemes
+come from the Montreal Forced Aligner, with durations, in which case silence at both ends is cut off, or from espeak-ng,
 without durations.
 """
 
@@ -40,10 +40,10 @@ SPLITS = ("train", "dev", "test")
 # By book, as in FastSpeech and fairseq's example: 12,229, 348 and 523 clips.
 SPLIT_OF_BOOK = {"LJ001": "test", "LJ002": "test", "LJ003": "dev"}
 LEFT_OUT = "left_out.txt"
-TOO_LONG_S = 0.02  # an alignment may end so much after its audio, from rounding
+TOO_LONG_S = 0.02  # an alignment may end this much after its audio, because of rounding
 SILENCES = ("", "sil", "sp", "<eps>")
-UNKNOWN = ("<unk>", "spn", "{lg}")  # what an aligner writes for a word that its dictionary lacks
-# The release leaves these in the text; some aligned what is said instead.
+UNKNOWN = ("<unk>", "spn", "{lg}")  # an aligner's labels for a word that its dictionary lacks
+# The release's text has these abbreviations; some published alignments have the words that are spoken.
 ABBREVIATED = {
     "mister": "mr", "misess": "mrs", "missis": "mrs", "doctor": "dr", "number": "no", "saint": "st", "company": "co",
     "junior": "jr", "major": "maj", "general": "gen", "doctors": "drs", "reverend": "rev", "lieutenant": "lt",
@@ -56,7 +56,7 @@ class LeftOut(LeapformerError):
     """A clip that cannot be used: the message is for the user, `reason` is a word or two for the statistics."""
 
     def __init__(self, reason: str, message: str) -> None:
-        super().__init__(reason, message)  # both, so that it can be sent between processes
+        super().__init__(reason, message)  # pickle rebuilds an exception from `args`, between processes
         self.reason = reason
 
     def __str__(self) -> str:
@@ -74,9 +74,9 @@ def prepare(
     """Prepare the release in `root` for training and evaluation in `out`; finished work is not repeated.
 
     Writes OUT/{train,dev,test}.tsv, vocab.txt, config.yaml and gcmvn.npz, log-mels below mel/, recordings at
-    `sample_rate` below wav/, and left_out.txt with the reason for each clip that was left out. `textgrids` contains
-    ID.TextGrid files at any depth. Raises LeapformerError for impossible options, missing files, an `out` that contains
-    other data, and a split without usable clips.
+    `sample_rate` Hz below wav/, and left_out.txt with the reason for each clip that was left out. `textgrids` is a
+    folder with ID.TextGrid files at any depth. Raises LeapformerError for impossible options, missing files, an `out`
+    that contains other data, and a split without usable clips.
     """
     need_workers(workers)
     config = tts.mel_config(sample_rate)
@@ -88,7 +88,7 @@ def prepare(
         work = _Work(out, config, None if folder is None else _find_textgrids(folder))
         clips = _read_release(_find_release(root, download))
         prepared.begin(out, options)
-        with mapper(workers, "give fewer, and the same command begins anew") as run:
+        with mapper(workers, "give fewer, and the same command starts again") as run:
             state = {split: asdict(summary) for split, summary in _prepare_splits(work, clips, run).items()}
         prepared.finish(out, options, state)
     espeak = None if textgrids else {"voice": VOICE, "silence": False}
@@ -96,14 +96,14 @@ def prepare(
     return {split: SplitSummary(**summary) for split, summary in state.items()}
 
 
-# ------------------------------------------------------------------------------------------------- what is in the files
+# --------------------------------------------------------------------------------------------------------- the release
 def split_of(clip_id: str) -> str:
     """The split of a clip, which depends on its book."""
     return SPLIT_OF_BOOK.get(clip_id.partition("-")[0], "train")
 
 
 def _find_release(root: Path, download: bool) -> Path:
-    """The folder with metadata.csv, downloaded and unpacked if allowed."""
+    """The folder with metadata.csv, downloaded and unpacked if `download`."""
     unpacked = root / RELEASE
     if (root / "metadata.csv").is_file():
         return root
@@ -117,17 +117,17 @@ def _find_release(root: Path, download: bool) -> Path:
 
 
 def _find_textgrids(folder: Path) -> dict[str, Path]:
-    """The TextGrids below a folder by the name of their recording."""
+    """The TextGrids below a folder, by clip id."""
     if not folder.is_dir():
         raise LeapformerError(f"--textgrids {folder} is not a folder; check the path")
-    found = {path.stem: path for path in sorted(folder.rglob("*.TextGrid"))}
-    if not found:
+    textgrids = {path.stem: path for path in sorted(folder.rglob("*.TextGrid"))}
+    if not textgrids:
         raise LeapformerError(f"--textgrids {folder} holds no *.TextGrid; unpack them there")
-    return found
+    return textgrids
 
 
 def _read_release(folder: Path) -> dict[str, list[Recording | LeftOut]]:
-    """The clips of each split in the order of metadata.csv, none of their recordings missing."""
+    """The clips of each split, in the order of metadata.csv. Raises LeapformerError if a recording is missing."""
     path = folder / "metadata.csv"
     clips: dict[str, list[Recording | LeftOut]] = {split: [] for split in SPLITS}
     for number, line in enumerate(read_lines(path), 1):
@@ -149,7 +149,7 @@ def _read_line(line: str, place: str, folder: Path) -> Recording | LeftOut:
 
 # ------------------------------------------------------------------------------------------------------------ splits
 def _prepare_splits(work: _Work, clips: Mapping[str, list[Recording | LeftOut]], run: Any) -> dict[str, SplitSummary]:
-    """Write everything but the configuration."""
+    """Write everything except the configuration."""
     if work.textgrids is None:
         clips = {split: list(_with_phonemes(members)) for split, members in clips.items()}
     summaries, messages = {}, []
@@ -166,7 +166,7 @@ def _prepare_splits(work: _Work, clips: Mapping[str, list[Recording | LeftOut]],
                 statistics.add(result[1])
         seconds = sum(row.frames for row in rows) * work.config.hop_length / work.config.sample_rate
         summaries[split] = SplitSummary(len(rows), round(seconds, 2), dict(dropped))
-        write_lines(work.out / LEFT_OUT, messages)
+        write_lines(work.out / LEFT_OUT, messages)  # after each split, so that the error below leaves the reasons
         if not rows:
             raise LeapformerError(f"all of split {split} was left out ({summaries[split].reasons()}): {messages[-1]}")
         tts.write_tts_manifest(work.out / f"{split}.tsv", rows)
@@ -189,14 +189,14 @@ def _with_phonemes(clips: Iterable[Recording | LeftOut]) -> Iterator[Recording |
 
 @dataclass(frozen=True)
 class _Work:
-    """The work on one clip, in a form that can be sent to another process; `textgrids` are by id."""
+    """The work on one clip, in a form that can be sent to another process; `textgrids` are by clip id."""
 
     out: Path
     config: MelConfig
     textgrids: Mapping[str, Path] | None
 
     def __call__(self, clip: Recording | LeftOut) -> tuple[tts.Row, np.ndarray] | LeftOut:
-        """Write recording and log-mels; the row of the manifest and the log-mels, or why the clip is left out."""
+        """Write recording and log-mels; return the manifest's row and the log-mels, or why the clip is left out."""
         if isinstance(clip, LeftOut):
             return clip
         try:
@@ -217,7 +217,7 @@ class _Work:
             intervals = moved(intervals, -start)
         if not len(samples):
             raise LeftOut("too short", f"{clip.path} holds no speech; download it again")
-        samples = np.clip(resample(samples, rate, self.config.sample_rate), -1.0, 1.0)
+        samples = np.clip(resample(samples, rate, self.config.sample_rate), -1.0, 1.0)  # resampling may overshoot
         mel = log_mel(samples, self.config)
         phonemes, durations = clip.target.split(), None
         if intervals is not None:
@@ -238,7 +238,7 @@ class _Work:
 
 # -------------------------------------------------------------------------------------------------------- alignments
 def _aligned(clip: Recording, path: Path | None, seconds: float) -> list[Interval]:
-    """The phonemes of a clip from the first to the last that is said. Raises LeftOut for what does not fit the clip."""
+    """The phonemes of a clip, without silence at both ends. Raises LeftOut if the TextGrid does not fit the clip."""
     if path is None:
         raise LeftOut("no TextGrid", f"{clip.id} has no TextGrid; align it")
     try:
@@ -247,8 +247,8 @@ def _aligned(clip: Recording, path: Path | None, seconds: float) -> list[Interva
     except LeapformerError as error:
         raise LeftOut("damaged TextGrid", str(error)) from error
     if not same_words(clip.source, [word.text for word in words]):
-        found = " ".join(word.text for word in words if word.text)
-        raise LeftOut("other words", f"{path} says {found[:60]!r} but the text {clip.source[:60]!r}; align it again")
+        aligned = " ".join(word.text for word in words if word.text)
+        raise LeftOut("other words", f"{path} says {aligned[:60]!r} but the text {clip.source[:60]!r}; align it again")
     phones = [phone._replace(text=PAUSE if phone.text.lower() in SILENCES else phone.text) for phone in phones]
     spoken = [place for place, phone in enumerate(phones) if phone.text != PAUSE]
     if not spoken:
@@ -261,16 +261,16 @@ def _aligned(clip: Recording, path: Path | None, seconds: float) -> list[Interva
 
 
 def same_words(text: str, words: Iterable[str]) -> bool:
-    """Whether aligned words are those of a text: the same letters, ignoring punctuation, case and accents.
+    """Whether aligned words are those of the text: the same letters, ignoring punctuation, case and accents.
 
-    An unknown word matches any letters. An abbreviation equals its word.
+    An unknown word matches any letters. An abbreviation equals the word it stands for.
     """
     pattern = "".join(".+" if word in UNKNOWN else _letters(word) for word in words)
     return re.fullmatch(pattern, "".join(map(_letters, text.split()))) is not None
 
 
 def _letters(word: str) -> str:
-    """The letters and digits of a word, lower-case and without accents: nothing with a meaning in a pattern."""
+    """The letters and digits of a word, lower-cased and without accents, so that none is special in a pattern."""
     plain = unicodedata.normalize("NFKD", word.casefold())
     letters = "".join(letter for letter in plain if letter.isalnum())
     return ABBREVIATED.get(letters, letters)

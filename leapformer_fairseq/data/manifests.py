@@ -1,7 +1,7 @@
 """The input of fairseq's speech_to_text task: feature archives, manifests, subword models, statistics, configurations.
 
-The formats are those of fairseq's `examples/speech_to_text`. They are written here because fairseq's helpers keep whole
-data sets in memory or in as many files, list them in file system order, and need torchaudio.
+The formats are those of fairseq's `examples/speech_to_text`. fairseq's own helpers are not used: they hold whole data
+sets in memory or write a file per utterance, list them in file system order, and need torchaudio.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from ..support.lines import read_table, write_lines
 BINS = 80
 CMVN = "gcmvn.npz"
 COLUMNS = ("id", "audio", "n_frames", "tgt_text", "speaker")  # src_text may follow
-# the ids of fairseq's dictionaries
+# fairseq's dictionaries fix these ids; with the same ones, sentencepiece's numbering needs no mapping.
 SPECIAL_PIECES: dict[str, Any] = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}
-ZIP_HEADER = 30  # bytes before the name in a zip's local file header
+ZIP_HEADER = 30  # bytes of a zip's local file header before the name
+# Without quoting: a quotation mark in a text is a character like any other, for fairseq's reader too.
 _MANIFEST_FORMAT: dict[str, Any] = {
     "delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None, "lineterminator": "\n",
 }  # fmt: skip
@@ -44,15 +45,15 @@ class Features:
 
     @property
     def address(self) -> str:
-        """The address in a manifest, relative to the configuration's `audio_root`."""
+        """The value of a manifest's `audio` column, relative to the configuration's `audio_root`."""
         return f"{self.archive}:{self.offset}:{self.length}"
 
 
 class FeatureArchive:
-    """An uncompressed zip of .npy files; fairseq reads an entry by its offset, without the zip directory."""
+    """An uncompressed zip of .npy files; fairseq reads an entry by its byte offset, without the zip directory."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """Create the archive at `path`; manifests will know it as `name`."""
+        """Create the archive at `path`, to be called `name` in manifests."""
         self._name = name
         self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_STORED)
 
@@ -66,14 +67,15 @@ class FeatureArchive:
         """Store the features (frames, bins) of an utterance and return their location."""
         buffer = io.BytesIO()
         np.save(buffer, features)
-        entry = zipfile.ZipInfo(f"{utterance_id}.npy")  # has a fixed date, so that the archive repeats byte by byte
+        entry = zipfile.ZipInfo(f"{utterance_id}.npy")  # with a fixed date, so that archives are reproducible
         self._zip.writestr(entry, buffer.getvalue())
+        # The data follows the local header at once: ZIP_STORED does not compress, and ZipInfo has no extra field.
         offset = entry.header_offset + ZIP_HEADER + len(entry.filename.encode())
         return Features(self._name, len(features), offset, buffer.getbuffer().nbytes)
 
 
 class BinStatistics:
-    """Mean and standard deviation of each filterbank bin over all added frames, accumulated in double precision."""
+    """Mean and standard deviation of each filterbank bin over all added frames, accumulated in float64."""
 
     def __init__(self, bins: int = BINS) -> None:
         self._frames = 0
@@ -86,17 +88,18 @@ class BinStatistics:
         self._squares += np.square(features, dtype=np.float64).sum(axis=0)
 
     def save(self, path: Path) -> None:
-        """Write fairseq's `global_cmvn` file. Raises LeapformerError if nothing was added."""
+        """Write fairseq's `global_cmvn` file. Raises LeapformerError if no frames were added."""
         if not self._frames:
             raise LeapformerError(f"no training audio for the statistics in {path.name}; check the training split")
         mean = self._total / self._frames
+        # The floor keeps a bin that never changes from being divided by 0.
         deviation = np.sqrt(np.maximum(self._squares / self._frames - mean**2, 1e-8))
         with replacing(path) as partial, open(partial, "wb") as file:
             np.savez(file, mean=mean.astype(np.float32), std=deviation.astype(np.float32))
 
 
 def write_manifest(path: Path, rows: Iterable[Sequence[str]], columns: Sequence[str] = COLUMNS) -> None:
-    """Write a fairseq manifest; `rows` have the order of `columns`. Texts must not contain tabs or line breaks."""
+    """Write a fairseq manifest; the fields of `rows` are in the order of `columns` and hold no tab or line break."""
     with replacing(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, **_MANIFEST_FORMAT)
         writer.writerow(columns)
@@ -104,7 +107,7 @@ def write_manifest(path: Path, rows: Iterable[Sequence[str]], columns: Sequence[
 
 
 def read_manifest(path: Path, *needed: str) -> Iterator[dict[str, str]]:
-    """The rows of a manifest with the `needed` columns, one by one. Raises LeapformerError as `read_table` does."""
+    """Yield the rows of a manifest that has the `needed` columns. Raises LeapformerError as `read_table` does."""
     columns = dict.fromkeys(needed, "give a manifest that `leapformer prepare` or `leapformer corpus` wrote")
     yield from (row for _, row in read_table(path, columns))
 
@@ -114,10 +117,12 @@ def train_subwords(
 ) -> None:
     """Train a sentencepiece model of at most `vocab_size` pieces, PREFIX.model, and write its dictionary, PREFIX.txt.
 
-    `model_type` is unigram or bpe. With a `coverage` below 1, the rarest letters, this share of the text, become
-    unknown. Raises LeapformerError if there is no text, or if the letters do not fit in the vocabulary.
+    `model_type` is unigram, bpe or char. `coverage` is the share of the text's characters that must be covered; the
+    rarest letters beyond it become unknown. Raises LeapformerError if there is no text, or if the letters do not fit in
+    the vocabulary.
     """
     model = io.BytesIO()
+    # hard_vocab_limit=False: a text with too few different subwords gets a smaller vocabulary instead of an error.
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts), model_writer=model, model_type=model_type, vocab_size=vocab_size,
@@ -126,21 +131,21 @@ def train_subwords(
     except (RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise LeapformerError(
-            f"no subword model of {vocab_size} pieces ({reason}); give another --vocab-size"
+            f"cannot train a subword model of {vocab_size} pieces ({reason}); give another --vocab-size"
         ) from error
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     pieces = [processor.id_to_piece(i) for i in range(len(SPECIAL_PIECES), processor.get_piece_size())]
-    # The special pieces are in every dictionary.
+    # Without the special pieces, which fairseq adds to every dictionary itself; its format demands a count per entry.
     write_lines(prefix.with_name(f"{prefix.name}.txt"), (f"{piece} 1" for piece in pieces))
     with replacing(prefix.with_name(f"{prefix.name}.model")) as partial:
         partial.write_bytes(model.getvalue())
 
 
 def write_config(path: Path, subwords: str, specaugment: Mapping[str, float] | None = None) -> None:
-    """Write fairseq's data configuration for data beside it, with the subword model `subwords`.model and global CMVN.
+    """Write fairseq's data configuration for the data beside it, with subword model `subwords`.model and global CMVN.
 
-    `specaugment` sets the augmentation of training data. Paths are relative, so that the folder can be moved; they are
-    looked for beside the configuration (`compat`), where fairseq itself would take the working directory.
+    `specaugment` sets the augmentation of training data. Paths are relative, so that the folder can be moved; our patch
+    (`compat/data.py`) resolves them beside the configuration, fairseq alone in the working directory.
     """
     config: dict[str, Any] = {
         "audio_root": ".",
@@ -149,7 +154,7 @@ def write_config(path: Path, subwords: str, specaugment: Mapping[str, float] | N
         "input_channels": 1,
         "input_feat_per_channel": BINS,
         "global_cmvn": {"stats_npz_path": CMVN},
-        "feature_transforms": {"*": ["global_cmvn"]},
+        "feature_transforms": {"*": ["global_cmvn"]},  # of all splits; "_train" replaces it for training
     }
     if specaugment:
         config["specaugment"] = dict(specaugment)
@@ -158,18 +163,18 @@ def write_config(path: Path, subwords: str, specaugment: Mapping[str, float] | N
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A data configuration. Raises LeapformerError for a file that is missing or holds none."""
+    """Read a data configuration. Raises LeapformerError if the file is missing or holds no mapping."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:120]
         raise LeapformerError(f"{path} cannot be read ({reason}); give the folder of a prepared data set") from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise LeapformerError(f"{path} holds no configuration; prepare the data again")
-    return found
+    return config
 
 
 def write_yaml(path: Path, config: Mapping[str, Any]) -> None:
-    """Write a data configuration with its values in the given order."""
-    # One line for each value: a path with a blank in it is not folded.
+    """Write a data configuration, in the order of `config`."""
+    # Infinite width: a path with spaces must not be folded into several lines.
     write_text(path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=float("inf")))

@@ -1,7 +1,8 @@
 """Mboshi-French (Godard et al., 2018, arXiv:1710.03501): 4.46 h of read and elicited sentences, three speakers.
 
-ROOT/full_corpus_newsplit/{train,dev}/ID.{wav,mb.cleaned,fr.cleaned}; ROOT may also be the folder full_corpus_newsplit.
-The release's dev split is kept for comparison with published results. It has no test split: one is cut out of train.
+Reads ROOT/full_corpus_newsplit/{train,dev}/ID.{wav,mb.cleaned,fr.cleaned}; ROOT may also be full_corpus_newsplit
+itself. The release's dev split is kept, for comparison with published results. The release has no test split: ours is
+cut out of its training split.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from .text import tidy
 NAME = "mboshi"
 FOLDER = "full_corpus_newsplit"
 SPLITS = ("train", "dev", "test")
-TEST = 400  # utterances, or a tenth of the published training split if that is less
+TEST = 400  # utterances, or a tenth of the released training split if that is less
 
 
 def read_split(root: Path, split: str) -> list[Recording]:
-    """All utterances of a split, in the order of their names.
+    """All utterances of a split, in the order of their file names.
 
-    The texts are the release's cleaned ones: lower case, punctuation apart from words. Escaped apostrophes (&apos;) and
-    quotation marks become what they stand for. Raises LeapformerError with the name of the missing folder or file.
+    The texts are the release's cleaned ones, lower-cased and with punctuation split off; escaped apostrophes (&apos;)
+    and quotation marks are unescaped. Raises LeapformerError that names the missing folder or file.
     """
     folder = root if root.name == FOLDER or not (root / FOLDER).is_dir() else root / FOLDER
-    published = _read_folder(folder, "dev" if split == "dev" else "train")
+    released = _read_folder(folder, "dev" if split == "dev" else "train")
     if split == "dev":
-        return published
-    test = _test_ids(tuple(published))
-    return [one for one in published if (one.id in test) == (split == "test")]
+        return released
+    test = _test_ids(tuple(released))
+    return [recording for recording in released if (recording.id in test) == (split == "test")]
 
 
 def _read_folder(folder: Path, name: str) -> list[Recording]:
@@ -58,26 +59,26 @@ def _text(path: Path) -> str:
     return html.unescape(tidy(" ".join(read_lines(path))))
 
 
-@cache
+@cache  # train and test ask for the same split
 def _test_ids(utterances: tuple[Recording, ...]) -> frozenset[str]:
-    """The utterances that are cut out of the training split.
+    """The ids of the test utterances to cut out of the released training split.
 
-    Each speaker has the same share of them as of all utterances. They are whole groups of utterances that say the same
-    in Mboshi or in French, in the order of a hash of the texts, so no sentence of the test split is left in train.
+    Each speaker's share of them is that of all utterances. Only whole groups of utterances with the same Mboshi or
+    French text are taken, in the order of a hash of the texts, so that no sentence is in both splits.
     """
-    speakers = Counter(one.speaker for one in utterances)
-    wanted = _shares(speakers, min(TEST, len(utterances) // 10))
-    found: set[str] = set()
-    for group in groups([(one.source, one.target) for one in utterances]):
-        said = Counter(utterances[i].speaker for i in group)
-        if said <= wanted:
-            wanted -= said
-            found.update(utterances[i].id for i in group)
-    return frozenset(found)
+    speakers = Counter(recording.speaker for recording in utterances)
+    open_places = _shares(speakers, min(TEST, len(utterances) // 10))
+    test: set[str] = set()
+    for group in groups([(recording.source, recording.target) for recording in utterances]):
+        speakers_of_group = Counter(utterances[i].speaker for i in group)
+        if speakers_of_group <= open_places:
+            open_places -= speakers_of_group
+            test.update(utterances[i].id for i in group)
+    return frozenset(test)
 
 
 def _shares(counts: Counter[str], total: int) -> Counter[str]:
-    """Divide `total` in proportion to the counts; what rounding leaves goes to the largest remainders."""
+    """Divide `total` in proportion to the counts, by the largest remainder method."""
     exact = {name: total * count / counts.total() for name, count in counts.items()}
     shares = Counter({name: int(share) for name, share in exact.items()})
     remainders = sorted(exact, key=lambda name: (shares[name] - exact[name], name))
@@ -85,4 +86,5 @@ def _shares(counts: Counter[str], total: int) -> Counter[str]:
     return shares
 
 
+# Transcripts in characters: in a few hours of speech, most subwords occur too rarely (docs/own_speech.md).
 DATASET = SpeechDataset(NAME, SPLITS, read_split, read_segment, tidy, vocab_size=1_000, transcript_type="char")

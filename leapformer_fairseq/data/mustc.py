@@ -1,7 +1,7 @@
 """MuST-C English-German (Di Gangi et al., 2019, N19-1202; Cattoni et al., 2021): TED talks cut into segments.
 
-ROOT/en-de/data/{train,dev,tst-COMMON,tst-HE}/{wav/*.wav, txt/SPLIT.{yaml,en,de}}: the yaml file lists the segments
-(wav, offset, duration, speaker_id) in the order of the lines of the two texts.
+Reads ROOT/en-de/data/{train,dev,tst-COMMON,tst-HE}/{wav/*.wav, txt/SPLIT.{yaml,en,de}}. The YAML file lists the
+segments (wav, offset, duration, speaker_id) in the order of the lines of the two texts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPLITS = ("train", "dev", "tst-COMMON", "tst-HE")
 def read_split(root: Path, split: str) -> list[Recording]:
     """All segments of a split, in the order of the release's texts.
 
-    Raises LeapformerError with the name of the missing folder, file, row or field.
+    Raises LeapformerError that names the missing folder, file, row or field.
     """
     folder = root / PAIR / "data" / split
     if not folder.is_dir():
@@ -36,9 +36,10 @@ def read_split(root: Path, split: str) -> list[Recording]:
 
 
 def read_segments(wavs: Path, segments: Path, source: Path, target: Path) -> list[Recording]:
-    """The segments of the talks in a folder: a YAML list of {wav, offset, duration}, and a line for each in two texts.
+    """The segments of the talks in the folder `wavs`.
 
-    Raises LeapformerError with the name of the missing file, row or field.
+    `segments` is a YAML list of {wav, offset, duration}, in seconds, with the optional field speaker_id; `source` and
+    `target` have one line for each. Raises LeapformerError that names the missing file, row or field.
     """
     rows, texts = _read_yaml(segments), [_read_lines(path) for path in (source, target)]
     if not len(rows) == len(texts[0]) == len(texts[1]):
@@ -46,7 +47,7 @@ def read_segments(wavs: Path, segments: Path, source: Path, target: Path) -> lis
         raise LeapformerError(f"{target.parent} does not fit together: {counts} lines; download it again")
     seen: Counter[str] = Counter()
     recordings = []
-    for number, (row, heard, wanted) in enumerate(zip(rows, *texts, strict=True), 1):
+    for number, (row, transcript, translation) in enumerate(zip(rows, *texts, strict=True), 1):
         place = f"{segments.name}, segment {number}"
         wav = wavs / str(_field(row, "wav", place))
         recordings.append(
@@ -54,8 +55,8 @@ def read_segments(wavs: Path, segments: Path, source: Path, target: Path) -> lis
                 id=f"{wav.stem}_{seen[wav.stem]}",
                 path=wav,
                 speaker=str(row.get("speaker_id", wav.stem)),
-                source=heard,
-                target=wanted,
+                source=transcript,
+                target=translation,
                 start=_seconds(row, "offset", place),
                 duration=_seconds(row, "duration", place),
             )
@@ -71,12 +72,12 @@ def _read_lines(path: Path) -> list[str]:
 
 def _read_yaml(path: Path) -> list[Any]:
     need_file(path)
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the training split has 230,000 segments
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # fast: the training split has 230,000 segments
     with open(path, encoding="utf-8") as file:
         try:
             segments = yaml.load(file, Loader=loader)
         except yaml.YAMLError as error:
-            raise LeapformerError(f"{path} is no yaml ({' '.join(str(error).split())}); download it again") from error
+            raise LeapformerError(f"{path} is not YAML ({' '.join(str(error).split())}); download it again") from error
     if not isinstance(segments, list):
         raise LeapformerError(f"{path} holds no list of segments; download it again")
     return segments

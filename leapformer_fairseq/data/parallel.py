@@ -1,9 +1,9 @@
 """Prepare parallel text for training: one subword model for both languages, and encoded splits.
 
 OUT/{train,valid,test}.LANGUAGE are encoded, for `fairseq-preprocess` with the dictionary OUT/spm.txt; OUT/spm.model
-decodes. OUT/raw/{valid,test}.LANGUAGE are the unchanged references. Documents are encoded as windows of sentences;
-their references are single sentences, the last one of each window. Releases without splits are split here: then
-OUT/raw/train.LANGUAGE is the training text, and OUT/left_out.tsv lists what was left out.
+decodes them. OUT/raw/{valid,test}.LANGUAGE are the unchanged references. Documents are encoded as windows of sentences;
+their references are single sentences, the last of each window. Releases without splits are split here, in which case
+OUT/raw/train.LANGUAGE is the training text and OUT/left_out.tsv lists the pairs left out.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from .text import tidy
 from .windows import SEPARATOR, Sentences, is_break, split_documents, windows
 
 SPLITS = ("train", "valid", "test")
-SUBWORD_PAIRS = 1_000_000  # as many sentence pairs, spread over all of them, are enough to find subwords
-BATCH = 10_000  # sentence pairs that are encoded at a time
+SUBWORD_PAIRS = 1_000_000  # at most this many sentence pairs, evenly spread, train the subword model
+BATCH = 10_000  # sentence pairs encoded by one call of sentencepiece
 
-OWN = "text"  # the data set of one's own
+OWN = "text"  # the user's own data
 
 Pairs = Iterator[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """A data set: its languages, default direction first, and its file names before .LANGUAGE.
+    """A data set: its languages, default direction first, and per split the names of its files before .LANGUAGE.
 
     Without languages, any two are accepted. `provide` creates the files from the release, and may download it. Training
-    pairs longer than `longest` subwords, or whose lengths differ by more than a factor of `ratio`, are left out.
-    Letters beyond `coverage` of the text become unknown; text from the web has thousands of them.
+    pairs longer than `longest` subwords, or whose lengths differ by more than a factor of `ratio`, are left out. The
+    rarest letters beyond `coverage` of the text become unknown; text from the web has thousands of them.
 
     In a data set of documents, whose files have an empty line between documents, `window` sentences are translated
     together (see `windows`). Training pairs that are left out are also missing from the windows of other pairs.
 
-    An `unsplit` release is read in the order of `languages`, and split here; it has no files of its own.
+    An `unsplit` release is read in the order of `languages` and split here; it has no files per split.
     """
 
     name: str
@@ -78,8 +78,8 @@ DATASETS = {
     for dataset in (
         ParallelText("multi30k", ("en", "de", "fr"), 8_000, releases.multi30k, _MULTI30K),
         ParallelText("iwslt14", ("de", "en"), 10_000, releases.iwslt14, _NAMES, longest=175, ratio=1.5),
-        # Pairs of unequal length stay: what is left out is missing in the windows of others. Four of the longest
-        # sentences are within the 1,024 positions of fairseq's transformer.
+        # No `ratio`: a pair left out would be missing from the windows of others. Four sentences of the `longest` fit
+        # into the 1,024 positions of fairseq's transformer.
         ParallelText(
             "iwslt14-documents", ("es", "en"), 30_000, releases.iwslt14_documents, _NAMES, longest=175, window=4
         ),
@@ -109,8 +109,9 @@ def prepare(
 ) -> prepared.Summary:
     """Prepare the text in `root` for training and evaluation in `out`; finished work is not repeated.
 
-    Returns, per split, the number of sentence pairs kept, the number of documents, and the number left out for each
-    reason. Raises LeapformerError for missing, damaged or misaligned files, and an `out` that contains other data.
+    Returns, per split, the number of sentence pairs kept, the number of documents if there are windows, and the number
+    of pairs left out by reason. Raises LeapformerError for missing, damaged or misaligned files, and an `out` that
+    contains other data.
     """
     root, out = Path(root).absolute(), Path(out).absolute()
     languages = _languages(dataset, pair)
@@ -159,11 +160,11 @@ def _languages(dataset: ParallelText, pair: str) -> tuple[str, str]:
 def _find(
     dataset: ParallelText, root: Path, languages: tuple[str, str], download: bool
 ) -> dict[str, tuple[Path, Path]]:
-    """The two files of every split."""
+    """The source and the target file of every split. Raises LeapformerError if one is missing or empty."""
     if not download:
         _need_root(dataset, root)
     dataset.provide(root, languages, download)
-    found: dict[str, tuple[Path, Path]] = {}
+    files: dict[str, tuple[Path, Path]] = {}
     for split in SPLITS:
         paths = []
         for language in languages:
@@ -175,8 +176,8 @@ def _find(
             if not path.stat().st_size:
                 raise LeapformerError(f"{path} is empty; check the data folder")
             paths.append(path)
-        found[split] = (paths[0], paths[1])
-    return found
+        files[split] = (paths[0], paths[1])
+    return files
 
 
 def _need_root(dataset: ParallelText, root: Path) -> None:
@@ -187,17 +188,17 @@ def _need_root(dataset: ParallelText, root: Path) -> None:
 def _write_split(
     out: Path, split: distinct.Split, languages: tuple[str, str], reverse: bool
 ) -> dict[str, tuple[Path, Path]]:
-    """Write the text of all splits and the list of what was left out; return the two files of every split."""
+    """Write the text of all splits and the list of pairs left out; return the two files of every split."""
     (out / "raw").mkdir(exist_ok=True)
     sides = (1, 0) if reverse else (0, 1)
     rows = ("\t".join((of, reason, pair[sides[0]], pair[sides[1]])) for of, reason, *pair in split.left_out)
     write_lines(out / "left_out.tsv", chain(["\t".join(("split", "reason", *languages))], rows))
     files = {}
     for name in SPLITS:
-        one, other = (out / "raw" / f"{name}.{language}" for language in languages)
-        for path, side in zip((one, other), sides, strict=True):
+        source, target = (out / "raw" / f"{name}.{language}" for language in languages)
+        for path, side in zip((source, target), sides, strict=True):
             write_lines(path, (pair[side] for pair in split.pairs[name]))
-        files[name] = one, other
+        files[name] = source, target
     return files
 
 
@@ -212,19 +213,19 @@ def _write_subwords(out: Path, files: tuple[Path, Path], vocab_size: int, datase
     every = math.ceil(count / SUBWORD_PAIRS) or 1
     pairs = (pair for n, pair in enumerate(_tidied(files)) if n % every == 0)
     train_subwords(out / "spm", (text for pair in pairs for text in pair), vocab_size, "bpe", dataset.coverage)
-    if dataset.window is not None:
+    if dataset.window is not None:  # only in the dictionary: the subword model never produces the separator
         with open(out / "spm.txt", "a", encoding="utf-8") as dictionary:
             dictionary.write(f"{SEPARATOR} 1\n")
 
 
 class _Encoder:
-    """Sentences to subwords with blanks between them."""
+    """Splits the sentences of pairs into subwords."""
 
     def __init__(self, model: Path) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
 
     def __call__(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Sentences]:
-        """Both sides of all pairs, encoded many at a time."""
+        """Encode both sides of all pairs, in batches."""
         batch: list[tuple[str, str]] = []
         for pair in pairs:
             batch.append(pair)
@@ -242,7 +243,7 @@ class _Encoder:
 def _write_training(
     out: Path, languages: tuple[str, str], encode: _Encoder, pairs: Pairs, dataset: ParallelText
 ) -> dict[str, Any]:
-    """Encode what is fit for training."""
+    """Encode the pairs that are fit for training; return the counts of pairs kept and left out."""
     dropped: Counter[str] = Counter()
 
     def fit() -> Iterator[Sentences]:
@@ -262,7 +263,7 @@ def _write_training(
 
 
 def _reason(source: int, target: int, dataset: ParallelText) -> str | None:
-    """Why a pair of these lengths is left out of training, None if it is not."""
+    """Why a pair of these lengths (subwords) is left out of training; None if it is kept."""
     if not source or not target:
         return "empty"
     if max(source, target) > dataset.longest:
@@ -273,8 +274,8 @@ def _reason(source: int, target: int, dataset: ParallelText) -> str | None:
 def _write_evaluation(
     out: Path, split: str, languages: tuple[str, str], encode: _Encoder, pairs: Pairs, dataset: ParallelText
 ) -> dict[str, Any]:
-    """Encode everything, and keep the text: what is left out would not be scored."""
-    texts = list(pairs)
+    """Encode all pairs, since one left out would not be scored, and write the references."""
+    texts = list(pairs)  # evaluation sets fit into the memory, unlike training sets
     encoded = list(encode(texts))
     for side, language in enumerate(languages):
         sentences = (text[side] for text, pair in zip(texts, encoded, strict=True) if not dataset.separates(pair))
@@ -285,7 +286,7 @@ def _write_evaluation(
 def _write_pairs(
     out: Path, split: str, languages: tuple[str, str], pairs: Iterable[Sentences], window: int | None
 ) -> dict[str, int]:
-    """Write both sides at the same time, of documents as windows, and return the number of pairs and of documents."""
+    """Write both sides in step, as windows of documents if `window` is given; return the counts of what was written."""
     paths = [out / f"{split}.{language}" for language in languages]
     counts = {"pairs": 0} if window is None else {"pairs": 0, "documents": 0}
 
@@ -297,6 +298,7 @@ def _write_pairs(
     with ExitStack() as stack:
         partials = [stack.enter_context(replacing(path)) for path in paths]
         files = [stack.enter_context(open(partial, "w", encoding="utf-8")) for partial in partials]
+        # `pairs` is consumed while it is encoded: training sets do not fit into the memory.
         for pair in pairs if window is None else windowed(window):
             for file, pieces in zip(files, pair, strict=True):
                 file.write(" ".join(pieces) + "\n")

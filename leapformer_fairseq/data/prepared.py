@@ -1,4 +1,4 @@
-"""The state file of a folder of prepared data: its options and, when it is finished, its summary."""
+"""The state file of a folder of prepared data: its options and, once it is finished, its summary."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Summary = dict[str, Any]
 
 
 def begin(out: Path, options: Mapping[str, Any]) -> Summary | None:
-    """Start preparing data with `options` in `out`; return the summary if it is already finished, else None.
+    """Claim the folder `out` for data prepared with `options`; return its summary if it is already finished, else None.
 
-    Raises LeapformerError if `out` contains something else: foreign files are never overwritten, and data is never
-    mixed.
+    Raises LeapformerError if `out` contains anything else, so that foreign files are never overwritten and data sets
+    never mixed.
     """
     path = out / STATE
     if not path.is_file():
@@ -29,18 +29,18 @@ def begin(out: Path, options: Mapping[str, Any]) -> Summary | None:
         return None
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-        found, summary = state["options"], state["summary"]
-        different = [name for name in {**found, **options} if found.get(name) != options.get(name)]
+        recorded, summary = state["options"], state["summary"]
+        different = [name for name in {**recorded, **options} if recorded.get(name) != options.get(name)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LeapformerError(f"{path} is damaged ({error}); remove {out} or choose another --out") from error
     if different:
-        was = f"{different[0]} {found.get(different[0])}, not {options.get(different[0])}"
-        raise LeapformerError(f"{out} was prepared with {was}; choose another --out or delete it")
+        difference = f"{different[0]} {recorded.get(different[0])}, not {options.get(different[0])}"
+        raise LeapformerError(f"{out} was prepared with {difference}; choose another --out or delete it")
     return summary
 
 
 def finish(out: Path, options: Mapping[str, Any], summary: Summary | None) -> None:
-    """Record that the data is complete, with its summary."""
+    """Record the options and the summary of complete data; a `summary` of None records that it is unfinished."""
     with replacing(out / STATE) as partial:
         text = json.dumps({"options": dict(options), "summary": summary}, indent=2, ensure_ascii=False)
         partial.write_text(text + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Quechua-Spanish of IWSLT 2023 (a part of Siminchik; Cardenas et al., 2018): 1.67 h to train on, 1.03 h to validate.
+"""Quechua-Spanish of IWSLT 2023, a part of Siminchik (Cardenas et al., 2018): 1.67 h of training, 1.03 h of validation.
 
-ROOT/que_spa_clean/{train,valid}/{wav/*.wav, txt/SPLIT.{yaml,que,spa}}. The recordings of the test split are published
-without texts, so results are of the validation split.
+Reads ROOT/que_spa_clean/{train,valid}/{wav/*.wav, txt/SPLIT.{yaml,que,spa}}. The test split is published without texts,
+so results are those of the validation split.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from .text import tidy
 
 NAME = "quechua"
 FOLDER = "que_spa_clean"
-CALLED = {"train": "train", "dev": "valid"}  # our splits, and what the release calls them
+RELEASED_AS = {"train": "train", "dev": "valid"}  # our splits -> their names in the release
 
 
 def read_split(root: Path, split: str) -> list[Recording]:
-    """All utterances of a split, in the order of the release's texts. Raises LeapformerError with what is missing."""
-    name = CALLED[split]
+    """All utterances of a split, in the order of the release's texts.
+
+    Raises LeapformerError that names the missing folder, file, row or field.
+    """
+    name = RELEASED_AS[split]
     folder = root / FOLDER / name
     if not folder.is_dir():
         raise LeapformerError(f"no folder {folder}; the Quechua root is the folder that holds {FOLDER}/{name}")
@@ -29,4 +32,7 @@ def read_split(root: Path, split: str) -> list[Recording]:
     return read_segments(folder / "wav", texts / f"{name}.yaml", texts / f"{name}.que", texts / f"{name}.spa")
 
 
-DATASET = SpeechDataset(NAME, tuple(CALLED), read_split, read_segment, tidy, vocab_size=1_000, transcript_type="char")
+# Transcripts in characters: in a few hours of speech, most subwords occur too rarely (docs/own_speech.md).
+DATASET = SpeechDataset(
+    NAME, tuple(RELEASED_AS), read_split, read_segment, tidy, vocab_size=1_000, transcript_type="char"
+)

@@ -1,4 +1,4 @@
-"""An utterance of a data set, and reading its audio in the form that models expect: 16 kHz mono, in [-1, 1]."""
+"""The utterances of a data set, and their audio in the form that models expect: 16 kHz mono, in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SILENCE_RMS = 1e-3  # -60 dB of full scale, below any intelligible recording; cl
 
 @dataclass(frozen=True)
 class Recording:
-    """The audio of an utterance and its text, in the source and the target language.
+    """The audio of an utterance and its text in the source and the target language.
 
-    `start` and `duration` (seconds) select a segment of a longer recording; without a duration it is the whole file.
+    `start` and `duration` (seconds) select a segment of a longer recording; without a duration it ends with the file.
     """
 
     id: str
@@ -34,11 +34,11 @@ class Recording:
 
 
 class Unusable(Exception):
-    """This recording must be left out; the message is the reason in a word or two, for the statistics."""
+    """A recording must be left out; the message is the reason in a word or two, for the statistics."""
 
 
 def read_segment(recording: Recording) -> np.ndarray:
-    """The samples of a segment, (T,) float32; only this part of the file is read.
+    """Read a segment, (T,) float32, without reading the rest of the file.
 
     Raises LeapformerError if the file is missing, unreadable, not 16 kHz mono, or ends before the segment starts.
     """
@@ -46,9 +46,10 @@ def read_segment(recording: Recording) -> np.ndarray:
 
 
 def read_audible(recording: Recording) -> np.ndarray:
-    """The samples of a recording of any format, sample rate and number of channels, (T,) float32 at 16 kHz mono.
+    """Read a recording of any format, sample rate and number of channels as (T,) float32 at 16 kHz mono.
 
-    Raises Unusable if it cannot be decoded, ends before it starts, is silent, or is refused by the checks of `audio`.
+    Raises Unusable if it is silent, or if `runtime.audio` refuses it, as for a file that cannot be decoded or ends
+    before the recording starts.
     """
     samples, rate = read_mono(recording)
     if len(samples) and np.sqrt(np.mean(np.square(samples, dtype=np.float64))) < SILENCE_RMS:
@@ -57,7 +58,7 @@ def read_audible(recording: Recording) -> np.ndarray:
 
 
 def read_mono(recording: Recording) -> tuple[np.ndarray, int]:
-    """The samples of a recording, (T,) float32, mono at the file's own sample rate, and that rate. Raises Unusable."""
+    """Read a recording as (T,) float32, mono at the file's sample rate, which is also returned. Raises Unusable."""
     try:
         samples, rate = read_audio(recording.path, recording.start, recording.duration)
     except AudioError as error:
@@ -65,27 +66,27 @@ def read_mono(recording: Recording) -> tuple[np.ndarray, int]:
     return samples.mean(axis=1), rate
 
 
-def resample(samples: np.ndarray, rate: int, wanted: int = SAMPLE_RATE) -> np.ndarray:
-    """Resample (T,) from `rate` Hz to `wanted` Hz, band-limited."""
-    if rate == wanted:
+def resample(samples: np.ndarray, rate: int, new_rate: int = SAMPLE_RATE) -> np.ndarray:
+    """Resample (T,) from `rate` Hz to `new_rate` Hz, band-limited."""
+    if rate == new_rate:
         return samples
-    from scipy.signal import resample_poly  # a slow import, not needed for data that is at that rate already
+    from scipy.signal import resample_poly  # slow to import, and not needed for audio that has the rate already
 
-    shared = math.gcd(rate, wanted)
-    up, down = wanted // shared, rate // shared
+    divisor = math.gcd(rate, new_rate)
+    up, down = new_rate // divisor, rate // divisor
     return resample_poly(samples, up, down, window=_low_pass(max(up, down), samples.dtype.str)).astype(np.float32)
 
 
 @lru_cache
 def _low_pass(ratio: int, dtype: str) -> np.ndarray:
-    """The filter of `resample_poly`, which would design it again for every recording, in a third of its time."""
+    """The default filter of `resample_poly`, which spends a third of its time designing it anew for each call."""
     from scipy.signal import firwin
 
     return firwin(20 * ratio + 1, 1 / ratio, window=("kaiser", 5.0)).astype(dtype)
 
 
 def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a tab-separated table in the format of Common Voice and CoVoST, reduced to `columns`.
+    """Read a tab-separated table in the format of Common Voice and CoVoST, reduced to `columns`.
 
     Raises LeapformerError if the file or a column is missing.
     """
@@ -103,9 +104,10 @@ def need_file(path: Path) -> None:
 
 
 def need_recordings(recordings: Sequence[Recording], split: str) -> None:
-    """Raise LeapformerError with the name of the first missing audio file, or of the split if it has no recordings."""
+    """Raise LeapformerError if the split has no recordings, or if audio files are missing; it names the first."""
     if not recordings:
         raise LeapformerError(f"split {split} has no recordings; check the data root")
+    # A set: the segments of a talk share its file.
     missing = sorted(path for path in {recording.path for recording in recordings} if not path.is_file())
     if missing:
         raise LeapformerError(f"{len(missing)} audio files of split {split} are missing, the first is {missing[0]}")

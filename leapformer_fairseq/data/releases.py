@@ -1,6 +1,6 @@
-"""Releases of the text data sets, converted to plain text: {train,valid,test}.LANGUAGE, one sentence per line.
+"""Convert the releases of the text data sets to plain text: {train,valid,test}.LANGUAGE, one sentence per line.
 
-Existing files are kept; archives are read in their published form.
+Existing files are kept; archives are read as published, without unpacking.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MULTI30K_STEMS = ("train", "val", "test_2016_flickr")
 IWSLT14 = "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
 IWSLT14_TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 IWSLT14_VALID = 23  # every 23rd sentence of the training text, as in fairseq's example
-IWSLT14_PAGE = "https://wit3.fbk.eu/2014-01"  # leads to an archive of all languages, which only a browser gets
+IWSLT14_PAGE = "https://wit3.fbk.eu/2014-01"  # links to an archive of all languages that only a browser can download
 IWSLT14_TALKS = {"valid": ("TED.dev2010",), "test": ("TED.tst2010", "TED.tst2011", "TED.tst2012")}
 IWSLT17_PAGE = "https://wit3.fbk.eu/2017-01-c"
 IWSLT17_SETS = {"valid": ("tst2011", "tst2012", "tst2013", "tst2014"), "test": ("tst2015",)}
@@ -32,25 +32,25 @@ WMT14_TRAIN = {
 }
 WMT14_VALID = "http://data.statmt.org/wmt17/translation-task/dev.tgz"
 WMT14_TEST = "http://www.statmt.org/wmt14/test-full.tgz"
-TATOEBA = "deu-eng.zip"  # of manythings.org/anki
+TATOEBA = "deu-eng.zip"  # from manythings.org/anki
 WIKITEXT = "https://wikitext.smerity.com/wikitext-{size}-v1.zip"
 WIKITEXT_SPLITS = ("train", "valid", "test")
 GLUE = "https://dl.fbaipublicfiles.com/glue/data/{archive}.zip"
-GLUE_ARCHIVES = {"QQP": "QQP-clean", "QNLI": "QNLIv2"}  # others are called like their task
+GLUE_ARCHIVES = {"QQP": "QQP-clean", "QNLI": "QNLIv2"}  # the others have the name of their task
 
 _SEGMENT = re.compile(r"<seg[^>]*>\s*(.*?)\s*</seg>")
 _SEGMENT_OR_TALK = re.compile(rf"{_SEGMENT.pattern}|<doc\b")
 _TITLE = re.compile(r"</?(?:title|description)>")
 
-Texts = dict[str, Callable[[], Iterable[str]]]  # name of a file -> what makes its lines
+Texts = dict[str, Callable[[], Iterable[str]]]  # name of a file -> function that yields its lines
 
 
 def nothing(root: Path, languages: Sequence[str], download: bool) -> None:
-    """There is no release: users provide the files."""
+    """Provide nothing: there is no release, and the user's files are there already."""
 
 
 def multi30k(root: Path, languages: Sequence[str], download: bool) -> None:
-    """ROOT/{train,val,test_2016_flickr}.LANGUAGE[.gz] (Elliott et al., 2016, W16-3210; task 1, raw)."""
+    """Provide ROOT/{train,val,test_2016_flickr}.LANGUAGE[.gz] of Multi30k (Elliott et al., 2016, W16-3210; task 1)."""
     names = [f"{stem}.{language}" for stem in MULTI30K_STEMS for language in languages]
     for name in names if download else ():
         if find_text(root, [name]) is None:
@@ -58,7 +58,10 @@ def multi30k(root: Path, languages: Sequence[str], download: bool) -> None:
 
 
 def iwslt14(root: Path, languages: Sequence[str], download: bool) -> None:
-    """TED talks, German and English (Cettolo et al., 2014), split as in fairseq's example; cased, untokenised."""
+    """Provide TED talks, German and English (Cettolo et al., 2014); cased, untokenised; split as in fairseq's example.
+
+    Every 23rd sentence of the training text is in the validation set; the test set joins five published sets.
+    """
 
     def training(language: str) -> Iterator[str]:
         return _without_tags(member_lines(archive, f"de-en/train.tags.de-en.{language}"))
@@ -80,10 +83,10 @@ def iwslt14(root: Path, languages: Sequence[str], download: bool) -> None:
 
 
 def iwslt14_documents(root: Path, languages: Sequence[str], download: bool) -> None:
-    """TED talks, Spanish and English (Cettolo et al., 2014), with an empty line before every talk; cased, untokenised.
+    """Provide TED talks, Spanish and English (Cettolo et al., 2014); an empty line before each, cased, untokenised.
 
-    Validated on dev2010 and tested on tst2010 to tst2012, as in Miculicich et al. (2018, D18-1325). The archive is not
-    downloaded. Raises LeapformerError if a file and the archive are missing.
+    The validation set is dev2010 and the test set tst2010 to tst2012, as in Miculicich et al. (2018, D18-1325). The
+    archive is not downloaded. Raises LeapformerError if both a file and the archive are missing.
     """
     sets = {split: [f"IWSLT14.{name}" for name in names] for split, names in IWSLT14_TALKS.items()}
     page = f"{IWSLT14_PAGE} and take texts/{'/'.join(languages)}/{{archive}} out of 2014-01.tgz"
@@ -91,10 +94,10 @@ def iwslt14_documents(root: Path, languages: Sequence[str], download: bool) -> N
 
 
 def iwslt17(root: Path, languages: Sequence[str], download: bool) -> None:
-    """TED talks, English with German or French (Cettolo et al., 2017); cased, untokenised.
+    """Provide TED talks, English with German or French (Cettolo et al., 2017); cased, untokenised.
 
-    Validated on tst2011 to tst2014 and tested on tst2015, as in Treviso et al. (2022, arXiv:2109.12188). The archive is
-    not downloaded. Raises LeapformerError if a file and the archive are missing.
+    The validation set is tst2011 to tst2014 and the test set tst2015, as in Treviso et al. (2022, arXiv:2109.12188).
+    The archive is not downloaded. Raises LeapformerError if both a file and the archive are missing.
     """
     sets = {split: [f"IWSLT17.TED.{name}" for name in names] for split, names in IWSLT17_SETS.items()}
     _provide_talks(root, languages, sets, _without_tags, _SEGMENT, f"{IWSLT17_PAGE}, whose texts hold {{archive}}")
@@ -104,20 +107,20 @@ def _provide_talks(
     root: Path,
     languages: Sequence[str],
     sets: Mapping[str, Sequence[str]],
-    said: Callable[[Iterable[str]], Iterator[str]],
+    sentences: Callable[[Iterable[str]], Iterator[str]],
     pattern: re.Pattern[str],
     source: str,
 ) -> None:
-    """Make the files that are missing from an archive of WIT3, which only a browser gets.
+    """Extract missing files from an archive of WIT3, which only a browser can download.
 
-    `sets` names the sets of each split that is no training text; `said` finds the sentences of training text, `pattern`
-    those of other sets; `source` says where the {archive} is.
+    `sets` names the sets of the validation and test splits. `sentences` extracts the sentences of the training text,
+    `pattern` those of the other sets. `source` tells the user where the {archive} is.
     """
     pair = "-".join(languages)
     archive = root / f"{pair}.tgz"
 
     def training(language: str) -> Iterator[str]:
-        return said(member_lines(archive, f"{pair}/train.tags.{pair}.{language}"))
+        return sentences(member_lines(archive, f"{pair}/train.tags.{pair}.{language}"))
 
     def evaluation(language: str, names: Iterable[str]) -> Iterator[str]:
         members = (f"{pair}/{name}.{pair}.{language}.xml" for name in names)
@@ -138,14 +141,19 @@ def _provide_talks(
 
 
 def wmt14(root: Path, languages: Sequence[str], download: bool) -> None:
-    """Europarl 7, Common Crawl and News Commentary 9; newstest2013; newstest2014 (3,003 sentences)."""
+    """Provide WMT 2014, English and German, untokenised.
+
+    The training text is Europarl 7, Common Crawl and News Commentary 9, the validation set newstest2013, and the test
+    set newstest2014 (3,003 sentences).
+    """
 
     def training(language: str) -> Iterator[str]:
         texts = (member_lines(root / _file_name(url), f"{stem}.{language}") for url, stem in WMT14_TRAIN.items())
         return chain.from_iterable(texts)
 
     def testing(language: str) -> Iterator[str]:
-        side = "src" if language == "en" else "ref"  # translated into German; the English side is the same both ways
+        # The files for English to German; for the other direction, source and reference have the same texts.
+        side = "src" if language == "en" else "ref"
         return _segments(root / _file_name(WMT14_TEST), f"test-full/newstest2014-deen-{side}.{language}.sgm")
 
     valid = root / _file_name(WMT14_VALID)
@@ -158,9 +166,9 @@ def wmt14(root: Path, languages: Sequence[str], download: bool) -> None:
 
 
 def tatoeba(root: Path) -> Iterator[tuple[str, str, str]]:
-    """German, English and "" for each line of ROOT/deu.txt, or of the one in ROOT/deu-eng.zip, of tatoeba.org.
+    """Yield (German, English, "") for each line of Tatoeba's ROOT/deu.txt, or of that file in ROOT/deu-eng.zip.
 
-    Raises LeapformerError with what is missing, or with the line that has no tab.
+    Raises LeapformerError if both are missing, or with the number of a line without a tab.
     """
     plain = root / "deu.txt"
     if not plain.is_file() and not (root / TATOEBA).is_file():
@@ -170,14 +178,14 @@ def tatoeba(root: Path) -> Iterator[tuple[str, str, str]]:
         english, tab, rest = line.partition("\t")
         if not tab:
             raise LeapformerError(f"{plain.name}, line {number}: no tab between two sentences; is it Tatoeba's file?")
-        yield rest.partition("\t")[0], english, ""  # newer files name the authors in a third column
+        yield rest.partition("\t")[0], english, ""  # newer releases name the authors in a third column
 
 
 def python_docs(root: Path) -> Iterator[tuple[str, str, str]]:
-    """English, Spanish and the reason to leave it out, or "", for each message of the catalogues below ROOT.
+    """Yield (English, Spanish, reason) for each message in the catalogues below ROOT, the Python documentation.
 
-    A message is a heading or a paragraph in reStructuredText, whose roles and literals stay. Raises LeapformerError if
-    there are no messages.
+    The reason to leave a message out is "" if there is none. A message is a heading or a paragraph in reStructuredText,
+    whose roles and literals stay. Raises LeapformerError if there are no messages.
     """
     count = 0
     for path in sorted(root.rglob("*.po"), key=lambda path: path.relative_to(root).as_posix()):
@@ -193,7 +201,7 @@ def python_docs(root: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def wikitext(root: Path, size: int, download: bool) -> None:
-    """ROOT/wiki.{train,valid,test}.tokens of WikiText-2 or -103 (Merity et al., 2016, arXiv:1609.07843)."""
+    """Provide ROOT/wiki.{train,valid,test}.tokens of WikiText-2 or -103 (Merity et al., 2016, arXiv:1609.07843)."""
     url = WIKITEXT.format(size=size)
     names = [f"wiki.{split}.tokens" for split in WIKITEXT_SPLITS]
     archive = root / _file_name(url)
@@ -202,7 +210,7 @@ def wikitext(root: Path, size: int, download: bool) -> None:
 
 
 def glue(root: Path, task: str, names: Iterable[str], download: bool) -> None:
-    """ROOT/TASK/{train,dev,test}.tsv of a GLUE task (Wang et al., 2019, arXiv:1804.07461)."""
+    """Provide ROOT/TASK/{train,dev,test}.tsv of a GLUE task (Wang et al., 2019, arXiv:1804.07461)."""
     url = GLUE.format(archive=GLUE_ARCHIVES.get(task, task))
     archive = root / task / _file_name(url)
     texts: Texts = {name: partial(member_lines, archive, f"{task}/{name}") for name in names}
@@ -210,7 +218,11 @@ def glue(root: Path, task: str, names: Iterable[str], download: bool) -> None:
 
 
 def _provide(root: Path, texts: Texts, urls: Sequence[str], download: bool) -> None:
-    """Make the files that are missing from the archives; those are downloaded if allowed, else nothing is done."""
+    """Write the files of `texts` that are missing, from archives that are downloaded if allowed.
+
+    Does nothing if an archive is missing and may not be downloaded: the caller then names the missing file. Raises
+    LeapformerError if a text turns out to be empty.
+    """
     missing = [name for name in texts if find_text(root, [name]) is None]
     absent = [url for url in urls if missing and not (root / _file_name(url)).is_file()]
     if absent and not download:
@@ -227,7 +239,7 @@ def _file_name(url: str) -> str:
 
 
 def _without_tags(lines: Iterable[str]) -> Iterator[str]:
-    """What is said, and the titles and descriptions of talks; addresses, keywords and names are not translated."""
+    """The sentences, titles and descriptions of talks, without URLs, keywords and names, which are not translated."""
     for line in lines:
         text = _TITLE.sub("", line).strip()
         if not text.startswith("<"):
@@ -235,18 +247,18 @@ def _without_tags(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _talks(lines: Iterable[str]) -> Iterator[str]:
-    """The sentences, with an empty line before each talk; title and description are left out."""
+    """The sentences of talks without titles and descriptions, with an empty line before each talk."""
     for line in lines:
         text = line.strip()
-        if text.startswith("<url>"):
+        if text.startswith("<url>"):  # the first tag of each talk
             yield ""
         elif not text.startswith("<"):
             yield text
 
 
 def _segments(archive: Path, member: str, pattern: re.Pattern[str] = _SEGMENT) -> Iterator[str]:
-    """The sentences in a file of <seg> elements, one a line; an empty line for what else `pattern` matches."""
+    """The sentences in a file of <seg> elements, one per line; "" for anything else that `pattern` matches."""
     for line in member_lines(archive, member):
-        found = pattern.search(line)
-        if found:
-            yield found[1] or ""
+        match = pattern.search(line)
+        if match:
+            yield match[1] or ""

@@ -1,8 +1,8 @@
 """Prepare a released speech translation data set for training and evaluation.
 
-A prepared folder contains, for each split, `fbank80_SPLIT.zip` and `SPLIT_{asr,st}.tsv`, and for all but the training
-split also `wav/SPLIT/ID.wav` and SimulEval's lists `SPLIT.{source,target}`; and, once, `gcmvn.npz`, `spm_{asr,st}*` and
-`config_{asr,st}.yaml`. `prepared.json` lists complete splits, so an interrupted preparation resumes.
+A prepared folder contains `gcmvn.npz`, `spm_{asr,st}*` and `config_{asr,st}.yaml`; for each split, `fbank80_SPLIT.zip`
+and `SPLIT_{asr,st}.tsv`; and for all but the training split, `wav/SPLIT/ID.wav` and SimulEval's lists
+`SPLIT.{source,target}`. `prepared.json` lists complete splits, so an interrupted preparation resumes.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from .manifests import (
 from .recordings import Recording, Unusable, need_recordings
 from .text import tidy
 
-TASKS = ("asr", "st")  # the targets are the transcripts, or the translations
+TASKS = ("asr", "st")  # with transcripts or translations as targets
 STATE = "prepared.json"
 VOCAB_SIZE = 10_000
-MIN_FRAMES, MAX_TRAINING_FRAMES = 5, 3000  # as in fairseq's recipes
-STATISTICS_FROM = 50_000  # utterances, spread evenly over the training split
+MIN_FRAMES, MAX_TRAINING_FRAMES = 5, 3000  # frames of 10 ms, as in fairseq's recipes
+STATISTICS_FROM = 50_000  # at most about this many utterances, evenly spread over the training split
 # The "LibriSpeech basic" policy of SpecAugment (Park et al., 2019, arXiv:1904.08779).
 SPECAUGMENT = {"freq_mask_N": 1, "freq_mask_F": 27, "time_mask_N": 1, "time_mask_T": 100, "time_mask_p": 1.0}
-FEW_HOURS = 20  # to train on, for which the recipes' models are tiny
-# Such a model learns more slowly with that policy (docs/results/speech).
+FEW_HOURS = 20  # below this many hours of training speech, the recipes' models are tiny
+# A tiny model learns more slowly with the policy above (docs/results/speech).
 LESS_SPECAUGMENT = SPECAUGMENT | {"freq_mask_F": 10, "time_mask_T": 20}
 
 
 @dataclass(frozen=True)
 class SpeechDataset:
-    """How to read a data set. `splits` begins with the training split; `clean_text` is applied only to its texts.
+    """How to read a data set. `splits` begins with the training split, the only one that `clean_text` is applied to.
 
-    `vocab_type` is sentencepiece's model type (unigram, bpe or char), and `transcript_type` that of transcripts, which
-    only the recogniser writes; `vocab_size` is a suitable number of subwords.
+    `vocab_type` is sentencepiece's model type (unigram, bpe or char) for translations, `transcript_type` that for
+    transcripts, the recogniser's targets; `vocab_size` is a suitable number of subwords.
     """
 
     name: str
@@ -69,7 +69,7 @@ class SpeechDataset:
     transcript_type: str = "unigram"
 
     def type_of(self, task: str) -> str:
-        """The model type of a task's targets."""
+        """The type of the subword model for a task's targets."""
         return self.transcript_type if task == TASKS[0] else self.vocab_type
 
 
@@ -82,7 +82,7 @@ class SplitSummary:
     dropped: dict[str, int]
 
     def reasons(self) -> str:
-        """A description of what was left out, empty if nothing was."""
+        """Describe the recordings left out, such as "2 silent, 1 too short"; "" if there are none."""
         return ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
 
 
@@ -98,7 +98,7 @@ def prepare(
     done = _complete_splits(out, dataset, root, vocab_size)
     pending = {split: _recordings(dataset, root, split) for split in dataset.splits if split not in done}
     out.mkdir(parents=True, exist_ok=True)
-    _write_state(out, dataset, root, vocab_size, done)  # from now on the folder is known as ours
+    _write_state(out, dataset, root, vocab_size, done)  # marks the folder as ours, so that a rerun may resume it
     with mapper(workers) as run:
         for split, recordings in pending.items():
             done[split] = _prepare_split(dataset, split, recordings, out, run)
@@ -117,7 +117,10 @@ def prepare(
 
 # ------------------------------------------------------------------------------------------------- what is complete
 def _complete_splits(out: Path, dataset: SpeechDataset, root: Path, vocab_size: int) -> dict[str, SplitSummary]:
-    """The splits that are complete in `out`, none for a new folder; other data is never mixed with ours."""
+    """The splits that are complete in `out`; empty for a new folder.
+
+    Raises LeapformerError if the folder holds anything else, so that data sets are never mixed.
+    """
     path = out / STATE
     if not path.is_file():
         if out.exists() and (not out.is_dir() or holds_files(out)):
@@ -126,18 +129,19 @@ def _complete_splits(out: Path, dataset: SpeechDataset, root: Path, vocab_size: 
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
         splits = {split: SplitSummary(**summary) for split, summary in state["splits"].items()}
-        found = {name: state[name] for name in ("dataset", "root", "vocab_size")}
-        kind = found["vocab_type"] = state.get("vocab_type", dataset.vocab_type)  # which older versions did not note
-        found["transcript_type"] = state.get("transcript_type", kind)  # nor this one, which was the same
+        recorded = {name: state[name] for name in ("dataset", "root", "vocab_size")}
+        # Folders of older versions lack these two; the transcripts then have the type of the translations.
+        recorded["vocab_type"] = state.get("vocab_type", dataset.vocab_type)
+        recorded["transcript_type"] = state.get("transcript_type", recorded["vocab_type"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LeapformerError(f"{path} is damaged ({error}); remove {out} or choose another --out") from error
-    wanted = _options(dataset, root, vocab_size)
+    options = _options(dataset, root, vocab_size)
     if set(splits) == set(dataset.splits):
-        found["root"] = wanted["root"]  # which is not needed any more, and may have moved
-    for name in wanted:
-        if found[name] != wanted[name]:
-            was = f"{name} {found[name]}, not {wanted[name]}"
-            raise LeapformerError(f"{out} was prepared with {was}; choose another --out")
+        recorded["root"] = options["root"]  # no longer needed, so the release may have been moved
+    for name in options:
+        if recorded[name] != options[name]:
+            difference = f"{name} {recorded[name]}, not {options[name]}"
+            raise LeapformerError(f"{out} was prepared with {difference}; choose another --out")
     return splits
 
 
@@ -155,7 +159,7 @@ def _write_state(out: Path, dataset: SpeechDataset, root: Path, vocab_size: int,
 
 # ------------------------------------------------------------------------------------------------------- one split
 def _recordings(dataset: SpeechDataset, root: Path, split: str) -> list[Recording]:
-    """All recordings of a split, none of them missing: better now than after hours of work."""
+    """All recordings of a split. Raises LeapformerError now, and not after hours of work, if one is missing."""
     if not root.is_dir():
         raise LeapformerError(f"{dataset.name} root {root} is not a folder; check the path")
     recordings = dataset.read_split(root, split)
@@ -170,10 +174,10 @@ class _Extraction:
     read_audio: Callable[[Recording], np.ndarray]
     clean_text: Callable[[str], str]
     max_frames: int | None
-    wav_folder: Path | None  # keeps the audio for SimulEval
+    wav_folder: Path | None  # SimulEval reads the audio there
 
     def __call__(self, recording: Recording) -> tuple[Recording, np.ndarray | str]:
-        """The recording with clean texts, and its features (frames, bins), or the reason to leave it out."""
+        """The recording with clean texts and its features (frames, bins), or the recording and why it is left out."""
         try:
             return self._extract(recording)
         except Unusable as reason:
@@ -181,7 +185,7 @@ class _Extraction:
 
     def _extract(self, recording: Recording) -> tuple[Recording, np.ndarray]:
         source, target = (self.clean_text(tidy(text)) for text in (recording.source, recording.target))
-        if not source or not target:
+        if not source or not target:  # before the audio is read, which takes longer
             raise Unusable("no text")
         samples = self.read_audio(recording)
         features = fbank(samples, SAMPLE_RATE, BINS)
@@ -195,28 +199,28 @@ class _Extraction:
 
 
 class _Split:
-    """What a split's archive, manifests and statistics get, filled recording by recording."""
+    """Collects a split's archive, manifest rows and statistics, recording by recording."""
 
     def __init__(self, archive: FeatureArchive) -> None:
         self.rows: dict[str, list[list[str]]] = {task: [] for task in TASKS}
         self.statistics = BinStatistics()
         self._archive, self._frames = archive, 0
-        self.left_out: list[tuple[str, Path, str]] = []
+        self.left_out: list[tuple[str, Path, str]] = []  # (id, path, reason)
 
     def add(self, recording: Recording, features: np.ndarray | str, in_statistics: bool) -> None:
-        """Store a recording, or count the reason to leave it out."""
+        """Store a recording; if `features` is a text, it is the reason to leave the recording out."""
         if isinstance(features, str):
             self.left_out.append((recording.id, recording.path, features))
             return
-        place = self._archive.add(recording.id, features)
-        self._frames += place.frames
+        stored = self._archive.add(recording.id, features)
+        self._frames += stored.frames
         for task, text in zip(TASKS, (recording.source, recording.target), strict=True):
-            self.rows[task].append([recording.id, place.address, str(place.frames), text, recording.speaker])
+            self.rows[task].append([recording.id, stored.address, str(stored.frames), text, recording.speaker])
         if in_statistics:
             self.statistics.add(features)
 
     def summary(self) -> SplitSummary:
-        """What was stored and what was not."""
+        """The summary of the recordings added so far."""
         dropped = dict(Counter(reason for _, _, reason in self.left_out))
         return SplitSummary(len(self.rows[TASKS[0]]), round(self._frames * FRAME_MS / 1000, 2), dropped)
 
@@ -224,16 +228,17 @@ class _Split:
 def _prepare_split(
     dataset: SpeechDataset, name: str, recordings: list[Recording], out: Path, run: Callable[..., Iterable[Any]]
 ) -> SplitSummary:
-    """Write the features, audio and manifests of a split."""
+    """Write the features, audio and manifests of a split; `run` is `map`, possibly in several processes."""
     training = name == dataset.splits[0]
     extract = _Extraction(
         dataset.read_audio,
-        clean_text=dataset.clean_text if training else tidy,
-        max_frames=MAX_TRAINING_FRAMES if training else None,
+        clean_text=dataset.clean_text if training else tidy,  # references stay as released, see `text`
+        max_frames=MAX_TRAINING_FRAMES if training else None,  # no evaluation sentence may be missing
         wav_folder=None if training else _new_wav_folder(out, name),
     )
     every = math.ceil(len(recordings) / STATISTICS_FROM)
     path = out / f"fbank{BINS}_{name}.zip"
+    # The archive takes its name once it is complete; a split interrupted before that is prepared again.
     with replacing(path) as part, FeatureArchive(part, path.name) as archive:
         split = _Split(archive)
         results = run(extract, recordings)
@@ -242,7 +247,7 @@ def _prepare_split(
             split.add(recording, features, in_statistics=rank % every == 0)
     summary = split.summary()
     if split.left_out:
-        write_lines(out / f"left_out_{name}.tsv", ("\t".join(map(str, one)) for one in split.left_out))
+        write_lines(out / f"left_out_{name}.tsv", ("\t".join(map(str, row)) for row in split.left_out))
     if not summary.utterances:
         raise LeapformerError(f"all of split {name} was left out ({summary.reasons()}); check the audio files")
     if training:
@@ -266,7 +271,7 @@ def _write_subwords(out: Path, task: str, dataset: SpeechDataset, vocab_size: in
 
 
 def _write_evaluation_lists(out: Path, split: str) -> None:
-    """SimulEval's lists, with absolute paths; written again by every run, in case the folder was moved."""
+    """Write SimulEval's lists, with absolute paths; every run does so again, in case the folder was moved."""
     rows = list(read_manifest(out / f"{split}_st.tsv", "id", "tgt_text"))
     write_lines(out / f"{split}.source", (out / "wav" / split / f"{row['id']}.wav" for row in rows))
     write_lines(out / f"{split}.target", (row["tgt_text"] for row in rows))
@@ -280,14 +285,14 @@ def need_workers(workers: int) -> None:
 
 @contextmanager
 def mapper(
-    workers: int, kept: str = "what is finished is kept, give fewer and the same command goes on"
+    workers: int, kept: str = "finished work is kept, give fewer and the same command resumes"
 ) -> Iterator[Callable[..., Iterable[Any]]]:
-    """`map`, in this process or in several; results arrive in order.
+    """Provide `map`, in this process or in several; results arrive in order.
 
-    Raises LeapformerError if a process dies; `kept` says what that costs.
+    Raises LeapformerError if a process dies; its message ends with `kept`, what is lost and what to do.
     """
     if workers == 1:
         yield map
         return
     with pool_of(workers, f"--workers {workers}", kept) as pool:
-        yield partial(pool.map, chunksize=16)
+        yield partial(pool.map, chunksize=16)  # recordings per message between processes

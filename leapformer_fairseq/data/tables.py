@@ -1,4 +1,4 @@
-"""A user's own recordings: one table per split, with tabs (.tsv) or commas (.csv) and column names in the first line.
+"""The user's own recordings: one table per split, with tabs (.tsv) or commas (.csv) and column names in the first line.
 
 Columns: `audio`, a path relative to the table or to --audio-root; `text`, the transcript; `translation`, without which
 the target is the transcript; and optionally `speaker`, `id`, and `start` and `end` in seconds, which select a segment
@@ -28,7 +28,7 @@ NAME = "speech"
 NEEDED, OPTIONAL = ("audio", "text"), ("translation", "speaker", "id", "start", "end")
 COLUMNS = (*NEEDED, *OPTIONAL)
 VOCAB_SIZE = 1_000
-EXPECTED = {  # hours of training speech, less than so many
+EXPECTED = {  # hours of training speech, below which it is ...
     1.0: "enough to try the commands, not to translate what is new",
     20.0: "enough for a narrow domain with a small vocabulary, such as numbers or commands",
     100.0: "enough for one domain",
@@ -39,26 +39,27 @@ EXPECTED = {  # hours of training speech, less than so many
 def dataset(
     tables: Mapping[str, Path], names: Mapping[str, str], audio_root: Path | None, vocab_type: str, transcript_type: str
 ) -> SpeechDataset:
-    """The data set in `tables`, by split, training split first; `names` maps our columns to those of the tables.
+    """The data set of the `tables`, by split, training split first; `names` maps our columns to those of the tables.
 
-    Raises LeapformerError for unknown column names.
+    Raises LeapformerError for a column that is not one of ours.
     """
     for column in names:
         if column not in COLUMNS:
             raise LeapformerError(f"--columns {column}=...: choose from {', '.join(COLUMNS)}")
-    called = f"{NAME} ({', '.join(f'{split} {path}' for split, path in tables.items())})"
-    named = {column: names.get(column, column) for column in COLUMNS}
-    reading = cache(partial(_read_split, tables, named, audio_root))  # asked twice: what the audio is, then all else
+    # The name is recorded in the prepared folder, which must not be resumed with other tables.
+    name = f"{NAME} ({', '.join(f'{split} {path}' for split, path in tables.items())})"
+    columns = {column: names.get(column, column) for column in COLUMNS}
+    read = cache(partial(_read_split, tables, columns, audio_root))  # read twice: by `kinds_of_audio`, and to prepare
     return SpeechDataset(
-        called, tuple(tables), reading, read_audible, tidy, vocab_type=vocab_type, transcript_type=transcript_type
+        name, tuple(tables), read, read_audible, tidy, vocab_type=vocab_type, transcript_type=transcript_type
     )
 
 
 def _read_split(
     tables: Mapping[str, Path], names: Mapping[str, str], audio_root: Path | None, _: Path, split: str
 ) -> list[Recording]:
-    """The rows of a table. Raises LeapformerError with the line of a row that makes no recording."""
-    table, found, seen = tables[split], list[Recording](), dict[str, int]()
+    """The recordings in a table. Raises LeapformerError with the line of a row that is not valid."""
+    table, recordings, seen = tables[split], list[Recording](), dict[str, int]()
     for line, row in _rows(table, names):
         value = {column: (row.get(name) or "").strip() for column, name in names.items()}
         if not value["audio"]:
@@ -68,25 +69,25 @@ def _read_split(
         if name in seen:
             raise LeapformerError(f"{table}, line {line}: id {name} is that of line {seen[name]}; give each its own")
         if "/" in name:
-            raise LeapformerError(f"{table}, line {line}: id {name} has a slash, and files get such names; replace it")
+            raise LeapformerError(f"{table}, line {line}: id {name} has a slash, but it names files; replace it")
         seen[name] = line
         path = (audio_root or table.parent) / value["audio"]
         if not path.is_file():
             raise LeapformerError(f"{table}, line {line}: no file {path}; correct the path, or give --audio-root")
         target = value["translation"] if names["translation"] in row else value["text"]
-        found.append(Recording(name, path, value["speaker"] or "speaker", value["text"], target, start, duration))
-    return found
+        recordings.append(Recording(name, path, value["speaker"] or "speaker", value["text"], target, start, duration))
+    return recordings
 
 
 def _rows(table: Path, names: Mapping[str, str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line numbers and rows. Raises LeapformerError for a file that is no table, or has not the columns."""
+    """Line numbers and rows. Raises LeapformerError for a file that is not a table, or lacks a needed column."""
     need_file(table)
     needed = {names[column]: f"say which is meant with --columns {column}=NAME" for column in NEEDED}
     return read_table(table, needed)
 
 
 def _span(table: Path, line: int, start: str, end: str) -> tuple[float, float | None]:
-    """Start and duration in seconds."""
+    """Start and duration in seconds; without an end, the duration is None. Raises LeapformerError for other values."""
     try:
         first, last = float(start or 0), float(end) if end else None
     except ValueError:
@@ -97,14 +98,14 @@ def _span(table: Path, line: int, start: str, end: str) -> tuple[float, float | 
 
 
 def kinds_of_audio(recordings: Sequence[Recording]) -> list[str]:
-    """Describe what is resampled and mixed down, one line for each kind of file."""
+    """Describe the files that are resampled or mixed down, one line per sample rate and number of channels."""
     counts: Counter[tuple[int, int]] = Counter()
     for path in sorted({recording.path for recording in recordings}):
         try:
             with open_audio(path) as file:
                 kind = file.samplerate, file.channels
         except AudioError:
-            continue  # left out, and counted, when it is read
+            continue  # `prepare` leaves it out and counts it
         if kind != (SAMPLE_RATE, 1):
             counts[kind] += 1
     return [
@@ -115,7 +116,7 @@ def kinds_of_audio(recordings: Sequence[Recording]) -> list[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Properties of prepared training data: hours, length of a target token, and a suitable pre-decision ratio."""
+    """Properties of prepared training data: hours, mean seconds per target token, and a suitable pre-decision ratio."""
 
     hours: float
     token_seconds: float
@@ -123,23 +124,23 @@ class Measured:
 
     @property
     def step_ms(self) -> int:
-        """Speech that a target token waits for in a wait-k step of the `ratio`."""
+        """Milliseconds of speech in a wait-k step with this `ratio`."""
         return self.ratio * STATE_FRAMES * FRAME_MS
 
     @property
     def batch(self) -> int:
-        """Batch size in frames; small ones make more of a few hours (docs/own_speech.md)."""
+        """Batch size in frames; with a few hours of speech, small batches learn more (docs/own_speech.md)."""
         return 4_000 if self.hours < FEW_HOURS else 40_000
 
     @property
     def updates(self) -> int:
-        """About sixty passes over a few hours, but at least 6,000 updates, and about forty over more."""
+        """Number of updates: about 60 epochs of a few hours, at least 6,000 updates, or about 40 epochs of more."""
         passes, least = (60, 6_000) if self.hours < FEW_HOURS else (40, 1_500)
         return max(least, round(passes * self.hours * 3_600 * 1_000 / FRAME_MS / self.batch))
 
 
 def measure(out: Path) -> Measured:
-    """Measure the data prepared in `out`. Raises LeapformerError if there is none."""
+    """Measure the data prepared in `out`. Raises LeapformerError if a file of it is missing."""
     need_file(out / "spm_st.model")
     model = sentencepiece.SentencePieceProcessor(model_file=str(out / "spm_st.model"))
     tokens = frames = 0
@@ -151,14 +152,15 @@ def measure(out: Path) -> Measured:
 
 
 def advice(out: Path, recipe: str = NAME) -> list[str]:
-    """What to expect of the data prepared in `out`, the wait-k step that suits it, and a command of the `recipe`."""
-    found = measure(out)
-    suits = next(what for hours, what in EXPECTED.items() if found.hours < hours)
-    of = f"train evaluate --out {out.parent}" if out.name == "data" else "with this data and --out DIR"
+    """What to expect of the data prepared in `out`, a suitable wait-k step, and the next command of the `recipe`."""
+    measured = measure(out)
+    expected = next(text for hours, text in EXPECTED.items() if measured.hours < hours)
+    # A recipe looks for its prepared data in OUT/data.
+    arguments = f"train evaluate --out {out.parent}" if out.name == "data" else "with this data and --out DIR"
     return [
-        f"a target token lasts {found.token_seconds:.2f} s on average: for wait-k, --fixed-pre-decision-ratio "
-        f"{found.ratio} writes one for each {found.step_ms} ms; a much smaller ratio asks for "
+        f"a target token lasts {measured.token_seconds:.2f} s on average: for wait-k, --fixed-pre-decision-ratio "
+        f"{measured.ratio} writes one for each {measured.step_ms} ms; a much smaller ratio asks for "
         "words before they are said",
-        f"{found.hours:.1f} h to train on are, as a rule of thumb, {suits}",
-        f"next, a recogniser, then a wait-k model that begins with its encoder: leapformer recipe {recipe} {of}",
+        f"{measured.hours:.1f} h to train on are, as a rule of thumb, {expected}",
+        f"next, a recogniser, then a wait-k model that begins with its encoder: leapformer recipe {recipe} {arguments}",
     ]

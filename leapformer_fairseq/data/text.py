@@ -1,7 +1,7 @@
 """Light clean-up of transcripts and translations.
 
-Only training text is cleaned. References keep every word and mark of the release (white space aside), so that BLEU can
-be compared with other work; the clean-up of the LeaPformer authors also changes their references.
+Only training text is cleaned. References keep every word and punctuation mark of the release (white space aside), so
+that BLEU is comparable with other work; the LeaPformer authors' clean-up also changes the references.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SPACE_BEFORE_MARK = re.compile(r"\s+(?=[.,])")
 
 
 def tidy(text: str) -> str:
-    """One line with single spaces: every kind of white space and control character becomes a space.
+    """Collapse every run of white space and control characters, line breaks included, into one space.
 
     >>> tidy("Danke\\u00a0 schön.\\t")
     'Danke schön.'
@@ -26,7 +26,7 @@ def tidy(text: str) -> str:
 
 
 def without_notes(text: str) -> str:
-    """Remove what a captioner noted and nobody said; a model that learns it writes "(Applause)" for noise.
+    """Remove a captioner's notes, which nobody said; a model trained on them writes "(Applause)" for noise.
 
     >>> without_notes("Thank you. (Applause)")
     'Thank you.'
@@ -35,7 +35,7 @@ def without_notes(text: str) -> str:
 
 
 def without_quotes(text: str) -> str:
-    """Remove double quotation marks, which cannot be heard; apostrophes stay.
+    """Remove double quotation marks, which cannot be heard, and keep apostrophes.
 
     >>> without_quotes('Il dit : "C\\'est tout."')
     "Il dit : C'est tout."

@@ -12,7 +12,7 @@ from ..support.errors import LeapformerError
 from .alignments import Interval
 
 WORDS, PHONES = "words", "phones"  # the tiers of an aligned recording
-GAP_S = 0.005  # between intervals that follow each other, from rounding
+GAP_S = 0.005  # accepted between consecutive intervals, since times are rounded
 
 _BEGIN = ('File type = "ooTextFile"', 'Object class = "TextGrid"')
 _FIELD = re.compile(r"(?:(intervals|points): )?(xmin|xmax|class|name|text|mark|time|number|size)\s*=\s*(.*)", re.DOTALL)
@@ -23,34 +23,36 @@ Tiers = dict[str, list[Interval]]
 
 
 def read_textgrid(path: Path) -> Tiers:
-    """The interval tiers of a TextGrid by name; point tiers are left out.
+    """Read the interval tiers of a TextGrid, by name; point tiers are left out.
 
-    Reads UTF-8 and UTF-16 with any line ends. Raises LeapformerError with file and line if the file is not a TextGrid
-    in the long format, is truncated, or is not in order.
+    The file may be UTF-8 or UTF-16, with any line ends. Raises LeapformerError with file and line if it is not a
+    TextGrid in the long format, is truncated, or has intervals that do not follow each other.
     """
     return _Reader(path).read()
 
 
 def tier(tiers: Tiers, name: str, path: Path) -> list[Interval]:
-    """The tier with this name, or that of a single speaker with this name ("LJ - phones").
+    """The tier of this name, possibly prefixed with the only speaker's ("LJ - phones").
 
-    Raises LeapformerError with the file name if there is none, or if it is empty.
+    Raises LeapformerError with the file name if there is not exactly one such tier, or if it is empty.
     """
-    found = [intervals for key, intervals in tiers.items() if key == name or key.endswith(f" - {name}")]
-    if len(found) != 1 or not found[0]:
-        has = ", ".join(tiers) or "none"
-        raise LeapformerError(f"{path} needs one tier {name!r} with intervals in it (its tiers: {has}); align it again")
-    return found[0]
+    matching = [intervals for key, intervals in tiers.items() if key == name or key.endswith(f" - {name}")]
+    if len(matching) != 1 or not matching[0]:
+        names = ", ".join(tiers) or "none"
+        raise LeapformerError(
+            f"{path} needs one tier {name!r} with intervals in it (its tiers: {names}); align it again"
+        )
+    return matching[0]
 
 
 class _Reader:
-    """Reads one file field by field, and knows in which line it is."""
+    """Reads a file field by field, and tracks the current line for error messages."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._line = path, 0
         self._tiers: Tiers = {}
-        self._intervals: list[Interval] | None = None  # of the tier that is being read, None for points
-        self._expected = 0  # intervals of it
+        self._intervals: list[Interval] | None = None  # of the current tier; None in a tier of points
+        self._expected = 0  # number of intervals that the current tier announces
         self._kind = ""
         self._times: dict[str, float] = {}
 
@@ -85,7 +87,10 @@ class _Reader:
         return re.split(r"\r\n|\r|\n", text)
 
     def _fields(self, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Names with their values as they stand there; a number of intervals is named "intervals"."""
+        """Yield each field's name and unparsed value; the field `intervals: size` is named "intervals".
+
+        A quoted string may span several lines, which are joined with line feeds. Headings yield ("heading", line).
+        """
         begin = iter(_BEGIN)
         rest = enumerate(lines, 1)
         for self._line, line in rest:
@@ -99,7 +104,7 @@ class _Reader:
                 yield "heading", line
             elif (field := _FIELD.fullmatch(line)) is not None:
                 owner, name, value = field.groups()
-                first = self._line
+                first = self._line  # a missing quotation mark is reported where the string begins
                 while value.startswith('"') and not _STRING.fullmatch(value):
                     number, more = next(rest, (first, None))
                     if more is None:
@@ -108,7 +113,7 @@ class _Reader:
                     self._line, value = number, f"{value}\n{more.rstrip()}"
                 yield owner or name, value
             else:
-                raise self._error(f"{line[:40]!r} is no line of the long format")
+                raise self._error(f"{line[:40]!r} is not a line of the long format")
         if next(begin, None) is not None:
             raise self._error("the file ends")
 
@@ -135,10 +140,10 @@ class _Reader:
         return interval
 
     def _string(self, value: str) -> str:
-        found = _STRING.fullmatch(value)
-        if found is None:
+        match = _STRING.fullmatch(value)
+        if match is None:
             raise self._error(f"{value[:40]!r} where a text in quotation marks should be")
-        return found[1].replace('""', '"')
+        return match[1].replace('""', '"')
 
     def _number(self, value: str) -> float:
         try:
@@ -155,7 +160,7 @@ class _Reader:
 
 
 def write_textgrid(path: Path, tiers: Mapping[str, Sequence[Interval]]) -> None:
-    """Write interval tiers, which must not be empty and must have the same length, in the long format."""
+    """Write interval tiers in the long format; they must not be empty and must cover the same time."""
     start, end = (f"{time:.6f}" for time in _span(next(iter(tiers.values()))))
     lines = [*_BEGIN, "", f"xmin = {start}", f"xmax = {end}", "tiers? <exists>", f"size = {len(tiers)}", "item []:"]
     for number, (name, intervals) in enumerate(tiers.items(), 1):

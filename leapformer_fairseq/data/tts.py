@@ -1,4 +1,4 @@
-"""The input of fairseq's text_to_speech task: log-mels, manifests with phonemes and their durations, a dictionary.
+"""The input of fairseq's text_to_speech task: manifests with phonemes and their durations, dictionary, configuration.
 
 The formats are those of fairseq's `examples/speech_synthesis`, with log-mels in .npy files.
 """
@@ -20,9 +20,9 @@ from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
 from .manifests import CMVN, read_manifest, write_manifest, write_yaml
 
 CONFIG, VOCABULARY = "config.yaml", "vocab.txt"
-ESPEAK = "espeak"  # a key of the configuration
+ESPEAK = "espeak"  # our key in fairseq's data configuration
 COLUMNS = ("id", "audio", "n_frames", "tgt_text", "speaker", "duration", "src_text", "recording")
-WINDOW_S, HOP_S = 0.05, 0.0125
+WINDOW_S, HOP_S = 0.05, 0.0125  # as in Tacotron 2
 MAX_HZ = 8000.0
 
 
@@ -30,7 +30,7 @@ MAX_HZ = 8000.0
 class Row:
     """An utterance in a manifest: `mel` and `recording` are files below the audio root, `frames` counts log-mel frames.
 
-    `durations` are the frames of each phoneme; None if there is no alignment.
+    `durations` are the numbers of frames of the phonemes; None if there is no alignment.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Row:
 
 
 def mel_config(sample_rate: int = SAMPLE_RATE) -> MelConfig:
-    """80 log-mel bins up to 8 kHz in windows of 50 ms every 12.5 ms (to the nearest sample), at any sample rate.
+    """80 log-mel bins up to 8 kHz, windows of 50 ms and a hop of 12.5 ms, to the nearest sample of the rate (Hz).
 
     Raises LeapformerError for a sample rate that is too low for 8 kHz.
     """
@@ -53,7 +53,7 @@ def mel_config(sample_rate: int = SAMPLE_RATE) -> MelConfig:
     window = round(WINDOW_S * sample_rate)
     return MelConfig(
         sample_rate=sample_rate,
-        n_fft=1 << (window - 1).bit_length(),
+        n_fft=1 << (window - 1).bit_length(),  # the least power of two that holds a window
         win_length=window,
         hop_length=round(HOP_S * sample_rate),
         f_max=MAX_HZ,
@@ -63,9 +63,9 @@ def mel_config(sample_rate: int = SAMPLE_RATE) -> MelConfig:
 def phonemes_with_durations(
     intervals: Sequence[Interval], frames: int, config: MelConfig
 ) -> tuple[list[str], list[int]]:
-    """The phonemes of a recording from its start, with pauses merged, and the frames of each, `frames` in total.
+    """The phonemes of a recording with pauses merged, and the number of frames of each, `frames` in total.
 
-    Raises LeapformerError if there are more phonemes than frames.
+    The intervals start at 0. Raises LeapformerError if there are more phonemes than frames.
     """
     phonemes = with_single_pauses(intervals)
     durations = frame_durations(phonemes, frames, config.hop_length / config.sample_rate)
@@ -73,7 +73,7 @@ def phonemes_with_durations(
 
 
 def write_tts_manifest(path: Path, rows: Sequence[Row]) -> None:
-    """Write a manifest for fairseq's text_to_speech task; without durations, that column is omitted."""
+    """Write a manifest for fairseq's text_to_speech task; unless all rows have durations, that column is omitted."""
     aligned = all(row.durations is not None for row in rows)
     columns = [column for column in COLUMNS if aligned or column != "duration"]
     values = (
@@ -93,21 +93,24 @@ def write_tts_manifest(path: Path, rows: Sequence[Row]) -> None:
 
 
 def write_vocabulary(path: Path, rows: Iterable[Row]) -> None:
-    """Write fairseq's dictionary of the phonemes in `rows`, the most frequent first."""
+    """Write fairseq's dictionary of the phonemes in `rows`, most frequent first."""
+    # Equal counts are sorted by name, so that the same data always gives the same dictionary.
     counts = Counter(phoneme for row in rows for phoneme in row.phonemes)
     lines = [f"{phoneme} {count}" for phoneme, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
     write_lines(path, lines)
 
 
 def scripts_of(manifests: Manifests, subset: str, speakers: Mapping[str, int] | None = None) -> list[Script]:
-    """The sentences of a manifest, in order; `speakers` are those that the model knows, by name."""
+    """The sentences of a manifest, in order; `speakers` are the indices of the model's speakers, by name.
+
+    Raises LeapformerError for a missing manifest, and with the line of a row that is not valid.
+    """
     manifest = manifests.folder / f"{subset}.tsv"
     if not manifest.is_file():
         raise LeapformerError(f"there is no manifest {manifest}; choose another --subset or --data")
     scripts = dict[str, Script]()
-    for number, row in enumerate(
-        read_manifest(manifest, "id", "tgt_text", "n_frames"), 2
-    ):  # line 1 holds the names of the columns
+    rows = read_manifest(manifest, "id", "tgt_text", "n_frames")
+    for number, row in enumerate(rows, 2):  # line 1 holds the names of the columns
         try:
             name, phonemes, frames = row["id"], row["tgt_text"], int(row["n_frames"])
         except (KeyError, TypeError, ValueError) as error:
@@ -116,8 +119,7 @@ def scripts_of(manifests: Manifests, subset: str, speakers: Mapping[str, int] | 
             ) from None
         if name in scripts or Path(name).name != name:
             raise LeapformerError(
-                f"{manifest}, line {number}: id {name!r} cannot name its files, which need names of their own without "
-                "a slash; rename it"
+                f"{manifest}, line {number}: id {name!r} cannot name its files; give it a unique name without a slash"
             )
         spoken_by = row.get("speaker") or ""
         if speakers is not None and spoken_by not in speakers:
@@ -136,23 +138,24 @@ def scripts_of(manifests: Manifests, subset: str, speakers: Mapping[str, int] | 
 
 
 def phonemes_of(texts: Sequence[str], data: Mapping[str, Any]) -> list[str]:
-    """Convert text to phonemes, separated by spaces, as in the data set with this configuration."""
+    """Convert texts to phonemes separated by spaces, as in the data set with the configuration `data`.
+
+    Raises LeapformerError if its phonemes are not espeak-ng's. A text without phonemes becomes "".
+    """
     if ESPEAK not in data:
-        raise LeapformerError(
-            "the phonemes of this model's data are not those that espeak-ng makes of text; give --phonemes"
-        )
+        raise LeapformerError("the phonemes of this model's data are not those of espeak-ng; give --phonemes")
     from .corpus.espeak import Espeak
 
     espeak, around = Espeak(), [PAUSE] if data[ESPEAK]["silence"] else []
-    said = [espeak.phonemes(text, data[ESPEAK]["voice"]) for text in texts]
-    return [" ".join([*around, *phonemes, *around]) if phonemes else "" for phonemes in said]
+    spoken = [espeak.phonemes(text, data[ESPEAK]["voice"]) for text in texts]
+    return [" ".join([*around, *phonemes, *around]) if phonemes else "" for phonemes in spoken]
 
 
 def write_tts_config(path: Path, config: MelConfig, espeak: Mapping[str, Any] | None) -> None:
-    """Write fairseq's data configuration for data beside it, with global CMVN.
+    """Write fairseq's data configuration for the data beside it, with global CMVN.
 
-    The paths are as in `manifests.write_config`. `espeak` describes how the phonemes were derived from text, if they
-    were: the voice, and whether there is silence around them.
+    Paths are relative, as in `manifests.write_config`. If espeak-ng made the phonemes, `espeak` has the `voice` and
+    whether there is `silence` around each text.
     """
     write_yaml(
         path,

@@ -1,7 +1,7 @@
-"""Subword vocabularies that models keep when they are pre-trained and fine-tuned on different data.
+"""Subword vocabularies shared between the data of pre-training and of fine-tuning.
 
-A vocabulary is a folder: dict.txt, fairseq's dictionary, and either spm.model, one of our sentencepiece models, or
-encoder.json and vocab.bpe, the GPT-2 byte pairs that the released RoBERTa was trained with.
+A vocabulary is a folder with fairseq's dictionary, dict.txt, and either spm.model, one of our sentencepiece models, or
+encoder.json and vocab.bpe, the GPT-2 byte pairs of the released RoBERTa.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from ..support.errors import LeapformerError
 from .manifests import train_subwords
 
 DICTIONARY = "dict.txt"
-LINES = 2_000_000  # as many lines, spread over all of them, are enough to find subwords
+LINES = 2_000_000  # at most this many lines, evenly spread over the text, train the subword model
 _SENTENCEPIECE, _GPT2 = ("spm.model",), ("encoder.json", "vocab.bpe")
 
-Cut = Callable[[str], Iterable[object]]  # a line to its subwords
+Cut = Callable[[str], Iterable[object]]  # splits a line into subwords
 
 
 def make_vocabulary(folder: Path, read: Callable[[], Iterator[str]], size: int) -> None:
-    """Learn a vocabulary of at most `size` byte pairs from the lines that `read` returns; it is called several times.
+    """Learn a vocabulary of at most `size` byte pairs from the lines that `read` yields, and write it to `folder`.
 
-    Raises LeapformerError if there is no text, or if the letters do not fit in the vocabulary.
+    `read` is called twice: to count the lines, and to sample them. Raises LeapformerError if there is no text, or if
+    the letters do not fit in the vocabulary.
     """
     every = math.ceil(sum(1 for _ in read()) / LINES) or 1
     prefix = folder / "spm"
@@ -36,7 +37,7 @@ def make_vocabulary(folder: Path, read: Callable[[], Iterator[str]], size: int) 
 
 
 def copy_vocabulary(source: str | Path, folder: Path) -> None:
-    """Copy the vocabulary `source` to `folder`. Raises LeapformerError if it is not one."""
+    """Copy the vocabulary in `source` to `folder`. Raises LeapformerError if `source` is not a vocabulary."""
     for name in (DICTIONARY, *_files(Path(source))):
         shutil.copyfile(Path(source, name), folder / name)
 
@@ -48,7 +49,7 @@ def load_vocabulary(folder: str | Path) -> Cut:
         if len(paths) == 1:
             processor = sentencepiece.SentencePieceProcessor(model_file=paths[0])
             return lambda line: processor.encode(line, out_type=str)
-        from fairseq.data.encoders.gpt2_bpe_utils import get_encoder  # a slow import, needed by few
+        from fairseq.data.encoders.gpt2_bpe_utils import get_encoder  # slow to import, and rarely needed
 
         return get_encoder(*paths).encode
     except (OSError, RuntimeError, ValueError) as error:
@@ -56,7 +57,7 @@ def load_vocabulary(folder: str | Path) -> Cut:
 
 
 def load_spelling(folder: str | Path) -> Callable[[str], bytes]:
-    """The function that maps a number in RoBERTa's dictionary to the bytes of its byte pair.
+    """The function that maps an entry of RoBERTa's dictionary, a number in text form, to the bytes of its byte pair.
 
     Raises LeapformerError if encoder.json or vocab.bpe is missing or damaged.
     """
@@ -75,7 +76,7 @@ def encoded(lines: Iterable[str], cut: Cut) -> Iterator[str]:
 
 
 def _files(folder: Path) -> tuple[str, ...]:
-    """The names of the files that cut text."""
+    """The names of the vocabulary's files besides the dictionary. Raises LeapformerError if it has neither kind."""
     for names in (_SENTENCEPIECE, _GPT2):
         if all((folder / name).is_file() for name in (DICTIONARY, *names)):
             return names

@@ -1,9 +1,9 @@
-"""Documents as windows of sentences: translating a sentence together with the preceding ones.
+"""Documents as windows of sentences, to translate a sentence together with the preceding ones.
 
-Every sentence has one window, which ends with it: the sentence and those before it in its document, up to the window
-size. Windows therefore move by one sentence, and the first ones of a document are shorter. A test set is translated by
-taking the last sentence of every window's translation; the target context is what the model itself writes before it.
-Windows of four are those of ABC (Peng et al., 2022, arXiv:2110.02488, appendix C.2).
+Every sentence ends one window: the sentence and those before it in its document, up to the window size. Windows
+therefore advance by one sentence, and the first ones of a document are shorter. A test set is translated by taking the
+last sentence of every window's translation; the target context is what the model itself wrote before it. ABC (Peng et
+al., 2022, arXiv:2110.02488, appendix C.2) uses windows of four.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-SEPARATOR = "<sep>"  # between the sentences of a window: a symbol of the dictionary that no text is cut into
+SEPARATOR = "<sep>"  # between the sentences of a window; a dictionary entry that subword encoding never produces
 
 Sentences = tuple[list[str], list[str]]  # the subwords of a sentence and of its translation
 
 
 def is_break(pair: Sentences) -> bool:
-    """Whether both sides are empty, which separates documents."""
+    """Whether both sides are empty: such a pair separates documents."""
     return not any(pair)
 
 

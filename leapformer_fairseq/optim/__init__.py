@@ -1,1 +1,1 @@
-"""Optimizers that papers used and fairseq has not."""
+"""Optimizers that the papers use and fairseq lacks."""

@@ -2,4 +2,4 @@
 
 from ..compat.register import import_modules
 
-import_modules()
+import_modules()  # --user-dir does not import criterions/ and optim/

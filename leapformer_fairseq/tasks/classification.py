@@ -1,4 +1,4 @@
-"""Classes of sequences of tokens, bytes or pixels, one or two at a time: `--task leapformer_classification`."""
+"""Classification of sequences of tokens, bytes or pixels, or of pairs of them: `--task leapformer_classification`."""
 
 # No `from __future__ import annotations`: fairseq reads the types of the configuration's fields.
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ PAD = 0
 class ClassificationDataset(FairseqDataset):
     """The examples of a split as batches: sequences (B, T), padded at the end, and classes (B,).
 
-    At most the first `longest` numbers of a sequence are read; T is `padded_length`, or the length of the longest
-    sequence where that is 0. With `shuffle` the order is another one in each epoch; without, short sequences are first.
+    Sequences are cut to their first `longest` numbers. T is `padded_length`, or if that is 0, the length of the batch's
+    longest sequence. With `shuffle`, each epoch has another random order; otherwise short sequences come first.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class ClassificationDataset(FairseqDataset):
         }
 
     def _padded(self, sequences: list[Tensor]) -> Tensor:
-        width = self.padded_length or max(1, *(len(sequence) for sequence in sequences))
-        found = torch.full((len(sequences), width), PAD)
-        for row, sequence in zip(found, sequences, strict=True):
+        width = self.padded_length or max(1, *(len(sequence) for sequence in sequences))  # not 0, even if all are empty
+        tokens = torch.full((len(sequences), width), PAD)
+        for row, sequence in zip(tokens, sequences, strict=True):
             row[: len(sequence)] = sequence
-        return found
+        return tokens
 
     def num_tokens(self, index: int) -> int:
         return int(self.sizes[index])
@@ -78,7 +78,7 @@ class ClassificationDataset(FairseqDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return not self.shuffle
+        return not self.shuffle  # fairseq would otherwise keep the batches of the first epoch
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -99,9 +99,9 @@ class ClassificationConfig(FairseqDataclass):
 
 @register_task("leapformer_classification", dataclass=ClassificationConfig)
 class ClassificationTask(FairseqTask):
-    """Classification of one or two sequences of tokens, bytes or pixels, from arrays (`data/arrays.py`).
+    """Classification of one or two sequences of tokens, bytes or pixels, read from arrays (`data/arrays.py`).
 
-    Raises LeapformerError for a folder that holds none.
+    Raises LeapformerError if the data folder has no such arrays, and for impossible options.
     """
 
     cfg: ClassificationConfig
@@ -113,7 +113,7 @@ class ClassificationTask(FairseqTask):
     @classmethod
     def setup_task(cls, cfg: ClassificationConfig, **kwargs: Any) -> "ClassificationTask":
         if not cfg.data:
-            raise LeapformerError("no data: give the folder that `leapformer prepare lra` makes")
+            raise LeapformerError("no data: give the folder that `leapformer prepare lra` writes")
         if cfg.longest < 1:
             raise LeapformerError(f"--longest {cfg.longest}: give at least 1")
         if cfg.valid_examples < 0:
@@ -121,7 +121,7 @@ class ClassificationTask(FairseqTask):
         return cls(cfg, read_about(cfg.data))
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
-        trains = split == "train"
+        trains = split == "train"  # then all examples, shuffled; otherwise the first ones, in order of length
         examples = Split(self.cfg.data, split, 0 if trains else self.cfg.valid_examples)
         self.datasets[split] = ClassificationDataset(
             examples, self.cfg.longest, self.cfg.padded_length, trains, self.cfg.seed
@@ -133,7 +133,7 @@ class ClassificationTask(FairseqTask):
     def filter_indices_by_size(
         self, indices: np.ndarray, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
     ) -> np.ndarray:
-        """All of them. Raises LeapformerError for sequences that the model has no room for; fairseq skips them."""
+        """All indices. Raises LeapformerError if a sequence is too long for the model; fairseq would skip it."""
         longest, room = int(dataset.sizes.max(initial=0)), max_positions or self.cfg.longest
         if longest > room:
             raise LeapformerError(

@@ -99,7 +99,7 @@ def test_runs_that_are_called_alike_go_by_their_paths(runs, tmp_path):
     ("arguments", "message"),
     [
         (("--pictures", -1), "--pictures -1: give a number of sentences"),
-        (("elsewhere/run",), "say with --out where the table is to go"),
+        (("elsewhere/run",), "give the folder for the table as --out"),
         (("--out", "file"), "--out file cannot be made"),
     ],
 )

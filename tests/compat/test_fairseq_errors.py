@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_model(wrong, said, tmp_path, monkeypatch):
 def test_an_optimizer_of_another_model(tmp_path, monkeypatch):
     load = Loading(tmp_path, monkeypatch, optimizer=torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))]))
     said = line(load)
-    assert said.startswith(f"{load.file}: its optimizer is that of another model or training (")
+    assert said.startswith(f"{load.file}: its optimizer state belongs to another model or training (")
     assert "give the file to --finetune-from-model instead of --restore-file, or add --reset-optimizer" in said
     assert "\n" not in said
     load(reset_optimizer=True)
@@ -165,7 +165,7 @@ MISSING = "no such file or folder; check the path of the data"
         (f"nowhere {SPEECH} --batch-size 3", f"nowhere/c.yaml: {MISSING}"),
         (f"words {LM} --batch-size 3", "words holds no prepared data; check the path, or prepare it"),
         (f"words {NMT} --batch-size 3", "words: no data of two languages; give the folder"),
-        (f"words {LM}", "no batch size is given; give --max-tokens or --batch-size"),
+        (f"words {LM}", "the batch size is missing; give --max-tokens or --batch-size"),
     ],
 )
 def test_data_that_are_missing(words, said, tmp_path):
@@ -204,13 +204,13 @@ MISTAKES = [
     (PREPROCESS + "--destdir {text}/mt", "{text}/mt/dict.en.txt exists already; give it to --srcdict or --tgtdict"),
     (
         PREPROCESS + "--destdir o --srcdict {text}/twice",
-        "{text}/twice is no dictionary (Duplicate word found",
+        "{text}/twice is not a dictionary (Duplicate word found",
     ),
     (
         PREPROCESS + "--destdir o --srcdict {text}/no-count",
-        "{text}/no-count is no dictionary (Incorrect dictionary",
+        "{text}/no-count is not a dictionary (Incorrect dictionary",
     ),
-    (PREPROCESS + "--destdir o --srcdict {text}/latin1", "{text}/latin1 is no dictionary (Incorrect encoding"),
+    (PREPROCESS + "--destdir o --srcdict {text}/latin1", "{text}/latin1 is not a dictionary (Incorrect encoding"),
     (PREPROCESS + "--destdir o --srcdict {text}/none", "{text}/none: no such file or folder; check the path"),
     ("preprocess --source-lang en --target-lang de --trainpref {text}/none --destdir o", "{text}/none.en: no such fil"),
 ]

@@ -100,7 +100,7 @@ def test_no_way_of_loading_runs_what_an_option_says(
     words = way.replace("FILE", file).replace("DATA", str(data)).replace("OUT", str(out)).split()
     assert main(words) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("leapformer: error: ")]
-    assert len(said) == 1 and "crafted.pt: option adaptive_softmax_cutoff is no literal value" in said[0], said
+    assert len(said) == 1 and "crafted.pt: option adaptive_softmax_cutoff is not a literal value" in said[0], said
     assert not mark.exists()
 
 
@@ -118,7 +118,7 @@ def test_without_the_patch_the_same_file_runs_code(
 
 
 def test_a_teacher_runs_no_code(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(LeapformerError, match="option character_filters is no literal"):
+    with pytest.raises(LeapformerError, match="option character_filters is not a literal"):
         load_teacher(crafted(data, "lm", character_filters=code(tmp_path / "mark")), None)
     assert not (tmp_path / "mark").exists()
 
@@ -127,7 +127,7 @@ def test_from_pretrained_runs_no_code(data: Path, tmp_path: Path) -> None:
     from fairseq.models import MODEL_REGISTRY
 
     file = crafted(data, "mt", adaptive_softmax_cutoff=code(tmp_path / "mark"))
-    with pytest.raises(LeapformerError, match="is no literal value"):
+    with pytest.raises(LeapformerError, match="is not a literal value"):
         MODEL_REGISTRY["leapformer_nmt"].from_pretrained(str(Path(file).parent), Path(file).name, str(data / "mt"))
     assert not (tmp_path / "mark").exists()
 
@@ -210,7 +210,7 @@ def test_only_registered_names(part: str, key: str, data: Path) -> None:
     options = vars(section) if isinstance(section, argparse.Namespace) else section
     options[key] = "os.system"
     torch.save(state, data / "crafted.pt")
-    with pytest.raises(LeapformerError, match="'os.system' is none of this package or of fairseq"):
+    with pytest.raises(LeapformerError, match="'os.system' belongs neither to this package nor to fairseq"):
         checkpoint_utils.load_checkpoint_to_cpu(str(data / "crafted.pt"))
 
 
@@ -290,5 +290,5 @@ def test_an_archive_writes_nothing_outside_its_folder(name: str, tmp_path: Path)
 
 
 def test_a_checkpoint_that_is_only_read_is_checked(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(LeapformerError, match="option wer_args is no literal value"):
+    with pytest.raises(LeapformerError, match="option wer_args is not a literal value"):
         load_checkpoint(Path(crafted(data, "lm", wer_args=code(tmp_path / "mark"))))

@@ -57,10 +57,10 @@ def test_other_folders_are_named(tmp_path, vocabulary):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"answers": ["E", "A"]}, "is no file of race \\(answer 'E' is none of A, B, C, D\\); download"),
-        ({"answers": ["A"]}, "is no file of race .*shorter"),
+        ({"answers": ["E", "A"]}, "is not a file of race \\(answer 'E' is not one of A, B, C, D\\); download"),
+        ({"answers": ["A"]}, "is not a file of race .*shorter"),
         ({"options": [["old"], ["a man"]], "answers": ["A", "A"]}, "1 choices for a question, race has 4"),
-        ({"article": None, "questions": None}, "is no file of race"),
+        ({"article": None, "questions": None}, "is not a file of race"),
     ],
 )
 def test_damaged_passages_are_named(change, message, tmp_path, vocabulary):

@@ -230,7 +230,7 @@ def test_another_corpus_is_refused_and_replaced_only_on_demand(tmp_path):
 
 def test_a_folder_that_is_no_corpus_is_never_touched(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(LeapformerError, match="is no corpus"):
+    with pytest.raises(LeapformerError, match="is not a corpus"):
         build(tmp_path, TINY_SIZES, overwrite=True)
     assert contents(tmp_path).keys() == {"thesis.txt"}
     (tmp_path / folder.INFO).write_text("{")

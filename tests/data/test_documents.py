@@ -112,7 +112,7 @@ def test_what_is_finished_is_kept(tmp_path):
     [
         (lambda root: (root / "test.txt").unlink(), r"holds no test\.txt and no wiki\.test\.tokens, nor with \.gz"),
         (lambda root: (root / "test.txt").write_text("\n \n"), r"test\.txt holds no text"),
-        (lambda root: (root / "train.txt").write_text("\n"), "no subword model of 120 pieces"),
+        (lambda root: (root / "train.txt").write_text("\n"), "cannot train a subword model of 120 pieces"),
         (lambda root: (root / "valid.txt").write_bytes(b"\xff\xfe"), r"valid\.txt, line 1, is not UTF-8"),
     ],
 )

@@ -100,7 +100,7 @@ def test_quechua_has_the_published_texts(tmp_path):
     data = {split: noises(3, seed, seconds=0.1) for seed, split in enumerate(("train", "valid", "test"))}
     root = quechua_tree(tmp_path / "data", data)
     assert main(["prepare", "quechua", str(root), "--out", str(tmp_path / "out"), "--vocab-size", "40"]) == 0
-    for ours, theirs in quechua.CALLED.items():
+    for ours, theirs in quechua.RELEASED_AS.items():
         texts = [row["tgt_text"] for row in read_manifest(tmp_path / f"out/{ours}_st.tsv")]
         assert texts == [one.target for one in data[theirs]]
     assert not (tmp_path / "out/test_st.tsv").exists()

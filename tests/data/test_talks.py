@@ -202,8 +202,8 @@ def test_only_silence_is_cut_off() -> None:
         (["--talks", "0"], "--talks 0"),
         (["--minutes", "0"], "--minutes 0"),
         (["--minutes", "nan"], "--minutes nan"),
-        (["--gap-s", "2", "1"], "--gap-s 2 1 is no range"),
-        (["--gap-s", "nan", "1"], "--gap-s nan 1 is no range"),
+        (["--gap-s", "2", "1"], "--gap-s 2 1 is not a range"),
+        (["--gap-s", "nan", "1"], "--gap-s nan 1 is not a range"),
         (["--snr-db", "inf"], "--snr-db inf"),
         (["--seed", "-1"], "--seed -1"),
         (["--split", "dev"], "dev.source"),
@@ -306,7 +306,7 @@ def test_a_folder_that_holds_no_talks_is_named(tmp_path) -> None:
     with pytest.raises(LeapformerError, match="lists no recording"):
         talks.read_recordings(tmp_path)
     (tmp_path / "recordings.txt").write_text("a.wav\n")
-    with pytest.raises(LeapformerError, match="which is no file"):
+    with pytest.raises(LeapformerError, match="which does not exist"):
         talks.read_recordings(tmp_path)
     (tmp_path / "b").mkdir()
     for name in ("a.wav", "b/a.wav"):

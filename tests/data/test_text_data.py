@@ -138,7 +138,7 @@ def test_impossible_pair_is_refused(pair, tmp_path):
 
 
 def test_too_many_subwords_are_refused(tmp_path):
-    with pytest.raises(LeapformerError, match="no subword model of 10 pieces"):
+    with pytest.raises(LeapformerError, match="cannot train a subword model of 10 pieces"):
         prepared("wmt14", plain_tree(tmp_path / "data"), tmp_path / "out", vocab_size=10)
 
 

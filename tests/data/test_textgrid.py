@@ -89,7 +89,7 @@ def edited(old: str, new: str) -> str:
         ("", "line 1: the file ends"),
         (edited("ooTextFile", "ooTextFile short"), "line 1: .* where .*ooTextFile"),
         (edited('"TextGrid"', '"Sound"'), "line 2: .*Sound"),
-        (edited("xmin = 0 \nxmax = 1.5 \n", "0\n1.5\n"), "line 4: '0' is no line of the long format"),
+        (edited("xmin = 0 \nxmax = 1.5 \n", "0\n1.5\n"), "line 4: '0' is not a line of the long format"),
         (edited("xmax = 0.75", "xmax = soon"), "line 17: 'soon' where a number"),
         (edited("xmax = 0.75", "xmax = nan"), "line 17: 'nan' where a number"),
         (edited('text = ""', "text = none"), "line 22: 'none' where a text"),

@@ -158,7 +158,7 @@ def test_lost_phonemes_are_noticed(speaker, monkeypatch):
         return samples
 
     monkeypatch.setattr(speaker, "_synthesize", losing)
-    with pytest.raises(LeapformerError, match="did not tell the first phoneme of 'peter waits'"):
+    with pytest.raises(LeapformerError, match="did not report the first phoneme of 'peter waits'"):
         speaker.say_with_phonemes("peter waits", "en-us", 160, 50)
 
 

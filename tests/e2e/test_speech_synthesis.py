@@ -134,7 +134,7 @@ def test_phonemes_from_a_file_and_from_the_command_line(trained, tmp_path):
         (["--subset", "test", "--plots", "-3"], "--plots -3: give a number from 0"),
         (["--subset", "test", "--model-overrides", "{'length_predictor': 'guess'}"], "'guess' is unknown; choose"),
         (["--subset", "test", "--model-overrides", "{'length_ratio': 'x'}"], "--length-ratio 'x': give a number"),
-        (["--text", "hello"], "are not those that espeak-ng makes of text; give --phonemes"),
+        (["--text", "hello"], "are not those of espeak-ng; give --phonemes"),
         (["--subset", "holdout"], "there is no manifest"),
         (["--subset", "test", "--eos-threshold", "1.5"], "--eos-threshold 1.5: give a probability"),
         (["--subset", "test", "--batch-size", "0"], "--batch-size 0: give a number from 1"),

@@ -172,7 +172,7 @@ class TestLanguageModel:
         if file == "--restore-file":
             line = capsys.readouterr().err.splitlines()[-1]
             assert status == 2 and line.startswith(
-                f"leapformer: error: {model}: its optimizer is that of another model"
+                f"leapformer: error: {model}: its optimizer state belongs to another model"
             )
             assert line.endswith("to --finetune-from-model instead of --restore-file, or add --reset-optimizer")
         else:
@@ -187,7 +187,7 @@ class TestLanguageModel:
         plan = ["--decoder-self-attention", "abc-linformer", "--save-dir", str(other), "--restore-file", checkpoint]
         assert main(["train", str(data / "lm"), *options.split(), "3", *plan]) == 2
         line = capsys.readouterr().err.splitlines()[-1]
-        assert line.startswith(f"leapformer: error: {checkpoint}: its optimizer is that of another model")
+        assert line.startswith(f"leapformer: error: {checkpoint}: its optimizer state belongs to another model")
 
     @pytest.mark.parametrize(
         "load",

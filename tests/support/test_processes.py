@@ -35,7 +35,7 @@ def mapped(function):
 @pytest.mark.parametrize(
     ("work", "said"),
     [
-        (lambda: mapped(dies), "a process of --workers 2 was killed, perhaps out of memory; what is finished is kept"),
+        (lambda: mapped(dies), "a process of --workers 2 was killed, perhaps out of memory; finished work is kept"),
         (lambda: list(pathfinder._in_processes(dies, range(8), range(8), 2)), "--workers 2 was killed.* are kept"),
         (lambda: in_fresh_process(dies, 3), "a process of dies was killed"),
     ],

@@ -31,7 +31,7 @@ def build(
 ) -> Corpus:
     """Make the corpus in the folder `out`, or return the existing one if it was made with the same options.
 
-    `workers` processes compute features; their number changes no byte.
+    `workers` processes compute features; their number does not change the result.
 
     Layout: `wav/{split}/NNNNN.wav`, `fbank80.zip`, `{split}_{asr,st}.tsv`, `spm_{asr,st}.{model,txt}`,
     `config_{asr,st}.yaml`, `gcmvn.npz`, `{split}.{source,target}` for SimulEval, and `corpus.json`; see also
@@ -57,8 +57,8 @@ def build(
 
 
 def fill(out: Path, root: Path, utterances: list[Utterance], vocab_size: int, workers: int = 1) -> dict[str, Any]:
-    """Write everything except `corpus.json` to `out`, with the paths that files will have below `root`."""
-    files.write_subwords(out, utterances, vocab_size)  # first: the step that options can make fail
+    """Write everything except `corpus.json` to `out`, with the absolute paths that files will have below `root`."""
+    files.write_subwords(out, utterances, vocab_size)  # first, since this fails if the options do not fit
     synthesize(out, utterances, SPEECH_TRANSLATION)
     features = files.write_features(out, utterances, workers)
     files.write_manifests(out, utterances, features)

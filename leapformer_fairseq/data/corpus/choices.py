@@ -1,8 +1,8 @@
 """Finite sets of possibilities that can be counted, sampled and enumerated.
 
-A grammar built from these three nodes is counted exactly by its own structure: a leaf counts its items, `AnyOf` adds,
-`Combine` multiplies. Sampling follows the same structure, so a small branch (seven weekdays) is not drowned out by a
-large one (366 dates), and it follows Zipf's law over the items of a leaf, as words do in real text.
+A grammar built from these three nodes is counted exactly: a leaf counts its items, `AnyOf` adds, `Combine` multiplies.
+Sampling follows the same structure, so a small branch (seven weekdays) is not drowned out by a large one (366 dates).
+The items of a leaf follow Zipf's law, as words do in real text.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# Item number r of a list is drawn in proportion to 1 / r ** EXPONENT. That is steeper than in running text (about 1),
-# so that a model can learn most of what it will be asked from a few thousand utterances, in minutes.
+# Item r of a list is drawn in proportion to 1 / r ** EXPONENT. This is steeper than in running text (about 1), so that
+# a few thousand utterances, and minutes of training, cover most of the test set.
 EXPONENT = 1.6
 
 
 class Choices(Protocol):
-    """The interface of all nodes. `size` is the number of ways to choose, which is the length of the iteration."""
+    """The interface of all nodes; `size` is the number of choices, and the length of the iteration over them."""
 
     @property
     def size(self) -> int: ...
@@ -49,7 +49,7 @@ class OneOf:
 
 
 class AnyOf:
-    """A choice from one of the branches, which is selected in proportion to its weight, whatever its size."""
+    """A choice from one branch, which is selected in proportion to its weight, regardless of its size."""
 
     def __init__(self, *weighted: tuple[float, Choices]) -> None:
         self.branches = tuple(branch for _, branch in weighted)
@@ -84,10 +84,11 @@ class Combine:
 
 
 def _upper_bounds(weights: np.ndarray) -> np.ndarray:
-    """Where in [0, 1) the share of each weight ends."""
+    """The end of each weight's share of [0, 1)."""
     return np.cumsum(weights / weights.sum())
 
 
 def _draw(upper: np.ndarray, rng: np.random.Generator) -> int:
-    """The number of a share, drawn in proportion to its size."""
+    """The index of a share, drawn in proportion to its size."""
+    # `min`: the last bound may be rounded to slightly less than 1.
     return min(int(np.searchsorted(upper, rng.random(), side="right")), len(upper) - 1)

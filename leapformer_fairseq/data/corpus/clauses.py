@@ -25,9 +25,9 @@ def join(*words: str) -> str:
 
 @dataclass(frozen=True)
 class Predicate:
-    """A verb with everything that follows it, without subject, tense and time.
+    """A verb and its complements, without subject, tense and time.
 
-    `english_rest` is everything after the first English word (`up the child`); the German words are sorted by their
+    `english_rest` is everything after the first English word (`up the child`); the German words are divided by their
     position in the clause.
     """
 
@@ -38,14 +38,14 @@ class Predicate:
     german_rest: str = ""
 
     def plus(self, more: Bilingual) -> Predicate:
-        """With a place, manner or company added at the end."""
+        """The predicate with a place, manner or company added at its end."""
         rest, german_rest = join(self.english_rest, more.english), join(self.german_rest, more.german)
         return Predicate(self.verb, rest, self.german_pronouns, self.german_objects, german_rest)
 
 
 @dataclass(frozen=True)
 class Adverb:
-    """When or how often. English puts `before` in front of the verb (often) and `after` at the end (on monday)."""
+    """When or how often; English puts `before` in front of the verb (often) and `after` at the end (on monday)."""
 
     before: str = ""
     after: str = ""
@@ -66,11 +66,11 @@ class Clause:
         return join(self.subject.english, self._english_verb(), self.predicate.english_rest, self.adverb.after)
 
     def english_fronted(self) -> str:
-        """With the time first: `on monday anna calls the doctor`."""
+        """Time first: `on monday anna calls the doctor`."""
         return join(self.adverb.after, self.subject.english, self._english_verb(), self.predicate.english_rest)
 
     def english_question(self) -> str:
-        """With `do` where there is no modal: `does anna call the doctor`."""
+        """The question, with `do` unless there is a modal: `does anna call the doctor`."""
         verb, base = self.predicate.verb, self.predicate.verb.english_head
         if isinstance(self.tense, Modal):
             first = self.tense.english
@@ -116,7 +116,7 @@ class Clause:
         return join(predicate.german_pronouns, time, predicate.german_objects, predicate.german_rest)
 
     def _german_verb(self) -> tuple[str, str, str]:
-        """The finite verb, what closes a main clause, and what closes a subordinate clause."""
+        """The finite verb, and the words that end a main clause and a subordinate clause."""
         verb, person = self.predicate.verb, self.subject.person
         if isinstance(self.tense, Modal):
             finite = self.tense.finite(person)
@@ -158,7 +158,10 @@ def dative(verb: Verb, phrase: NounPhrase) -> Predicate:
 
 
 def transitive(verb: Verb, phrase: NounPhrase, case: int) -> Predicate:
-    """A separable English particle follows a pronoun (`picks him up`) and precedes anything else."""
+    """A verb with an object in `case`.
+
+    A separable English particle follows a pronoun (`picks him up`) and precedes any other object.
+    """
     order = [after_head(verb), phrase.english]
     if phrase.is_pronoun and "|" in verb.english:
         order.reverse()

@@ -33,7 +33,7 @@ def ordinal(day: int) -> str:
 
 
 def with_s(word: str) -> str:
-    """The word with the ending of plurals and of the third person: boxes, cherries, boys, goes."""
+    """The word with the ending of the plural and of the third person: boxes, cherries, boys, goes."""
     if word.endswith(("s", "sh", "ch", "x", "z", "o")):
         return word + "es"
     if word.endswith("y") and word[-2] not in "aeiou":

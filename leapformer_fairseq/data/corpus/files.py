@@ -1,4 +1,4 @@
-"""The files of a corpus other than recordings: features, manifests, subword models, configurations, lists."""
+"""The files of a speech translation corpus except its recordings: features, manifests, subword models and so on."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ TASKS = ("asr", "st")
 
 
 def target_text(utterance: Utterance, task: str) -> str:
-    """The target of a model: the transcript for `asr`, the translation for `st`."""
+    """The target text for a task: the transcript for `asr`, the translation for `st`."""
     return utterance.english if task == "asr" else utterance.german
 
 
 def write_features(folder: Path, utterances: Sequence[Utterance], workers: int = 1) -> dict[str, Features]:
-    """Write all filterbanks to one archive, and the training set's statistics; return the locations by id.
+    """Write all filterbanks to an archive, and the training set's statistics; return the locations by id.
 
-    The bytes do not depend on the number of processes, `workers`: results are used in the order of the utterances.
+    The bytes do not depend on the number of processes, `workers`, since results arrive in the order of the utterances.
     """
-    places, statistics = {}, BinStatistics()
+    locations, statistics = {}, BinStatistics()
     with FeatureArchive(folder / ARCHIVE, ARCHIVE) as archive, mapper(workers, "give fewer, and make it again") as run:
         computed = run(features_of, [folder / utterance.wav for utterance in utterances])
-        waiting = tqdm(utterances, desc="features", unit="utt", mininterval=1.0)
-        for utterance, features in zip(waiting, computed, strict=True):
-            places[utterance.id] = archive.add(utterance.id, features)
+        progress = tqdm(utterances, desc="features", unit="utt", mininterval=1.0)
+        for utterance, features in zip(progress, computed, strict=True):
+            locations[utterance.id] = archive.add(utterance.id, features)
             if utterance.split == "train":
                 statistics.add(features)
     statistics.save(folder / CMVN)
-    return places
+    return locations
 
 
 def features_of(wav: Path) -> np.ndarray:
@@ -55,7 +55,7 @@ def features_of(wav: Path) -> np.ndarray:
 
 
 def write_manifests(folder: Path, utterances: Sequence[Utterance], features: dict[str, Features]) -> None:
-    """Write `{split}_{asr,st}.tsv`, one row per utterance; rows for translation include the transcript, `src_text`."""
+    """Write `{split}_{asr,st}.tsv`, whose rows for translation also have the transcript, and `{split}.target`."""
     for split in SPLITS:
         members = of_split(utterances, split)
         for task in TASKS:
@@ -69,7 +69,7 @@ def write_manifests(folder: Path, utterances: Sequence[Utterance], features: dic
 
 
 def write_subwords(folder: Path, utterances: Sequence[Utterance], vocab_size: int) -> None:
-    """Train a subword model of at most `vocab_size` pieces for each target language on the training texts."""
+    """Train a subword model of at most `vocab_size` pieces for each task on the targets of the training split."""
     for task in TASKS:
         texts = [target_text(utterance, task) for utterance in of_split(utterances, "train")]
         train_subwords(folder / f"spm_{task}", texts, vocab_size)

@@ -1,4 +1,4 @@
-"""The folder of a corpus: complete or absent, reproducible byte by byte, and never overwriting other results."""
+"""The folder of a corpus: complete or absent, reproducible byte for byte, and never written over other results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import espeak
 from .plan import SPLITS, Line, of_split
 
 INFO = "corpus.json"
-TASK = "task"  # option of all corpora but those for speech translation, which were there first
+TASK = "task"  # option of all corpora except speech translation, whose older folders lack it
 SPEECH_TRANSLATION = "st"
 
 
@@ -44,9 +44,9 @@ class Corpus:
 class Recipe:
     """How a corpus is made and identified.
 
-    `options` distinguish two corpora. `fill(folder, root)` writes everything except `corpus.json` to a folder, with the
+    `options` tell corpora apart. `fill(folder, root)` writes everything except `corpus.json` to a folder, with the
     absolute paths that files will have below `root`, and returns its `checksum` and `splits`. `locate(folder, root)`
-    writes only the files with absolute paths. `libraries` are those that the bytes depend on.
+    rewrites only the files with absolute paths. `libraries` are those that the bytes depend on.
     """
 
     options: dict[str, Any]
@@ -62,18 +62,18 @@ def provide(out: str | Path, recipe: Recipe, overwrite: bool) -> Corpus:
     that looks finished. Raises LeapformerError if espeak-ng is missing, or if `out` contains something else.
     """
     out = Path(out).resolve()
-    # It is built in this folder, whose owner builds; others wait at the lock, and find what was built.
+    # The process that locks the temporary folder builds; others wait for the lock, and then reuse the corpus.
     with owned(out.with_name(f".{out.name}.partial"), waits=True) as partial:
         return _provide(out, recipe, overwrite, partial)
 
 
 def _provide(out: Path, recipe: Recipe, overwrite: bool, partial: Path) -> Corpus:
-    found = read_info(out)
-    if found is not None and found["options"] == recipe.options:
-        return reuse(out, found, recipe)
-    if found is not None and not overwrite:
+    info = read_info(out)
+    if info is not None and info["options"] == recipe.options:
+        return reuse(out, info, recipe)
+    if info is not None and not overwrite:
         raise LeapformerError(
-            f"{out} holds another corpus ({difference(found['options'], recipe.options)}); "
+            f"{out} holds another corpus ({difference(info['options'], recipe.options)}); "
             "choose another --out, or replace it with --overwrite"
         )
     return _make(out, recipe, partial)
@@ -93,12 +93,12 @@ def _make(out: Path, recipe: Recipe, partial: Path) -> Corpus:
     if out.exists():
         shutil.rmtree(out)
     partial.rename(out)
-    (out / LOCK).unlink()  # not before: whoever waits for it must not take the folder that is renamed
+    (out / LOCK).unlink()  # after the renaming, lest a waiting process acquire the folder that is about to be renamed
     return summary(out, info)
 
 
 def _clear(folder: Path) -> None:
-    """Delete what is in a folder but its lock."""
+    """Delete everything in a folder except its lock."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -107,11 +107,11 @@ def _clear(folder: Path) -> None:
 
 
 def read_info(out: Path) -> dict[str, Any] | None:
-    """The content of `corpus.json`, None for a new folder; raises LeapformerError for a folder that is not a corpus."""
+    """The content of `corpus.json`, or None for a new folder. Raises LeapformerError if the folder is not a corpus."""
     path = out / INFO
     if not path.is_file():
         if out.exists() and (not out.is_dir() or holds_files(out)):
-            raise LeapformerError(f"{out} exists and is no corpus (no {INFO} in it); choose another --out")
+            raise LeapformerError(f"{out} exists and is not a corpus (no {INFO} in it); choose another --out")
         return None
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
@@ -124,23 +124,23 @@ def read_info(out: Path) -> dict[str, Any] | None:
 
 
 def write_info(folder: Path, info: dict[str, Any]) -> None:
-    """Write `corpus.json`, which marks a finished corpus."""
+    """Write `corpus.json`, which marks a corpus as finished."""
     write_json(folder / INFO, info)
 
 
-def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """A description of the differences between two sets of options."""
-    found, wanted = ({TASK: SPEECH_TRANSLATION, **options} for options in (found, wanted))
-    names = [name for name in wanted if name != "plan_sha256" and found.get(name) != wanted[name]]
+def difference(existing: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
+    """Describe the differences between the options of an existing and of a requested corpus."""
+    existing, requested = ({TASK: SPEECH_TRANSLATION, **options} for options in (existing, requested))
+    names = [name for name in requested if name != "plan_sha256" and existing.get(name) != requested[name]]
     if not names:
         return "from another version of the grammar"
     if TASK in names:
-        names = [TASK]  # the rest cannot be compared
-    return ", ".join(f"{name} {found.get(name)} there, {wanted[name]} asked for" for name in names)
+        names = [TASK]  # the options of different tasks cannot be compared
+    return ", ".join(f"{name} {existing.get(name)} there, {requested[name]} asked for" for name in names)
 
 
 def reuse(out: Path, info: dict[str, Any], recipe: Recipe) -> Corpus:
-    """Return the existing corpus; only absolute paths are updated, in case the folder was moved."""
+    """Return the existing corpus, with absolute paths updated if the folder was moved."""
     if info["root"] != str(out):
         recipe.locate(out, out)
         write_info(out, {**info, "root": str(out)})
@@ -148,7 +148,7 @@ def reuse(out: Path, info: dict[str, Any], recipe: Recipe) -> Corpus:
 
 
 def summary(out: Path, info: dict[str, Any]) -> Corpus:
-    """The return value of a build, from the content of `corpus.json`."""
+    """The corpus that the content of `corpus.json` describes."""
     splits = {split: SplitSummary(**values) for split, values in info["splits"].items()}
     return Corpus(out, info["checksum"], splits)
 
@@ -156,10 +156,9 @@ def summary(out: Path, info: dict[str, Any]) -> Corpus:
 def contents(
     utterances: Sequence[Line], seconds: Mapping[str, float], records: Iterable[tuple[Sequence[str], Sequence[Path]]]
 ) -> dict[str, Any]:
-    """The return value of `Recipe.fill`: the size by split, from the seconds by id, and the checksum.
+    """The return value of `Recipe.fill`: checksum, and sizes by split; `seconds` are by utterance id.
 
-    The checksum is the sha256 over all records; each consists of some texts (joined by tabs) and the bytes of some
-    files.
+    The checksum is the SHA-256 over all records, each consisting of texts (joined by tabs) and the bytes of files.
     """
     splits = {}
     for split in SPLITS:

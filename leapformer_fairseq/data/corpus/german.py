@@ -59,17 +59,17 @@ def number(value: int) -> str:
 
 
 def ordinal(day: int) -> str:
-    """1..31 as after `am`: `einundzwanzigsten`."""
+    """1..31 as a day of the month, in the form after `am`: `einundzwanzigsten`."""
     return IRREGULAR_ORDINALS.get(day) or number(day) + ("ten" if day < 20 else "sten")
 
 
 def dative_plural(plural: str) -> str:
-    """The plural is Bücher, but `mit Büchern`; plurals in n or s do not change."""
+    """The dative of a plural: Bücher, but `mit Büchern`; plurals in n or s do not change."""
     return plural if plural.endswith(("n", "s")) else plural + "n"
 
 
 def contract(preposition: str, article: str) -> str:
-    """`in` + `dem` is `im`; words without a short form are kept."""
+    """Contract a preposition and an article if there is a short form: `in` + `dem` is `im`."""
     return CONTRACTIONS.get(f"{preposition} {article}", f"{preposition} {article}")
 
 
@@ -77,6 +77,7 @@ def present(infinitive: str, person: Person, changed_stem: str = "") -> str:
     """Present tense of a verb without its separable particle; `changed_stem` replaces the stem in du and er forms."""
     if person in ("wir", "sie"):
         return infinitive
+    # sammeln, feiern: the stem keeps its e, which only ich drops after an l (ich sammle).
     stem = infinitive.removesuffix("n") if infinitive.endswith(("eln", "ern")) else infinitive.removesuffix("en")
     if person == "ich":
         return stem[:-2] + "le" if infinitive.endswith("eln") else stem + "e"
@@ -85,12 +86,12 @@ def present(infinitive: str, person: Person, changed_stem: str = "") -> str:
     elif needs_e(stem):
         stem += "e"
     if person == "du":
-        return stem + ("t" if stem.endswith(("s", "ß", "z")) else "st")
+        return stem + ("t" if stem.endswith(("s", "ß", "z")) else "st")  # du tanzt, without a second s
     return stem if changed_stem and stem.endswith("t") else stem + "t"
 
 
 def needs_e(stem: str) -> bool:
-    """Whether an e makes the ending pronounceable: arbeitest, findet, zeichnest; but not wohnst, lernt, filmt."""
+    """Whether an e precedes the ending, for pronunciation: arbeitest, findet, zeichnest, but wohnst, lernt, filmt."""
     if stem.endswith(("t", "d")):
         return True
     return stem[-1] in "mn" and (stem[-2] not in "aeiouäöülrhmn" or stem.endswith(("chn", "chm")))

@@ -1,8 +1,8 @@
 """The sentences of the corpus: which clauses exist and how they are joined.
 
-`sample` draws an English sentence with its German translation, `sentence_count` counts all sentences, `vocabulary`
-lists the English words. English is lower-case without punctuation, like a transcript; German has capitals and the
-commas before subordinate clauses, but no final punctuation.
+`sample` draws an English sentence with its German translation, and `sentence_count` counts all sentences. English is
+lower-case without punctuation, like a transcript; German has capitals and commas before subordinate clauses, but no
+final punctuation. The numbers in `AnyOf` are weights, chosen so that no kind of sentence dominates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Sentence = tuple[str, str]
 
 
 def sample(rng: np.random.Generator) -> Sentence:
-    """One sentence as (English transcript, German translation)."""
+    """Draw a sentence as (English transcript, German translation)."""
     return SENTENCES.sample(rng)
 
 
@@ -43,17 +43,17 @@ def statement(clause: Clause) -> Sentence:
 
 
 def fronted_statement(clause: Clause) -> Sentence:
-    """A main clause that begins with its time."""
+    """A main clause that begins with its time, as a sentence."""
     return clause.english_fronted(), capitalised(clause.german_fronted())
 
 
 def question(clause: Clause) -> Sentence:
-    """A yes-or-no question."""
+    """A clause as a yes-or-no question."""
     return clause.english_question(), capitalised(clause.german_question())
 
 
 def asked_with(word: Bilingual, clause: Clause) -> Sentence:
-    """`why does anna call the doctor`, `Warum ruft Anna den Arzt an`."""
+    """A question with a question word: `why does anna call the doctor`, `Warum ruft Anna den Arzt an`."""
     return f"{word.english} {clause.english_question()}", f"{capitalised(word.german)} {clause.german_question()}"
 
 
@@ -133,7 +133,7 @@ SPEAKERS = AnyOf((1, phrases.SUBJECT_PRONOUNS), (1, phrases.NAMES))
 
 
 def things(nouns: tuple[lexicon.Noun, ...], adjectives: tuple[lexicon.Adjective, ...]) -> Choices:
-    """Some of these things, with a number in two of five cases."""
+    """Phrases of these nouns, with a number in two samples of five."""
     return AnyOf((3, phrases.phrases(nouns, perhaps(adjectives))), (2, counted(nouns, perhaps(adjectives))))
 
 
@@ -146,7 +146,7 @@ RECEIVERS = AnyOf((1, phrases.OBJECT_PRONOUNS), (3, phrases.phrases(PEOPLE)))
 
 
 def doing(verb_choices: tuple[Verb, ...], objects: Choices) -> tuple[float, Choices]:
-    """Verbs with their accusative objects, weighted so that every verb is equally frequent."""
+    """A branch of verbs with accusative objects, weighted by the number of verbs so that none is rare."""
     return len(verb_choices), Combine(accusative, OneOf(verb_choices), objects)
 
 
@@ -177,7 +177,7 @@ STATES = Combine(being, OneOf(lexicon.STATES))
 
 
 def clauses(subjects: Choices, predicates: Choices, timing: Choices) -> Choices:
-    """All clauses of these subjects, predicates and times."""
+    """All combinations of these subjects, predicates and times as clauses."""
 
     def make(subject: NounPhrase, predicate: Predicate, tense_and_adverb: TimedTense) -> Clause:
         return Clause(subject, predicate, *tense_and_adverb)
@@ -186,7 +186,7 @@ def clauses(subjects: Choices, predicates: Choices, timing: Choices) -> Choices:
 
 
 def events(timing: Choices) -> Choices:
-    """Trains that arrive and concerts that begin."""
+    """Clauses about vehicles and events: trains arrive, concerts begin."""
     return AnyOf((2, clauses(VEHICLES, VEHICLE_PREDICATES, timing)), (3, clauses(EVENTS, EVENT_PREDICATES, timing)))
 
 
@@ -203,7 +203,7 @@ def short_clauses(timing: Choices) -> Choices:
 
 
 def described(nouns: tuple[lexicon.Noun, ...], adjectives: tuple[lexicon.Adjective, ...]) -> Choices:
-    """Phrases with a quality that fits them."""
+    """Clauses that attribute a fitting adjective to these nouns: `the book was old`."""
     timing = AnyOf((1, WITHOUT_MODAL), (2, LATELY))
     return clauses(phrases.phrases(nouns), Combine(being, OneOf(adjectives)), timing)
 

@@ -15,7 +15,7 @@ from .german import Gender, Person
 
 @dataclass(frozen=True)
 class Noun:
-    """`oblique` is the accusative and dative singular of weak nouns (der Junge, den Jungen)."""
+    """A noun; `oblique` is the accusative and dative singular of weak nouns (der Junge, den Jungen)."""
 
     english: str
     german: str
@@ -32,20 +32,20 @@ class Noun:
 
 @dataclass(frozen=True)
 class Adjective:
-    """`stem` is the form that endings are added to, if it differs from the word: teuer, ein teurer Hut."""
+    """An adjective; `stem` is the form that endings are added to, if it differs: teuer, ein teurer Hut."""
 
     english: str
     german: str
     stem: str = ""
 
     def declined(self, ending: str) -> str:
-        """The form with an ending, as before a noun."""
+        """The adjective with an ending, as before a noun."""
         return (self.stem or self.german) + ending
 
 
 @dataclass(frozen=True)
 class Verb:
-    """`|` separates a separable particle in either language: `pick|up`, `ab|holen`.
+    """A verb; `|` marks a separable particle in either language: `pick|up`, `ab|holen`.
 
     An English preposition that stays with the verb follows a space (`listen to`). `changed_stem` is the stem of du and
     er forms; `past` is the English simple past of the first word, `participle` the German one with its particle.
@@ -71,11 +71,11 @@ class Verb:
 
     @property
     def infinitive(self) -> str:
-        """As after a modal verb: `abholen`."""
+        """The German infinitive, as after a modal verb: `abholen`."""
         return self.german.replace("|", "")
 
     def finite(self, person: Person) -> str:
-        """Present tense without the particle."""
+        """The German present tense for a person, without the particle."""
         if self.irregular_present:
             return self.irregular_present[german.PERSONS.index(person)]
         return german.present(self.german.split("|")[-1], person, self.changed_stem)
@@ -83,7 +83,7 @@ class Verb:
 
 @dataclass(frozen=True)
 class Determiner:
-    """`kind` chooses the endings of the determiner and of a following adjective."""
+    """A determiner; `kind` chooses its endings and those of a following adjective."""
 
     english: str
     english_plural: str
@@ -93,7 +93,7 @@ class Determiner:
 
 @dataclass(frozen=True)
 class Place:
-    """`english` and `german` are the prepositions for being `there`; going there is `to` and `zu`."""
+    """A place; `english` and `german` are the prepositions for being there; going there is `to` and `zu`."""
 
     noun: Noun
     english: str

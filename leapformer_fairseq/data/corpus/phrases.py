@@ -1,4 +1,4 @@
-"""Noun phrases, times and places: the parts of a sentence, each in English and German."""
+"""Noun phrases, times and places, the parts of a sentence, each in English and German."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .lexicon import Adjective, Determiner, Noun, Place
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """Words with their German in nominative, accusative and dative, and the person for verb agreement."""
+    """A noun phrase, in German in nominative, accusative and dative, and its person for verb agreement."""
 
     english: str
     german: Cases
@@ -22,7 +22,7 @@ class NounPhrase:
 
 @dataclass(frozen=True)
 class Bilingual:
-    """Words whose form does not depend on their context: an adverb, a date, a place."""
+    """Words whose form does not depend on the context: an adverb, a date, a place."""
 
     english: str = ""
     german: str = ""
@@ -90,7 +90,7 @@ def declension(determiner: Determiner) -> german.Declension:
 
 
 def noun_form(noun: Noun, gender: Gender, case: int) -> str:
-    """The noun's own form: weak masculines and dative plurals change."""
+    """The noun in this case; only weak masculines and dative plurals change."""
     if gender == "p":
         return german.dative_plural(noun.plural) if case == DATIVE else noun.plural
     return noun.oblique if noun.oblique and case != german.NOMINATIVE else noun.german
@@ -127,7 +127,7 @@ def mass(nouns: tuple[Noun, ...], adjective: Choices) -> Choices:
 
 
 def perhaps(adjectives: tuple[Adjective, ...]) -> Choices:
-    """An adjective in half of the cases."""
+    """An adjective in half of the samples, and None in the others."""
     return AnyOf((1, NO_ADJECTIVE), (1, OneOf(adjectives)))
 
 
@@ -149,7 +149,7 @@ def at_place(adjective: Adjective | None, place: Place) -> Bilingual:
 
 
 def to_place(place: Place) -> Bilingual:
-    """Where somebody goes: `to the station`, `zum Bahnhof`."""
+    """Where someone goes: `to the station`, `zum Bahnhof`."""
     return in_place(("to", "zu"), None, place.noun)
 
 
@@ -174,10 +174,10 @@ COMPANIONS = Combine(
 
 
 def clock_time(hour: int, spoken: tuple[str, str]) -> Bilingual:
-    """A time by the clock; `half past seven` is `halb acht` in German, named after the next hour."""
+    """A time of day in 12 hours; German names `half past seven` after the next hour, `halb acht`."""
     in_english, in_german = spoken
     named = hour % 12 + 1 if in_german == "halb {}" else hour
-    german_hour = "ein" if named == 1 and in_german.endswith("Uhr") else german.number(named)
+    german_hour = "ein" if named == 1 and in_german.endswith("Uhr") else german.number(named)  # ein Uhr, halb eins
     return Bilingual("at " + in_english.format(english.number(hour)), "um " + in_german.format(german_hour))
 
 

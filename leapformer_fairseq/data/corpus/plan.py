@@ -1,6 +1,6 @@
-"""Who says what: the utterances of a corpus, drawn from a seed before anything is synthesised.
+"""The plan of a corpus, who says what and how, drawn from a seed before anything is synthesised.
 
-Everything random is decided here, so a corpus is identified by its plan: the worker that speaks it only carries it out.
+Everything random is decided here and the workers only execute it, so a corpus is identified by its plan.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .grammar import Sentence
 
 SPLITS = ("train", "dev", "test")
 SEED = 1
-# Far below the number of sentences, and of short ones, so drawing new ones never slows down.
+# Far below the numbers of sentences and of short sentences in the grammar, so that drawing a new one stays fast.
 MAX_UTTERANCES, MAX_READINGS = 1_000_000, 30_000
-READING_WORDS = range(2, 8)  # a second or three
+READING_WORDS = range(2, 8)  # one to three seconds of speech
 
 # Variants with `breath` in their definition (f2, f3, f5, ...) are left out: espeak-ng's breath differs from run to run.
 VOICES = ("en-us", "en-us+m3", "en-us+f4")
 RATES = (160, 185)  # words per minute, as espeak-ng counts them
-PITCHES = (44, 56)  # 0 to 99
-NOISE_COLOURS = (0.0, 1.0, 2.0)  # power falls as 1 / frequency ** colour: white, pink, brown
+PITCHES = (44, 56)  # on espeak-ng's scale from 0 to 99
+NOISE_COLOURS = (0.0, 1.0, 2.0)  # the power falls as 1 / frequency ** colour: white, pink, brown
 
 
 @dataclass(frozen=True)
 class Line:
-    """One sentence of a corpus, number `index` of its split."""
+    """A sentence of a corpus, number `index` in its split."""
 
     split: str
     index: int
@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Utterance(Line):
-    """How a sentence is spoken; `snr_db` is the ratio of speech to noise power over the whole utterance."""
+    """A sentence and how it is spoken; `snr_db` is the ratio of speech to noise power over the whole utterance."""
 
     german: str
     voice: str
@@ -90,14 +90,15 @@ def of_split(utterances: Sequence[AnyLine], split: str) -> list[AnyLine]:
 
 
 def plan(sizes: Mapping[str, int], seed: int, snr_db: tuple[float, float]) -> list[Utterance]:
-    """All utterances in order of synthesis: train, dev, test; no sentence occurs twice.
+    """All utterances in the order of synthesis, train, dev, test; no sentence occurs twice.
 
-    Test and dev depend only on their own size and the seed: a larger training set is compared on the same test set.
-    Raises LeapformerError for impossible sizes, seeds and ranges.
+    The test set depends only on its size and the seed, and dev not on the training set, so that training sets of any
+    size are compared on the same data. Raises LeapformerError for impossible sizes, seeds and ranges.
     """
     check(sizes, seed, MAX_UTTERANCES)
     if not snr_db[0] <= snr_db[1]:
-        raise LeapformerError(f"--snr-db {snr_db[0]} {snr_db[1]} is no range; give the lower ratio first")
+        raise LeapformerError(f"--snr-db {snr_db[0]} {snr_db[1]} is not a range; give the lower ratio first")
+    # A generator for each utterance: its voice and noise do not depend on the utterances before it.
     return [
         speak(split, index, sentence, np.random.default_rng([seed, 1, SPLITS.index(split), index]), snr_db)
         for split, index, sentence in drawn_splits(sizes, seed)
@@ -105,7 +106,7 @@ def plan(sizes: Mapping[str, int], seed: int, snr_db: tuple[float, float]) -> li
 
 
 def plan_readings(sizes: Mapping[str, int], seed: int) -> list[Reading]:
-    """The same with short sentences (READING_WORDS) for the text-to-speech corpus."""
+    """All readings of the text-to-speech corpus, planned as in `plan`, from short sentences (READING_WORDS)."""
     check(sizes, seed, MAX_READINGS)
     sentences = drawn_splits(sizes, seed, lambda sentence: len(sentence[0].split()) in READING_WORDS)
     return [Reading(split, index, english) for split, index, (english, _) in sentences]
@@ -125,15 +126,16 @@ def check(sizes: Mapping[str, int], seed: int, most: int) -> None:
 def drawn_splits(
     sizes: Mapping[str, int], seed: int, fits: Callable[[Sentence], bool] = lambda _: True
 ) -> list[tuple[str, int, Sentence]]:
-    """Distinct sentences of suitable length, each with its split and its index there."""
+    """Distinct sentences that fit, each with its split and its index there, in the order train, dev, test."""
     taken: set[str] = set()
+    # The test set is drawn first: what it takes must not depend on the size of the training set.
     sentences = {split: draw(sizes[split], seed, split, taken, fits) for split in reversed(SPLITS)}
     return [(split, index, sentence) for split in SPLITS for index, sentence in enumerate(sentences[split])]
 
 
 def draw(size: int, seed: int, split: str, taken: set[str], fits: Callable[[Sentence], bool]) -> list[Sentence]:
-    """`size` new sentences, added to `taken`."""
-    rng = np.random.default_rng([seed, 0, SPLITS.index(split)])
+    """Draw `size` sentences that are not yet `taken`, and add them to it."""
+    rng = np.random.default_rng([seed, 0, SPLITS.index(split)])  # 0: sentences; 1: how they are spoken, see `plan`
     drawn: list[Sentence] = []
     while len(drawn) < size:
         sentence = grammar.sample(rng)
@@ -162,6 +164,6 @@ def speak(
 
 
 def fingerprint(utterances: Sequence[Line]) -> str:
-    """sha256 of the plan; it changes with the grammar and the voices as well as with the options."""
+    """The SHA-256 of the plan, which changes with the options, the grammar and the voices."""
     lines = (json.dumps(asdict(utterance), sort_keys=True) for utterance in utterances)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""Synthesise a plan: `synthesize` starts workers, `python -m leapformer_fairseq.data.corpus.synthesize` is one of them.
+"""Synthesise a plan: `synthesize` starts workers, `python -m leapformer_fairseq.data.corpus.synthesize` is a worker.
 
 A worker is a separate program because espeak-ng is reproducible only in a fresh process (see `espeak`). It takes the
-arguments TASK PLAN FOLDER SPEAKERS INDEX: PLAN contains one JSON utterance per line; this worker of SPEAKERS speaks
-every SPEAKERS-th line from INDEX on; recordings are written below FOLDER as 16-bit wav. The first worker shows its
-progress, which represents all, on stderr.
+arguments TASK PLAN FOLDER SPEAKERS INDEX: PLAN contains one JSON utterance per line, of which the worker speaks every
+SPEAKERS-th from INDEX on; recordings are written below FOLDER as 16-bit wav. The first worker shows its progress on
+stderr, as an estimate of that of all.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from .espeak import Espeak
 from .plan import Line, Reading, Utterance
 
 SPEAKERS = 2  # processes that synthesise speech
-PEAK = 0.6  # of full scale, which leaves room for the noise
-GAIN = 0.6  # of readings: espeak-ng's loudness stays as it is, and what resampling adds is not clipped
+PEAK = 0.6  # peak of utterances relative to full scale, which leaves room for the noise
+GAIN = 0.6  # of readings; a constant keeps espeak-ng's differences in loudness, and leaves room for resampling
 EDGE_S = 0.05  # silence before and after a reading
 
 
 def synthesize(folder: Path, utterances: Sequence[Line], task: str) -> None:
-    """Speak the plan in fresh processes, the only way to make espeak-ng reproducible.
+    """Speak the plan in fresh processes, without which espeak-ng is not reproducible.
 
-    Each speaks every SPEAKERS-th utterance in order. The number of processes never changes, whatever the machine,
-    because espeak-ng's output depends on its earlier output.
+    Each speaks every SPEAKERS-th utterance, in order. The number of processes is the same on every machine, because
+    espeak-ng's output depends on what it spoke before. Raises LeapformerError if a process fails.
     """
     path = folder / "plan.jsonl"
     path.write_text("".join(json.dumps(asdict(u)) + "\n" for u in utterances), encoding="utf-8")
+    # Workers must import the same copy of the package, whether it is installed or not.
     search_path = os.pathsep.join(filter(None, [str(PLUGIN_DIR.parent), os.environ.get("PYTHONPATH")]))
     module = f"{__package__}.synthesize"
     worker = [sys.executable, "-m", module, task, str(path), str(folder), str(SPEAKERS)]
@@ -52,14 +53,14 @@ def synthesize(folder: Path, utterances: Sequence[Line], task: str) -> None:
     with ExitStack() as stack:
         speakers = [stack.enter_context(Popen([*worker, str(i)], env=environment)) for i in range(SPEAKERS)]
         for speaker in speakers:
-            stack.callback(speaker.terminate)
+            stack.callback(speaker.terminate)  # if another one fails, or on Ctrl-C
         for speaker in speakers:
             if speaker.wait():
                 raise LeapformerError(f"speech synthesis failed with status {speaker.returncode}; its message is above")
 
 
 def main(arguments: list[str]) -> int:
-    """Speak this worker's lines of the plan; returns the exit status."""
+    """Speak this worker's lines of the plan; return the exit status."""
     kind, speak = TASKS[arguments[0]]
     plan_path, folder = map(Path, arguments[1:3])
     speakers, index = map(int, arguments[3:])
@@ -77,19 +78,19 @@ def speak_in_noise(espeak: Espeak, utterance: Utterance, folder: Path) -> None:
 
 
 def with_noise(speech: np.ndarray, utterance: Utterance) -> np.ndarray:
-    """Speech plus noise of the utterance's colour and signal-to-noise ratio; float32, shape (T,), within [-1, 1]."""
+    """Speech (T,) plus noise of the utterance's colour and signal-to-noise ratio; (T,) float32, clipped to [-1, 1]."""
     noise = coloured_noise(utterance.noise_seed, utterance.noise_colour, len(speech))
-    wanted = np.sqrt(np.mean(np.square(speech, dtype=np.float64))) * 10 ** (-utterance.snr_db / 20)
-    noise *= wanted / np.sqrt(np.mean(noise**2))
+    rms = np.sqrt(np.mean(np.square(speech, dtype=np.float64))) * 10 ** (-utterance.snr_db / 20)
+    noise *= rms / np.sqrt(np.mean(noise**2))
     return np.clip(speech + noise, -1.0, 1.0).astype(np.float32)
 
 
 def coloured_noise(seed: int, colour: float, length: int, flat_below: int = 1) -> np.ndarray:
-    """Noise with power proportional to 1 / frequency ** colour, (length,) float64; its end continues at its beginning.
+    """Periodic noise with power proportional to 1 / frequency ** colour, (length,) float64.
 
-    Below a frequency of `flat_below` periods in the whole noise, the power is constant.
+    Below `flat_below` cycles per `length`, the power is constant.
     """
-    from scipy import fft  # the bits of numpy's in 0.6 of the time; a slow import, which not every command needs
+    from scipy import fft  # bit for bit numpy's result in 0.6 of its time; slow to import, and rarely needed
 
     spectrum = fft.rfft(np.random.default_rng(seed).standard_normal(length))
     bins = np.maximum(np.arange(len(spectrum)), flat_below)

@@ -56,7 +56,7 @@ def build(out: str | Path, sizes: Mapping[str, int] = SIZES, seed: int = SEED, o
 
 
 def fill(out: Path, root: Path, readings: Sequence[Reading]) -> dict[str, Any]:
-    """Write everything except `corpus.json` to `out`, which becomes `root`."""
+    """Write everything except `corpus.json` to `out`, which will be renamed to `root`."""
     synthesize(out, readings, NAME)
     rows, seconds = write_features(out, readings)
     for split in SPLITS:
@@ -68,12 +68,12 @@ def fill(out: Path, root: Path, readings: Sequence[Reading]) -> dict[str, Any]:
 
 
 def locate(out: Path, root: Path) -> None:
-    """Write the configuration, which is the same wherever the folder is."""
+    """Write the configuration, whose paths are relative: `root` does not matter."""
     write_tts_config(out / CONFIG, mel_config(), {"voice": Reading.voice, "silence": True})
 
 
 def write_features(out: Path, readings: Sequence[Reading]) -> tuple[dict[str, Row], dict[str, float]]:
-    """Write the log-mels of all recordings and the training set's statistics; return the rows and seconds by id."""
+    """Write all log-mels and the training set's statistics; return manifest rows and seconds of audio, by id."""
     config = mel_config()
     rows, seconds, statistics = {}, {}, BinStatistics(config.n_mels)
     for reading in tqdm(readings, desc="features", unit="utt", mininterval=1.0):

@@ -1,4 +1,4 @@
-"""Verbs by the complements they take, modal verbs, and adverbs of manner and frequency."""
+"""Verbs by the complements they take, modal verbs, and adverbs of manner, frequency and time."""
 
 from __future__ import annotations
 

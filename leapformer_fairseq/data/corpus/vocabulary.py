@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import english, lexicon, verbs
 
-# Said by the sentence patterns themselves and by times and places.
+# Words of the sentence patterns themselves, and of times and places.
 FUNCTION_WORDS = (
     "am is are was were do does did there that whether because if when why with to at on in of half past quarter"
     " o'clock years old costs euros"
@@ -17,7 +17,7 @@ DETERMINERS = (lexicon.THE, lexicon.THIS, lexicon.EVERY, lexicon.A, *lexicon.POS
 
 
 def vocabulary() -> list[str]:
-    """All distinct English word forms in alphabetical order; `books` and `book` are two."""
+    """All distinct English word forms in alphabetical order; `book` and `books` are two forms."""
     phrases = [
         FUNCTION_WORDS,
         "an",
@@ -39,5 +39,5 @@ def vocabulary() -> list[str]:
 
 
 def verb_forms(verb: lexicon.Verb) -> tuple[str, str, str]:
-    """Base form, third person and past."""
+    """The base form, the third person singular and the past of a verb."""
     return verb.english.replace("|", " "), english.with_s(verb.english_head), verb.past

@@ -1,4 +1,4 @@
-"""The task Image: CIFAR-10 in greyscale. Reads both of its releases, binary records and Python pickles."""
+"""The task Image: CIFAR-10 in greyscale, read from either of its releases, binary records or Python pickles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _TEST = ["test_batch"]
 
 
 def read(root: Path, train: bool) -> Iterator[Example]:
-    """The pictures of the training or test set in file order. Raises LeapformerError for missing or damaged files."""
+    """Yield the pictures of the training or test set, in file order.
+
+    Raises LeapformerError for missing or damaged files.
+    """
     names = _TRAIN if train else _TEST
     for folder, suffix, load in (("cifar-10-batches-bin", ".bin", _records), ("cifar-10-batches-py", "", _pickled)):
         for place in (root / folder, root):
@@ -36,11 +39,12 @@ def read(root: Path, train: bool) -> Iterator[Example]:
 
 
 def grey(colours: Numbers) -> Numbers:
-    """Brightness 0 to 255 of a picture (3, 1024), converted as in TensorFlow: scaled to 1, weighted, scaled back."""
+    """Convert a picture (3, 1024) to brightness from 0 to 255, (1024,), with TensorFlow's weights and rounding."""
     scaled = colours.astype(np.float32) * np.float32(1 / 255)
     mixed = sum(np.float32(weight) * channel for weight, channel in zip(WEIGHTS, scaled, strict=True))
-    found: Numbers = np.clip(mixed * np.float32(255.5), 0, 255).astype(np.uint8)
-    return found
+    # TensorFlow's convert_image_dtype scales to integers by their maximum plus 0.5, and truncates.
+    brightness: Numbers = np.clip(mixed * np.float32(255.5), 0, 255).astype(np.uint8)
+    return brightness
 
 
 def _records(path: Path) -> tuple[Numbers, Numbers]:
@@ -60,8 +64,8 @@ def _pickled(path: Path) -> tuple[Numbers, Numbers]:
             content = _Restricted(io.BytesIO(file.read()), encoding="bytes").load()
         pixels, labels = np.asarray(content[b"data"], dtype=np.uint8), np.asarray(content[b"labels"], dtype=np.int64)
         return _checked(path, pixels.reshape(-1, 3, SIDE * SIDE), labels)
-    except Exception as error:  # whatever a damaged pickle makes of it
-        raise LeapformerError(f"{path} is no batch of CIFAR-10 ({error}); download it again") from error
+    except Exception as error:  # a damaged pickle can raise anything
+        raise LeapformerError(f"{path} is not a batch of CIFAR-10 ({error}); download it again") from error
 
 
 def _checked(path: Path, pixels: Numbers, labels: Numbers) -> tuple[Numbers, Numbers]:
@@ -71,7 +75,7 @@ def _checked(path: Path, pixels: Numbers, labels: Numbers) -> tuple[Numbers, Num
 
 
 class _Restricted(pickle.Unpickler):
-    """Loads arrays and plain values; a pickle that names anything else is refused, and runs nothing."""
+    """Loads arrays and plain values, and refuses a pickle that names anything else before it runs."""
 
     ALLOWED = {
         ("numpy.core.multiarray", "_reconstruct"),

@@ -1,8 +1,8 @@
 """ListOps at the length of Long Range Arena: nested operations on digits, and the digit they evaluate to.
 
-Nangia and Bowman, 2018 (arXiv:1804.06028); lengths and probabilities are those of Tay et al., 2021 (arXiv:2011.04006),
-data/listops.py in their repository. `[MAX 4 3 ]` is written as `( ( ( [MAX 4 ) 3 ) ] )` in their files, with
-parentheses that make every node binary.
+The task is that of Nangia and Bowman, 2018 (arXiv:1804.06028); lengths and probabilities are those of Tay et al., 2021
+(arXiv:2011.04006), data/listops.py in their repository. Their files write `[MAX 4 3 ]` as `( ( ( [MAX 4 ) 3 ) ] )`,
+with parentheses that make every node binary.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SIZES: Mapping[str, int] = {"train": 96_000, "dev": 2_000, "test": 2_000}
 HEADER = "Source\tTarget"
 END = "]"
 OPERATOR = 0.25  # the probability that a node above the deepest level is an operation
-TRIES = 100_000  # trees in a row that are none of the wanted ones
+TRIES = 100_000  # give up after this many unusable trees in a row
 
 
 @dataclass(frozen=True)
 class Trees:
-    """The kind of trees: more than `min_length` and fewer than `max_length` tokens, not counting parentheses.
+    """The size of trees: more than `min_length` and fewer than `max_length` tokens, not counting parentheses.
 
     An operation has 2 to `max_arguments` arguments; the root is at depth 1, and below `max_depth` there are only
     digits.
@@ -87,10 +87,11 @@ def build(
     trees: Trees = Trees(),
     watch: Watch = unwatched,
 ) -> prepared.Summary:
-    """Write `FILES` to the folder `out`, without duplicates, or reuse them; returns sizes, sha256, and the share kept.
+    """Write `FILES` without duplicates to the folder `out`, or reuse them.
 
-    The same options give the same bytes. `watch` receives the number of trees done and wanted. Raises LeapformerError
-    for options that hardly any tree meets, and an `out` with other files.
+    Returns the sizes, the SHA-256 of all lines, and the share of generated trees that was kept. The same options give
+    the same bytes. `watch` receives the numbers of trees done and in total. Raises LeapformerError for options that
+    hardly any tree meets, and an `out` with other files.
     """
     trees.check()
     for split, size in sizes.items():
@@ -100,27 +101,30 @@ def build(
     out = Path(out)
     if (summary := prepared.begin(out, options)) is not None:
         return summary
-    wanted, tried, digest, done = sum(sizes.values()), [0], hashlib.sha256(), 0
-    found = distinct(Random(seed), trees, tried)
+    total, tried, digest, done = sum(sizes.values()), [0], hashlib.sha256(), 0
+    generated = distinct(Random(seed), trees, tried)
     for split, name in FILES.items():
         with replacing(out / name) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
             file.write(HEADER + "\n")
-            for tree in islice(found, sizes[split]):
+            for tree in islice(generated, sizes[split]):
                 line = f"{tree.source}\t{tree.target}\n"
                 file.write(line)
                 digest.update(line.encode())
                 done += 1
                 if not done % 100:
-                    watch(done, wanted)
-    watch(wanted, wanted)
-    summary = {"splits": dict(sizes), "checksum": digest.hexdigest(), "share_kept": round(wanted / tried[0], 5)}
+                    watch(done, total)
+    watch(total, total)
+    summary = {"splits": dict(sizes), "checksum": digest.hexdigest(), "share_kept": round(total / tried[0], 5)}
     prepared.finish(out, options, summary)
     return summary
 
 
 def distinct(random: Random, trees: Trees, tried: list[int] | None = None) -> Iterator[Tree]:
-    """Yields distinct trees of the wanted lengths without end; `tried[0]` counts all that were generated."""
-    seen: set[bytes] = set()
+    """Yield distinct trees of the requested lengths, endlessly; `tried[0]` counts all trees that were generated.
+
+    Raises LeapformerError after `TRIES` unusable trees in a row.
+    """
+    seen: set[bytes] = set()  # hashes, which take far less memory than the trees
     tried = [0] if tried is None else tried
     rejected = 0
     while True:
@@ -141,7 +145,8 @@ def distinct(random: Random, trees: Trees, tried: list[int] | None = None) -> It
 
 
 def grow(random: Random, trees: Trees) -> Tree | None:
-    """A tree, or None if it does not have the wanted length. Growth stops at the maximum length."""
+    """Grow a tree; None if its length is not in the requested range. Growth stops at the maximum length."""
+    # Local names, since this runs for millions of nodes: most trees are too long or too short.
     draw, out, deepest, longest = random.random, list[str](), trees.max_depth, trees.max_length
     spread = trees.max_arguments - 1
     length = 0
@@ -155,10 +160,10 @@ def grow(random: Random, trees: Trees) -> Tree | None:
             return digit
         count = 2 + int(draw() * spread)
         name, value = OPERATIONS[int(draw() * len(OPERATIONS))]
-        length += 2 + count  # its arguments are at least digits
+        length += 2 + count  # operator and end, and at least a token per argument
         if length >= longest:
             raise _TooLongError
-        length -= count
+        length -= count  # the arguments count themselves
         out.append("( " * (count + 1) + name)
         arguments = []
         for _ in range(count):
@@ -184,11 +189,11 @@ NUMBERS = {symbol: number for number, symbol in enumerate(SYMBOLS, 1)}
 
 
 def read(path: Path, brackets: bool = True, longest: int = 2000) -> Iterator[Example]:
-    """The trees of a file of the release, only the first `longest` tokens of each.
+    """Yield the trees of a file of the release, cut to their first `longest` tokens.
 
     Parentheses are left out, as in Tay et al.'s corrected reader. Without `brackets`, the ends of operations are left
-    out, too, as in the data of the papers, whose reader kept only letters and digits. Raises LeapformerError for other
-    tokens.
+    out, too, as in the data of the papers, whose reader kept only letters and digits. Raises LeapformerError for any
+    other token or value.
     """
     for number, line in enumerate(read_lines(path), 1):
         line = line.removesuffix("\r")
@@ -201,6 +206,6 @@ def read(path: Path, brackets: bool = True, longest: int = 2000) -> Iterator[Exa
                 raise KeyError(target)
         except KeyError as error:
             raise LeapformerError(
-                f"{path}, line {number}: {error.args[0]!r} is no token or value of ListOps; download it again"
+                f"{path}, line {number}: {error.args[0]!r} is not a token or value of ListOps; download it again"
             ) from error
         yield Example((np.array(tokens[:longest], dtype=np.uint8),), int(target))

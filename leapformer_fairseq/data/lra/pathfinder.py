@@ -1,11 +1,11 @@
 """Pathfinder: a picture of dashed curves with two discs. Are the discs at the ends of the same curve?
 
-Linsley et al., 2018 (arXiv:1805.08315), with the sizes of Tay et al., 2021 (arXiv:2011.04006): Linsley's pathfinder
-repository, with its parameters in Long Range Arena. A curve (snake) is a chain of short lines (paddles).
-Files are written and read here; pathfinder_curves.py and pathfinder_canvas.py draw.
+The generator follows the pathfinder repository of Linsley et al., 2018 (arXiv:1805.08315), with the parameters of Long
+Range Arena (Tay et al., 2021, arXiv:2011.04006). A curve (snake) is a chain of short lines (paddles). This file writes
+and reads the files; pathfinder_curves.py and pathfinder_canvas.py draw.
 
-The release has one folder per difficulty, with imgs/BATCH/sample_N.png and metadata/BATCH.npy, a text file with one
-line per picture: folder, file, N, label, continuity, paddles of a target, ...
+The release has a folder per difficulty, with imgs/BATCH/sample_N.png and metadata/BATCH.npy, a text file with one line
+per picture: folder, file, N, label, continuity, paddles of a target, ...
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .pathfinder_curves import draw
 
 NAME = "pathfinder"
 IMAGES = 200_000
-BATCH = 1_000  # pictures of a folder
-SHEET, COLUMNS = "examples.png", 8  # about so many of each label
-ENLARGED, FRAME = 4, 3
+BATCH = 1_000  # pictures per folder
+SHEET, COLUMNS = "examples.png", 8  # about this many pictures of each label
+ENLARGED, FRAME = 4, 3  # factor, and width in enlarged pixels
 
 
 def build(
@@ -47,13 +47,12 @@ def build(
     workers: int = 1,
     watch: Watch = unwatched,
 ) -> prepared.Summary:
-    """Write one difficulty in the release's layout to the folder `out`, or reuse it; returns size and sha256.
+    """Write one difficulty to the folder `out`, in the layout of the release, or reuse it; return size and SHA-256.
 
-    Also writes examples.png: pictures with connected discs in the top row, others below.
-
-    Labels are balanced in each batch. The same options give the same pixels, for any number of processes. An
-    interrupted build resumes at the next batch. `watch` receives the number of pictures done and wanted. Raises
-    LeapformerError for unsupported options, and an `out` with other files.
+    Also writes examples.png, with connected discs in the top row and the others below. Labels are balanced in each
+    batch. The same options give the same pixels, for any number of processes. An interrupted build resumes at the next
+    batch. `watch` receives the numbers of pictures done and in total. Raises LeapformerError for unsupported options,
+    and an `out` with other files.
     """
     sizes.check()
     if images < 2:
@@ -84,7 +83,7 @@ def build(
 
 
 def contact_sheet(examples: Iterable[Example]) -> Image.Image:
-    """Pictures with label 1, connected, in the first row, and those with label 0 in the second; enlarged."""
+    """Enlarged pictures, those with label 1 (connected) in the first row and those with label 0 in the second."""
     rows: dict[int, list[NDArray[np.uint8]]] = {1: [], 0: []}
     for (pixels,), label in examples:
         side = math.isqrt(len(pixels))
@@ -101,13 +100,13 @@ def picture_of(folder: Path, batch: int, number: int) -> Path:
 
 
 def metadata_of(folder: Path, batch: int) -> Path:
-    """The text file with the labels of a batch, despite its suffix."""
+    """The file with the labels of a batch, which is a text file despite its suffix."""
     return folder / "metadata" / f"{batch}.npy"
 
 
 def _make_batch(folder: Path, sizes: Sizes, seed: int, batch: int, count: int) -> int:
-    """The pictures of a batch, then its metadata, which is the mark that they are all there."""
-    random = Random(f"{seed}/{batch}")
+    """Write the pictures of a batch, then its metadata, which mark the batch as complete; return `count`."""
+    random = Random(f"{seed}/{batch}")  # a generator per batch, so that processes and resuming do not matter
     labels = [i % 2 for i in range(count)]
     random.shuffle(labels)
     picture_of(folder, batch, 0).parent.mkdir(parents=True, exist_ok=True)
@@ -125,22 +124,22 @@ def _make_batch(folder: Path, sizes: Sizes, seed: int, batch: int, count: int) -
 def _in_processes(
     make: Callable[[int, int], int], batches: Sequence[int], counts: Sequence[int], workers: int
 ) -> Iterator[int]:
-    """What `make` returns for each batch and its count, as they are done."""
-    chosen = [counts[batch] for batch in batches]
+    """Yield what `make` returns for each batch and its count, as it becomes available."""
+    selected = [counts[batch] for batch in batches]
     if workers <= 1:
-        yield from map(make, batches, chosen)
+        yield from map(make, batches, selected)
         return
-    with pool_of(workers, f"--workers {workers}", "finished pictures are kept, and the same command goes on") as pool:
-        yield from pool.map(make, batches, chosen)
+    with pool_of(workers, f"--workers {workers}", "finished pictures are kept, and the same command resumes") as pool:
+        yield from pool.map(make, batches, selected)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
 def listed(folder: Path) -> tuple[list[tuple[Path, int]], int]:
-    """The pictures of a folder of the release with their labels, in order, and the number left out: empty files.
+    """The pictures of a folder of the release with their labels, in order, and the number of empty files left out.
 
     Raises LeapformerError if metadata or pictures are missing, or a line has a different format.
     """
-    found, empty = [], 0
+    pictures, empty = [], 0
     batches = sorted((folder / "metadata").glob("*.npy"), key=lambda path: (len(path.name), path.name))
     if not batches:
         raise LeapformerError(f"{folder / 'metadata'} holds no .npy files; check the path, or download it again")
@@ -156,17 +155,17 @@ def listed(folder: Path) -> tuple[list[tuple[Path, int]], int]:
                 size = picture.stat().st_size
             except OSError as error:
                 raise LeapformerError(f"{picture}, of {path}, is missing; download the folder again") from error
-            if size:
-                found.append((picture, int(fields[3])))
+            if size:  # the release has a few empty files
+                pictures.append((picture, int(fields[3])))
             else:
                 empty += 1
-    return found, empty
+    return pictures, empty
 
 
 def read(pictures: Iterable[tuple[Path, int]]) -> Iterator[Example]:
-    """Brightness 0 to 255 of the pixels, row by row.
+    """Yield the pictures as brightness from 0 to 255, (side * side,), row by row.
 
-    Raises LeapformerError for a damaged picture, and one that differs in size from the first.
+    Raises LeapformerError for a damaged picture, and for one that is not as large as the first.
     """
     side = None
     for path, label in pictures:

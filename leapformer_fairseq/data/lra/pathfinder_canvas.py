@@ -1,4 +1,4 @@
-"""Parameters of Pathfinder's pictures, and the canvas on which short lines (paddles) are drawn where there is room."""
+"""Parameters of Pathfinder's pictures, and the canvas on which short lines (paddles) are drawn if there is room."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from ...support.errors import LeapformerError
 
-SIDE, CONTOUR = 32, 14  # of Long Range Arena
+SIDE, CONTOUR = 32, 14  # those of Long Range Arena
 CONTRASTS = ("published", "equal")
 
 Point = tuple[float, float]  # row and column
@@ -21,20 +21,19 @@ Pixels = NDArray[np.float32]
 Taken = NDArray[np.bool_]
 Window = tuple[slice, slice]
 
-MIDDLE = 6  # pixels around the tail of a paddle that hold all of it
-VISIBLE = 0.25  # of the brightness of a paddle: where it takes a pixel
-ROOM = 0.065, 2  # the longest target, times the pixels of a picture and times its side: beyond, hardly any try succeeds
+MIDDLE = 6  # pixels in each direction from a paddle's tail that contain all of it
+VISIBLE = 0.25  # a paddle takes the pixels that have at least this share of its brightness
+ROOM = 0.065, 2  # greatest length of a target per pixel, and per side, of the picture; longer ones hardly ever fit
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters of the pictures, in pixels of the picture; defaults are Long Range Arena's.
+    """Parameters of the pictures, lengths in pixels; the defaults are Long Range Arena's.
 
-    contour:    paddles of each of the two target curves: 6 is easy, 9 intermediate, 14 hard (the task of LRA).
-    side:       of the picture; the distance between the starts of the two curves and the number of distractors grow
-                with it.
-    contrast:   "published": paddles of targets have 3/4 of the brightness of distractors, which reveals them; or
-                "equal".
+    contour:    number of paddles of each of the two target curves: 6 is easy, 9 intermediate, 14 hard (LRA's task).
+    side:       width and height of the picture; the distance between the starts of the targets and the number of
+                distractors grow with it.
+    contrast:   "published": targets have 3/4 of the brightness of distractors, which gives them away; or "equal".
     """
 
     contour: int = CONTOUR
@@ -65,7 +64,7 @@ class Sizes:
 
     @property
     def step(self) -> float:
-        """The distance from the tail of a paddle to that of the next."""
+        """The distance from the tail of a paddle to the tail of the next one."""
         return self.length + 2 * self.margin
 
     @property
@@ -93,7 +92,7 @@ PUBLISHED = Sizes()
 
 
 class Paddle(NamedTuple):
-    """A line from its tail, in a direction in radians."""
+    """A line from its tail in a direction, in radians."""
 
     tail: Point
     angle: float
@@ -104,54 +103,54 @@ class Paddle(NamedTuple):
 
 
 class NoRoomError(Exception):
-    pass
+    """There is no room for a paddle; the caller tries again, or restarts the curve or the picture."""
 
 
 class Stamp(NamedTuple):
-    """A paddle that was drawn once, for all places: its pixels, those it takes, and those next to them, too.
+    """A paddle drawn once and reused everywhere; its tail is in the pixel (MIDDLE, MIDDLE).
 
-    The tail is in the pixel at (MIDDLE, MIDDLE). What is taken is a set of places in a canvas, as the bits of a number.
+    `covered` are the pixels that it takes, and `around` also those within the margin, as bits of the canvas.
     """
 
     pixels: Pixels
-    own: int
+    covered: int
     around: int
 
 
 class Canvas:
-    """The paddles that were drawn, and the places that are taken: by them, next to them, and beyond the border.
+    """The paddles drawn so far and the pixels that are taken: by them, within their margin, and outside the border.
 
-    Places are bits of a number, line by line: a try to add a paddle is then an operation on two numbers, and a picture
-    takes some thousand tries.
+    A set of pixels is an integer with a bit per pixel, row by row. Trying to add a paddle is then one operation on two
+    integers, which matters since a picture takes some thousand tries.
     """
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.width = sizes.side + 2 * MIDDLE  # so that no stamp leaves it
-        self.settled = _border(sizes)  # and all but the last paddle of each curve
-        self.heads: list[int] = []  # the last paddle of each curve
+        self.width = sizes.side + 2 * MIDDLE  # with a frame, so that no stamp extends beyond it
+        self.settled = _border(sizes)  # the border, and all paddles except the last one of each curve
+        self.heads: list[int] = []  # the last paddle of each curve, which the next one may touch
         self.drawn: list[tuple[Window, Pixels]] = []
 
-    def taken(self, but: int | None = None) -> int:
-        """All places that are taken, or without the last paddle of the curve with this number."""
-        found = self.settled
+    def taken(self, ignored: int | None = None) -> int:
+        """The pixels that are taken, except by the last paddle of the curve with the `ignored` index."""
+        taken = self.settled
         for curve, head in enumerate(self.heads):
-            if curve != but:
-                found |= head
-        return found
+            if curve != ignored:
+                taken |= head
+        return taken
 
     def add(self, paddle: Paddle, contrast: float, taken: int) -> int:
-        """Draw a paddle; returns what it takes. Raises NoRoomError, and draws nothing, where that is taken."""
+        """Draw a paddle and return the pixels that it takes. Raises NoRoomError if one of them is taken already."""
         row, column, stamp = self.stamp(paddle)
         shift = row * self.width + column
-        if taken & stamp.own << shift:
+        if taken & stamp.covered << shift:
             raise NoRoomError
         side = 2 * MIDDLE + 1
         self.drawn.append(((slice(row, row + side), slice(column, column + side)), contrast * stamp.pixels))
         return stamp.around << shift
 
     def stamp(self, paddle: Paddle) -> tuple[int, int, Stamp]:
-        """How a paddle looks, and the line and column where that begins."""
+        """The row and column of a paddle's stamp, and the stamp. Raises NoRoomError if the tail is outside."""
         scale, side = self.sizes.antialias, self.sizes.side
         (top, left), (bottom, right) = (
             (round((row + 0.5) * scale - 0.5), round((column + 0.5) * scale - 0.5))
@@ -163,16 +162,16 @@ class Canvas:
         return row, column, _drawn(self.sizes, top % scale, left % scale, bottom - top, right - left)
 
     def pixels(self) -> Pixels:
-        """All paddles; where they meet, the brightest."""
-        found: Pixels = np.zeros((self.width, self.width), dtype=np.float32)
+        """All paddles, (side, side); if several cover a pixel, the brightest counts."""
+        canvas: Pixels = np.zeros((self.width, self.width), dtype=np.float32)
         for window, pixels in self.drawn:
-            np.maximum(found[window], pixels, out=found[window])
-        return found[MIDDLE:-MIDDLE, MIDDLE:-MIDDLE]
+            np.maximum(canvas[window], pixels, out=canvas[window])
+        return canvas[MIDDLE:-MIDDLE, MIDDLE:-MIDDLE]
 
 
 @lru_cache
 def _border(sizes: Sizes) -> int:
-    """What no paddle may take: the outermost pixels of the picture, and what is beyond them."""
+    """The pixels that no paddle may take: the outermost ones of the picture, and those outside it."""
     side, inside = sizes.side + 2 * MIDDLE, MIDDLE + sizes.padding
     border = np.ones((side, side), dtype=bool)
     border[inside:-inside, inside:-inside] = False
@@ -181,27 +180,31 @@ def _border(sizes: Sizes) -> int:
 
 @lru_cache(maxsize=10_000)
 def _drawn(sizes: Sizes, row: int, column: int, rows: int, columns: int) -> Stamp:
-    """A line of `rows` and `columns` at `antialias` times the size from a place within the middle pixel, reduced."""
+    """The stamp of a line, drawn at `antialias` times the size and reduced.
+
+    In enlarged pixels, it starts at (`row`, `column`) within the middle pixel and extends by `rows` and `columns`.
+    """
     scale, side = sizes.antialias, 2 * MIDDLE + 1
     image = Image.new("L", (side * scale, side * scale))
     top, left = MIDDLE * scale + row, MIDDLE * scale + column
     ends = [(left, top), (left + columns, top + rows)]
     ImageDraw.Draw(image).line(ends, fill=255, width=max(1, round(sizes.thickness * scale)))
     small = np.asarray(image.resize((side, side), Image.Resampling.LANCZOS), dtype=np.float32)
-    pixels = small / small.max()
-    own = pixels > VISIBLE
-    beyond = (0, sizes.side - 1)  # the rest of a line of the canvas
-    return Stamp(pixels, *(bits(np.pad(x, ((0, 0), beyond))) for x in (own, dilated(own, sizes.margin))))
+    pixels = small / small.max()  # the brightest pixel is 1, wherever the line lies between pixels
+    covered = pixels > VISIBLE
+    rest_of_row = (0, sizes.side - 1)  # pads a row of the stamp to a row of the canvas, so that bits only need a shift
+    masks = (covered, dilated(covered, sizes.margin))
+    return Stamp(pixels, *(bits(np.pad(mask, ((0, 0), rest_of_row))) for mask in masks))
 
 
 def bits(places: Taken) -> int:
-    """A set of positions as an integer, the first in its lowest bit."""
+    """A mask as an integer, with its first element in the lowest bit."""
     return int.from_bytes(np.packbits(places, bitorder="little").tobytes(), "little")
 
 
 def dilated(x: Taken, by: int) -> Taken:
-    """Pixels within `by` of a pixel that is set, horizontally, vertically and in between: a square."""
+    """Dilate a mask by a square: sets all pixels within `by` rows and columns of one that is set."""
     padded, (rows, columns) = np.pad(x, by), x.shape
     shifts = range(2 * by + 1)
-    found: Taken = np.any([padded[i : i + rows, j : j + columns] for i in shifts for j in shifts], axis=0)
-    return found
+    mask: Taken = np.any([padded[i : i + rows, j : j + columns] for i in shifts for j in shifts], axis=0)
+    return mask

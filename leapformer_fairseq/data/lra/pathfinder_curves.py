@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from .pathfinder_canvas import MIDDLE, Canvas, NoRoomError, Paddle, Pixels, Point, Sizes
 
-MARKER = 0.5  # brightness of the discs, times that of a distractor
-TINY = 1e-9  # a total probability that is none
+MARKER = 0.5  # brightness of the discs relative to that of a distractor
+TINY = 1e-9  # a total probability below this counts as zero
 
 
 class Picture(NamedTuple):
-    """A picture with values from 0 to 255, its label, the two targets, all distractors, and the discs' positions."""
+    """A picture, (side, side) from 0 to 255, its label, the two targets, all distractors, and the discs' centres."""
 
     pixels: NDArray[np.uint8]
     label: int
@@ -29,7 +29,7 @@ class Picture(NamedTuple):
 
 
 class _Snake:
-    """A curve that grows."""
+    """A curve that grows from its first paddle. Raises NoRoomError if there is no room for that one."""
 
     def __init__(self, canvas: Canvas, contrast: float, first: Paddle) -> None:
         self.canvas, self.contrast, self.number = canvas, contrast, len(canvas.heads)
@@ -37,12 +37,12 @@ class _Snake:
         canvas.heads.append(canvas.add(first, contrast, canvas.taken()))
 
     def grow(self, random: Random) -> None:
-        """Add a paddle: a turn has a probability of cos^2, where the pixel that it points to is free.
+        """Add a paddle, which may touch the paddle before it. Raises NoRoomError if there is no room.
 
-        It may touch the paddle before it. Raises NoRoomError.
+        Among the directions whose end point is free, a turn of an angle a is drawn in proportion to cos(a)^2.
         """
         canvas, sizes, before = self.canvas, self.canvas.sizes, self.paddles[-1]
-        tail, taken = before.at(sizes.step), canvas.taken(but=self.number)
+        tail, taken = before.at(sizes.step), canvas.taken(ignored=self.number)
         i, j = round(tail[0]), round(tail[1])
         reach = math.ceil(sizes.length + sizes.margin)
         if not (-reach <= i < sizes.side + reach and -reach <= j < sizes.side + reach):
@@ -64,9 +64,9 @@ class _Snake:
 
 @lru_cache
 def _directions(sizes: Sizes) -> list[tuple[int, float]]:
-    """Pixels of a circle around 0, and where they lie.
+    """The pixels of the circle of end points around a tail, and the angle of each.
 
-    A pixel is a bit of the places of a canvas from the corner of the square that holds the circle.
+    A pixel is a bit of the canvas, counted from the corner of the square that contains the circle.
     """
     radius, width = sizes.length + sizes.margin, sizes.side + 2 * MIDDLE
     reach = math.ceil(radius)
@@ -80,13 +80,13 @@ def _directions(sizes: Sizes) -> list[tuple[int, float]]:
 
 @lru_cache
 def _circle(sizes: Sizes) -> int:
-    """All pixels of the circle."""
+    """The set of all pixels of the circle."""
     return sum(pixel for pixel, _ in _directions(sizes))
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=100_000)  # the same directions and free pixels recur in every picture
 def _turns(sizes: Sizes, before: float, free: int) -> tuple[list[float], list[float]]:
-    """Directions that a curve may turn to, and their cumulated weights. Raises NoRoomError where there are none."""
+    """The directions that a curve may turn to, and their cumulative weights. Raises NoRoomError if there are none."""
     angles, weights = [], []
     for pixel, angle in _directions(sizes):
         if free & pixel:
@@ -99,7 +99,7 @@ def _turns(sizes: Sizes, before: float, free: int) -> tuple[list[float], list[fl
 
 
 def draw(random: Random, sizes: Sizes, label: int) -> Picture:
-    """A picture. It is restarted until there is room for the targets; there may be fewer distractors."""
+    """Draw a picture, starting again until there is room for the targets; distractors without room are left out."""
     while True:
         try:
             return _draw(random, sizes, label)
@@ -113,11 +113,12 @@ def _draw(random: Random, sizes: Sizes, label: int) -> Picture:
     first = _Snake(canvas, bright, _first(random, canvas, int(2 * sizes.seed_distance)))
     tail = Paddle(first.paddles[0].tail, random.random() * 2 * math.pi).at(sizes.seed_distance)
     second = _Snake(canvas, bright, Paddle(tail, _any_angle(random)))
-    for _ in range(sizes.contour - 1):
+    for _ in range(sizes.contour - 1):  # in turn, so that neither takes the other's room
         first.grow(random)
         second.grow(random)
     distractors = list(_distractors(random, canvas))
     chosen = (first, second) if random.random() < 0.5 else (second, first)
+    # Both discs are on the first curve for label 1, and on different curves for label 0.
     ends = chosen[0].paddles[0].tail, chosen[1 - label].paddles[-1].at(sizes.length)
     pixels = canvas.pixels()
     for end in ends:
@@ -126,12 +127,12 @@ def _draw(random: Random, sizes: Sizes, label: int) -> Picture:
 
 
 def _any_angle(random: Random) -> float:
-    """In whole degrees."""
+    """A random angle in radians, a whole number of degrees."""
     return math.radians(int(random.random() * 360))
 
 
 def _first(random: Random, canvas: Canvas, border: int) -> Paddle:
-    """The first paddle of a curve, its tail on a free pixel so far from the border."""
+    """A curve's first paddle, its tail on a free pixel at least `border` pixels inside. Raises NoRoomError."""
     places = np.frombuffer(canvas.taken().to_bytes(-(-(canvas.width**2) // 8), "little"), dtype=np.uint8)
     taken = np.unpackbits(places, count=canvas.width**2, bitorder="little").reshape(canvas.width, canvas.width)
     inside = slice(MIDDLE + border, MIDDLE + canvas.sizes.side - border)
@@ -160,12 +161,12 @@ def _distractors(random: Random, canvas: Canvas) -> Iterator[Sequence[Paddle]]:
 
 
 def disc(middle: Point, sizes: Sizes) -> Pixels:
-    """A disc with a soft edge of one pixel; values from 0 to 1."""
+    """A disc around `middle` with a soft edge of one pixel: (side, side), from 0 to 1."""
     rows, columns = np.mgrid[: sizes.side, : sizes.side]
     inside = sizes.marker_radius + 0.5 - np.hypot(rows - middle[0], columns - middle[1])
     return np.clip(inside, 0, 1).astype(np.float32)
 
 
 def _stretched(pixels: Pixels) -> NDArray[np.uint8]:
-    """From 0 to 255, whatever the brightest is."""
+    """Scale to 0 to 255, so that the brightest pixel is 255."""
     return np.round(pixels * (255 / float(pixels.max()))).astype(np.uint8)

@@ -71,9 +71,9 @@ def test_turns_are_less_than_a_right_angle_and_lines_do_not_touch():
     taken = 0
     for line in heap:
         row, column, stamp = canvas.stamp(line)
-        own = stamp.own << row * canvas.width + column
-        assert not taken & own
-        taken |= own
+        covered = stamp.covered << row * canvas.width + column
+        assert not taken & covered
+        taken |= covered
 
 
 def test_places_are_bits_line_by_line():

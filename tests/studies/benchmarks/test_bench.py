@@ -174,7 +174,7 @@ def test_user_errors(tmp_path, capsys):
     assert main(["bench", "attention", "--mechanisms", "sofmax"]) == 2
     assert "unknown attention mechanism 'sofmax'; did you mean softmax?" in capsys.readouterr().err
     assert main(["bench", "attention", "--device", "abacus"]) == 2
-    assert "--device abacus is not here; choose from: cpu" in capsys.readouterr().err
+    assert "--device abacus is not available; choose from: cpu" in capsys.readouterr().err
 
 
 def test_an_output_folder_that_cannot_be_made(tiny, tmp_path, capsys):

@@ -172,7 +172,7 @@ def test_what_really_cannot_be_written_is_one_line(graphs, fitted, tmp_path, cap
 # ------------------------------------------------------------------------------------------------------------- fit
 def test_a_fit_is_the_same_from_the_same_seed(root, graphs, fitted, capsys):
     assert main(["sparsefinder", "fit", str(graphs), "--out", str(root / "fitted2"), "--seeds", "1"]) == 0
-    assert "132 parameters a head, 264 a layer of 2 heads" in capsys.readouterr().out
+    assert "132 parameters per head, 264 per layer of 2 heads" in capsys.readouterr().out
     one, other, second = (read_file(path) for path in (fitted[0], str(root / "fitted2" / "seed1.pt"), fitted[1]))
     for key, entry in one["entries"].items():
         assert all(torch.equal(entry[name], other["entries"][key][name]) for name in entry)
