@@ -25,6 +25,7 @@ from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.models.task import get_batch_iterator
 from leapformer_fairseq.modules.attention import Memory, fork_state
 from leapformer_fairseq.runtime.audio import OnlineFbank
+from leapformer_fairseq.runtime.formats.runlog import Instance
 from leapformer_fairseq.runtime.simul.features import Cmvn, FeatureStream
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
@@ -32,7 +33,6 @@ from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.runtime.simul.text import CharEmitter, WordEmitter
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
-from leapformer_fairseq.scoring.runlog import Instance
 from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.simul.simulate import Outcome, Utterance, logged
 from leapformer_fairseq.studies import trainings

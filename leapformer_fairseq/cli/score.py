@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..data.wikitext import count_tokens
+from ..runtime.formats.runlog import UNITS, read_threads
 from ..scoring.generation import score_generation
 from ..scoring.perplexity import score_evaluation
 from ..scoring.report import score_run
-from ..scoring.runlog import UNITS, read_threads
 from ..scoring.validation import score_validation
 from ..support.errors import LeapformerError
 from ..support.files import write_json

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.formats.runlog import SIMULATION, UNITS
 from ..scoring.quality import bleu
-from ..scoring.runlog import SIMULATION, UNITS
 from ..support.errors import LeapformerError
 from ..support.files import locked_folder
 from . import calls, score, simulate_talks

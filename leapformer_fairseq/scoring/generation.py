@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..runtime.formats.runlog import INSTANCES_LOG
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines
 from .marks import length_ratio, marks
 from .quality import quality
-from .runlog import INSTANCES_LOG
 
 
 def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:

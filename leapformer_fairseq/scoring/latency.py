@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
-from .runlog import Instance, count_units
+from ..runtime.formats.runlog import Instance, count_units
 
 SOURCE_TOKEN_MS = 300.0  # the length of a source word that Average Token Delay assumes for speech
 LOW_MS, HIGH_MS = 2000.0, 4000.0  # the ends of the latency regimes

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.formats import jsonl
+from ..runtime.formats.runlog import Instance
 from ..runtime.formats.talks import LOGGED, Talk, join
 from ..support.errors import LeapformerError
 from ..support.files import write_text
 from .alignment import mwer_segments, soft_segments
-from .runlog import Instance
 from .segmentation import Segment, by_recording, find_recording
 
 SEGMENTERS = ("soft", "mwer")

@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..runtime.formats.runlog import read_compute, read_instances
 from .latency import latency_scores, simultaneity
 from .marks import below_twins, length_ratio, marks
 from .quality import quality
-from .runlog import read_compute, read_instances
 
 
 def score_run(

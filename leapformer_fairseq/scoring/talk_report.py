@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from ..runtime.formats import jsonl
+from ..runtime.formats.runlog import INSTANCES_LOG
 from ..runtime.formats.streamlog import read_stream_log
 from ..runtime.formats.talks import LOGGED, QUEUED, REPAIRED, Talk, read_talks
 from ..support.errors import LeapformerError
@@ -23,7 +24,6 @@ from .marks import below_twins, length_ratio, marks
 from .pieces import Piece, cut, read_pieces, write_pieces
 from .quality import QualityScore, bleu, chrf
 from .quality_command import score_by_command
-from .runlog import INSTANCES_LOG
 from .segmentation import read_segments
 
 LATENCIES = ("LongYAAL", "LongLAAL", "LongAL", "LongAP", "LongDAL")

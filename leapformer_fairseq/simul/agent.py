@@ -15,9 +15,9 @@ from simuleval.data.segments import EmptySegment, Segment, SpeechSegment
 
 from ..models.loading import available_device
 from ..runtime.audio import check_samples, check_speech
+from ..runtime.formats.runlog import COMPUTE_LOG
 from ..runtime.simul.options import add_system_options, decoding_options
 from ..runtime.simul.stream import TranslationStream
-from ..scoring.runlog import COMPUTE_LOG
 from ..support.errors import LeapformerError
 from . import dataloader  # noqa: F401  (SimulEval then loads speech with it)
 from .live import open_system

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..runtime.audio import SAMPLE_RATE, check_file, read_speech
+from ..runtime.formats.runlog import COMPUTE_LOG, INSTANCES_LOG, Instance, read_instances
 from ..runtime.simul.options import decoding_options
 from ..runtime.simul.stream import DecodingOptions, System, TranslationStream
-from ..scoring.runlog import COMPUTE_LOG, INSTANCES_LOG, Instance, read_instances
 from ..support.errors import LeapformerError
 from ..support.files import moved, replacing
 from ..support.lines import read_lines

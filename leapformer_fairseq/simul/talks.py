@@ -19,11 +19,11 @@ from typing import Any
 
 from ..runtime.audio import SAMPLE_RATE, read_blocks
 from ..runtime.formats.jsonl import read_objects
+from ..runtime.formats.runlog import PARTS
 from ..runtime.formats.streamlog import read_stream_log
 from ..runtime.formats.talks import write_talks
 from ..runtime.simul.record import Recorder
 from ..runtime.simul.session import Session
-from ..scoring.pictures.latency import PARTS
 from ..support.errors import LeapformerError
 from ..support.files import replacing
 from ..support.memory import MIB, resident_bytes

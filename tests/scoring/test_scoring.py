@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from leapformer_fairseq.cli import score as score_command
+from leapformer_fairseq.runtime.formats.runlog import Instance, read_compute, read_instances, read_threads
 from leapformer_fairseq.scoring import latency
 from leapformer_fairseq.scoring.latency import latency_scores, simultaneity, yet_another_average_lagging
 from leapformer_fairseq.scoring.marks import below_twins, length_ratio, marks
 from leapformer_fairseq.scoring.quality import bleu, chrf, quality, rare_recall
 from leapformer_fairseq.scoring.report import score_run
-from leapformer_fairseq.scoring.runlog import Instance, read_compute, read_instances, read_threads
 from leapformer_fairseq.support.errors import LeapformerError
 
 # Four words, 1200 ms of source, three words in the reference.

@@ -7,11 +7,11 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from ...runtime.formats.runlog import PARTS
 from .figures import save
 from .results import MARKERS, PANEL
 
 Row = dict[str, Any]
-PARTS = ("features", "encoder", "decoder")
 LATENCIES = {"AL": "average lagging AL (ms)", "LAAL": "length-adaptive average lagging LAAL (ms)"}
 TALK_LATENCIES = {"LongYAAL": "LongYAAL (ms); shaded: low and high latency", "StreamLAAL": "StreamLAAL (s)"}
 REGIME_GREYS = ("0.88", "0.95")

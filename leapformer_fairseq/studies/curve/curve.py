@@ -16,9 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ...runtime.formats.runlog import PARTS_S
 from ...runtime.simul.policy import POLICIES, PolicyOptions
 from ...scoring.report import score_run
-from ...scoring.runlog import PARTS_S
 from ...simul.live import open_system
 from ...simul.simulate import Utterance, build_simulation, log_outcome, logged
 from ...support.errors import LeapformerError

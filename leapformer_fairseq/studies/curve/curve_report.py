@@ -10,10 +10,11 @@ from typing import Any
 
 from tabulate import tabulate
 
+from ...runtime.formats.runlog import PARTS
 from ...runtime.formats.talks import QUEUED
 from ...scoring.comparison import COLUMNS
 from ...scoring.latency import HIGH_MS, LOW_MS
-from ...scoring.pictures.latency import BELOW, PARTS, draw_curve, is_below
+from ...scoring.pictures.latency import BELOW, draw_curve, is_below
 from ...simul.talks import LOGS, course, read_usage
 from ...support.files import read_json, write_json, write_text
 from ...support.signature import signature

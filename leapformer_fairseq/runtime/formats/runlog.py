@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.formats.jsonl import field, number, numbers, read_objects
-from ..support.errors import LeapformerError
-from ..support.files import read_json
+from ...support.errors import LeapformerError
+from ...support.files import read_json
+from .jsonl import field, number, numbers, read_objects
 
 INSTANCES_LOG = "instances.log"
 COMPUTE_LOG = "compute.jsonl"
 SIMULATION = "simulate.json"  # what `leapformer simulate` notes of its run
 UNITS = ("word", "char")
-PARTS_S = ("features_s", "encoder_s", "decoder_s")
+PARTS = ("features", "encoder", "decoder")  # of the computation
+PARTS_S = tuple(f"{part}_s" for part in PARTS)
 
 
 @dataclass(frozen=True)
