@@ -1,87 +1,94 @@
 // Where continuous speech is cut into segments, as in leapformer_fairseq/runtime/simul/segments.py.
-const STATE_MS = 40;
-export const PIECE = 640; // samples
-const FRAME = 160;
-const RATE = 16000;
+import { SAMPLE_RATE, STATE_MS, concatenate, rounded } from "./audio.js";
+import { Beginning, MIDDLE_MS, ONSET_DB, PIECE, QUIET_ONSET_MS, levelOf, quietSamples } from "./silence.js";
+
 const RECENT = 10000 / STATE_MS; // pieces whose loudest one is the recent level
-const LOUD_DB = -40; // what is louder is a sound, also where the noise is as loud
-const ONSET_DB = 10; // so much above the quietest piece of a pause is no silence, however quiet
-const QUIET_ONSET = 1600; // samples that the first sound may be quiet
-const MIDDLE = 16000; // samples of silence that stay in a segment that no pause ends
-const SPEECH = "speech"; // a piece that belongs to the segment
+const AT_PAUSES = ["pause", "sentence"]; // end at pauses, too
+const GRID = SAMPLE_RATE / 1000; // samples; segments begin and end at multiples of it
+export const SPEECH = "speech"; // a piece that belongs to the segment
 export const END = "end"; // the segment's last piece
 export const BETWEEN = "between"; // silence after a pause
 
-/** Holds audio back until the first sound, and leaves long silence before it out, as in agents/silence.py. */
-class Beginning {
-  constructor(silence, lead) {
-    this.begun = silence === null;
-    this.silence = silence;
-    this.lead = (RATE * lead) / 1000; // samples
-    this.floor = Infinity; // level of the quietest piece
-    this.silent = 0; // samples before the first sound so far
-    this.held = new Float32Array(0); // the last of them
-  }
-
-  /** The samples that can be passed on after a piece: none, or all that are not left out. */
-  push(piece) {
-    if (this.begun) return piece;
-    const level = levelOf(piece);
-    this.floor = Math.min(this.floor, level);
-    const sound = Math.max(this.silence, Math.min(LOUD_DB, this.floor + ONSET_DB));
-    this.begun = level >= sound;
-    const quiet = this.begun ? quietSamples(piece, sound) : piece.length;
-    this.silent += quiet;
-    const held = new Float32Array(this.held.length + piece.length);
-    held.set(this.held);
-    held.set(piece, this.held.length);
-    const kept = this.silent <= QUIET_ONSET ? this.silent : this.lead;
-    const most = this.begun ? piece.length - quiet + kept : Math.max(QUIET_ONSET, this.lead);
-    this.held = held.slice(Math.max(0, held.length - most));
-    return this.begun ? this.held : piece.subarray(0, 0);
-  }
-}
-
-/** Assigns pieces of audio to segments, one after the other. */
+/** Assigns pieces of audio to segments, one after the other, in constant memory. */
 export class Segmenter {
   /** `options`: the fields of SegmentOptions. */
   constructor(options) {
     this.options = options;
     this.levels = []; // of the last pieces of segments
-    this.samples = 0; // of the segment
-    this.quiet = 0; // that the segment ends with so far
+    this.nSamples = 0; // of the segment
+    this.nQuiet = 0; // that the segment ends with so far
     this.floor = Infinity; // level of the quietest of them, and of those between segments
     this.silence = options.silence_db ?? -Infinity;
-    this.beginning = new Beginning(options.silence_db, options.lead_ms);
-    this.silent = 0; // samples of silence that were heard last
+    this.beginning = new Beginning(options.silence_db, QUIET_ONSET_MS, options.lead_ms);
+    this.nSilent = 0; // samples of silence that were heard last
     this.open = true;
+    this.endsOf = options.kind === "sentence" ? options.sentences.begin() : null;
+    this.waiting = new Float32Array(0); // samples whose segment is not known yet
+    this.nPlaced = 0; // samples before them
   }
 
-  /** Where a piece belongs, or its silence and its sound; `tokens` were written in its possible segment. */
-  push(piece, tokens) {
+  /**
+   * Pieces with their places: this one, or with the ends of sentences those whose places are now known.
+   *
+   * In its possible segment, `nTokens` were written and `nForgotten` pieces were forgotten.
+   */
+  async *push(piece, nTokens, nForgotten) {
     const heard = this.beginning.push(piece);
-    const parts = [];
     for (let start = 0; start < heard.length; start += PIECE) {
       const part = heard.subarray(start, start + PIECE);
-      if (this.options.kind === "pause" || !this.isLongSilence(part)) parts.push(...this.placed(part, tokens));
+      if (AT_PAUSES.includes(this.options.kind) || !this.isLongSilence(part)) yield* this.hear(part, nTokens, nForgotten);
     }
-    return parts;
   }
 
   isLongSilence(piece) {
-    this.silent = levelOf(piece) < this.silence ? this.silent + piece.length : 0;
-    return this.silent > MIDDLE;
+    this.nSilent = levelOf(piece) < this.silence ? this.nSilent + piece.length : 0;
+    return this.nSilent > (MIDDLE_MS * SAMPLE_RATE) / 1000;
   }
 
-  placed(piece, tokens) {
-    const parts = [];
+  async *hear(piece, nTokens, nForgotten) {
+    if (!this.endsOf) {
+      yield* this.placed(piece, nTokens, nForgotten);
+      return;
+    }
+    const end = await this.endsOf.push(piece);
+    this.waiting = concatenate(this.waiting, piece);
+    if (end !== null && this.nSamples + end - this.nPlaced >= this.options.min_seconds * SAMPLE_RATE) {
+      yield* this.taken(end - this.nPlaced, nTokens, nForgotten);
+    }
+    while (this.waiting.length > this.endsOf.model.delay * PIECE) yield* this.next(PIECE, nTokens, nForgotten);
+  }
+
+  /** The pieces whose places are not known yet, once the audio has ended. */
+  async *finish(nTokens, nForgotten) {
+    const rest = this.beginning.finish();
+    if (rest.length) yield* this.hear(rest, nTokens, nForgotten);
+    while (this.waiting.length) yield* this.next(PIECE, nTokens, nForgotten);
+  }
+
+  /** The pieces up to the end of a sentence, so many samples from now; a rest is part of the last one. */
+  *taken(samples, nTokens, nForgotten) {
+    samples = Math.min(Math.max(rounded(samples / GRID), 1) * GRID, this.waiting.length);
+    for (; samples >= 2 * PIECE; samples -= PIECE) yield* this.next(PIECE, nTokens, nForgotten);
+    yield* this.next(samples, nTokens, nForgotten, true);
+    const quietMs = Math.floor((1000 * quietSamples(this.waiting, this.quietLevel())) / SAMPLE_RATE);
+    this.open = this.open || quietMs <= QUIET_ONSET_MS;
+  }
+
+  *next(samples, nTokens, nForgotten, ended = false) {
+    const piece = this.waiting.slice(0, samples);
+    this.waiting = this.waiting.slice(samples);
+    this.nPlaced += piece.length;
+    yield* this.placed(piece, nTokens, nForgotten, ended);
+  }
+
+  /** A piece with its place, or its silence and its sound with theirs. */
+  *placed(piece, nTokens, nForgotten, ended = false) {
     if (!this.open) {
       const silence = this.silenceBefore(piece);
-      if (silence) parts.push([BETWEEN, piece.subarray(0, silence)]);
+      if (silence) yield [BETWEEN, piece.subarray(0, silence)];
       piece = piece.subarray(silence);
     }
-    if (piece.length) parts.push([this.place(piece, tokens), piece]);
-    return parts;
+    if (piece.length) yield [this.place(piece, nTokens, nForgotten, ended), piece];
   }
 
   /** How many samples of a piece between segments come before a sound that begins the next one. */
@@ -93,48 +100,33 @@ export class Segmenter {
     return this.open ? quietSamples(piece, sound) : piece.length;
   }
 
-  place(piece, tokens) {
+  place(piece, nTokens, nForgotten, ended) {
     const level = levelOf(piece);
-    this.samples += piece.length;
-    this.levels.push(level);
-    if (this.levels.length > RECENT) this.levels.shift();
-    if (this.options.kind === "pause" && level < this.quietLevel()) {
-      this.quiet++;
-      this.floor = Math.min(this.floor, level);
+    this.nSamples += piece.length;
+    this.levels = [...this.levels.slice(1 - RECENT), level];
+    if (AT_PAUSES.includes(this.options.kind) && level < this.quietLevel()) {
+      [this.nQuiet, this.floor] = [this.nQuiet + 1, Math.min(this.floor, level)];
     } else {
-      this.quiet = 0;
-      this.floor = Infinity;
+      [this.nQuiet, this.floor] = [0, Infinity];
     }
-    if (!this.ends(tokens)) return SPEECH;
-    this.open = !this.quiet;
-    this.samples = this.quiet = 0;
+    if (!this.ends(nTokens, nForgotten, ended)) return SPEECH;
+    this.open = !(this.nQuiet || ended);
+    this.nSamples = this.nQuiet = 0;
     return END;
   }
 
-  ends(tokens) {
-    const { kind, pause_ms: pause, tokens: most, min_seconds: least, max_seconds: longest } = this.options;
-    const seconds = this.samples / RATE;
+  ends(nTokens, nForgotten, ended) {
+    const { kind, pause_ms: pauseMs, tokens, min_seconds: least, max_seconds: most } = this.options;
+    const seconds = this.nSamples / SAMPLE_RATE;
+    const kept = (this.nSamples - nForgotten * PIECE) / SAMPLE_RATE;
     if (seconds < least) return false;
-    if (kind === "pause" && this.quiet * STATE_MS >= pause) return true;
-    return (kind === "tokens" && tokens >= most) || seconds >= longest;
+    const paused = this.nQuiet * STATE_MS >= pauseMs;
+    const reached = { pause: paused, sentence: paused || ended, tokens: nTokens >= tokens, seconds: false };
+    return reached[kind] || kept >= most;
   }
 
   /** What is below this is a pause. */
   quietLevel() {
-    return Math.max(this.silence, this.levels.reduce((a, b) => Math.max(a, b), -Infinity) - this.options.pause_db);
+    return Math.max(this.silence, Math.max(...this.levels) - this.options.pause_db);
   }
-}
-
-/** How many samples come before the first 10 ms that are as loud as a sound. */
-function quietSamples(piece, sound) {
-  let at = 0;
-  while (at < piece.length && levelOf(piece.subarray(at, at + FRAME)) < sound) at += FRAME;
-  return Math.min(at, piece.length);
-}
-
-/** Root mean square of samples in [-1, 1], in decibels; -100 is silence. */
-function levelOf(piece) {
-  let power = 0;
-  for (const sample of piece) power += sample * sample;
-  return 10 * Math.log10(power / piece.length + 1e-10);
 }

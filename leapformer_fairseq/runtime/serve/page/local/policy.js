@@ -1,0 +1,46 @@
+// When to write, as in leapformer_fairseq/runtime/simul/policy.py: `write` is called after every step of source. `lag`: how
+// many steps of source a token is written behind what it translates; null: that is not known.
+
+const waitK = ({ k, catch_up: rate }) => ({
+  lag: k,
+  async write(draft) {
+    while (draft.nSteps - Math.floor(draft.nTokens / rate) >= k && (await draft.writeNext()));
+  },
+});
+
+const offline = () => ({ lag: null, async write() {} });
+
+const holdN = ({ hold }) => ({
+  lag: null,
+  async write(draft) {
+    const tokens = await draft.continuation();
+    await draft.commit(tokens.slice(0, Math.max(0, tokens.length - hold)));
+  },
+});
+
+const localAgreement = ({ agree }) => {
+  let drafts = []; // of the last steps, each from the first token that is not committed
+  return {
+    lag: null,
+    async write(draft) {
+      drafts = [...drafts.slice(1 - agree), await draft.continuation()];
+      if (drafts.length < agree) return;
+      let agreed = 0;
+      while (drafts.every((tokens) => agreed < tokens.length && tokens[agreed] === drafts[0][agreed])) agreed++;
+      await draft.commit(drafts[0].slice(0, agreed));
+      drafts = drafts.map((tokens) => tokens.slice(agreed));
+    },
+  };
+};
+
+const alignAtt = ({ align_frames: frames }) => ({
+  lag: null,
+  async write(draft) {
+    while (await draft.writeFocused(draft.nStates - frames));
+  },
+});
+
+/** From the fields of PolicyOptions to the policy of a new utterance. */
+export const POLICIES = {
+  "wait-k": waitK, "hold-n": holdN, "local-agreement": localAgreement, alignatt: alignAtt, offline,
+};
