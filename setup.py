@@ -40,6 +40,7 @@ setup(
         "leapformer_fairseq": [
             "py.typed",
             "attention/decoding/cpu/*.c",
+            "runtime/acoustics/fbank.onnx",
             "runtime/demo/*.*",
             "runtime/demo/model/*",
             "runtime/serve/page/*.*",
@@ -53,9 +54,9 @@ setup(
     install_requires=[
         "torch>=2.6",  # the first that loads checkpoints with weights_only=True unless told otherwise
         "fairseq-fixed==0.12.3.1",  # imported as `fairseq`; the original 0.12.2 does not run on Python 3.11
-        "kaldi-native-fbank>=1.20",
         "matplotlib",
         "numpy>=1.26",
+        "onnxruntime",
         "pillow",
         "pyyaml",
         "sacrebleu>=2.3",
@@ -71,7 +72,10 @@ setup(
         "bench": ["entmax>=1.3"],  # what `leapformer bench sparse` and the tests compare with
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
         "onnx": ["onnx", "onnxruntime", "onnxscript"],  # `leapformer export`; its folders need onnxruntime alone
-        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff", "sacremoses"],
+        "dev": [
+            *("hypothesis", "kaldi-native-fbank", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff"),
+            "sacremoses",
+        ],
         "apollo": ["pytorch_optimizer"],  # the optimizer of Luna's best translation models
         "fla": ["flash-linear-attention"],  # a peer in `leapformer bench attention` on a GPU
         "live": ["mweralign", "sacremoses", "soxr", "websockets>=14"],  # `leapformer serve`; resegmentation of talks

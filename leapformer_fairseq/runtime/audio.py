@@ -1,12 +1,13 @@
 """Reading speech and computing log-mel filterbanks, whole or while the audio arrives.
 
-Everything here follows Kaldi's filterbank as fairseq uses it (25 ms windows every 10 ms, povey window, pre-emphasis
-0.97, no dither, samples at 16-bit integer scale). `kaldi-native-fbank` computes both the offline and the online form,
-so a model sees while streaming what it saw in training. No import of fairseq or torchaudio.
+Frames are those of Kaldi's filterbank as fairseq uses it (25 ms windows every 10 ms, povey window, pre-emphasis 0.97,
+no dither, samples at 16-bit integer scale). One graph computes them (`acoustics.fbank`), whole or piece by piece, here
+and in the browser, so a model sees while streaming what it saw in training.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +15,17 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
-import kaldi_native_fbank as knf
 import numpy as np
 import soundfile
 
 from ..support.errors import LeapformerError
+from .acoustics.fbank import FRAMES, HOP_MS, SAMPLES, lengths, session
 
 SAMPLE_RATE = 16_000
-FRAME_MS = 10  # hop between two filterbank frames
-WINDOW_MS = 25
+FRAME_MS = HOP_MS
+AT_ONCE = 100  # frames that are computed at once: more gain nothing, and take memory
 STATE_MS = 40  # of an encoder state: four frames
-INT16_SCALE = 2.0**15  # [-1, 1] samples times this are at the scale that fairseq's features are computed on
+INT16_SCALE = 2.0**15  # of the samples of 16-bit integers
 MAX_AMPLITUDE = 8.0  # loud floats may pass 1 a little; 16-bit integers pass this at the first sound
 PCM_BYTES = 3_200  # 100 ms, at most so much is read at once
 RATES = 4_000, 384_000  # Hz that a recording of speech can have
@@ -251,6 +252,7 @@ def check_speech(channels: int, rate: int, name: str, sample_rate: int = SAMPLE_
         )
 
 
+# ---------------------------------------------------------------------------------------------------------- filterbanks
 class OnlineFbank:
     """Filterbank frames of audio that arrives piece by piece; every frame is computed once.
 
@@ -259,35 +261,27 @@ class OnlineFbank:
     """
 
     def __init__(self, sample_rate: int = SAMPLE_RATE, n_bins: int = 80) -> None:
-        options = knf.FbankOptions()
-        options.frame_opts.samp_freq = float(sample_rate)
-        options.frame_opts.dither = 0.0
-        options.frame_opts.snip_edges = True
-        options.mel_opts.num_bins = n_bins
+        """Raises LeapformerError as `acoustics.fbank.session` does."""
         self.sample_rate, self.n_bins = sample_rate, n_bins
-        self._fbank = knf.OnlineFbank(options)
-        self._done = 0
-        self._tail = np.empty(0, np.float32)  # samples of frames to come
+        self._session = session(sample_rate, n_bins)
+        self._rest = np.empty(0, np.float32)  # samples of windows that are not complete
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """Take in samples, (T,), and return the frames they completed, (n, n_bins)."""
-        if len(samples):
-            scaled = np.asarray(samples, dtype=np.float32) * np.float32(INT16_SCALE)
-            self._fbank.accept_waveform(float(self.sample_rate), scaled.tolist())
-        ready = self._fbank.num_frames_ready
-        frames = np.empty((ready - self._done, self.n_bins), dtype=np.float32)
-        for row, index in enumerate(range(self._done, ready)):
-            frames[row] = self._fbank.get_frame(index)
-        self._fbank.pop(ready - self._done)
-        self._tail = np.concatenate([self._tail, samples])[len(frames) * self.sample_rate * FRAME_MS // 1000 :]
-        self._done = ready
+        """Add samples, (T,), and return the frames they completed, (n, n_bins)."""
+        window, hop = lengths(self.sample_rate)
+        known = np.concatenate([self._rest, np.asarray(samples, np.float32)])
+        count = max(0, 1 + (len(known) - window) // hop)
+        self._rest = known[count * hop :].copy()
+        frames = np.empty((count, self.n_bins), np.float32)
+        for start in range(0, count, AT_ONCE):
+            stop = min(start + AT_ONCE, count)
+            whole = known[start * hop : (stop - 1) * hop + window]
+            (frames[start:stop],) = self._session.run([FRAMES], {SAMPLES: whole})
         return frames
 
     def fork(self) -> OnlineFbank:
-        """An independent copy: of what was heard, only the samples of frames to come matter."""
-        other = OnlineFbank(self.sample_rate, self.n_bins)
-        other.push(self._tail)
-        return other
+        """An independent copy."""
+        return copy.copy(self)  # arrays are replaced, not changed
 
 
 def fbank(samples: np.ndarray, sample_rate: int = SAMPLE_RATE, n_bins: int = 80) -> np.ndarray:

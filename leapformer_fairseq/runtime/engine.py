@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,22 +30,36 @@ Values = dict[str, Any]  # onnxruntime's, by name
 AT_ONCE = 256  # tokens of a text; linear mechanisms compare all pairs of them
 
 
+def open_graph(graph: Path | bytes, threads: int = 1) -> Any:
+    """A session of onnxruntime for a file or a serialised model; with one thread it survives a fork.
+
+    Raises LeapformerError without onnxruntime, and onnxruntime's own exceptions for a file that holds no graph.
+    """
+    runtime = _onnxruntime()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    source = graph if isinstance(graph, bytes) else str(graph)
+    return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise LeapformerError("onnxruntime is not installed; pip install onnxruntime") from error
+    return onnxruntime
+
+
 class Graphs:
     """A folder's graphs, loaded once for all who use them, in any thread."""
 
     def __init__(self, folder: Folder, threads: int = 1, names: Sequence[str] | None = None) -> None:
         """`names`: of the graphs; None: all. Raises LeapformerError without onnxruntime, and for unreadable files."""
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise LeapformerError("onnxruntime is not installed; pip install onnxruntime") from error
-        self._runtime, self.folder = onnxruntime, folder
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+        self._runtime, self.folder = _onnxruntime(), folder
         try:
             folder.file(WEIGHTS)  # which the graphs open
             self._sessions = {
-                name: onnxruntime.InferenceSession(str(folder.file(name)), options, providers=["CPUExecutionProvider"])
+                name: open_graph(folder.file(name), threads)
                 for name in (GRAPHS[folder.task] if names is None else names)
             }
         except LeapformerError:

@@ -19,7 +19,8 @@ import numpy as np
 
 from ..support.errors import LeapformerError
 from ..support.files import replacing
-from .audio import FRAME_MS, SAMPLE_RATE, STATE_MS, WINDOW_MS, OnlineFbank
+from .acoustics.fbank import WINDOW_MS
+from .audio import FRAME_MS, SAMPLE_RATE, STATE_MS, OnlineFbank
 
 FORMAT = 1
 FRAMES = STATE_MS // FRAME_MS  # of a step
