@@ -40,6 +40,7 @@ setup(
         "leapformer_fairseq": [
             "py.typed",
             "attention/decoding/cpu/*.c",
+            "runtime/*.onnx",
             "runtime/acoustics/fbank.onnx",
             "runtime/demo/*.*",
             "runtime/demo/model/*",

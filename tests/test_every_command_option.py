@@ -585,7 +585,7 @@ def test_every_option_of_a_session_arrives_at_the_server_and_in_the_browser(
     assert before["status"] == after["status"] == 0, after["err"]
     assert "session" in changed(before, after) or option == "--num-threads", option  # as of `open_system`
     before, after = serve("--in-browser", *more), serve("--in-browser", *more, f"{option}={value}")
-    if option in ("--carry", "--history", "--num-threads"):
+    if option in ("--carry", "--num-threads"):
         assert after["status"] == 2 and option in after["err"]
     else:
         assert after["page"]["local"] != before["page"]["local"], option

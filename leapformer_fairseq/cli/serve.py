@@ -12,7 +12,7 @@ import signal
 import sys
 import webbrowser
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -98,10 +98,11 @@ async def _serve(server: LiveServer | FileServer, args: argparse.Namespace) -> N
 
 
 def _server(args: argparse.Namespace) -> LiveServer | FileServer:
-    from ..runtime.serve.files import FileServer, model_files, page_files
+    from ..runtime.serve.files import FileServer, model_files, page_files, sentence_files, translator
     from ..runtime.serve.server import LiveServer
     from ..runtime.serve.talk import Limits
     from ..runtime.serve.texts import Texts, state_folder
+    from ..runtime.simul.options import segment_options
     from ..simul.live import load_sessions, prepare_thread
 
     limits = Limits(**{limit.name: getattr(args, f"max_{limit.name}") for limit in fields(Limits)})
@@ -117,8 +118,11 @@ def _server(args: argparse.Namespace) -> LiveServer | FileServer:
         "lagging": system.policy.k if system.policy.name == "wait-k" else None,
     }
     if args.in_browser:
-        about["local"] = _translator(system, options, args)
+        segments = segment_options(args)
+        about["local"] = translator(system, options, segments)
         files = {**page_files(about), **model_files(path, args.onnxruntime_web)}
+        if segments.sentences is not None:
+            files |= sentence_files(segments.sentences)
         return FileServer(files, _token(args), args.allow_host)
     _warm_up(make(True))
     texts = None if args.no_talks else Texts(args.talks or state_folder())
@@ -137,21 +141,18 @@ def _check_browser(args: argparse.Namespace, path: Path) -> None:
 
     if not path.is_dir():
         raise LeapformerError(f"--in-browser with {path}; give a folder made by `leapformer export` as --checkpoint")
-    only_ones: dict[str, Any] = {"history": "segment", "carry": "none", "sentence_ends": None, "num_threads": 1}
+    only_ones: dict[str, Any] = {"carry": "none", "num_threads": 1}
     only_ones |= {"talks": None, "no_talks": False, **{f"max_{limit.name}": limit.default for limit in fields(Limits)}}
     for option, only in only_ones.items():
         value = getattr(args, option)
         if value != only:
             name = option.replace("_", "-")
             raise LeapformerError(f"--{name} {value} with --in-browser, which does not have it; leave one out")
-
-
-def _translator(system: Any, options: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """What the browser's translator is told."""
-    from ..runtime.simul.options import segment_options
-
-    parts = {"decoding": options, "policy": system.policy, "segments": segment_options(args)}
-    return {**{name: asdict(part) for name, part in parts.items()}, "step_frames": system.step_frames}
+    if args.history == "window" and args.policy != "wait-k":
+        raise LeapformerError(
+            f"--history window with --policy {args.policy} and --in-browser: exported models do not tell what they "
+            "attend to, which says what to forget; take --policy wait-k"
+        )
 
 
 def _warm_up(session: Any) -> None:

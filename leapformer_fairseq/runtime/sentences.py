@@ -1,5 +1,8 @@
 """Where sentences end in continuous speech, from a small network that hears each 40 ms once. Without PyTorch.
 
+The network's formula stands in one ONNX graph, `sentences.onnx` beside this file, which Python and the browser both
+run; a trained network is what the graph is given as inputs.
+
 Speakers do not pause after each sentence. As in SHAS (Tsiamas et al., 2022, arXiv:2202.04774), a network is trained on
 known segments to find the ends; this one is causal, and looks at filterbank frames: a linear layer, a gated recurrent
 unit (Cho et al., 2014, arXiv:1406.1078, as in PyTorch), the probability that a sentence ended a moment ago, and when
@@ -11,7 +14,7 @@ from __future__ import annotations
 import json
 import zipfile
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,13 @@ import numpy as np
 
 from ..support.errors import LeapformerError
 from ..support.files import replacing
-from .acoustics.fbank import WINDOW_MS
+from .acoustics.fbank import IR_VERSION, OPSET, WINDOW_MS
 from .audio import FRAME_MS, SAMPLE_RATE, STATE_MS, OnlineFbank
+from .engine import open_graph
 
+BUNDLED = Path(__file__).with_name("sentences.onnx")
+STEP, STATE = "frames", "state"  # further inputs of the graph: (4, F) and (D,)
+CHANCE, AFTER, NEXT = "chance", "after", "state.next"  # outputs: (1,), (1,) and (D,)
 FORMAT = 1
 FRAMES = STATE_MS // FRAME_MS  # of a step
 HOP = SAMPLE_RATE * FRAME_MS // 1000
@@ -127,6 +134,7 @@ class SentenceEnds:
         self.model = model
         self._fbank = OnlineFbank(SAMPLE_RATE, len(model.mean))
         self._frames = np.zeros((0, len(model.mean)), np.float32)
+        self._weights = {name: np.asarray(getattr(model, name), np.float32) for name in ARRAYS}
         self._state = np.zeros(len(model.enter_bias), np.float32)
         self._steps = 0
 
@@ -147,17 +155,56 @@ class SentenceEnds:
         """Of four more frames, (4, F): the probability that a sentence ended around `model.ahead` steps before them,
         and how many frames after that.
         """
-        model, units = self.model, len(self._state)
-        given = ((frames - model.mean) / model.std).reshape(-1)
-        entered = np.maximum(model.enter_weight @ given + model.enter_bias, 0)
-        new = model.input_weight @ entered + model.input_bias
-        old = model.state_weight @ self._state + model.state_bias
-        reset, update = _sigmoid(new[: 2 * units] + old[: 2 * units]).reshape(2, units)
-        candidate = np.tanh(new[2 * units :] + reset * old[2 * units :])
-        self._state = candidate + update * (self._state - candidate)
-        logit, after = model.leave_weight @ self._state + model.leave_bias
-        return float(_sigmoid(logit)), float(after)
+        given = {**self._weights, STEP: frames, STATE: self._state}
+        chance, after, self._state = _network().run([CHANCE, AFTER, NEXT], given)
+        return float(chance[0]), float(after[0])
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 0.5 * (1 + np.tanh(0.5 * x))  # which cannot overflow
+@lru_cache
+def _network() -> Any:
+    """The graph in onnxruntime, loaded once per process; any number of threads may run it."""
+    return open_graph(BUNDLED)
+
+
+def graph() -> bytes:
+    """The ONNX model of a step: `ARRAYS`, `STEP` and `STATE` to `CHANCE`, `AFTER` and `NEXT`, for any D and F."""
+    from onnx import TensorProto, checker, helper, numpy_helper
+
+    nodes: list[Any] = []
+
+    def op(kind: str, *inputs: str, out: tuple[str, ...] = (), **attributes: Any) -> str:
+        nodes.append(helper.make_node(kind, list(inputs), list(out) or [f"{kind}_{len(nodes)}"], **attributes))
+        return nodes[-1].output[0]
+
+    def linear(layer: str, x: str) -> str:
+        return op("Add", op("MatMul", f"{layer}_weight", x), f"{layer}_bias")
+
+    def values(shapes: dict[str, list[Any]]) -> list[Any]:
+        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+
+    frames = op("Reshape", op("Div", op("Sub", STEP, "mean"), "std"), "flat")
+    op("Split", linear("input", op("Relu", linear("enter", frames))), out=("new_reset", "new_update", "new"), axis=0)
+    op("Split", linear("state", STATE), out=("old_reset", "old_update", "old"), axis=0)
+    reset, update = (op("Sigmoid", op("Add", f"new_{gate}", f"old_{gate}")) for gate in ("reset", "update"))
+    candidate = op("Tanh", op("Add", "new", op("Mul", reset, "old")))
+    op("Add", candidate, op("Mul", update, op("Sub", STATE, candidate)), out=(NEXT,))
+    op("Split", linear("leave", NEXT), out=("logit", AFTER), axis=0)
+    op("Sigmoid", "logit", out=(CHANCE,))
+    shapes: dict[str, list[Any]] = {
+        "mean": ["F"], "std": ["F"], "enter_weight": ["D", "4F"], "enter_bias": ["D"], "input_weight": ["3D", "D"],
+        "input_bias": ["3D"], "state_weight": ["3D", "D"], "state_bias": ["3D"], "leave_weight": [2, "D"],
+        "leave_bias": [2], STEP: [FRAMES, "F"], STATE: ["D"],
+    }  # fmt: skip
+    model = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "sentences",
+            values(shapes),
+            values({CHANCE: [1], AFTER: [1], NEXT: ["D"]}),
+            [numpy_helper.from_array(np.array([-1], np.int64), "flat")],
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+    )
+    checker.check_model(model, full_check=True)
+    return bytes(model.SerializeToString())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import soundfile
 import torch
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.data.manifests import FeatureArchive, write_manifest
 from leapformer_fairseq.runtime.audio import fbank
-from leapformer_fairseq.runtime.sentences import SentenceEnds, SentenceModel
+from leapformer_fairseq.runtime.sentences import BUNDLED, SentenceEnds, SentenceModel, graph
 from leapformer_fairseq.runtime.simul.segments import Place, Segmenter, SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.silence import PIECE
@@ -100,6 +101,10 @@ def test_the_network_without_pytorch_is_the_trained_one(steps: int, units: int, 
     found = np.array([ends.step(part) for part in frames.reshape(steps, 4, 80)])
     np.testing.assert_allclose(found[:, 0], logits.sigmoid().numpy(), atol=2e-6)
     np.testing.assert_allclose(found[:, 1], after.numpy(), atol=2e-5)
+
+
+def test_the_bundled_graph_is_the_one_that_is_built() -> None:
+    assert onnx.load_model_from_string(BUNDLED.read_bytes()) == onnx.load_model_from_string(graph())
 
 
 def test_large_numbers_do_not_overflow() -> None:
@@ -384,13 +389,6 @@ def test_wrong_options_are_one_line(
     assert cli.main(list(words)) == 2
     err = capsys.readouterr().err
     assert message in err and len(err.splitlines()) == 1
-
-
-def test_the_page_that_translates_itself_has_no_network(trained: Path, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "exported").mkdir()
-    words = ["serve", "--in-browser", "--checkpoint", str(tmp_path / "exported"), "--sentence-ends", str(trained)]
-    assert cli.main(words) == 2
-    assert f"--sentence-ends {trained} with --in-browser" in capsys.readouterr().err
 
 
 def write_recordings(folder: Path, split: str, rows: list[np.ndarray]) -> Path:

@@ -63,8 +63,8 @@ async function sentences({ ahead, threshold, steps, piece }) {
   let step = 0;
   const model = { ahead, threshold, fbank: () => new Fbank(), step: async () => [...steps[step++], null] };
   const [ends, found] = [new SentenceEnds(model), []];
-  const needed = (4 * steps.length - 1) * 160 + 400;
-  for (let i = 0; i < Math.floor(needed / piece); i++) found.push(await ends.push(new Float32Array(piece)));
+  const samples = new Float32Array((4 * steps.length - 1) * 160 + 400);
+  for (let at = 0; at < samples.length; at += piece) found.push(await ends.push(samples.subarray(at, at + piece)));
   return found;
 }
 
@@ -96,8 +96,8 @@ async function policies({ policy: options, script, focus }) {
 }
 
 async function texts({ unit, pieces, forgets }) {
-  const emitter = new EMITTERS[unit](new Detokenizer({ symbols: pieces, unk: pieces.indexOf("<unk>") }));
-  const found = [];
+  const detokenizer = new Detokenizer({ symbols: pieces, unk: pieces.indexOf("<unk>") });
+  const [emitter, found] = [new EMITTERS[unit](detokenizer), [detokenizer.decode([...pieces.keys()])]];
   for (const token of pieces.keys()) {
     emitter.push([token]);
     found.push(emitter.flush(false));
@@ -184,7 +184,7 @@ class Words {
 
 const scripted = (of, policy) => ({
   policy, stepFrames: 28, eos: EOS, forbidden: [0, 1, 3], detokenizer: new Words(), cmvn: null, stateFrames: STATE_FRAMES,
-  chunkStates: 1, positions: 1000,
+  chunkStates: of.chunk_states, positions: 1000,
   begin: () => new ScriptedEngine(of),
   fbank: () => new Fbank(),
   waiting: (k) => scripted(of, { ...policy, k }),

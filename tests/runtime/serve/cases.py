@@ -77,7 +77,14 @@ def tell(segmenter: Segmenter, case: Case) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ segments
-ENDS = {"40": 22_000, "75": 66_008, "90": 90 * PIECE - 3000, "150": 140 * PIECE, "220": 220 * PIECE - 4 * PIECE}
+ENDS = {
+    "40": 22_010,
+    "71": 43_200,
+    "86": 52_000,
+    "90": 90 * PIECE - 3000,
+    "150": 140 * PIECE,
+    "220": 220 * PIECE - 4 * PIECE,
+}
 SEGMENTS: list[Case] = [
     {"segments": {}},
     {"segments": {"pause_ms": 200, "pause_db": 10.0, "silence_db": None, "min_seconds": 1.0}},
@@ -85,10 +92,12 @@ SEGMENTS: list[Case] = [
     {"segments": {"kind": "seconds", "max_seconds": 2.5, "history": "window"}, "forgotten": 20},
     {"segments": {"min_seconds": 0.5, "max_seconds": 1.7, "lead_ms": 240}},
     {"segments": {"kind": "sentence", "min_seconds": 0.5}, "ends": ENDS},
+    {"segments": {"kind": "sentence", "min_seconds": 0.02}, "ends": ENDS},
     {"segments": {"kind": "sentence", "min_seconds": 1.5, "pause_ms": 1000}, "ends": ENDS},
     {"segments": {}, "audio": [(3.0, NONE), (0.02, LOUD)]},
     {"segments": {"kind": "sentence", "min_seconds": 0.1}, "ends": {}, "audio": [(3.0, NONE), (0.02, LOUD)]},
-    {"segments": {"lead_ms": 300}, "audio": [(3.0, 0.003), (0.5, 0.02), (2.0, LOUD), (0.7, FAINT), (0.3, SOFT)]},
+    {"segments": {"lead_ms": 300}, "audio": [(3.0, 0.003), (0.5, 0.01), (2.0, LOUD), (0.7, FAINT), (0.3, SOFT)]},
+    {"segments": {}, "audio": [(0.1, NONE), (0.5, LOUD)]},
 ]  # fmt: skip
 
 
@@ -125,8 +134,8 @@ class Heard(SentenceEnds):
 
 def sentences(case: Case) -> list[int | None]:
     """After each piece, the sample at which a sentence ended, or nothing."""
-    ends, needed = Heard(case), (4 * len(case["steps"]) - 1) * 160 + 400
-    return [ends.push(np.zeros(case["piece"], np.float32)) for _ in range(needed // case["piece"])]
+    ends, samples = Heard(case), np.zeros((4 * len(case["steps"]) - 1) * 160 + 400, np.float32)
+    return [ends.push(samples[at : at + case["piece"]]) for at in range(0, len(samples), case["piece"])]
 
 
 # ------------------------------------------------------------------------------------------------------------- policies
@@ -163,8 +172,12 @@ TEXTS: list[Case] = [
 
 
 def texts(case: Case) -> list[Any]:
-    """The new text after each token and at the end; before what is forgotten, where words begin, and how much it is."""
-    emitter, found = EMITTERS[case["unit"]](Detokenizer(case["pieces"], subwords())), list[Any]()
+    """The whole text, and the new one after each token and at the end.
+
+    Before what is forgotten: where words begin, and how many tokens it is.
+    """
+    detokenizer = Detokenizer(case["pieces"], subwords())
+    emitter, found = EMITTERS[case["unit"]](detokenizer), [detokenizer.decode(range(len(case["pieces"])))]
     for token in range(len(case["pieces"])):
         emitter.push([token])
         found.append(emitter.flush(final=False))
@@ -177,7 +190,7 @@ def texts(case: Case) -> list[Any]:
 
 
 # ------------------------------------------------------------------------------------------------------------- sessions
-WINDOW: Case = {"kind": "seconds", "history": "window", "history_words": 2}
+WINDOW: Case = {"kind": "seconds", "history": "window", "history_words": 2, "max_seconds": 4.0}
 LETTERS: Case = {"unit": "char"}
 ENDLESS = 10**9
 SESSIONS: list[Case] = [
@@ -192,15 +205,19 @@ SESSIONS: list[Case] = [
     {"policy": {"k": 2}, "segments": {"kind": "sentence", "min_seconds": 0.5}, "ends": ENDS, "drafts": True},
     {"policy": {"k": 2}, "segments": WINDOW, "drafts": True, "ends_of": ENDLESS},
     {"policy": {"k": 1}, "segments": WINDOW, "ends_of": ENDLESS, "lagging": 4},
+    {"policy": {"k": 2}, "segments": {**WINDOW, "kind": "tokens", "tokens": 25}, "ends_of": ENDLESS},
     {"policy": {"name": "alignatt"}, "segments": WINDOW, "ends_of": ENDLESS},
-    {"policy": {"name": "hold-n", "align_layer": 1}, "decoding": {**LETTERS, "no_repeat_ngram_size": 2},
-     "segments": {**WINDOW, "kind": "pause", "max_seconds": 4.0}, "ends_of": ENDLESS},
+    {"policy": {"name": "hold-n", "hold": 0, "align_layer": 1}, "decoding": {**LETTERS, "max_draft": 1},
+     "segments": {**WINDOW, "history_words": 3}, "ends_of": ENDLESS},
+    {"policy": {"name": "hold-n"}, "decoding": {**LETTERS, "no_repeat_ngram_size": 2},
+     "segments": {**WINDOW, "kind": "pause"}, "ends_of": ENDLESS},
 ]  # fmt: skip
 
 
 def sessions(case: Case) -> list[tuple[Any, ...]]:
     """The events, each as a tuple, of audio that comes in pieces of several lengths."""
-    system = ScriptedSystem(PolicyOptions(**case["policy"]), 28, case["variety"], case["ends_of"])
+    of = {"variety": case["variety"], "ends": case["ends_of"], "chunk_states": case["chunk_states"]}
+    system = ScriptedSystem(PolicyOptions(**case["policy"]), 28, **of)
     segments = options_of(case)
     session = Session(system, DecodingOptions(**case["decoding"]), segments, drafts=case["drafts"])
     tell(session._segmenter, case)
@@ -224,9 +241,9 @@ KINDS: dict[str, tuple[Callable[[Case], Any], list[Case], Case]] = {
     "policies": (policies, POLICIES, {"script": SCRIPT, "focus": FOCUS}),
     "texts": (texts, TEXTS, {}),
     "sessions": (sessions, SESSIONS, {**COMMON, "segments": {}, "decoding": {}, "drafts": False, "variety": 40,
-                                      "ends_of": 9, "lagging": None, "sizes": [1000, 30_000, 7]}),
+                                      "ends_of": 9, "chunk_states": 5, "lagging": None, "sizes": [1000, 30_000, 7]}),
 }  # fmt: skip
-OPTIONS = {"segments": SegmentOptions(), "decoding": DecodingOptions(), "policy": PolicyOptions()}
+OPTIONS: dict[str, Any] = {"segments": SegmentOptions(), "decoding": DecodingOptions(), "policy": PolicyOptions()}
 
 
 def content(kind: str) -> Case:

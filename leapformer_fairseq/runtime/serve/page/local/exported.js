@@ -1,8 +1,9 @@
 // An exported model and its engines, as in leapformer_fairseq/runtime/simul/exported.py and runtime/engine.py.
-import { Fbank } from "./fbank.js";
+import { OnlineFbank } from "./audio.js";
 import { Detokenizer } from "./text.js";
 
 const WEIGHTS = "weights.safetensors";
+export const QUIET = { logSeverityLevel: 3 };
 
 /** What all utterances share: a model in onnxruntime, and the features and text of its training data. */
 export class ExportedSystem {
@@ -16,12 +17,11 @@ export class ExportedSystem {
     this.cmvn = mean && { mean, std };
   }
 
-  /** From the files at `base`; `runtime` is the module of onnxruntime-web. */
-  static async load(runtime, base, policy, stepFrames) {
-    const read = async (name) => new Uint8Array(await (await fetch(new URL(name, base))).arrayBuffer());
-    const about = JSON.parse(new TextDecoder().decode(await read("model.json")));
+  /** `read`: the bytes of a file of the page, by its address; `runtime` is the module of onnxruntime-web. */
+  static async load(runtime, read, policy, stepFrames) {
+    const about = JSON.parse(new TextDecoder().decode(await read("model/model.json")));
     const file = async (name) => {
-      const bytes = await read(name);
+      const bytes = await read(`model/${name}`);
       // Browsers hash for pages at localhost or over https only, as they give the microphone only to these.
       const hash = globalThis.crypto?.subtle && new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
       const found = hash && [...hash].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -31,9 +31,9 @@ export class ExportedSystem {
       return bytes;
     };
     const externalData = [{ path: WEIGHTS, data: await file(WEIGHTS) }];
-    const graphs = {};
+    const graphs = { fbank: await runtime.InferenceSession.create(await read("graphs/fbank.onnx"), QUIET) };
     for (const name of ["listen", "write", "step"]) {
-      graphs[name] = await runtime.InferenceSession.create(await file(`${name}.onnx`), { externalData, logSeverityLevel: 3 });
+      graphs[name] = await runtime.InferenceSession.create(await file(`${name}.onnx`), { externalData, ...QUIET });
     }
     return new ExportedSystem(runtime, graphs, about, policy, stepFrames);
   }
@@ -45,7 +45,10 @@ export class ExportedSystem {
 
   /** What makes frames of one more utterance. */
   fbank() {
-    return new Fbank(this.about.speech.n_bins);
+    return new OnlineFbank(async (samples) => {
+      const { frames } = await this.graphs.fbank.run({ samples: this.floats(samples, samples.length) });
+      return rowsOf(frames);
+    });
   }
 
   /** The same with another k of wait-k. */
@@ -187,10 +190,14 @@ class ExportedEngine {
       };
       const [found, states] = await system.advance("listen", given, this.heard);
       this.heard = states;
-      const { data, dims } = found.rows;
-      const width = dims.at(-1);
-      for (let i = 0; i < Math.ceil(taken.length / perRow); i++) this.rows.push(data.slice(i * width, (i + 1) * width));
+      this.rows.push(...rowsOf(found.rows).slice(0, Math.ceil(taken.length / perRow)));
       this.before = taken.slice(-perRow);
     }
   }
+}
+
+/** An array for each row of a tensor. */
+function rowsOf({ data, dims }) {
+  const width = dims.at(-1);
+  return Array.from({ length: data.length / width }, (_, i) => data.slice(i * width, (i + 1) * width));
 }

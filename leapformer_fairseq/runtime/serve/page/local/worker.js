@@ -1,6 +1,7 @@
 // Translates in a thread of the browser; it is told and tells what a server and its clients do (messages.py).
 import { env, InferenceSession, Tensor } from "../runtime/ort.wasm.min.mjs";
 import { ExportedSystem } from "./exported.js";
+import { SentenceModel } from "./sentences.js";
 import { Session } from "./session.js";
 
 env.wasm.numThreads = 1; // more need headers that forbid other sites' embedding, and a step is too short for them
@@ -8,14 +9,20 @@ env.wasm.wasmPaths = new URL("../runtime/", import.meta.url).href;
 const RATE = 16000;
 const MS = 1000;
 
-const config = await (await fetch(new URL("../config.json", import.meta.url))).json();
+const read = async (name) => new Uint8Array(await (await fetch(new URL(`../${name}`, import.meta.url))).arrayBuffer());
+const { decoding, policy, segments, step_frames: stepFrames } = JSON.parse(new TextDecoder().decode(await read("config.json"))).local;
 let session = null;
 let waiting = 0; // samples
 let computed = 0; // ms
 let drafts = false;
 
-const { decoding, policy, segments, step_frames: stepFrames } = config.local;
-const system = ExportedSystem.load({ InferenceSession, Tensor }, new URL("../model/", import.meta.url), policy, stepFrames);
+async function load() {
+  const system = await ExportedSystem.load({ InferenceSession, Tensor }, read, policy, stepFrames);
+  if (segments.sentences) segments.sentences = await SentenceModel.load(system, read, segments.sentences);
+  return system;
+}
+
+const system = load();
 let last = system.then(() => postMessage({ ready: true }), failed); // messages are answered in their order
 
 onmessage = ({ data }) => {
