@@ -44,7 +44,7 @@ def sound(parts: Iterable[tuple[float, float]]) -> np.ndarray:
     return np.array(samples, np.float32)
 
 
-LOUD, SOFT, FAINT, NONE = 0.2, 0.02, 0.0005, 0.0
+LOUD, SOFT, FAINT, NONE = 0.2, 0.03, 0.0005, 0.0
 SPEECH = [(0.61, NONE), (2.7, LOUD), (0.63, FAINT), (2.3, SOFT), (1.4, NONE), (3.1, LOUD), (0.013, LOUD)]
 
 
@@ -93,7 +93,7 @@ SEGMENTS: list[Case] = [
     {"segments": {"min_seconds": 0.5, "max_seconds": 1.7, "lead_ms": 240}},
     {"segments": {"kind": "sentence", "min_seconds": 0.5}, "ends": ENDS},
     {"segments": {"kind": "sentence", "min_seconds": 0.02}, "ends": ENDS},
-    {"segments": {"kind": "sentence", "min_seconds": 1.5, "pause_ms": 1000}, "ends": ENDS},
+    {"segments": {"kind": "sentence", "min_seconds": 1.5, "pause_ms": 1000}, "ends": {"40": 22_010}},
     {"segments": {}, "audio": [(3.0, NONE), (0.02, LOUD)]},
     {"segments": {"kind": "sentence", "min_seconds": 0.1}, "ends": {}, "audio": [(3.0, NONE), (0.02, LOUD)]},
     {"segments": {"lead_ms": 300}, "audio": [(3.0, 0.003), (0.5, 0.01), (2.0, LOUD), (0.7, FAINT), (0.3, SOFT)]},
