@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,10 @@ def test_the_wheel_is_small_and_the_source_is_whole(built):
     assert wheel.stat().st_size < 2_500_000  # of which the model of `leapformer demo` has 1.3 million
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as archive:
+        (about,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+        requires = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", archive.read(about).decode(), re.MULTILINE)
+    assert set(requires) == BASE
     needed = {"configs/tables.yaml", "configs/multi30k/small.yaml", f"{PACKAGE}/studies/lra/protocols/luna.yaml"}
     assert needed | {f"{PACKAGE}/attention/decoding/cpu/linear_step.c", f"{PACKAGE}/py.typed"} <= names
 

@@ -61,7 +61,7 @@ def require_loader() -> ModuleType:
         return importlib.import_module("espeakng_loader")
     except ImportError as error:
         raise LeapformerError(
-            "this needs espeak-ng, which is not installed; pip install 'leapformer_fairseq[demo]'"
+            "this needs espeak-ng, which is not installed; pip install 'leapformer-fairseq[demo]'"
         ) from error
 
 

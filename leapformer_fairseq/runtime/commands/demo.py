@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Translate and say what to do next, or serve the page until Ctrl-C.
 
-    Raises LeapformerError without onnxruntime, for an unsuitable recording, and where the model is missing.
+    Raises LeapformerError for an unsuitable recording, and where the model is missing.
     """
     if not EXAMPLE.is_file():
         raise LeapformerError(f"{FOLDER} has no model; `bash scripts/demo_model.sh results/quickstart` makes one")
