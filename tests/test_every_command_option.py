@@ -23,22 +23,22 @@ import torch
 
 from leapformer_fairseq.cli import export as export_command
 from leapformer_fairseq.cli import main as entry
-from leapformer_fairseq.cli import serve as serve_command
-from leapformer_fairseq.data import tts as tts_data
 from leapformer_fairseq.export import check, write
 from leapformer_fairseq.models import hifigan, synthesis
 from leapformer_fairseq.models.loading import load_model
-from leapformer_fairseq.runtime import voice as runtime_voice
+from leapformer_fairseq.runtime.commands import serve as serve_command
+from leapformer_fairseq.runtime.commands import tts as tts_command
 from leapformer_fairseq.runtime.folder import Folder
 from leapformer_fairseq.runtime.serve import files as served_files
 from leapformer_fairseq.runtime.serve.files import FileServer
 from leapformer_fairseq.runtime.serve.talk import Limits
+from leapformer_fairseq.runtime.simul import live
 from leapformer_fairseq.runtime.simul.options import policy_options
 from leapformer_fairseq.runtime.spoken import Manifests, Manner, Script, Utterance
 from leapformer_fairseq.scoring import alignment, pieces
 from leapformer_fairseq.scoring.pictures import heatmaps, inputs, utterances
 from leapformer_fairseq.scoring.pictures.proportions import Proportions
-from leapformer_fairseq.simul import live, loading
+from leapformer_fairseq.simul import loading
 
 from .exported import MELS
 from .scripted import ScriptedSystem, drawn
@@ -298,8 +298,8 @@ def test_every_option_of_tts_changes_what_is_spoken(
     at = Manifests(spoken / "speech", Path("/"))
     monkeypatch.setattr(synthesis, "TrainedVoice", lambda *given: Speaks(given, at, False))
     monkeypatch.setattr(Folder, "read", lambda path: path)
-    monkeypatch.setattr(runtime_voice, "ExportedVoice", lambda given, manifests: Speaks(given, manifests, True))
-    monkeypatch.setattr(tts_data, "phonemes_of", lambda lines, data: seen.append(("espeak", data)) or lines)
+    monkeypatch.setattr(tts_command, "ExportedVoice", lambda given, manifests: Speaks(given, manifests, True))
+    monkeypatch.setattr(tts_command, "phonemes_of", lambda lines, data: seen.append(("espeak", data)) or lines)
     monkeypatch.setattr(
         hifigan, "load_hifigan", lambda *given: seen.append(("hifigan", given)) or (lambda mel: mel[:, 0])
     )
@@ -442,7 +442,7 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
     monkeypatch.setattr(export_command, "describe_checkpoint", lambda path: {})
     monkeypatch.setattr(export_command, "load_model", load_model)
     monkeypatch.setattr(loading, "load_system", lambda *given: seen.update(loaded=given))
-    monkeypatch.setattr(runtime_voice, "ExportedVoice", lambda folder: folder)
+    monkeypatch.setattr("leapformer_fairseq.runtime.voice.ExportedVoice", lambda folder: folder)
     for name in ("export_translation", "export_synthesis", "export_speech"):
         monkeypatch.setattr(write, name, written)
     monkeypatch.setattr(export_command.Folder, "read", lambda path: path)
@@ -515,7 +515,7 @@ def serve(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 
     async def nothing() -> None: ...
 
-    def system(args: Any, device: str) -> Any:
+    def system(args: Any, device: str, open_checkpoint: Any) -> Any:
         seen["device"] = device
         return ScriptedSystem(policy_options(args), 4 * (args.pre_decision_ratio or 12))
 

@@ -28,7 +28,7 @@ def test_every_mutant_is_one_line_of_the_code_and_has_tests() -> None:
     assert not unfit
     assert sum(mutant.kind in SLIPS for mutant in mutants) >= len(mutants) / 2, "of the kinds that slip through"
     folders = {mutant.file.partition("/")[0] for mutant in mutants}
-    assert folders >= {"attention", "modules", "models", "agents", "data", "recipes", "criterions", "runtime"}
+    assert folders >= {"attention", "modules", "models", "simul", "data", "studies", "criterions", "runtime"}
 
 
 @pytest.mark.parametrize(

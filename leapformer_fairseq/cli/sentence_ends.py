@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, write the file, and print what it finds. Raises LeapformerError for data that does not serve."""
     from .. import register
-    from ..runtime.simul.options import set_threads
+    from ..simul.live import set_threads
     from ..simul.sentence_training import Found, Recordings, Settings, train
 
     register()

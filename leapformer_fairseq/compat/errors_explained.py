@@ -16,9 +16,6 @@ from typing import Any
 from ..support import errors
 from ..support.errors import LeapformerError, frames, one_line
 
-#: packages that only some commands need, and the extra that brings each
-EXTRAS = {"simuleval": "simul", "entmax": "bench"}
-
 
 def explained(error: BaseException) -> LeapformerError | None:
     """The user's error that caused an exception of fairseq or Python; None where the traceback is more useful."""
@@ -286,16 +283,8 @@ def _refused_options(error: BaseException) -> str | None:
     return text.partition(": {")[0][: errors.SHOWN] if text.startswith("--") else None
 
 
-def _missing_package(error: BaseException) -> str | None:
-    """A package of an extra that is not installed."""
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    extra = EXTRAS.get(name or "")
-    return f"the package {name} is not installed; pip install 'leapformer-fairseq[{extra}]'" if extra else None
-
-
 _RULES: tuple[Callable[[BaseException], str | None], ...] = (
     _in_another_process,
-    _missing_package,
     _no_batch_size,
     _missing_checkpoint,
     _unreadable_checkpoint,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..attention.ops import dispatch
-from ..data.tts import ESPEAK
+from ..runtime import espeak
 from ..runtime.folder import (
     BEFORE,
     COUNT,
@@ -116,7 +116,7 @@ def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: d
     normal = Normalisation.read(task.data_cfg.global_cmvn_stats_npz)
     if normal.mean is not None and normal.deviation is not None:
         speaking = replace(speaking, mean=normal.mean.tolist(), std=normal.deviation.tolist())
-    data = {name: value for name, value in task.data_cfg.config.items() if name in ("features", ESPEAK)}
+    data = {name: value for name, value in task.data_cfg.config.items() if name in ("features", espeak.CONFIG)}
     words, longest = {"source": vocabulary(task.src_dict)}, model.max_decoder_positions()
     speaking = replace(speaking, data=data, speakers=task.speaker_to_id)
     folder = Folder(out, SYNTHESIS, states, words, longest, signature, origin, speaking=speaking)
@@ -287,7 +287,7 @@ def write(
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise LeapformerError(f"{error.name} is not installed; pip install 'leapformer_fairseq[onnx]'") from error
+        raise LeapformerError(f"{error.name} is not installed; pip install 'leapformer-fairseq[onnx]'") from error
     # With gradients enabled states are not changed in place, which a graph could not do; nothing wants one. Which
     # implementation runs may not depend on the length of the example.
     with _quiet(), _exactly(), torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):

@@ -33,36 +33,29 @@ AT_ONCE = 256  # tokens of a text; linear mechanisms compare all pairs of them
 def open_graph(graph: Path | bytes, threads: int = 1) -> Any:
     """A session of onnxruntime for a file or a serialised model; with one thread it survives a fork.
 
-    Raises LeapformerError without onnxruntime, and onnxruntime's own exceptions for a file that holds no graph.
+    Raises onnxruntime's own exceptions for a file that holds no graph.
     """
-    runtime = _onnxruntime()
-    options = runtime.SessionOptions()
+    import onnxruntime  # which takes longer than all else here
+
+    options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
     source = graph if isinstance(graph, bytes) else str(graph)
-    return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
-def _onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise LeapformerError("onnxruntime is not installed; pip install onnxruntime") from error
-    return onnxruntime
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 class Graphs:
     """A folder's graphs, loaded once for all who use them, in any thread."""
 
     def __init__(self, folder: Folder, threads: int = 1, names: Sequence[str] | None = None) -> None:
-        """`names`: of the graphs; None: all. Raises LeapformerError without onnxruntime, and for unreadable files."""
-        self._runtime, self.folder = _onnxruntime(), folder
+        """`names`: of the graphs; None: all. Raises LeapformerError for unreadable files."""
+        self.folder = folder
         try:
             folder.file(WEIGHTS)  # which the graphs open
             self._sessions = {
                 name: open_graph(folder.file(name), threads)
                 for name in (GRAPHS[folder.task] if names is None else names)
             }
-        except LeapformerError:
+        except (LeapformerError, ImportError):
             raise
         except Exception as error:  # onnxruntime's have no common class
             reason = " ".join(str(error).split())[:200]
@@ -94,7 +87,9 @@ class Graphs:
         return found[: len(outputs)], dict(zip(states, found[len(outputs) :], strict=True))
 
     def value(self, array: np.ndarray) -> Any:
-        return self._runtime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        from onnxruntime import OrtValue
+
+        return OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
 
     def begin(self, side: str, rows: int) -> Values:
         """The states of a kind of attention before anything was read."""

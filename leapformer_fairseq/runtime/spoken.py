@@ -14,6 +14,8 @@ import numpy as np
 
 from ..support.errors import LeapformerError
 
+PAUSE = "_"  # the phoneme of silence
+
 
 @dataclass(frozen=True)
 class Script:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -95,7 +96,7 @@ class Engine(ABC):
             raise RuntimeError("step() twice on one token; commit() or restore() in between")
         encoder_out = self._encoded(self.ready if visible is None else min(visible, self.ready))
         device = _parameter(self.model).device
-        with self.times.measure("decoder_s", device):
+        with self.times.measure("decoder_s", kernels_of(device)):
             tokens = torch.tensor([self._tokens], device=device)
             wanted = {} if layer is None else {"alignment_layer": layer}
             state, decoder = self._state, self.model.decoder
@@ -178,11 +179,11 @@ class RecomputeEngine(Engine):
         if not self._fed:
             return self._encoder_out
         weight = _parameter(self.model)
-        with self.times.measure("encoder_s", weight.device):
+        with self.times.measure("encoder_s", kernels_of(weight.device)):
             new = self._take_fed()
             frames = self._frames = new if self._frames is None else torch.cat([self._frames, new])
             lengths = torch.tensor([len(frames)], device=weight.device)
-            with self.times.measure("prenet_s", weight.device):
+            with self.times.measure("prenet_s", kernels_of(weight.device)):
                 convolved = self.model.encoder.subsample(frames[None], lengths)
             with self.model.encoder.context.own(PassOptions()):
                 self._encoder_out = self.model.encoder.encode(*convolved)
@@ -216,7 +217,7 @@ class IncrementalEngine(Engine):
     def _encoded(self, visible: int) -> Any:
         if self._fed or self.finished != self._closed:
             encoder, device = self.model.encoder, _parameter(self.model).device
-            with self.times.measure("encoder_s", device), encoder.context.own(PassOptions()):
+            with self.times.measure("encoder_s", kernels_of(device)), encoder.context.own(PassOptions()):
                 new = encoder.extend(self._source, self._take_fed(), final=self.finished)
                 self._states = new if self._states is None else torch.cat([self._states, new])
             self._closed = self.finished
@@ -265,6 +266,11 @@ def _first(states: Tensor, visible: int) -> dict[str, list[Tensor]]:
     """The first of the encoder states (S, 1, C) as the encoder's output."""
     padding = torch.zeros(1, visible, dtype=torch.bool, device=states.device)
     return {"encoder_out": [states[:visible]], "encoder_padding_mask": [padding]}
+
+
+def kernels_of(device: torch.device) -> Callable[[], None] | None:
+    """What waits for the kernels that are still running on a device; None where none run in the background."""
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
 
 
 def _parameter(model: Any) -> Tensor:

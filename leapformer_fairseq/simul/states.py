@@ -20,7 +20,7 @@ from ..runtime.simul.silence import PIECE
 from ..runtime.simul.stream import DecodingOptions, TranslationStream
 from ..runtime.simul.times import ComputeTimes
 from ..support.errors import LeapformerError
-from .engine import EncodedEngine
+from .engine import EncodedEngine, kernels_of
 from .system import TranslationSystem
 
 
@@ -60,7 +60,7 @@ class States(Samples):
         if len(steps) == 1 and not final:
             return []
         weight = next(self.encoder.parameters())
-        with self.times.measure("encoder_s", weight.device), self.encoder.context.own(PassOptions()):
+        with self.times.measure("encoder_s", kernels_of(weight.device)), self.encoder.context.own(PassOptions()):
             states = self.encoder.extend(self._source, torch.from_numpy(np.concatenate(steps)).to(weight), final)
         self.times.encoder_passes += 1
         return [(self._places.popleft(), state) for state in states.split(1) if len(state)]

@@ -9,6 +9,7 @@ import torch
 
 from ..runtime.simul.features import Cmvn
 from ..runtime.simul.policy import PolicyOptions
+from ..runtime.simul.session import Samples
 from ..runtime.simul.text import Detokenizer
 from ..runtime.simul.times import ComputeTimes
 from .engine import Engine, engine_for
@@ -50,6 +51,12 @@ class TranslationSystem:
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         """Move the model to a device."""
         self.model.to(device=device, dtype=dtype)
+
+    def carried(self) -> type[Samples]:
+        """The input of sessions that carry their encoder over, which `States` refuses for some encoders."""
+        from .states import States  # which needs this file
+
+        return States
 
     def waiting(self, k: int) -> Self:
         """The same with another k of wait-k."""

@@ -144,7 +144,7 @@ def test_what_is_said_depends_on_seed_and_place_only(exported):
 def test_the_commands_need_neither_torch_nor_fairseq(exported, tmp_path):
     code = (
         "import sys\nfor name in ('torch', 'fairseq', 'onnx'): sys.modules[name] = None\n"
-        "from leapformer_fairseq.cli.exported import main\n"
+        "from leapformer_fairseq.runtime.__main__ import main\n"
         f"sys.exit(main([{str(exported.folder.path)!r}, '--phonemes', 'w1 w2', '--out', {str(tmp_path)!r}, "
         "'--max-steps', '3', '--eos-threshold', '0.99']))"
     )

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from leapformer_fairseq.attention import MECHANISMS, PrefixMask
 from leapformer_fairseq.cli import main as cli
-from leapformer_fairseq.cli import serve as serve_command
-from leapformer_fairseq.cli import stream as stream_command
 from leapformer_fairseq.modules import PassOptions, attentions
 from leapformer_fairseq.modules.decoding import Memory
 from leapformer_fairseq.runtime.audio import SAMPLE_RATE, fbank
+from leapformer_fairseq.runtime.commands import serve as serve_command
+from leapformer_fairseq.runtime.commands import stream as stream_command
 from leapformer_fairseq.runtime.simul import session as session_module
 from leapformer_fairseq.runtime.simul.features import Cmvn
 from leapformer_fairseq.runtime.simul.options import add_segment_options, add_system_options, segment_options

@@ -43,12 +43,13 @@ def session(sample_rate: int, bins: int) -> Any:
     if (sample_rate, bins) == BUNDLED_SIZE:
         return open_graph(BUNDLED)
     try:
-        return open_graph(graph(sample_rate, bins))
+        model = graph(sample_rate, bins)
     except ImportError as error:
         raise LeapformerError(
             f"{bins} filterbank bins at {sample_rate} Hz need a graph of their own; pip install onnx, or take "
             f"{BUNDLED_SIZE[1]} bins at {BUNDLED_SIZE[0]} Hz"
         ) from error
+    return open_graph(model)
 
 
 def mel_weights(sample_rate: int, n_fft: int, bins: int) -> np.ndarray:

@@ -33,7 +33,7 @@ from .text import Detokenizer
 from .times import ComputeTimes
 
 if TYPE_CHECKING:
-    import torch
+    from .session import Samples
 
 NO_WEIGHTS = "exported models do not tell what they attend to; load the checkpoint instead"
 
@@ -103,8 +103,14 @@ class ExportedSystem:
         """An engine for one more utterance."""
         return ExportedEngine(self.graphs, self.about, self.eos, times)
 
-    def to(self, device: torch.device, dtype: Any = None) -> None:
-        """Raises LeapformerError for anything but float32 on the CPU."""
+    def carried(self) -> type[Samples]:
+        """Raises LeapformerError: the graphs start anew with each segment."""
+        raise LeapformerError(
+            "--carry encoder: exported models begin anew with each segment; load the checkpoint instead"
+        )
+
+    def to(self, device: Any, dtype: Any = None) -> None:
+        """Raises LeapformerError for another device of torch than the CPU, or another type than float32."""
         if device.type != "cpu" or str(dtype or "torch.float32") != "torch.float32":
             raise LeapformerError("exported models run on the CPU, in float32; leave --device and --fp16 out")
 

@@ -149,11 +149,3 @@ def check_threads(count: int) -> None:
     """Raise LeapformerError for a number of threads below one."""
     if count < 1:
         raise LeapformerError(f"--num-threads is {count}; it must be at least 1")
-
-
-def set_threads(count: int) -> None:
-    """Set torch's number of CPU threads. Raises LeapformerError for a number below one."""
-    check_threads(count)
-    import torch
-
-    torch.set_num_threads(count)

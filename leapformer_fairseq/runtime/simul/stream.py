@@ -20,7 +20,7 @@ from .text import EMITTERS, Detokenizer
 from .times import ComputeTimes
 
 if TYPE_CHECKING:
-    import torch
+    from .session import Samples
 
 EARLY_EOS = ("mask", "wait")
 
@@ -106,8 +106,11 @@ class System(Protocol):
     def waiting(self, k: int) -> Self:
         """The same with another k of wait-k."""
 
-    def to(self, device: torch.device, dtype: torch.dtype = ...) -> None:
-        """Move the model to a device."""
+    def to(self, device: Any, dtype: Any = ...) -> None:
+        """Move the model to a device of torch."""
+
+    def carried(self) -> type[Samples]:
+        """The input of sessions that carry their encoder over. Raises LeapformerError if it cannot be carried."""
 
 
 @dataclass(frozen=True)

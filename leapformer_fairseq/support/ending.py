@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .. import __version__
-from ..support.errors import TRACEBACK, LeapformerError, first_line, frames, one_line
+from .errors import TRACEBACK, LeapformerError, first_line, frames, one_line
 
 FLAG = "--traceback"
 USERS_ERROR, DEFECT, INTERRUPTED, NOBODY_READS = 2, 1, 128 + signal.SIGINT, 128 + signal.SIGPIPE
