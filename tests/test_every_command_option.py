@@ -41,6 +41,7 @@ from leapformer_fairseq.scoring.pictures.proportions import Proportions
 from leapformer_fairseq.simul import loading
 
 from .exported import MELS
+from .runtime.serve.cases import silent
 from .scripted import ScriptedSystem, drawn
 from .test_every_session_option import ARRIVES
 from .untrained import save_checkpoint
@@ -504,6 +505,7 @@ def serve(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
         seen["texts"] = str(self.texts.folder) if getattr(self, "texts", None) else None
         pages = self.files if isinstance(self, FileServer) else self._files
         seen["page"] = json.loads(pages["/config.json"][1])
+        seen["paths"] = sorted(pages)
         for limit in fields(Limits) if hasattr(self, "limits") else ():
             seen[f"limits.{limit.name}"] = getattr(self.limits, limit.name)
         if hasattr(self, "make_session"):
@@ -571,6 +573,14 @@ def test_every_option_of_serve_in_the_browser_changes_the_page_or_is_refused(
         assert after["status"] == 0 and places <= changed(before, after), after["err"]
     else:
         assert after["status"] == 2 and option in after["err"], f"{option} changes nothing and is not refused"
+
+
+def test_the_browser_gets_the_network_for_ends_of_sentences(serve: Callable[..., Found], folder: Path) -> None:
+    silent().save(folder / "ends.npz")
+    found = serve("--in-browser", "--sentence-ends", "ends.npz")
+    segments = found["page"]["local"]["segments"]
+    assert segments["kind"] == "sentence" and segments["sentences"]["shapes"]["mean"] == [80]
+    assert {"/graphs/sentences.onnx", "/graphs/sentences.bin"} <= {*found["paths"]}
 
 
 OF_CHECKPOINTS = {"--data-root", "--config-yaml", "--engine"}  # an exported folder has its own

@@ -44,7 +44,6 @@ VERSION = "1.30.0"  # of onnxruntime-web
 in_chromium = pytest.mark.skipif(CHROMIUM is None or NPM is None, reason="no Chromium or npm: apt-get install them")
 WINDOW = {"kind": "seconds", "history": "window", "history_words": 1, "max_seconds": 6.0}
 DECODING, SEGMENTS = DecodingOptions(max_len_b=20), SegmentOptions(min_seconds=1.0, max_seconds=4.0)
-SHORT = replace(SEGMENTS, max_seconds=1.2)  # what the page hears takes as long as it is
 PARTS = """(async () => {
   const [{ ExportedSystem }, { SentenceModel }, { Session }, { Detokenizer }, { env, InferenceSession, Tensor }] =
     await Promise.all(["local/exported", "local/sentences", "local/session", "local/text", "runtime/ort.wasm.min"]
@@ -77,6 +76,10 @@ def network() -> SentenceModel:
     weights = {name: rng.normal(0, 0.5, size).astype(np.float32) for name, size in sizes.items()}
     weights |= {"mean": np.full(80, 8, np.float32), "std": np.full(80, 3, np.float32)}
     return SentenceModel(**weights, ahead=3, threshold=0.83, about={})
+
+
+# What the page hears takes as long as it is.
+SHORT = replace(SEGMENTS, kind="sentence", min_seconds=0.4, max_seconds=1.2, sentences=network())
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +140,8 @@ def pcm_of(samples: np.ndarray) -> np.ndarray:
 def test_a_damaged_model_is_told_on_the_page(browser, folder, runtime):
     """Of files that were copied to another server, which does not look at them."""
     local = translator(ExportedSystem.load(folder), DECODING, SHORT)
-    files = {**page_files({"model": "", "between": " ", "lagging": 2, "local": local}), **model_files(folder, runtime)}
+    about = {"model": "", "between": " ", "lagging": 2, "local": local}
+    files = {**page_files(about), **model_files(folder, runtime), **sentence_files(network())}
     kind, weights = files["/model/weights.safetensors"]
     files["/model/weights.safetensors"] = kind, weights[:-1] + bytes([weights[-1] ^ 1])
     made = Served(FileServer(files))  # type: ignore[arg-type]
