@@ -3,17 +3,19 @@ import { isDeepStrictEqual } from "node:util";
 import { readFileSync } from "node:fs";
 
 const load = (name) => import(`${process.argv[2]}/local/${name}.js`);
-const [{ Segmenter }, { SentenceEnds }, { POLICIES }, { Detokenizer, EMITTERS }, { Session }, { PIECE }] = await Promise.all(
-  ["segments", "sentences", "policy", "text", "session", "silence"].map(load));
+const [{ Segmenter }, { SentenceEnds }, { POLICIES }, { Detokenizer, EMITTERS }, { Session }, { PIECE }] =
+  await Promise.all(["segments", "sentences", "policy", "text", "session", "silence"].map(load));
 const RATE = 16000;
 
 /** Noise of parts of [seconds, amplitude]. */
 function sound(parts) {
   let number = 1;
-  return Float32Array.from(parts.flatMap(([seconds, amplitude]) => Array.from({ length: Math.round(seconds * RATE) }, () => {
+  const noise = (amplitude) => {
     number = (Math.imul(1103515245, number) + 12345) & 0x7fffffff;
     return (number / 2 ** 30 - 1) * amplitude;
-  })));
+  };
+  const part = ([seconds, amplitude]) => Array.from({ length: Math.round(seconds * RATE) }, () => noise(amplitude));
+  return Float32Array.from(parts.flatMap(part));
 }
 
 async function all(generator) {
@@ -68,13 +70,12 @@ async function sentences({ ahead, threshold, steps, piece }) {
   return found;
 }
 
-async function policies({ policy: options, script, focus }) {
+async function policies({ policy: options, script }) {
   const policy = POLICIES[options.name](options);
   const [tokens, steps] = [[], []];
   const draft = {
     nSteps: 0,
     get nTokens() { return tokens.length; },
-    get nStates() { return 4 * draft.nSteps; },
     continuation: async () => script[draft.nSteps - 1].slice(tokens.length),
     writeNext: async () => {
       const rest = await draft.continuation();
@@ -85,14 +86,12 @@ async function policies({ policy: options, script, focus }) {
       tokens.push(...given);
       steps.push(...given.map(() => draft.nSteps));
     },
-    writeFocused: async (below) =>
-      Boolean((await draft.continuation()).length) && focus[tokens.length] < below && draft.writeNext(),
   };
   for (; draft.nSteps < script.length;) {
     draft.nSteps++;
     await policy.write(draft);
   }
-  return { lag: policy.lag, tokens, steps };
+  return { lag: policy.lag ?? null, tokens, steps };
 }
 
 async function texts({ unit, pieces, forgets }) {
@@ -116,7 +115,7 @@ const [EOS, STATE_FRAMES, WORDS] = [2, 4, 40];
 /** The checksum of what Python would print of a tuple of numbers. */
 function drawn(...numbers) {
   let sum = ~0;
-  for (const letter of `(${numbers.map((number) => number ?? "None").join(", ")})`) {
+  for (const letter of `(${numbers.join(", ")})`) {
     sum ^= letter.charCodeAt(0);
     for (let bit = 0; bit < 8; bit++) sum = (sum >>> 1) ^ (sum & 1 ? 0xedb88320 : 0);
   }
@@ -125,7 +124,7 @@ function drawn(...numbers) {
 
 class ScriptedEngine {
   constructor({ variety, ends_of: ends }) {
-    Object.assign(this, { variety, ends, nFrames: 0, finished: false, focus: 0, tokens: [] });
+    Object.assign(this, { variety, ends, nFrames: 0, finished: false, tokens: [] });
   }
 
   get ready() {
@@ -140,8 +139,7 @@ class ScriptedEngine {
     this.finished = true;
   }
 
-  async best(visible, forbidden, layer) {
-    this.focusOn(visible, layer);
+  async best(visible, forbidden) {
     const { length } = this.tokens;
     const chance = drawn(length, Math.min(Math.floor(visible / 12), Math.floor(length / 3) + 2));
     if (!(chance % this.ends) && !forbidden.includes(EOS)) return EOS;
@@ -150,14 +148,7 @@ class ScriptedEngine {
     return choice;
   }
 
-  async consume(visible, layer) {
-    this.focusOn(visible, layer);
-  }
-
-  focusOn(visible, layer) {
-    const { length } = this.tokens;
-    this.focus = Math.min(visible - 1, 3 * length + (drawn(length, layer ?? null) % 30));
-  }
+  async consume() {}
 
   commit(token) {
     this.tokens = [...this.tokens, token];
@@ -183,8 +174,8 @@ class Words {
 }
 
 const scripted = (of, policy) => ({
-  policy, stepFrames: 28, eos: EOS, forbidden: [0, 1, 3], detokenizer: new Words(), cmvn: null, stateFrames: STATE_FRAMES,
-  chunkStates: of.chunk_states, positions: 1000,
+  policy, stepFrames: 28, eos: EOS, forbidden: [0, 1, 3], detokenizer: new Words(), cmvn: null,
+  stateFrames: STATE_FRAMES, chunkStates: of.chunk_states, positions: 1000,
   begin: () => new ScriptedEngine(of),
   fbank: () => new Fbank(),
   waiting: (k) => scripted(of, { ...policy, k }),
@@ -216,7 +207,8 @@ for (const [kind, answer] of Object.entries({ segments, sentences, policies, tex
     if (isDeepStrictEqual(found, expected)) continue;
     const at = Array.isArray(found) ? found.findIndex((one, i) => !isDeepStrictEqual(one, expected[i])) : null;
     const [ours, theirs] = at === null || at < 0 ? [found, expected] : [found[at], expected[at]];
-    console.log(`${kind} ${JSON.stringify(given)} at ${at}: ${JSON.stringify(ours)}, in Python ${JSON.stringify(theirs)}`);
+    const words = [given, ours, theirs].map((one) => JSON.stringify(one));
+    console.log(`${kind} ${words[0]} at ${at}: ${words[1]}, in Python ${words[2]}`);
     process.exitCode = 1;
   }
 }

@@ -140,14 +140,12 @@ def sentences(case: Case) -> list[int | None]:
 
 # ------------------------------------------------------------------------------------------------------------- policies
 SCRIPT = [[], [5], [5, 6, 7], [5, 6, 8], [5, 6, 8, 9, 9], [5, 6, 8, 9, 4, 3], [5, 6, 8, 9, 4, 3, 2, 1, 7, 5]]
-FOCUS = [0, 1, 9, 3, 14, 22, 5, 25, 26, 27]
 POLICIES: list[Case] = [
     {"policy": policy}
     for policy in (
         {"k": 1}, {"k": 3}, {"k": 2, "catch_up": 2.0}, {"k": 1, "catch_up": 0.6}, {"name": "offline"},
         {"name": "hold-n", "hold": 0}, {"name": "hold-n", "hold": 2}, {"name": "hold-n", "hold": 7},
         {"name": "local-agreement"}, {"name": "local-agreement", "agree": 4},
-        {"name": "alignatt", "align_frames": 1}, {"name": "alignatt", "align_frames": 6},
     )
 ]  # fmt: skip
 
@@ -155,7 +153,7 @@ POLICIES: list[Case] = [
 def policies(case: Case) -> Case:
     """The lag of the policy, the tokens that it writes, and after how many steps each."""
     policy = PolicyOptions(**case["policy"]).make()
-    draft = play(policy, ScriptedDraft(case["script"], case["focus"]))
+    draft = play(policy, ScriptedDraft(case["script"]))
     return {"lag": policy.lag, "tokens": draft.tokens, "steps": draft.steps_of}
 
 
@@ -200,17 +198,14 @@ SESSIONS: list[Case] = [
     {"policy": {"name": "hold-n"}, "decoding": {**LETTERS, "max_len_a": 0.02, "max_len_b": 1}, "drafts": True},
     {"policy": {"name": "local-agreement"}, "decoding": {"max_draft": 6, "max_after_read": 3},
      "segments": {"lead_ms": 240}},
-    {"policy": {"name": "alignatt", "align_layer": 2}, "segments": {"min_seconds": 0.5, "max_seconds": 3.0}},
+    {"policy": {"name": "hold-n"}, "segments": {"min_seconds": 0.5, "max_seconds": 3.0}},
     {"policy": {"name": "offline"}, "segments": {"pause_ms": 200, "silence_db": None}},
     {"policy": {"k": 2}, "segments": {"kind": "sentence", "min_seconds": 0.5}, "ends": ENDS, "drafts": True},
     {"policy": {"k": 2}, "segments": WINDOW, "drafts": True, "ends_of": ENDLESS},
     {"policy": {"k": 1}, "segments": WINDOW, "ends_of": ENDLESS, "lagging": 4},
     {"policy": {"k": 2}, "segments": {**WINDOW, "kind": "tokens", "tokens": 25}, "ends_of": ENDLESS},
-    {"policy": {"name": "alignatt"}, "segments": WINDOW, "ends_of": ENDLESS},
-    {"policy": {"name": "hold-n", "hold": 0, "align_layer": 1}, "decoding": {**LETTERS, "max_draft": 1},
-     "segments": {**WINDOW, "history_words": 3}, "ends_of": ENDLESS},
-    {"policy": {"name": "hold-n"}, "decoding": {**LETTERS, "no_repeat_ngram_size": 2},
-     "segments": {**WINDOW, "kind": "pause"}, "ends_of": ENDLESS},
+    {"policy": {"k": 1, "catch_up": 2.0}, "decoding": {**LETTERS, "no_repeat_ngram_size": 2},
+     "segments": {**WINDOW, "kind": "pause", "history_words": 1}, "ends_of": ENDLESS},
 ]  # fmt: skip
 
 
@@ -238,7 +233,7 @@ COMMON: Case = {"audio": SPEECH, "ends": {}}
 KINDS: dict[str, tuple[Callable[[Case], Any], list[Case], Case]] = {
     "segments": (segments, SEGMENTS, {**COMMON, "segments": {}, "tokens": 0, "forgotten": 0}),
     "sentences": (sentences, SENTENCES, {}),
-    "policies": (policies, POLICIES, {"script": SCRIPT, "focus": FOCUS}),
+    "policies": (policies, POLICIES, {"script": SCRIPT}),
     "texts": (texts, TEXTS, {}),
     "sessions": (sessions, SESSIONS, {**COMMON, "segments": {}, "decoding": {}, "drafts": False, "variety": 40,
                                       "ends_of": 9, "chunk_states": 5, "lagging": None, "sizes": [1000, 30_000, 7]}),

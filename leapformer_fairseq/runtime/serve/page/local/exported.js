@@ -68,9 +68,10 @@ export class ExportedSystem {
   /** The states of a kind of attention before anything was read. */
   states(side) {
     const shapes = Object.entries(this.about.states[side]);
-    const size = (shape) => shape.reduce((a, b) => a * b, 1);
-    const values = (name, shape) => this.about.starts[name]?.flat(Infinity) ?? size(shape);
-    return Object.fromEntries(shapes.map(([name, shape]) => [name, this.floats(new Float32Array(values(name, shape)), 1, ...shape)]));
+    return Object.fromEntries(shapes.map(([name, shape]) => {
+      const values = this.about.starts[name]?.flat(Infinity) ?? shape.reduce((a, b) => a * b, 1);
+      return [name, this.floats(new Float32Array(values), 1, ...shape)];
+    }));
   }
 
   /** What a graph returns, and the states after it. */
@@ -85,7 +86,8 @@ class ExportedEngine {
   constructor(system) {
     Object.assign(this, { system, about: system.about.speech, nFrames: 0, finished: false });
     // The decoder at one moment. No state is ever changed: each step makes new ones.
-    this.now = { tokens: [system.eos], nConsumed: 0, own: system.states("self"), source: system.states("cross"), nRead: 0 };
+    const [own, source] = ["self", "cross"].map((side) => system.states(side));
+    this.now = { tokens: [system.eos], nConsumed: 0, own, source, nRead: 0 };
     this.waiting = [];
     this.before = []; // the frames of the last row
     this.heard = system.states("heard");

@@ -10,8 +10,9 @@ export class FeatureStream {
 
   /** Add samples in [-1, 1] at 16 kHz. */
   async push(samples) {
+    const { mean, std } = this.cmvn ?? {};
     for (const frame of await this.fbank.push(samples)) {
-      this.pending.push(this.cmvn ? frame.map((level, bin) => (level - this.cmvn.mean[bin]) / this.cmvn.std[bin]) : frame);
+      this.pending.push(mean ? frame.map((level, bin) => (level - mean[bin]) / std[bin]) : frame);
     }
   }
 

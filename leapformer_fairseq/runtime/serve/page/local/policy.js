@@ -1,17 +1,16 @@
-// When to write, as in leapformer_fairseq/runtime/simul/policy.py: `write` is called after every step of source. `lag`: how
-// many steps of source a token is written behind what it translates; null: that is not known.
+// When to write, as in leapformer_fairseq/runtime/simul/policy.py: `write` is called after every step of source. There is
+// no alignatt: exported models do not tell what they attend to.
 
 const waitK = ({ k, catch_up: rate }) => ({
-  lag: k,
+  lag: k, // how many steps of source a token is written behind what it translates
   async write(draft) {
     while (draft.nSteps - Math.floor(draft.nTokens / rate) >= k && (await draft.writeNext()));
   },
 });
 
-const offline = () => ({ lag: null, async write() {} });
+const offline = () => ({ async write() {} });
 
 const holdN = ({ hold }) => ({
-  lag: null,
   async write(draft) {
     const tokens = await draft.continuation();
     await draft.commit(tokens.slice(0, Math.max(0, tokens.length - hold)));
@@ -21,7 +20,6 @@ const holdN = ({ hold }) => ({
 const localAgreement = ({ agree }) => {
   let drafts = []; // of the last steps, each from the first token that is not committed
   return {
-    lag: null,
     async write(draft) {
       drafts = [...drafts.slice(1 - agree), await draft.continuation()];
       if (drafts.length < agree) return;
@@ -33,14 +31,5 @@ const localAgreement = ({ agree }) => {
   };
 };
 
-const alignAtt = ({ align_frames: frames }) => ({
-  lag: null,
-  async write(draft) {
-    while (await draft.writeFocused(draft.nStates - frames));
-  },
-});
-
 /** From the fields of PolicyOptions to the policy of a new utterance. */
-export const POLICIES = {
-  "wait-k": waitK, "hold-n": holdN, "local-agreement": localAgreement, alignatt: alignAtt, offline,
-};
+export const POLICIES = { "wait-k": waitK, "hold-n": holdN, "local-agreement": localAgreement, offline };

@@ -36,7 +36,9 @@ export class Segmenter {
     const heard = this.beginning.push(piece);
     for (let start = 0; start < heard.length; start += PIECE) {
       const part = heard.subarray(start, start + PIECE);
-      if (AT_PAUSES.includes(this.options.kind) || !this.isLongSilence(part)) yield* this.hear(part, nTokens, nForgotten);
+      if (AT_PAUSES.includes(this.options.kind) || !this.isLongSilence(part)) {
+        yield* this.hear(part, nTokens, nForgotten);
+      }
     }
   }
 

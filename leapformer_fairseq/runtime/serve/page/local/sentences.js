@@ -5,7 +5,7 @@ import { QUIET } from "./exported.js";
 const FRAMES = STATE_MS / FRAME_MS; // of a step
 const HOP = (SAMPLE_RATE * FRAME_MS) / 1000;
 const NEAR = 2 * FRAMES; // frames that an end is away from what is told, at most
-const BETWEEN = ((WINDOW_MS - FRAME_MS) * SAMPLE_RATE) / 2000; // from a frame's first sample to halfway to the frame before
+const BETWEEN = ((WINDOW_MS - FRAME_MS) * SAMPLE_RATE) / 2000; // from a frame's first sample to halfway before it
 
 /** A trained network, and the graph that it is an input of. */
 export class SentenceModel {

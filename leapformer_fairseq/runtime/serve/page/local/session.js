@@ -7,7 +7,7 @@ import { forgettable } from "./window.js";
 
 /** `push` audio of any length and read the events, then `finish`; events do not depend on how the audio is cut. */
 export class Session {
-  /** `options`, `segments`: the fields of DecodingOptions and SegmentOptions. `drafts`: also report words that may change. */
+  /** `options`, `segments`: fields of DecodingOptions and SegmentOptions. `drafts`: report words that may change, too. */
   constructor(system, options, segments, drafts) {
     Object.assign(this, { system, options, segments, drafts });
     this.forgets = segments.history === "window";

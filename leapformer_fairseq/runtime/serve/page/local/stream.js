@@ -14,7 +14,10 @@ function repeating(tokens, size) {
 
 /** One utterance with greedy search: `push` audio, `advance`, `flush` the text. */
 export class TranslationStream {
-  /** `options`: the fields of DecodingOptions. `aligns`: tell of each token the encoder state that it translates. */
+  /**
+   * `options`: the fields of DecodingOptions. `aligns`: tell of each token the encoder state that it translates: the
+   * first of the k steps that it was written behind.
+   */
   constructor(system, options, aligns) {
     Object.assign(this, { system, options, aligns });
     this.policy = POLICIES[system.policy.name](system.policy);
@@ -23,7 +26,6 @@ export class TranslationStream {
     this.emitter = new EMITTERS[options.unit](system.detokenizer);
     this.nSteps = 0; // pre-decision steps read
     this.aligned = []; // of each token the encoder state, from 0, with `aligns`
-    this.alignLayer = aligns && this.policy.lag === null ? system.policy.align_layer - 1 : null;
     this.expected = [0, []]; // the last continuation: states it is of, all its tokens
   }
 
@@ -67,8 +69,8 @@ export class TranslationStream {
     if (!this.nStates) return "";
     const written = this.engine.tokens;
     let [nStates, expected] = this.expected;
-    if (nStates !== this.nStates || written.some((token, i) => token !== expected[i])) { // the policy did not ask for it
-      expected = [...written, ...(await this.continuation())];
+    if (nStates !== this.nStates || written.some((token, i) => token !== expected[i])) {
+      expected = [...written, ...(await this.continuation())]; // the policy did not ask for it
     }
     const whole = new EMITTERS[this.options.unit](this.system.detokenizer);
     whole.push(written);
@@ -106,19 +108,9 @@ export class TranslationStream {
 
   async commit(tokens) {
     for (const token of tokens) {
-      await this.engine.consume(this.nStates, this.alignLayer);
+      await this.engine.consume(this.nStates);
       this.take(token);
     }
-  }
-
-  async writeFocused(below) {
-    if (this.isFull()) return false;
-    const snapshot = this.engine.snapshot();
-    const token = await this.bestToken(true, this.system.policy.align_layer - 1);
-    const written = token !== this.system.eos && this.engine.focus < below;
-    if (written) this.take(token);
-    else this.engine.restore(snapshot); // with more source the token may be another
-    return written;
   }
 
   // ----------------------------------------------------------------------------------------------------------------
@@ -150,7 +142,7 @@ export class TranslationStream {
   async write(eosOpen, takesBack) {
     if (this.isFull()) return false;
     const snapshot = takesBack ? this.engine.snapshot() : null;
-    const token = await this.bestToken(eosOpen, this.alignLayer);
+    const token = await this.bestToken(eosOpen);
     if (token !== this.system.eos) this.take(token);
     else if (snapshot) this.engine.restore(snapshot);
     return token !== this.system.eos;
@@ -159,14 +151,12 @@ export class TranslationStream {
   take(token) {
     this.engine.commit(token);
     this.emitter.push([token]);
-    if (!this.aligns) return;
-    const { lag } = this.policy;
-    this.aligned.push(lag === null ? this.engine.focus : Math.max(0, this.nStates - lag * this.stepStates));
+    if (this.aligns) this.aligned.push(Math.max(0, this.nStates - this.policy.lag * this.stepStates));
   }
 
-  async bestToken(eosOpen, layer = null) {
+  async bestToken(eosOpen) {
     const repeated = repeating(this.engine.tokens, this.options.no_repeat_ngram_size);
     const forbidden = [...this.system.forbidden, ...repeated, ...(eosOpen ? [] : [this.system.eos])];
-    return this.engine.best(this.nStates, forbidden, layer);
+    return this.engine.best(this.nStates, forbidden);
   }
 }

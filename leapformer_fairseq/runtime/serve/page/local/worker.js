@@ -10,7 +10,8 @@ const RATE = 16000;
 const MS = 1000;
 
 const read = async (name) => new Uint8Array(await (await fetch(new URL(`../${name}`, import.meta.url))).arrayBuffer());
-const { decoding, policy, segments, step_frames: stepFrames } = JSON.parse(new TextDecoder().decode(await read("config.json"))).local;
+const { local } = JSON.parse(new TextDecoder().decode(await read("config.json")));
+const { decoding, policy, segments, step_frames: stepFrames } = local;
 let session = null;
 let waiting = 0; // samples
 let computed = 0; // ms
@@ -39,7 +40,7 @@ async function answered(message) {
     session = new Session(await system, decoding, segments, drafts);
     computed = 0;
   }
-  if (message instanceof ArrayBuffer) return heard(Float32Array.from(new Int16Array(message), (value) => value / 32768));
+  if (message instanceof ArrayBuffer) return heard(Float32Array.from(new Int16Array(message), (pcm) => pcm / 32768));
   if (message.drafts !== undefined) session.drafts = drafts = message.drafts;
   if (message.lagging) session.useLagging(message.lagging);
   if (!message.end_of_stream) return undefined;
