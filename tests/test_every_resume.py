@@ -25,7 +25,8 @@ from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.models.task import get_batch_iterator
 from leapformer_fairseq.modules.decoding import Memory, fork_state
 from leapformer_fairseq.runtime.audio import OnlineFbank
-from leapformer_fairseq.runtime.simul.features import Cmvn, FeatureStream
+from leapformer_fairseq.runtime.cmvn import Cmvn
+from leapformer_fairseq.runtime.simul.features import FeatureStream
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session

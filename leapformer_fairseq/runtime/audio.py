@@ -24,7 +24,8 @@ from .acoustics.fbank import FRAMES, HOP_MS, SAMPLES, lengths, session
 SAMPLE_RATE = 16_000
 FRAME_MS = HOP_MS
 AT_ONCE = 100  # frames that are computed at once: more gain nothing, and take memory
-STATE_MS = 40  # of an encoder state: four frames
+UNIT_MS = 40  # four frames, of which an encoder makes one state
+UNIT_SAMPLES = SAMPLE_RATE * UNIT_MS // 1000
 INT16_SCALE = 2.0**15  # of the samples of 16-bit integers
 MAX_AMPLITUDE = 8.0  # loud floats may pass 1 a little; 16-bit integers pass this at the first sound
 PCM_BYTES = 3_200  # 100 ms, at most so much is read at once

@@ -76,9 +76,9 @@ class Vocabulary:
 class Speech:
     """What simultaneous translation needs to know of a model.
 
-    state_frames: fbank frames (10 ms) of a row, that is of an encoder state.
-    chunk_states: rows that become final together, once `ahead_states` more were heard.
-    step_frames:  frames of a pre-decision step, of whose rows cross-attention reads up to so many at a time.
+    state_frames: fbank frames (10 ms) of an encoder state, which the graphs call a row.
+    chunk_states: states that become final together, once `ahead_states` more were heard.
+    step_frames:  frames of a pre-decision step, whose states cross-attention reads together.
     n_bins:       numbers of a frame.
     lagging:      k of wait-k; None: it was not trained with one.
     forbidden:    ids that are never written.

@@ -23,14 +23,14 @@ import numpy as np
 from ..support.errors import LeapformerError
 from ..support.files import replacing
 from .acoustics.fbank import IR_VERSION, OPSET, WINDOW_MS
-from .audio import FRAME_MS, SAMPLE_RATE, STATE_MS, OnlineFbank
+from .audio import FRAME_MS, SAMPLE_RATE, UNIT_MS, OnlineFbank
 from .engine import open_graph
 
 BUNDLED = Path(__file__).with_name("sentences.onnx")
 STEP, STATE = "frames", "state"  # further inputs of the graph: (4, F) and (D,)
 CHANCE, AFTER, NEXT = "chance", "after", "state.next"  # outputs: (1,), (1,) and (D,)
 FORMAT = 1
-FRAMES = STATE_MS // FRAME_MS  # of a step
+FRAMES = UNIT_MS // FRAME_MS  # of a step
 HOP = SAMPLE_RATE * FRAME_MS // 1000
 NEAR = 2 * FRAMES  # frames that an end is away from what is told, at most
 BETWEEN = (WINDOW_MS - FRAME_MS) * SAMPLE_RATE // 2000  # from a frame's first sample to halfway to the frame before
@@ -89,9 +89,9 @@ class SentenceModel:
 
     @property
     def delay(self) -> int:
-        """Pieces of 40 ms that are heard after the end of a sentence until it is known.
+        """Units of 40 ms that are heard after the end of a sentence until it is known.
 
-        A step's frames reach into the piece after it, and an end may be told a step late.
+        A step's frames reach into the unit after it, and an end may be told a step late.
         """
         return self.ahead + 2
 
@@ -138,9 +138,9 @@ class SentenceEnds:
         self._state = np.zeros(len(model.enter_bias), np.float32)
         self._steps = 0
 
-    def push(self, piece: np.ndarray) -> int | None:
+    def push(self, unit: np.ndarray) -> int | None:
         """The sample of the recording at which a sentence ended, if that is known now."""
-        self._frames = np.concatenate([self._frames, self._fbank.push(piece)])
+        self._frames = np.concatenate([self._frames, self._fbank.push(unit)])
         found = None
         while len(self._frames) >= FRAMES:
             chance, after = self.step(self._frames[:FRAMES])

@@ -74,31 +74,6 @@ class Utterance:
     alignment: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
-class Normalisation:
-    """The mean and deviation (M,) by which a data set's frames were normalised; None where they were not."""
-
-    mean: np.ndarray | None = None
-    deviation: np.ndarray | None = None
-
-    @classmethod
-    def read(cls, path: str | Path | None) -> Normalisation:
-        """Of a data set's statistics, if it has any. Raises LeapformerError if they cannot be read."""
-        if path is None:
-            return cls()
-        try:
-            with np.load(path) as stats:
-                return cls(stats["mean"].astype(np.float32), stats["std"].astype(np.float32))
-        except (OSError, KeyError, ValueError) as error:
-            raise LeapformerError(
-                f"{path}: the statistics of the frames cannot be read ({error}); prepare the data again"
-            ) from None
-
-    def undo(self, frames: np.ndarray) -> np.ndarray:
-        """Frames (T, M) as they were before."""
-        return frames if self.mean is None or self.deviation is None else frames * self.deviation + self.mean
-
-
 class Manifests(NamedTuple):
     """Where the sentences of a data set are listed, and below which folder their recordings are."""
 

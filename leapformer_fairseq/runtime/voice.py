@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..support.errors import LeapformerError
+from .cmvn import Cmvn
 from .engine import Graphs, Values
 from .folder import ENDED, FRAMES, KEPT, LENGTH, NEXT, POSITIONS, REFINE, SELF, STEP, Folder, Speaking
-from .spoken import Manifests, Manner, Normalisation, Script, Utterance
+from .spoken import Manifests, Manner, Script, Utterance
 
 
 class ExportedVoice:
@@ -26,8 +27,7 @@ class ExportedVoice:
         self.origin: Mapping[str, Any] = {**folder.origin, "checkpoint": folder.path.name}
         self.manifests = manifests
         self.speakers: Mapping[str, int] | None = self.speaking.speakers
-        stats = (self.speaking.mean, self.speaking.std)
-        self._normal = Normalisation(*(None if one is None else np.array(one, np.float32) for one in stats))
+        self._cmvn = Cmvn.of(self.speaking.mean, self.speaking.std)
 
     def numbers(self, script: Script) -> list[int]:
         words = self.folder.vocabularies["source"]
@@ -42,7 +42,8 @@ class ExportedVoice:
                 one = self.say(
                     self.numbers(script), manner, np.random.default_rng([manner.seed, place]), script.speaker
                 )
-                yield script, replace(one, frames=self._normal.undo(one.frames))
+                frames = one.frames if self._cmvn is None else self._cmvn.undo(one.frames)
+                yield script, replace(one, frames=frames)
 
     def say(self, numbers: Sequence[int], manner: Manner, rng: np.random.Generator, speaker: int = 0) -> Utterance:
         """Normalised frames, as the model was trained on."""

@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..data.manifests import read_manifest
 from ..models.augmentation import LONGEST_PAUSE, pause
-from ..runtime.audio import FRAME_MS, STATE_MS
+from ..runtime.audio import FRAME_MS, UNIT_MS
 from ..runtime.sentences import FRAMES, SentenceModel
 from ..support.errors import LeapformerError, first_line
 from ..support.files import write_with
@@ -37,7 +37,7 @@ RARE = -3.0  # logit of a step at the beginning of training
 NEAR, POSITIVE = 0.5, 3.0  # target one step beside an end; weight of steps with an end
 EXACT = 0.2  # weight of the error of an end, in steps
 FOUND_WITHIN = 200 // FRAME_MS  # frames that an end may be found too early or too late
-APART = 500 // STATE_MS  # steps between two ends
+APART = 500 // UNIT_MS  # steps between two ends
 STATISTICS = 500  # recordings whose mean and deviation count
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 
@@ -57,8 +57,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.updates < 1 or self.units < 1:
             raise LeapformerError(f"--updates {self.updates} and --units {self.units}: give at least 1")
-        if self.ahead_ms < 0 or self.ahead_ms % STATE_MS:
-            raise LeapformerError(f"--ahead-ms {self.ahead_ms}: give a multiple of {STATE_MS}, or 0")
+        if self.ahead_ms < 0 or self.ahead_ms % UNIT_MS:
+            raise LeapformerError(f"--ahead-ms {self.ahead_ms}: give a multiple of {UNIT_MS}, or 0")
         if not 0 < self.rate < math.inf:
             raise LeapformerError(f"--lr {self.rate}: give a number above 0")
 
@@ -151,7 +151,7 @@ def train(
     The file `kept` holds the training while it runs: an interrupted one goes on from it. Raises LeapformerError if it
     is that of other settings or recordings.
     """
-    rng, ahead = np.random.default_rng(settings.seed), settings.ahead_ms // STATE_MS
+    rng, ahead = np.random.default_rng(settings.seed), settings.ahead_ms // UNIT_MS
     torch.manual_seed(settings.seed)
     mean, std = statistics(recordings, rng)
     network = Network(len(mean), settings.units)
@@ -229,7 +229,7 @@ def joined(
 ) -> tuple[np.ndarray, list[int]]:
     """Frames (T, F) of random recordings, one after the other, and where all but the last one end."""
     parts, ends, length = list[np.ndarray](), list[int](), 0
-    while length < SECONDS * 1000 / STATE_MS * FRAMES or len(ends) < 2:
+    while length < SECONDS * 1000 / UNIT_MS * FRAMES or len(ends) < 2:
         frames = recordings[int(rng.integers(len(recordings)))]
         if rng.random() < TRIMMED:
             frames = trimmed(frames)

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from ..runtime.simul.features import Cmvn
+from ..runtime.cmvn import Cmvn
 from ..runtime.simul.policy import PolicyOptions
 from ..runtime.simul.session import Samples
 from ..runtime.simul.text import Detokenizer

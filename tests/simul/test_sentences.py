@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.data.manifests import FeatureArchive, write_manifest
-from leapformer_fairseq.runtime.audio import fbank
+from leapformer_fairseq.runtime.audio import UNIT_SAMPLES, fbank
 from leapformer_fairseq.runtime.sentences import BUNDLED, SentenceEnds, SentenceModel, graph
 from leapformer_fairseq.runtime.simul.segments import Place, Segmenter, SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session
-from leapformer_fairseq.runtime.simul.silence import PIECE
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions
 from leapformer_fairseq.simul import loading, sentence_training
 from leapformer_fairseq.simul.sentence_training import (
@@ -45,7 +44,7 @@ QUIET, LOUD = -40.0, -10.0
 
 
 def noise(pieces: int, decibels: float, seed: int = 0) -> np.ndarray:
-    samples = np.random.default_rng(seed).normal(size=pieces * PIECE)
+    samples = np.random.default_rng(seed).normal(size=pieces * UNIT_SAMPLES)
     return (10 ** (decibels / 20) * samples).astype(np.float32)
 
 
@@ -70,7 +69,7 @@ def with_clicks(ends: list[int], pieces: int, ahead: int = AHEAD) -> np.ndarray:
     """Quiet noise, where `clicks` finds that the piece before each end is the last of a sentence."""
     samples = noise(pieces, QUIET)
     for end in ends:
-        at = slice((end + ahead) * PIECE, (end + ahead + 1) * PIECE)
+        at = slice((end + ahead) * UNIT_SAMPLES, (end + ahead + 1) * UNIT_SAMPLES)
         samples[at] = noise(1, LOUD, seed=end)
     return samples
 
@@ -80,7 +79,7 @@ def options(after: float = -0.75) -> SegmentOptions:
 
 
 def places(segmenter: Segmenter, samples: np.ndarray) -> list[Place]:
-    pieces = [samples[at : at + PIECE] for at in range(0, len(samples), PIECE)]
+    pieces = [samples[at : at + UNIT_SAMPLES] for at in range(0, len(samples), UNIT_SAMPLES)]
     found = [pair for piece in pieces for pair in segmenter.push(piece, 0)] + list(segmenter.finish())
     np.testing.assert_array_equal(np.concatenate([piece for _, piece in found]), samples, "nothing lost, in order")
     return [place for place, _ in found]
@@ -129,14 +128,14 @@ def test_segments_end_with_sentences(lengths: list[int], rest: int) -> None:
 def test_a_sentence_may_end_within_a_piece(after: float) -> None:
     """Frames of 10 ms after what is told, but never far; an encoder that goes on has states of 40 ms."""
     samples_ = with_clicks([20], 40)
-    for grid in (16, PIECE):
+    for grid in (16, UNIT_SAMPLES):
         segmenter, found = Segmenter(options(after), grid), list[tuple[Place, np.ndarray]]()
-        for at in range(0, len(samples_), PIECE):
-            found += segmenter.push(samples_[at : at + PIECE], 0)
+        for at in range(0, len(samples_), UNIT_SAMPLES):
+            found += segmenter.push(samples_[at : at + UNIT_SAMPLES], 0)
         found += segmenter.finish()
         last = next(n for n, (place, _) in enumerate(found) if place is Place.END)
         end = sum(len(piece) for _, piece in found[: last + 1])
-        expected = 20 * PIECE + round(160 * min(max(after, -8), 8)) + 120
+        expected = 20 * UNIT_SAMPLES + round(160 * min(max(after, -8), 8)) + 120
         assert abs(end - expected) <= grid / 2 and end % grid == 0
         assert sum(len(piece) for _, piece in found) == len(samples_)
 
@@ -149,7 +148,7 @@ def test_a_place_is_known_after_the_delay() -> None:
 
 
 def test_pauses_end_segments_too_and_silence_is_not_translated() -> None:
-    samples = np.concatenate([with_clicks([20], 40), np.zeros(30 * PIECE, np.float32), noise(20, QUIET)])
+    samples = np.concatenate([with_clicks([20], 40), np.zeros(30 * UNIT_SAMPLES, np.float32), noise(20, QUIET)])
     found = places(Segmenter(SegmentOptions("sentence", pause_db=45, min_seconds=0.2, sentences=clicks())), samples)
     assert [at for at, place in enumerate(found) if place is Place.END] == [19, 49]
     assert [at for at, place in enumerate(found) if place is Place.BETWEEN] == list(range(50, 70))
@@ -157,7 +156,7 @@ def test_pauses_end_segments_too_and_silence_is_not_translated() -> None:
 
 def test_after_a_sentence_silence_belongs_to_no_segment() -> None:
     samples = with_clicks([20], 60)
-    samples[20 * PIECE : (20 + AHEAD) * PIECE] = 0
+    samples[20 * UNIT_SAMPLES : (20 + AHEAD) * UNIT_SAMPLES] = 0
     found = places(Segmenter(SegmentOptions("sentence", pause_db=45, min_seconds=0.2, sentences=clicks())), samples)
     assert found[19] is Place.END and found[20 : 20 + AHEAD] == [Place.BETWEEN] * AHEAD
     assert set(found[20 + AHEAD :]) == {Place.SPEECH}
@@ -172,7 +171,7 @@ def test_each_segment_is_what_its_sentence_alone_gives(make_system: Callable[...
     system, ends, how = make_system(2, 3), [25, 45, 80], DecodingOptions(max_len_b=20)
     samples = with_clicks(ends, 100)
     cuts = zip([0, *ends], [*ends, 100], strict=True)
-    alone = [whole_text(system, samples[first * PIECE : last * PIECE]) for first, last in cuts]
+    alone = [whole_text(system, samples[first * UNIT_SAMPLES : last * UNIT_SAMPLES]) for first, last in cuts]
     for size in (100, 1600, 100_000):
         assert text_of(heard(Session(system, how, options()), samples, size)) == alone
     assert len(set(alone)) > 1
@@ -183,7 +182,7 @@ def test_sessions_share_the_network_and_not_what_they_hear(make_system: Callable
     talks = [with_clicks([25, 45], 70), with_clicks([30], 70)]
     alone = [heard(Session(system, how, shared), talk) for talk in talks]
     sessions, turns = [Session(system, how, shared) for _ in talks], [list[Any](), list[Any]()]
-    for at in range(0, 70 * PIECE, 1000):
+    for at in range(0, 70 * UNIT_SAMPLES, 1000):
         for session, talk, events in zip(sessions, talks, turns, strict=True):
             events += session.push(talk[at : at + 1000])
     for session, events in zip(sessions, turns, strict=True):

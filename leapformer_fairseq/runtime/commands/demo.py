@@ -16,7 +16,7 @@ import numpy as np
 
 from ...support.errors import LeapformerError
 from ...support.files import read_json
-from ..audio import FRAME_MS, SAMPLE_RATE, STATE_MS, read_speech
+from ..audio import FRAME_MS, SAMPLE_RATE, UNIT_MS, read_speech
 from ..simul.live import load_sessions
 from ..simul.session import Event
 from . import stream
@@ -100,7 +100,7 @@ def _translate(words: list[str], recording: Path | None, example: dict[str, Any]
 
 def _blocks(samples: np.ndarray, live: bool) -> Iterator[np.ndarray]:
     """The recording in pieces of 40 ms; live, each when its last sample would have been spoken."""
-    size, began = STATE_MS * SAMPLE_RATE // 1000, time.monotonic()
+    size, began = UNIT_MS * SAMPLE_RATE // 1000, time.monotonic()
     for stop in range(size, len(samples) + size, size):
         if live:
             time.sleep(max(0.0, began + stop / SAMPLE_RATE - time.monotonic()))

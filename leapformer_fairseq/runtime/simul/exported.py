@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ...support.errors import LeapformerError
+from ..cmvn import Cmvn
 from ..engine import Graphs, Values
 from ..folder import (
     BEFORE,
@@ -27,7 +28,6 @@ from ..folder import (
     Folder,
     Speech,
 )  # fmt: skip
-from .features import Cmvn
 from .policy import PolicyOptions
 from .text import Detokenizer
 from .times import ComputeTimes
@@ -68,13 +68,12 @@ class ExportedSystem:
         if pre_decision_ratio is not None and pre_decision_ratio < 1:
             raise LeapformerError(f"--pre-decision-ratio is {pre_decision_ratio}; it must be at least 1")
         target = folder.vocabularies["target"]
-        normalised = about.mean is not None and about.std is not None
         return cls(
             Graphs(folder, threads),
             about,
             target.eos,
             Detokenizer(target.symbols, folder.file(SUBWORDS)),
-            Cmvn(np.array(about.mean, np.float32), np.array(about.std, np.float32)) if normalised else None,
+            Cmvn.of(about.mean, about.std),
             policy,
             about.step_frames if pre_decision_ratio is None else about.state_frames * pre_decision_ratio,
         )
@@ -126,11 +125,11 @@ class Moment(NamedTuple):
     n_consumed: int
     own: Values
     source: Values
-    n_read: int  # rows that cross-attention has read
+    n_read: int  # encoder states that cross-attention has read
 
 
 class ExportedEngine:
-    """A `stream.Engine`: each frame is encoded once, chunk by chunk, and cross-attention reads each row once."""
+    """A `stream.Engine`: each frame is encoded once, chunk by chunk, and cross-attention reads each state once."""
 
     def __init__(self, graphs: Graphs, about: Speech, first_token: int, times: ComputeTimes) -> None:
         self.graphs, self.about, self.times = graphs, about, times
@@ -139,7 +138,7 @@ class ExportedEngine:
         self._waiting = np.zeros((0, about.n_bins), np.float32)
         self._before = np.zeros((about.state_frames, about.n_bins), np.float32)
         self._heard = graphs.begin(HEARD, 1)
-        self._rows: list[np.ndarray] = []  # (1, C) each
+        self._states: list[np.ndarray] = []  # of the encoder, (1, C) each; "rows" in the graphs
 
     @property
     def n_tokens(self) -> int:
@@ -151,7 +150,7 @@ class ExportedEngine:
 
     @property
     def ready(self) -> int:
-        """Number of rows that a token may see, given the frames fed."""
+        """Number of encoder states that a token may see, given the frames fed."""
         frames, chunk, ahead = self.about.state_frames, self.about.chunk_states, self.about.ahead_states
         if self.finished:
             return -(-self.n_frames // frames)
@@ -171,7 +170,7 @@ class ExportedEngine:
         self.finished = True
 
     def scores(self, visible: int | None = None, layer: int | None = None) -> np.ndarray:
-        """Log-probabilities (V,) of the next token, after consuming the last one, which sees `visible` rows."""
+        """Log-probabilities (V,) of the next token, after consuming the last one, which sees `visible` states."""
         if layer is not None:
             raise LeapformerError(NO_WEIGHTS)
         if not self.n_frames:
@@ -215,36 +214,36 @@ class ExportedEngine:
     def fork(self) -> Self:
         """An independent copy."""
         other = copy.copy(self)
-        other.times, other._rows = replace(self.times), list(self._rows)
+        other.times, other._states = replace(self.times), list(self._states)
         return other
 
     def _read(self, source: Values, read: int, seen: int) -> tuple[Values, int]:
-        """The states of cross-attention that have read up to a step's rows more, and how many they have then."""
+        """Let cross-attention read up to a step more, and return its states and how many encoder states it has read."""
         size = self.about.step_frames // self.about.state_frames
-        new = self._rows[read : min(read + size, seen)]
-        rows = np.zeros((size, *new[0].shape), np.float32)
-        rows[: len(new)] = new
-        given = {ROWS: rows, COUNT: np.array([len(new)]), START: np.array([read])}
+        new = self._states[read : min(read + size, seen)]
+        padded = np.zeros((size, *new[0].shape), np.float32)
+        padded[: len(new)] = new
+        given = {ROWS: padded, COUNT: np.array([len(new)]), START: np.array([read])}
         _, source = self.graphs.advance(WRITE, given, source)
         return source, read + len(new)
 
     def _encode(self) -> None:
-        """Whole chunks and, at the end, what is left."""
-        per_row = self.about.state_frames
-        own = per_row * self.about.chunk_states
-        whole = own + per_row * self.about.ahead_states
+        """Encode whole chunks and, at the end, what is left."""
+        per_state = self.about.state_frames
+        own = per_state * self.about.chunk_states
+        whole = own + per_state * self.about.ahead_states
         while len(self._waiting) >= whole or (self.finished and len(self._waiting)):
             heard, chunk = self._waiting[:whole], self._waiting[:own]
             self._waiting = self._waiting[own:]
-            frames = np.zeros((1, per_row + whole, self.about.n_bins), np.float32)
-            frames[0, :per_row], frames[0, per_row : per_row + len(heard)] = self._before, heard
+            frames = np.zeros((1, per_state + whole, self.about.n_bins), np.float32)
+            frames[0, :per_state], frames[0, per_state : per_state + len(heard)] = self._before, heard
             given = {
                 FRAMES: frames,
-                BEFORE: np.array([per_row if self._rows else 0]),
+                BEFORE: np.array([per_state if self._states else 0]),
                 COUNT: np.array([len(heard)]),
-                START: np.array([len(self._rows)]),
+                START: np.array([len(self._states)]),
             }
-            (rows,), self._heard = self.graphs.advance(LISTEN, given, self._heard, ROWS)
-            self._rows += list(rows.numpy()[: -(-len(chunk) // per_row)])
-            self._before = chunk[-per_row:]
+            (states,), self._heard = self.graphs.advance(LISTEN, given, self._heard, ROWS)
+            self._states += list(states.numpy()[: -(-len(chunk) // per_state)])
+            self._before = chunk[-per_state:]
             self.times.encoder_passes += 1

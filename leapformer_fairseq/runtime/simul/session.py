@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...support.errors import LeapformerError
-from ..audio import SAMPLE_RATE, STATE_MS
+from ..audio import SAMPLE_RATE, UNIT_MS, UNIT_SAMPLES
 from .segments import Place, Segmenter, SegmentOptions
-from .silence import PIECE
 from .stream import DecodingOptions, System, TranslationStream
 from .times import ComputeTimes
 from .window import forgettable
@@ -42,7 +41,8 @@ class Event:
 class Samples:
     """The input of a session's streams as samples; every segment is encoded separately.
 
-    `goes_on`: whether units are encoder states, of an encoder that keeps its state from segment to segment.
+    A unit is 40 ms of audio; here it is samples (T,), which are fewer at the edges of segments. `goes_on`: units are
+    encoder states instead, of an encoder that keeps its own state from segment to segment.
     """
 
     goes_on: ClassVar[bool] = False
@@ -51,9 +51,12 @@ class Samples:
         """`aligns`: as for `TranslationStream`."""
         self.system, self.options, self.times, self.aligns = system, options, times, aligns
 
-    def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
-        """Units of 40 ms that a piece of audio completes, each with its place; without a place, the audio has ended."""
-        return [] if place is None else [(place, piece)]
+    def push(self, audio: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
+        """Add the samples of one more unit, and return the units that are ready now, each with its place.
+
+        Without a place, the audio has ended.
+        """
+        return [] if place is None else [(place, audio)]
 
     def stream(self) -> TranslationStream:
         """A new stream without any input."""
@@ -64,22 +67,22 @@ class Samples:
         stream.push(unit)
 
     def length(self, unit: Any) -> int:
-        """Samples of a unit."""
+        """The number of samples that a unit stands for."""
         return len(unit)
 
     def last(self, units: Iterable[Any], milliseconds: int) -> list[Any]:
-        """The end of units."""
+        """The last `milliseconds` of these units."""
         samples = np.concatenate([np.zeros(0, np.float32), *units])
-        return _pieces(samples[max(0, len(samples) - milliseconds * SAMPLE_RATE // 1000) :])
+        return _units_of(samples[max(0, len(samples) - milliseconds * SAMPLE_RATE // 1000) :])
 
     def after(self, units: Sequence[Any], states: int) -> list[Any]:
-        """Units without the audio of their first so many encoder states."""
-        return _pieces(np.concatenate(units)[states * PIECE :])
+        """These units without the audio of their first `states` encoder states."""
+        return _units_of(np.concatenate(units)[states * UNIT_SAMPLES :])
 
 
-def _pieces(samples: np.ndarray) -> list[np.ndarray]:
-    """Of 40 ms each, which do not keep the whole."""
-    return [samples[at : at + PIECE].copy() for at in range(0, len(samples), PIECE)]
+def _units_of(samples: np.ndarray) -> list[np.ndarray]:
+    """Samples as units; copies, so that the whole array need not stay in memory."""
+    return [samples[at : at + UNIT_SAMPLES].copy() for at in range(0, len(samples), UNIT_SAMPLES)]
 
 
 class Session:
@@ -116,15 +119,15 @@ class Session:
         options = replace(options, silence_db=None)  # the segmenter finds the first sound
         self._input = source(system, options, self.times, self.segments.forgets)
         # An encoder that goes on has states of 40 ms, which segments begin and end with; others begin at any time.
-        if source.goes_on and self.segments.lead_ms % STATE_MS:
+        if source.goes_on and self.segments.lead_ms % UNIT_MS:
             raise LeapformerError(
-                f"--lead-ms {self.segments.lead_ms} with --carry encoder: give a multiple of {STATE_MS}"
+                f"--lead-ms {self.segments.lead_ms} with --carry encoder: give a multiple of {UNIT_MS}"
             )
-        self._segmenter = Segmenter(self.segments, *([PIECE] if source.goes_on else []))
+        self._segmenter = Segmenter(self.segments, *([UNIT_SAMPLES] if source.goes_on else []))
         self._stream: TranslationStream | None = None
         self._window: list[Any] = []  # what the stream was given, where that may be needed again
         self._forgotten = (0, 0)  # tokens and units of the segment that the stream knows nothing of
-        self._lead: deque[Any] = deque(maxlen=self.segments.lead_ms // STATE_MS + 2)  # some of it is less than 40 ms
+        self._lead: deque[Any] = deque(maxlen=self.segments.lead_ms // UNIT_MS + 2)  # some of it is less than 40 ms
         self._rest = np.zeros(0, np.float32)
         self._drafted = 0  # steps of source that the last draft is of
         self.settled = 0  # samples that are not needed again: of segments that have ended, and what was forgotten
@@ -152,10 +155,10 @@ class Session:
         """Add samples in [-1, 1] at 16 kHz, shape (T,); a remainder of less than 40 ms is kept for the next call."""
         with self._whole_call():
             known = np.concatenate([self._rest, samples])
-            whole = len(known) - len(known) % PIECE
+            whole = len(known) - len(known) % UNIT_SAMPLES
             self._rest = known[whole:].copy()
-            for start in range(0, whole, PIECE):
-                yield from self._hear(known[start : start + PIECE].copy())  # else the whole of it would be kept
+            for start in range(0, whole, UNIT_SAMPLES):
+                yield from self._hear(known[start : start + UNIT_SAMPLES].copy())  # else the whole of it would be kept
 
     def finish(self) -> Iterator[Event]:
         """End the audio and return all remaining events."""
@@ -178,9 +181,9 @@ class Session:
         yield
         self._hears = False  # not after an error, or where the events were not all read
 
-    def _hear(self, piece: np.ndarray) -> Iterator[Event]:
-        self.n_samples += len(piece)
-        yield from self._placed(self._segmenter.push(piece, *self._held()))
+    def _hear(self, unit: np.ndarray) -> Iterator[Event]:
+        self.n_samples += len(unit)
+        yield from self._placed(self._segmenter.push(unit, *self._held()))
 
     def _held(self) -> tuple[int, int]:
         """The tokens that the segment has, and its units that were forgotten."""
@@ -189,10 +192,10 @@ class Session:
             return 0, 0
         return self._forgotten[0] + self._stream.n_tokens, self._forgotten[1]
 
-    def _placed(self, pieces: Iterator[tuple[Place, np.ndarray]]) -> Iterator[Event]:
-        for place, piece in pieces:
-            for place_, unit in self._input.push(piece, place):
-                yield from self._translate(place_, unit)
+    def _placed(self, units: Iterator[tuple[Place, np.ndarray]]) -> Iterator[Event]:
+        for place, audio in units:
+            for place_of_unit, unit in self._input.push(audio, place):
+                yield from self._translate(place_of_unit, unit)
 
     def _translate(self, place: Place, unit: Any) -> Iterator[Event]:
         """One more unit, in the order of the audio."""

@@ -13,7 +13,8 @@ import numpy as np
 
 from ...support.errors import LeapformerError
 from ..audio import SAMPLE_RATE
-from .features import Cmvn, FeatureStream
+from ..cmvn import Cmvn
+from .features import FeatureStream
 from .policy import PolicyOptions
 from .silence import SILENCE_DB, Beginning, check_silence
 from .text import EMITTERS, Detokenizer

@@ -6,11 +6,11 @@ attend.
 
 from __future__ import annotations
 
-from ..audio import STATE_MS
+from ..audio import UNIT_MS
 from .stream import TranslationStream
 
 MARGIN = 4  # states that stay before the first one that kept text is aligned with
-LEAST = 1000 // STATE_MS  # states that are worth reading the others again
+LEAST = 1000 // UNIT_MS  # states that are worth reading the others again
 
 
 def forgettable(stream: TranslationStream, words: int) -> tuple[int, int]:

@@ -3,8 +3,8 @@ import { isDeepStrictEqual } from "node:util";
 import { readFileSync } from "node:fs";
 
 const load = (name) => import(`${process.argv[2]}/local/${name}.js`);
-const [{ Segmenter }, { SentenceEnds }, { POLICIES }, { Detokenizer, EMITTERS }, { Session }, { PIECE }] =
-  await Promise.all(["segments", "sentences", "policy", "text", "session", "silence"].map(load));
+const [{ Segmenter }, { SentenceEnds }, { POLICIES }, { Detokenizer, EMITTERS }, { Session }, { UNIT_SAMPLES }] =
+  await Promise.all(["segments", "sentences", "policy", "text", "session", "audio"].map(load));
 const RATE = 16000;
 
 /** Noise of parts of [seconds, amplitude]. */
@@ -41,16 +41,16 @@ class Fbank {
 /** The network that is told the ends of sentences. */
 const told = (ends) => ({
   begin() {
-    let nPieces = 0;
-    return { model: { delay: 5 }, push: async () => ends[String(++nPieces)] ?? null };
+    let nUnits = 0;
+    return { model: { delay: 5 }, push: async () => ends[String(++nUnits)] ?? null };
   },
 });
 
 async function segments({ segments: options, audio, ends, tokens, forgotten }) {
   const segmenter = new Segmenter({ ...options, sentences: told(ends) });
   const [samples, found] = [sound(audio), []];
-  for (let at = 0; at < samples.length; at += PIECE) {
-    found.push(...(await all(segmenter.push(samples.subarray(at, at + PIECE), tokens, forgotten))));
+  for (let at = 0; at < samples.length; at += UNIT_SAMPLES) {
+    found.push(...(await all(segmenter.push(samples.subarray(at, at + UNIT_SAMPLES), tokens, forgotten))));
   }
   found.push(...(await all(segmenter.finish(tokens, forgotten))));
   const places = [];

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from leapformer_fairseq.runtime.audio import UNIT_SAMPLES
 from leapformer_fairseq.runtime.sentences import SentenceEnds, SentenceModel
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.segments import Segmenter, SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Event, Session
-from leapformer_fairseq.runtime.simul.silence import PIECE
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions
 from leapformer_fairseq.runtime.simul.text import EMITTERS, Detokenizer
 from tests.scripted import ScriptedSystem
@@ -49,14 +49,14 @@ SPEECH = [(0.61, NONE), (2.7, LOUD), (0.63, FAINT), (2.3, SOFT), (1.4, NONE), (3
 
 
 class Told:
-    """In place of `SentenceEnds`: the samples of ends by the piece after which they are known."""
+    """In place of `SentenceEnds`: the samples of ends by the unit after which they are known."""
 
     def __init__(self, ends: dict[str, int]) -> None:
-        self.model, self._ends, self._n_pieces = SimpleNamespace(delay=AHEAD + 2), ends, 0
+        self.model, self._ends, self._n_units = SimpleNamespace(delay=AHEAD + 2), ends, 0
 
-    def push(self, piece: np.ndarray) -> int | None:
-        self._n_pieces += 1
-        return self._ends.get(str(self._n_pieces))
+    def push(self, unit: np.ndarray) -> int | None:
+        self._n_units += 1
+        return self._ends.get(str(self._n_units))
 
 
 def silent(ahead: int = AHEAD, threshold: float = 0.5) -> SentenceModel:
@@ -81,9 +81,9 @@ ENDS = {
     "40": 22_010,
     "71": 43_200,
     "86": 52_000,
-    "90": 90 * PIECE - 3000,
-    "150": 140 * PIECE,
-    "220": 220 * PIECE - 4 * PIECE,
+    "90": 90 * UNIT_SAMPLES - 3000,
+    "150": 140 * UNIT_SAMPLES,
+    "220": 220 * UNIT_SAMPLES - 4 * UNIT_SAMPLES,
 }
 SEGMENTS: list[Case] = [
     {"segments": {}},
@@ -106,7 +106,11 @@ def segments(case: Case) -> list[tuple[str, int]]:
     segmenter, samples = Segmenter(options_of(case)), sound(case["audio"])
     tell(segmenter, case)
     given = case["tokens"], case["forgotten"]
-    found = [one for at in range(0, len(samples), PIECE) for one in segmenter.push(samples[at : at + PIECE], *given)]
+    found = [
+        one
+        for at in range(0, len(samples), UNIT_SAMPLES)
+        for one in segmenter.push(samples[at : at + UNIT_SAMPLES], *given)
+    ]
     found += segmenter.finish(*given)
     places = itertools.groupby(found, key=lambda one: one[0].name.lower())
     return [(place, sum(len(piece) for _, piece in pieces)) for place, pieces in places]

@@ -2,7 +2,8 @@
 export const SAMPLE_RATE = 16000;
 export const FRAME_MS = 10;
 export const WINDOW_MS = 25;
-export const STATE_MS = 40;
+export const UNIT_MS = 40; // four frames, of which an encoder makes one state
+export const UNIT_SAMPLES = (SAMPLE_RATE * UNIT_MS) / 1000;
 const [HOP, WINDOW] = [FRAME_MS, WINDOW_MS].map((ms) => (SAMPLE_RATE * ms) / 1000);
 
 export function concatenate(...parts) {

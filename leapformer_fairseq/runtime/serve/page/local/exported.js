@@ -66,7 +66,7 @@ export class ExportedSystem {
   }
 
   /** The states of a kind of attention before anything was read. */
-  states(side) {
+  begun(side) {
     const shapes = Object.entries(this.about.states[side]);
     return Object.fromEntries(shapes.map(([name, shape]) => {
       const values = this.about.starts[name]?.flat(Infinity) ?? shape.reduce((a, b) => a * b, 1);
@@ -81,24 +81,24 @@ export class ExportedSystem {
   }
 }
 
-/** Each frame is encoded once, chunk by chunk, and cross-attention reads each row once. */
+/** Each frame is encoded once, chunk by chunk, and cross-attention reads each state once. */
 class ExportedEngine {
   constructor(system) {
     Object.assign(this, { system, about: system.about.speech, nFrames: 0, finished: false });
     // The decoder at one moment. No state is ever changed: each step makes new ones.
-    const [own, source] = ["self", "cross"].map((side) => system.states(side));
+    const [own, source] = ["self", "cross"].map((side) => system.begun(side));
     this.now = { tokens: [system.eos], nConsumed: 0, own, source, nRead: 0 };
     this.waiting = [];
-    this.before = []; // the frames of the last row
-    this.heard = system.states("heard");
-    this.rows = [];
+    this.before = []; // the frames of the last state
+    this.heard = system.begun("heard");
+    this.states = []; // of the encoder; "rows" in the graphs
   }
 
   get tokens() {
     return this.now.tokens.slice(1);
   }
 
-  /** Number of rows that a token may see, given the frames fed. */
+  /** Number of encoder states that a token may see, given the frames fed. */
   get ready() {
     const { state_frames: frames, chunk_states: chunk, ahead_states: ahead } = this.about;
     if (this.finished) return Math.ceil(this.nFrames / frames);
@@ -114,7 +114,7 @@ class ExportedEngine {
     this.finished = true;
   }
 
-  /** Scores of the next token, after consuming the last one, which sees `visible` rows. */
+  /** Scores of the next token, after consuming the last one, which sees `visible` states. */
   async scores(visible) {
     await this.encode();
     const { system, now } = this;
@@ -156,16 +156,16 @@ class ExportedEngine {
     this.now = snapshot;
   }
 
-  /** The states of cross-attention that have read up to a step's rows more, and how many they have then. */
+  /** Let cross-attention read up to a step more: its states, and how many encoder states it has read. */
   async read(source, read, seen) {
     const { system, about } = this;
     const size = about.step_frames / about.state_frames;
-    const found = this.rows.slice(read, Math.min(read + size, seen));
+    const found = this.states.slice(read, Math.min(read + size, seen));
     const width = found[0].length;
-    const rows = new Float32Array(size * width);
-    found.forEach((row, i) => rows.set(row, i * width));
+    const padded = new Float32Array(size * width);
+    found.forEach((state, i) => padded.set(state, i * width));
     const given = {
-      rows: system.floats(rows, size, 1, width),
+      rows: system.floats(padded, size, 1, width),
       count: system.integers([found.length], 1),
       start: system.integers([read], 1),
     };
@@ -173,27 +173,27 @@ class ExportedEngine {
     return [after, read + found.length];
   }
 
-  /** Whole chunks and, at the end, what is left. */
+  /** Encode whole chunks and, at the end, what is left. */
   async encode() {
     const { system } = this;
-    const { state_frames: perRow, chunk_states: chunk, ahead_states: ahead, n_bins: bins } = this.about;
-    const [own, whole] = [perRow * chunk, perRow * (chunk + ahead)];
+    const { state_frames: perState, chunk_states: chunk, ahead_states: ahead, n_bins: bins } = this.about;
+    const [own, whole] = [perState * chunk, perState * (chunk + ahead)];
     while (this.waiting.length >= whole || (this.finished && this.waiting.length)) {
       const heard = this.waiting.slice(0, whole);
       const taken = this.waiting.splice(0, own);
-      const frames = new Float32Array((perRow + whole) * bins);
+      const frames = new Float32Array((perState + whole) * bins);
       this.before.forEach((frame, i) => frames.set(frame, i * bins));
-      heard.forEach((frame, i) => frames.set(frame, (perRow + i) * bins));
+      heard.forEach((frame, i) => frames.set(frame, (perState + i) * bins));
       const given = {
-        frames: system.floats(frames, 1, perRow + whole, bins),
-        before: system.integers([this.rows.length ? perRow : 0], 1),
+        frames: system.floats(frames, 1, perState + whole, bins),
+        before: system.integers([this.states.length ? perState : 0], 1),
         count: system.integers([heard.length], 1),
-        start: system.integers([this.rows.length], 1),
+        start: system.integers([this.states.length], 1),
       };
-      const [found, states] = await system.advance("listen", given, this.heard);
-      this.heard = states;
-      this.rows.push(...rowsOf(found.rows).slice(0, Math.ceil(taken.length / perRow)));
-      this.before = taken.slice(-perRow);
+      const [found, heardBy] = await system.advance("listen", given, this.heard);
+      this.heard = heardBy;
+      this.states.push(...rowsOf(found.rows).slice(0, Math.ceil(taken.length / perState)));
+      this.before = taken.slice(-perState);
     }
   }
 }

@@ -1,20 +1,20 @@
 // Where continuous speech is cut into segments, as in leapformer_fairseq/runtime/simul/segments.py.
-import { SAMPLE_RATE, STATE_MS, concatenate, rounded } from "./audio.js";
-import { Beginning, MIDDLE_MS, ONSET_DB, PIECE, QUIET_ONSET_MS, levelOf, quietSamples } from "./silence.js";
+import { SAMPLE_RATE, UNIT_MS, UNIT_SAMPLES, concatenate, rounded } from "./audio.js";
+import { Beginning, MIDDLE_MS, ONSET_DB, QUIET_ONSET_MS, levelOf, quietSamples } from "./silence.js";
 
-const RECENT = 10000 / STATE_MS; // pieces whose loudest one is the recent level
+const RECENT = 10000 / UNIT_MS; // units whose loudest one is the recent level
 const AT_PAUSES = ["pause", "sentence"]; // end at pauses, too
 const GRID = SAMPLE_RATE / 1000; // samples; segments begin and end at multiples of it
-export const SPEECH = "speech"; // a piece that belongs to the segment
-export const END = "end"; // the segment's last piece
+export const SPEECH = "speech"; // a unit that belongs to the segment
+export const END = "end"; // the segment's last unit
 export const BETWEEN = "between"; // silence after a pause
 
-/** Assigns pieces of audio to segments, one after the other, in constant memory. */
+/** Assigns units of audio to segments, one after the other, in constant memory. */
 export class Segmenter {
   /** `options`: the fields of SegmentOptions. */
   constructor(options) {
     this.options = options;
-    this.levels = []; // of the last pieces of segments
+    this.levels = []; // of the last units of segments
     this.nSamples = 0; // of the segment
     this.nQuiet = 0; // that the segment ends with so far
     this.floor = Infinity; // level of the quietest of them, and of those between segments
@@ -28,83 +28,85 @@ export class Segmenter {
   }
 
   /**
-   * Pieces with their places: this one, or with the ends of sentences those whose places are now known.
+   * Units with their places: this one, or with the ends of sentences those whose places are now known.
    *
-   * In its possible segment, `nTokens` were written and `nForgotten` pieces were forgotten.
+   * In its possible segment, `nTokens` were written and `nForgotten` units were forgotten.
    */
-  async *push(piece, nTokens, nForgotten) {
-    const heard = this.beginning.push(piece);
-    for (let start = 0; start < heard.length; start += PIECE) {
-      const part = heard.subarray(start, start + PIECE);
+  async *push(unit, nTokens, nForgotten) {
+    const heard = this.beginning.push(unit);
+    for (let start = 0; start < heard.length; start += UNIT_SAMPLES) {
+      const part = heard.subarray(start, start + UNIT_SAMPLES);
       if (AT_PAUSES.includes(this.options.kind) || !this.isLongSilence(part)) {
         yield* this.hear(part, nTokens, nForgotten);
       }
     }
   }
 
-  isLongSilence(piece) {
-    this.nSilent = levelOf(piece) < this.silence ? this.nSilent + piece.length : 0;
+  isLongSilence(unit) {
+    this.nSilent = levelOf(unit) < this.silence ? this.nSilent + unit.length : 0;
     return this.nSilent > (MIDDLE_MS * SAMPLE_RATE) / 1000;
   }
 
-  async *hear(piece, nTokens, nForgotten) {
+  async *hear(unit, nTokens, nForgotten) {
     if (!this.endsOf) {
-      yield* this.placed(piece, nTokens, nForgotten);
+      yield* this.placed(unit, nTokens, nForgotten);
       return;
     }
-    const end = await this.endsOf.push(piece);
-    this.waiting = concatenate(this.waiting, piece);
+    const end = await this.endsOf.push(unit);
+    this.waiting = concatenate(this.waiting, unit);
     if (end !== null && this.nSamples + end - this.nPlaced >= this.options.min_seconds * SAMPLE_RATE) {
       yield* this.taken(end - this.nPlaced, nTokens, nForgotten);
     }
-    while (this.waiting.length > this.endsOf.model.delay * PIECE) yield* this.next(PIECE, nTokens, nForgotten);
+    while (this.waiting.length > this.endsOf.model.delay * UNIT_SAMPLES) {
+      yield* this.next(UNIT_SAMPLES, nTokens, nForgotten);
+    }
   }
 
-  /** The pieces whose places are not known yet, once the audio has ended. */
+  /** The units whose places are not known yet, once the audio has ended. */
   async *finish(nTokens, nForgotten) {
     const rest = this.beginning.finish();
     if (rest.length) yield* this.hear(rest, nTokens, nForgotten);
-    while (this.waiting.length) yield* this.next(PIECE, nTokens, nForgotten);
+    while (this.waiting.length) yield* this.next(UNIT_SAMPLES, nTokens, nForgotten);
   }
 
-  /** The pieces up to the end of a sentence, so many samples from now; a rest is part of the last one. */
+  /** The units up to the end of a sentence, so many samples from now; a rest is part of the last one. */
   *taken(samples, nTokens, nForgotten) {
     samples = Math.min(Math.max(rounded(samples / GRID), 1) * GRID, this.waiting.length);
-    for (; samples >= 2 * PIECE; samples -= PIECE) yield* this.next(PIECE, nTokens, nForgotten);
+    for (; samples >= 2 * UNIT_SAMPLES; samples -= UNIT_SAMPLES) yield* this.next(UNIT_SAMPLES, nTokens, nForgotten);
     yield* this.next(samples, nTokens, nForgotten, true);
     const quietMs = Math.floor((1000 * quietSamples(this.waiting, this.quietLevel())) / SAMPLE_RATE);
     this.open = this.open || quietMs <= QUIET_ONSET_MS;
   }
 
   *next(samples, nTokens, nForgotten, ended = false) {
-    const piece = this.waiting.slice(0, samples);
+    const unit = this.waiting.slice(0, samples);
     this.waiting = this.waiting.slice(samples);
-    this.nPlaced += piece.length;
-    yield* this.placed(piece, nTokens, nForgotten, ended);
+    this.nPlaced += unit.length;
+    yield* this.placed(unit, nTokens, nForgotten, ended);
   }
 
-  /** A piece with its place, or its silence and its sound with theirs. */
-  *placed(piece, nTokens, nForgotten, ended = false) {
+  /** A unit with its place, or its silence and its sound with theirs. */
+  *placed(unit, nTokens, nForgotten, ended = false) {
     if (!this.open) {
-      const silence = this.silenceBefore(piece);
-      if (silence) yield [BETWEEN, piece.subarray(0, silence)];
-      piece = piece.subarray(silence);
+      const silence = this.silenceBefore(unit);
+      if (silence) yield [BETWEEN, unit.subarray(0, silence)];
+      unit = unit.subarray(silence);
     }
-    if (piece.length) yield [this.place(piece, nTokens, nForgotten, ended), piece];
+    if (unit.length) yield [this.place(unit, nTokens, nForgotten, ended), unit];
   }
 
-  /** How many samples of a piece between segments come before a sound that begins the next one. */
-  silenceBefore(piece) {
-    const level = levelOf(piece);
+  /** How many samples of a unit between segments come before a sound that begins the next one. */
+  silenceBefore(unit) {
+    const level = levelOf(unit);
     this.floor = Math.min(this.floor, level);
     const sound = Math.max(this.silence, Math.min(this.quietLevel(), this.floor + ONSET_DB));
     this.open = level >= sound;
-    return this.open ? quietSamples(piece, sound) : piece.length;
+    return this.open ? quietSamples(unit, sound) : unit.length;
   }
 
-  place(piece, nTokens, nForgotten, ended) {
-    const level = levelOf(piece);
-    this.nSamples += piece.length;
+  place(unit, nTokens, nForgotten, ended) {
+    const level = levelOf(unit);
+    this.nSamples += unit.length;
     this.levels = [...this.levels.slice(1 - RECENT), level];
     if (AT_PAUSES.includes(this.options.kind) && level < this.quietLevel()) {
       [this.nQuiet, this.floor] = [this.nQuiet + 1, Math.min(this.floor, level)];
@@ -120,9 +122,9 @@ export class Segmenter {
   ends(nTokens, nForgotten, ended) {
     const { kind, pause_ms: pauseMs, tokens, min_seconds: least, max_seconds: most } = this.options;
     const seconds = this.nSamples / SAMPLE_RATE;
-    const kept = (this.nSamples - nForgotten * PIECE) / SAMPLE_RATE;
+    const kept = (this.nSamples - nForgotten * UNIT_SAMPLES) / SAMPLE_RATE;
     if (seconds < least) return false;
-    const paused = this.nQuiet * STATE_MS >= pauseMs;
+    const paused = this.nQuiet * UNIT_MS >= pauseMs;
     const reached = { pause: paused, sentence: paused || ended, tokens: nTokens >= tokens, seconds: false };
     return reached[kind] || kept >= most;
   }

@@ -1,8 +1,8 @@
 // Where sentences end in continuous speech, as in leapformer_fairseq/runtime/sentences.py.
-import { FRAME_MS, SAMPLE_RATE, STATE_MS, WINDOW_MS, concatenate, rounded } from "./audio.js";
+import { FRAME_MS, SAMPLE_RATE, UNIT_MS, WINDOW_MS, concatenate, rounded } from "./audio.js";
 import { QUIET } from "./exported.js";
 
-const FRAMES = STATE_MS / FRAME_MS; // of a step
+const FRAMES = UNIT_MS / FRAME_MS; // of a step
 const HOP = (SAMPLE_RATE * FRAME_MS) / 1000;
 const NEAR = 2 * FRAMES; // frames that an end is away from what is told, at most
 const BETWEEN = ((WINDOW_MS - FRAME_MS) * SAMPLE_RATE) / 2000; // from a frame's first sample to halfway before it
@@ -26,7 +26,7 @@ export class SentenceModel {
     return new SentenceModel(system, graph, weights, about);
   }
 
-  /** Pieces of 40 ms that are heard after the end of a sentence until it is known. */
+  /** Units of 40 ms that are heard after the end of a sentence until it is known. */
   get delay() {
     return this.ahead + 2;
   }
@@ -64,8 +64,8 @@ export class SentenceEnds {
   }
 
   /** The sample of the recording at which a sentence ended, if that is known now, else null. */
-  async push(piece) {
-    this.frames.push(...(await this.fbank.push(piece)));
+  async push(unit) {
+    this.frames.push(...(await this.fbank.push(unit)));
     let found = null;
     while (this.frames.length >= FRAMES) {
       const [chance, told, state] = await this.model.step(this.frames.splice(0, FRAMES), this.state);

@@ -1,13 +1,12 @@
 // Unbounded speech, segment by segment, as in leapformer_fairseq/runtime/simul/session.py.
-import { SAMPLE_RATE, STATE_MS, concatenate } from "./audio.js";
+import { SAMPLE_RATE, UNIT_MS, UNIT_SAMPLES, concatenate } from "./audio.js";
 import { BETWEEN, END, Segmenter } from "./segments.js";
-import { PIECE } from "./silence.js";
 import { TranslationStream } from "./stream.js";
 import { forgettable } from "./window.js";
 
 /** `push` audio of any length and read the events, then `finish`; events do not depend on how the audio is cut. */
 export class Session {
-  /** `options`, `segments`: fields of DecodingOptions and SegmentOptions. `drafts`: report words that may change, too. */
+  /** `options`, `segments`: fields of DecodingOptions and SegmentOptions. `drafts`: also report what may change. */
   constructor(system, options, segments, drafts) {
     Object.assign(this, { system, options, segments, drafts });
     this.forgets = segments.history === "window";
@@ -16,7 +15,7 @@ export class Session {
     this.segmenter = new Segmenter(segments);
     this.stream = null;
     this.window = []; // what the stream was given, where that may be needed again
-    this.forgotten = [0, 0]; // tokens and pieces of the segment that the stream knows nothing of
+    this.forgotten = [0, 0]; // tokens and units of the segment that the stream knows nothing of
     this.lead = []; // silence before the next segment
     this.rest = new Float32Array(0);
     this.drafted = 0; // steps of source that the last draft is of
@@ -34,9 +33,9 @@ export class Session {
   /** The events of samples in [-1, 1] at 16 kHz; a remainder of less than 40 ms is kept for the next call. */
   async *push(samples) {
     const known = concatenate(this.rest, samples);
-    const whole = known.length - (known.length % PIECE);
+    const whole = known.length - (known.length % UNIT_SAMPLES);
     this.rest = known.slice(whole);
-    for (let start = 0; start < whole; start += PIECE) yield* this.hear(known.slice(start, start + PIECE));
+    for (const unit of unitsOf(known.slice(0, whole))) yield* this.hear(unit);
   }
 
   /** All remaining events. */
@@ -48,36 +47,36 @@ export class Session {
     if (this.stream) yield* this.advance(this.stream, true);
   }
 
-  async *hear(piece) {
-    this.nSamples += piece.length;
-    yield* this.placed(this.segmenter.push(piece, ...this.held()));
+  async *hear(unit) {
+    this.nSamples += unit.length;
+    yield* this.placed(this.segmenter.push(unit, ...this.held()));
   }
 
-  /** The tokens that the segment has, and its pieces that were forgotten. */
+  /** The tokens that the segment has, and its units that were forgotten. */
   held() {
     return this.stream ? [this.forgotten[0] + this.stream.nTokens, this.forgotten[1]] : [0, 0];
   }
 
-  async *placed(pieces) {
-    for await (const [place, piece] of pieces) yield* this.translate(place, piece);
+  async *placed(units) {
+    for await (const [place, unit] of units) yield* this.translate(place, unit);
   }
 
-  /** One more piece, in the order of the audio. */
-  async *translate(place, piece) {
+  /** One more unit, in the order of the audio. */
+  async *translate(place, unit) {
     if (place === BETWEEN) {
-      this.lead = [...this.lead.slice(-Math.floor(this.segments.lead_ms / STATE_MS) - 1), piece];
+      this.lead = [...this.lead.slice(-Math.floor(this.segments.lead_ms / UNIT_MS) - 1), unit];
       return;
     }
     if (!this.stream) {
       [this.stream, this.drafted] = [this.newStream(), 0];
       const lead = concatenate(...this.lead);
       const most = Math.floor((this.segments.lead_ms * SAMPLE_RATE) / 1000);
-      for (const before of pieces(lead.slice(Math.max(0, lead.length - most)))) await this.give(before);
+      for (const before of unitsOf(lead.slice(Math.max(0, lead.length - most)))) await this.give(before);
       this.lead = [];
     } else if (this.forgets) {
       await this.forget(this.stream);
     }
-    await this.give(piece);
+    await this.give(unit);
     yield* this.advance(this.stream, place === END);
   }
 
@@ -85,18 +84,18 @@ export class Session {
     return new TranslationStream(this.system, this.options, this.forgets);
   }
 
-  async give(piece) {
-    await this.stream.push(piece);
-    if (this.forgets) this.window.push(piece);
+  async give(unit) {
+    await this.stream.push(unit);
+    if (this.forgets) this.window.push(unit);
   }
 
   /** In place of the stream, one that was never given what need not be kept in mind, if that is much. */
   async forget(stream) {
     const [nTokens, nStates] = forgettable(stream, this.segments.history_words);
     if (!nStates) return;
-    const kept = pieces(concatenate(...this.window).slice(nStates * PIECE));
+    const kept = unitsOf(concatenate(...this.window).slice(nStates * UNIT_SAMPLES));
     [this.stream, this.drafted, this.window] = [this.newStream(), 0, []];
-    for (const piece of kept) await this.give(piece);
+    for (const unit of kept) await this.give(unit);
     await this.stream.follow(stream, nTokens, nStates);
     this.forgotten = [this.forgotten[0] + nTokens, this.forgotten[1] + nStates];
   }
@@ -117,7 +116,8 @@ export class Session {
   }
 }
 
-/** Of 40 ms each. */
-function pieces(samples) {
-  return Array.from({ length: Math.ceil(samples.length / PIECE) }, (_, i) => samples.slice(i * PIECE, (i + 1) * PIECE));
+/** Samples as units; the last may be shorter. */
+function unitsOf(samples) {
+  const starts = Array.from({ length: Math.ceil(samples.length / UNIT_SAMPLES) }, (_, i) => i * UNIT_SAMPLES);
+  return starts.map((start) => samples.slice(start, start + UNIT_SAMPLES));
 }

@@ -1,23 +1,22 @@
 // Silence before speech, as in leapformer_fairseq/runtime/simul/silence.py.
-import { FRAME_MS, SAMPLE_RATE, STATE_MS, concatenate } from "./audio.js";
+import { FRAME_MS, SAMPLE_RATE, UNIT_SAMPLES, concatenate } from "./audio.js";
 
-export const PIECE = (SAMPLE_RATE * STATE_MS) / 1000; // samples
 const FRAME = (SAMPLE_RATE * FRAME_MS) / 1000;
 const LOUD_DB = -40; // what is louder is a sound, also where the noise is as loud
-export const ONSET_DB = 10; // so much above the quietest piece so far is a sound, however quiet
+export const ONSET_DB = 10; // so much above the quietest unit so far is a sound, however quiet
 export const QUIET_ONSET_MS = 100; // the first sound may be quiet; what is quiet for longer is silence
 export const MIDDLE_MS = 1000; // of silence that stay in a segment that no pause ends
 const NOTHING = new Float32Array(0);
 
 /** Root mean square of samples in [-1, 1], in decibels; -100 is silence. */
-export function levelOf(piece) {
-  return 10 * Math.log10(piece.reduce((power, sample) => power + sample * sample, 0) / piece.length + 1e-10);
+export function levelOf(unit) {
+  return 10 * Math.log10(unit.reduce((power, sample) => power + sample * sample, 0) / unit.length + 1e-10);
 }
 
 /** How many samples come before the first 10 ms that are as loud as a `sound`. */
-export function quietSamples(piece, sound) {
-  for (let at = 0; at < piece.length; at += FRAME) if (levelOf(piece.subarray(at, at + FRAME)) >= sound) return at;
-  return piece.length;
+export function quietSamples(unit, sound) {
+  for (let at = 0; at < unit.length; at += FRAME) if (levelOf(unit.subarray(at, at + FRAME)) >= sound) return at;
+  return unit.length;
 }
 
 /** Holds audio back until the first sound, and leaves silence before it out that is longer than `keptMs`. */
@@ -26,21 +25,21 @@ export class Beginning {
     this.begun = silenceDb === null;
     this.silence = silenceDb ?? -Infinity;
     [this.kept, this.lead] = [keptMs, leadMs].map((ms) => Math.floor((SAMPLE_RATE * ms) / 1000));
-    this.floor = Infinity; // level of the quietest piece
+    this.floor = Infinity; // level of the quietest unit
     this.nSilent = 0; // samples before the first sound so far
     this.held = NOTHING; // the last of them
-    this.rest = NOTHING; // of a piece that is not complete
+    this.rest = NOTHING; // of a unit that is not complete
   }
 
   /** The samples that can be passed on after these: none, or all that are not left out. */
   push(samples) {
     if (this.begun) return samples;
     const known = concatenate(this.rest, samples);
-    for (let start = 0; start + PIECE <= known.length; start += PIECE) {
-      this.judge(known.subarray(start, start + PIECE));
-      if (this.begun) return concatenate(this.held, known.subarray(start + PIECE));
+    for (let start = 0; start + UNIT_SAMPLES <= known.length; start += UNIT_SAMPLES) {
+      this.judge(known.subarray(start, start + UNIT_SAMPLES));
+      if (this.begun) return concatenate(this.held, known.subarray(start + UNIT_SAMPLES));
     }
-    this.rest = known.slice(known.length - (known.length % PIECE));
+    this.rest = known.slice(known.length - (known.length % UNIT_SAMPLES));
     return NOTHING;
   }
 
@@ -51,16 +50,16 @@ export class Beginning {
     return this.begun ? this.held : NOTHING;
   }
 
-  judge(piece) {
-    const level = levelOf(piece);
+  judge(unit) {
+    const level = levelOf(unit);
     this.floor = Math.min(this.floor, level);
     const sound = Math.max(this.silence, Math.min(LOUD_DB, this.floor + ONSET_DB));
     this.begun = level >= sound;
-    const quiet = this.begun ? quietSamples(piece, sound) : piece.length;
+    const quiet = this.begun ? quietSamples(unit, sound) : unit.length;
     this.nSilent += quiet;
     const kept = this.nSilent <= this.kept ? this.nSilent : Math.min(this.lead, this.nSilent);
-    const needed = this.begun ? piece.length - quiet + kept : Math.max(this.kept, this.lead);
-    const held = concatenate(this.held, piece);
+    const needed = this.begun ? unit.length - quiet + kept : Math.max(this.kept, this.lead);
+    const held = concatenate(this.held, unit);
     this.held = held.slice(Math.max(0, held.length - needed));
   }
 }
