@@ -240,7 +240,7 @@ KINDS: dict[str, tuple[Callable[[Case], Any], list[Case], Case]] = {
     "policies": (policies, POLICIES, {"script": SCRIPT}),
     "texts": (texts, TEXTS, {}),
     "sessions": (sessions, SESSIONS, {**COMMON, "segments": {}, "decoding": {}, "drafts": False, "variety": 40,
-                                      "ends_of": 9, "chunk_states": 5, "lagging": None, "sizes": [1000, 30_000, 7]}),
+                                      "ends_of": 9, "chunk_states": 9, "lagging": None, "sizes": [1000, 30_000, 7]}),
 }  # fmt: skip
 OPTIONS: dict[str, Any] = {"segments": SegmentOptions(), "decoding": DecodingOptions(), "policy": PolicyOptions()}
 
