@@ -49,14 +49,14 @@ def _search(
     beam, longest = options.beam, int(options.max_len_a * size + options.max_len_b)
     longest = min(longest, graphs.folder.max_target - 1)
     begin = np.array([target.eos] if given is None else given)[: longest + 1]
-    written, sums, found = np.tile(begin, (beam, 1)), np.zeros(beam, np.float32), list[Hypothesis]()
-    own, order = graphs.begin(SELF, 1), np.zeros(beam, int)
+    written, sums, hypotheses = np.tile(begin, (beam, 1)), np.zeros(beam, np.float32), list[Hypothesis]()
+    states, order = graphs.begin(SELF, 1), np.zeros(beam, int)
     if len(begin) > 1:
-        log_probs, own = graphs.text(begin[None, :-1], own)
+        log_probs, states = graphs.text(begin[None, :-1], states)
         sums += log_probs[0, np.arange(len(begin) - 1), begin[1:]].sum()
         sums[1:] = -np.inf  # else all hypotheses would be the same
     for position in range(len(begin), longest + 2):
-        (scores,), own = graphs.step(written[None, :, -1], position, order[None], own, source)
+        (scores,), states = graphs.step(written[None, :, -1], position, order[None], states, source)
         scores = np.where(np.isnan(scores), -np.inf, scores).astype(np.float32)
         scores[:, target.pad] = -np.inf
         if position > longest:
@@ -69,18 +69,20 @@ def _search(
         rows, tokens = np.divmod(best, scores.shape[1])
         values = considered.ravel()[best]
         for row, token, value in zip(rows[:beam], tokens[:beam], values[:beam], strict=True):
-            if token == target.eos and value > -np.inf and len(found) < beam:
-                found.append(Hypothesis([*written[row, 1:].tolist(), int(token)], value / position**options.penalty))
-        if len(found) == beam or position > longest:
+            if token == target.eos and value > -np.inf and len(hypotheses) < beam:
+                hypotheses.append(
+                    Hypothesis([*written[row, 1:].tolist(), int(token)], value / position**options.penalty)
+                )
+        if len(hypotheses) == beam or position > longest:
             break
         going = np.flatnonzero(tokens != target.eos)[:beam]
         order, sums = rows[going], values[going]
         written = np.concatenate([written[order], tokens[going, None]], 1)
-    return sorted(found, key=lambda one: -one.score)
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
     """Where the largest values are, in descending order; of equal ones the first first."""
     least = np.partition(values, -count)[-count]
-    found = np.flatnonzero(values >= least)  # few, and all that may be among them
-    return found[np.argsort(-values[found], kind="stable")][:count]
+    places = np.flatnonzero(values >= least)  # few, and all that may be among them
+    return places[np.argsort(-values[places], kind="stable")][:count]

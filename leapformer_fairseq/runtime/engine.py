@@ -83,8 +83,8 @@ class Graphs:
 
     def advance(self, graph: str, given: Mapping[str, Any], states: Values, *outputs: str) -> tuple[list[Any], Values]:
         """The outputs of a graph that is given and returns states, and these states."""
-        found = self.run(graph, {**given, **states}, [*outputs, *(f"{name}{NEXT}" for name in states)])
-        return found[: len(outputs)], dict(zip(states, found[len(outputs) :], strict=True))
+        values = self.run(graph, {**given, **states}, [*outputs, *(f"{name}{NEXT}" for name in states)])
+        return values[: len(outputs)], dict(zip(states, values[len(outputs) :], strict=True))
 
     def value(self, array: np.ndarray) -> Any:
         from onnxruntime import OrtValue
@@ -98,7 +98,7 @@ class Graphs:
         return {name: self.value(np.broadcast_to(starts[name], (rows, *shape))) for name, shape in shapes.items()}
 
     def step(
-        self, tokens: np.ndarray, position: int, order: np.ndarray, own: Values, source: Values
+        self, tokens: np.ndarray, position: int, order: np.ndarray, states: Values, source: Values
     ) -> tuple[np.ndarray, Values]:
         """Log-probabilities (B, R, V) after tokens (B, R) at `position`, from 1, and the states of self-attention.
 
@@ -106,27 +106,27 @@ class Graphs:
         """
         rows = {TOKENS: tokens, POSITIONS: np.full(tokens.shape, position), ORDER: order}
         given = {name: value.astype(np.int64) for name, value in rows.items()}
-        (log_probs,), own = self.advance(STEP, {**given, **source}, own, LOG_PROBS)
-        return log_probs.numpy(), own
+        (log_probs,), states = self.advance(STEP, {**given, **source}, states, LOG_PROBS)
+        return log_probs.numpy(), states
 
-    def text(self, tokens: np.ndarray, own: Values, before: int = 0) -> tuple[np.ndarray, Values]:
+    def text(self, tokens: np.ndarray, states: Values, before: int = 0) -> tuple[np.ndarray, Values]:
         """Log-probabilities (B, T, V) of what follows each of the tokens (B, T), and the states after them.
 
         Embeddings count them from 1, attention from `before` more: the number of tokens that the states have read.
         """
-        found = []
+        parts = []
         for start in range(0, tokens.shape[1], AT_ONCE):
             piece = tokens[:, start : start + AT_ONCE].astype(np.int64)
             positions = np.broadcast_to(np.arange(start + 1, start + 1 + piece.shape[1]), piece.shape)
             given = {TOKENS: piece, POSITIONS: positions, BEFORE: np.array([before])}
-            (log_probs,), own = self.advance(PROMPT, given, own, LOG_PROBS)
-            found.append(log_probs.numpy())
-        return np.concatenate(found, 1), own
+            (log_probs,), states = self.advance(PROMPT, given, states, LOG_PROBS)
+            parts.append(log_probs.numpy())
+        return np.concatenate(parts, 1), states
 
     def read(self, tokens: np.ndarray, speakers: np.ndarray | None = None) -> Values:
         """What cross-attention needs of sources (B, S), and of the numbers (B,) of who speaks them, if it matters."""
         names, given = list(self.folder.states[CROSS]), {TOKENS: tokens.astype(np.int64)}
         if speakers is not None:
             given[SPEAKERS] = speakers.astype(np.int64)
-        found = self.run(SOURCE, given, names)
-        return dict(zip(names, found, strict=True))
+        values = self.run(SOURCE, given, names)
+        return dict(zip(names, values, strict=True))

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..support.errors import LeapformerError
 from ..support.files import write_json
-from .typed import fits, made, shown
+from .typed import dataclass_of, fits, shown
 
 FORMAT = 5
 HASH = "sha256"  # of the rest of model.json, in it
@@ -192,21 +192,21 @@ class Folder:
                 raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {FORMAT}; export it again")
             if about.pop(HASH, None) != _hash(about):
                 raise ValueError("its content is not that of its hash")
-            found = _folder(path, about)
+            folder = _folder(path, about)
         except OSError as error:
             raise LeapformerError(f"{path / MODEL} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             reason = "too many brackets" if isinstance(error, RecursionError) else error
             raise LeapformerError(f"{path / MODEL} is damaged ({reason}); export the model again") from error
-        for name in {**dict.fromkeys(_names(path, found.task)), **found.files}:
+        for name in {**dict.fromkeys(_names(path, folder.task)), **folder.files}:
             if not (path / name).is_file():
                 raise LeapformerError(f"{path} has no {name}; export the model again")
-            if name not in found.files:
+            if name not in folder.files:
                 raise LeapformerError(f"{path / name} is not of this export; delete it, or export the model again")
             _stays(path, name)
-            if (path / name).stat().st_size != found.files[name].size:
+            if (path / name).stat().st_size != folder.files[name].size:
                 raise LeapformerError(_damage(path / name))
-        return found
+        return folder
 
     def file(self, name: str) -> Path:
         """The path of a file, to be opened now. Raises LeapformerError where its content is not that of its hash."""
@@ -226,12 +226,12 @@ class Folder:
             "task": self.task,
             "states": self.states,
             "starts": self.starts,
-            "vocabularies": {side: asdict(one) for side, one in self.vocabularies.items()},
+            "vocabularies": {side: asdict(item) for side, item in self.vocabularies.items()},
             "max_target": int(self.max_target),  # fairseq has a default of 1e6
             "signature": self.signature,
             "checkpoint": self.origin,
             **{name: asdict(getattr(self, name)) for name in PARTS if getattr(self, name) is not None},
-            "files": {name: asdict(one) for name, one in files.items()},
+            "files": {name: asdict(item) for name, item in files.items()},
         }
         write_json(self.path / MODEL, {**about, HASH: _hash(about)})
         return replace(self, files=files)
@@ -265,10 +265,10 @@ def _folder(path: Path, about: dict[str, Any]) -> Folder:
         raise ValueError(f"{min(ours)} is not known")
     if without := {"starts", "files", "checkpoint"} - about.keys():
         raise ValueError(f"{min(without)} is missing")
-    found: Folder = made(Folder, {**given, "path": path}, "")
-    if wrong := next(_wrong(found), None):
+    folder: Folder = dataclass_of(Folder, {**given, "path": path}, "")
+    if wrong := next(_wrong(folder), None):
         raise ValueError(wrong)
-    return found
+    return folder
 
 
 def _wrong(folder: Folder) -> Iterator[str]:
@@ -315,25 +315,27 @@ def _part(task: str) -> Iterator[str]:
         yield PART_OF[task]
 
 
-def _wrong_speech(one: Speech, words: int) -> Iterator[str]:
+def _wrong_speech(speech: Speech, words: int) -> Iterator[str]:
     for name in ("state_frames", "chunk_states", "n_bins"):
-        yield from _unless(1 <= getattr(one, name) <= MOST, f"speech.{name}", getattr(one, name))
-    yield from _unless(0 <= one.ahead_states <= MOST, "speech.ahead_states", one.ahead_states)
-    yield from _unless(one.state_frames <= one.step_frames <= MOST, "speech.step_frames", one.step_frames)
-    yield from _unless(one.lagging is None or one.lagging >= 1, "speech.lagging", one.lagging)
-    yield from _unless(all(0 <= number < words for number in one.forbidden), "speech.forbidden", one.forbidden)
-    yield from _wrong_normal("speech", one.mean, one.std, one.n_bins)
+        yield from _unless(1 <= getattr(speech, name) <= MOST, f"speech.{name}", getattr(speech, name))
+    yield from _unless(0 <= speech.ahead_states <= MOST, "speech.ahead_states", speech.ahead_states)
+    yield from _unless(speech.state_frames <= speech.step_frames <= MOST, "speech.step_frames", speech.step_frames)
+    yield from _unless(speech.lagging is None or speech.lagging >= 1, "speech.lagging", speech.lagging)
+    yield from _unless(all(0 <= number < words for number in speech.forbidden), "speech.forbidden", speech.forbidden)
+    yield from _wrong_normal("speech", speech.mean, speech.std, speech.n_bins)
 
 
-def _wrong_speaking(one: Speaking) -> Iterator[str]:
+def _wrong_speaking(speaking: Speaking) -> Iterator[str]:
     for name in ("per_step", "values", "layers", "units"):
-        yield from _unless(1 <= getattr(one, name) <= MOST, f"speaking.{name}", getattr(one, name))
-    yield from _unless(one.values % max(one.per_step, 1) == 0, "speaking.values", one.values)
-    yield from _unless(0 <= one.dropout < 1, "speaking.dropout", one.dropout)
-    if one.speakers is not None:
-        yield from _unless(all(0 <= number <= MOST for number in one.speakers.values()), "speaking.speakers", "...")
-        yield from _unless(len(one.speakers) >= 1, "speaking.speakers", {})
-    yield from _wrong_normal("speaking", one.mean, one.std, one.values // max(one.per_step, 1))
+        yield from _unless(1 <= getattr(speaking, name) <= MOST, f"speaking.{name}", getattr(speaking, name))
+    yield from _unless(speaking.values % max(speaking.per_step, 1) == 0, "speaking.values", speaking.values)
+    yield from _unless(0 <= speaking.dropout < 1, "speaking.dropout", speaking.dropout)
+    if speaking.speakers is not None:
+        yield from _unless(
+            all(0 <= number <= MOST for number in speaking.speakers.values()), "speaking.speakers", "..."
+        )
+        yield from _unless(len(speaking.speakers) >= 1, "speaking.speakers", {})
+    yield from _wrong_normal("speaking", speaking.mean, speaking.std, speaking.values // max(speaking.per_step, 1))
 
 
 def _wrong_normal(part: str, mean: list[float] | None, std: list[float] | None, bins: int) -> Iterator[str]:
@@ -350,13 +352,15 @@ def _unless(good: bool, name: str, value: Any) -> Iterator[str]:
         yield f"{name} is {shown(value)}"
 
 
-def _differ(name: str, found: Any, wanted: Any) -> Iterator[str]:
-    if set(found) != set(wanted):
-        yield f"{name} are {shown(sorted(found))}, not {sorted(wanted)}"
+def _differ(name: str, names: Any, wanted: Any) -> Iterator[str]:
+    if set(names) != set(wanted):
+        yield f"{name} are {shown(sorted(names))}, not {sorted(wanted)}"
 
 
 def _has_shape(values: Any, shape: list[int]) -> bool:
     """Whether nested lists hold finite numbers and have this shape."""
     if not shape:
         return fits(values, float)
-    return isinstance(values, list) and len(values) == shape[0] and all(_has_shape(one, shape[1:]) for one in values)
+    return (
+        isinstance(values, list) and len(values) == shape[0] and all(_has_shape(value, shape[1:]) for value in values)
+    )

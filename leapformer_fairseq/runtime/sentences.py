@@ -117,7 +117,7 @@ class SentenceModel:
         return "" if self.ahead >= 0 and 0 < self.threshold < 1 else "ahead or threshold is out of range"
 
 
-ARRAYS = tuple(one.name for one in fields(SentenceModel) if one.name not in ("ahead", "threshold", "about"))
+ARRAYS = tuple(field.name for field in fields(SentenceModel) if field.name not in ("ahead", "threshold", "about"))
 
 
 class SentenceEnds:
@@ -133,15 +133,15 @@ class SentenceEnds:
     def push(self, unit: np.ndarray) -> int | None:
         """The sample of the recording at which a sentence ended, if that is known now."""
         self._frames = np.concatenate([self._frames, self._fbank.push(unit)])
-        found = None
+        end = None
         while len(self._frames) >= FRAMES:
             chance, after = self.step(self._frames[:FRAMES])
             if chance > self.model.threshold:
                 after = min(max(after, -NEAR), NEAR)  # whatever the network says
                 frame = (self._steps - self.model.ahead) * FRAMES + after
-                found = round(frame * HOP) + BETWEEN
+                end = round(frame * HOP) + BETWEEN
             self._frames, self._steps = self._frames[FRAMES:], self._steps + 1
-        return found
+        return end
 
     def step(self, frames: np.ndarray) -> tuple[float, float]:
         """Of four more frames, (4, F): the probability that a sentence ended around `model.ahead` steps before them,

@@ -33,13 +33,13 @@ class Script:
         words = self.phonemes.split()
         if not words:
             raise LeapformerError(f"sentence {self.id}: there is nothing to say; remove the line, or give its phonemes")
-        found = list(map(index, words))
-        if unknown in found:
+        numbers = list(map(index, words))
+        if unknown in numbers:
             raise LeapformerError(
-                f"sentence {self.id}: the model does not know the phoneme {words[found.index(unknown)]!r}; "
+                f"sentence {self.id}: the model does not know the phoneme {words[numbers.index(unknown)]!r}; "
                 "take those of the dictionary it was trained with"
             )
-        return found
+        return numbers
 
 
 @dataclass(frozen=True)

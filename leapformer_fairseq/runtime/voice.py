@@ -39,11 +39,11 @@ class ExportedVoice:
         """As `Voice.speak`; what is said depends on the seed and the sentence's place only."""
         for place, script in enumerate(scripts):
             if script.id not in done:
-                one = self.say(
+                utterance = self.say(
                     self.numbers(script), manner, np.random.default_rng([manner.seed, place]), script.speaker
                 )
-                frames = one.frames if self._cmvn is None else self._cmvn.undo(one.frames)
-                yield script, replace(one, frames=frames)
+                frames = utterance.frames if self._cmvn is None else self._cmvn.undo(utterance.frames)
+                yield script, replace(utterance, frames=frames)
 
     def say(self, numbers: Sequence[int], manner: Manner, rng: np.random.Generator, speaker: int = 0) -> Utterance:
         """Normalised frames, as the model was trained on."""
@@ -62,11 +62,11 @@ class ExportedVoice:
 
     def steps(self, source: Values, manner: Manner, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """What the decoder makes of a source, (1, T, F), and the probability of having ended at each step, (T,)."""
-        own = self.graphs.begin(SELF, 1)
+        states = self.graphs.begin(SELF, 1)
         frames, ended = [np.zeros((1, 1, self.speaking.values), np.float32)], list[float]()
         for position in range(1, manner.max_steps + 1):
             given = {FRAMES: frames[-1], POSITIONS: np.array([[position]]), KEPT: kept(self.speaking, rng)}
-            (step, end), own = self.graphs.advance(STEP, {**given, **source}, own, f"{FRAMES}{NEXT}", ENDED)
+            (step, end), states = self.graphs.advance(STEP, {**given, **source}, states, f"{FRAMES}{NEXT}", ENDED)
             frames.append(step.numpy())
             ended.append(float(end.numpy()[0, 0]))
             if ended[-1] > manner.threshold:

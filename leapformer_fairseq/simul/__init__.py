@@ -33,13 +33,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     print_in_one_line()  # where SimulEval's command is what runs
     try:
-        found = version("simuleval")
+        installed = version("simuleval")
     except PackageNotFoundError:
         message = "LeapformerAgent needs SimulEval: pip install 'leapformer-fairseq[simul]'"
         raise ModuleNotFoundError(message, name="simuleval") from None
-    if found != SIMULEVAL:
+    if installed != SIMULEVAL:
         raise LeapformerError(
-            f"SimulEval {found} is installed, LeapformerAgent speaks to {SIMULEVAL}: pip install simuleval=={SIMULEVAL}"
+            f"SimulEval {installed} is installed, LeapformerAgent speaks to {SIMULEVAL}: "
+            f"pip install simuleval=={SIMULEVAL}"
         )
     from .agent import LeapformerAgent
 

@@ -93,7 +93,7 @@ def _wait_k(system: TranslationSystem, options: DecodingOptions, frames: list[Te
 def _greedy(system: TranslationSystem, options: DecodingOptions, frames: list[Tensor]) -> list[list[int]]:
     """The most likely token after the other; the length is limited by that of the longest utterance."""
     model, weight = system.model, next(system.model.parameters())
-    lengths = torch.tensor([len(one) for one in frames], device=weight.device)
+    lengths = torch.tensor([len(row) for row in frames], device=weight.device)
     encoder_out = model.encoder(src_tokens=pad_sequence(frames, batch_first=True).to(weight), src_lengths=lengths)
     limit = math.floor(options.max_len_a * int(lengths.max()) + options.max_len_b)
     forbidden = torch.tensor(system.forbidden, device=weight.device)

@@ -81,18 +81,18 @@ class Simulation:
     def portions(self, utterances: Sequence[Utterance]) -> list[list[Utterance]]:
         """The units of work: batches of similar length, or single utterances."""
         if not self.batched:
-            return [[one] for one in utterances]
+            return [[utterance] for utterance in utterances]
         portions: list[list[Utterance]] = []
-        lengths = {one.index: check_file(one.audio) for one in utterances}
-        for one in sorted(utterances, key=lambda one: -lengths[one.index]):
+        lengths = {utterance.index: check_file(utterance.audio) for utterance in utterances}
+        for utterance in sorted(utterances, key=lambda utterance: -lengths[utterance.index]):
             if not portions or (len(portions[-1]) + 1) * lengths[portions[-1][0].index] > BATCH_SECONDS:
                 portions.append([])
-            portions[-1].append(one)
+            portions[-1].append(utterance)
         return portions
 
     def translate(self, portion: Sequence[Utterance]) -> list[Outcome]:
         """Translate a portion. Raises LeapformerError for audio that is missing, broken, not mono or not 16 kHz."""
-        recordings = [read_speech(one.audio) for one in portion]
+        recordings = [read_speech(utterance.audio) for utterance in portion]
         if not self.alone and serves_batches(self.system, self.options):
             streams = translate_batch(self.system, self.options, recordings)
             return [_untimed(self._listen(*which)) for which in zip(portion, recordings, streams, strict=True)]
@@ -197,8 +197,8 @@ def _do(build: Callable[[Namespace], Callable[[T], R]], args: Namespace, portion
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         _work = _work or build(args)
-        found: R = _work(portion)
-        return found
+        result: R = _work(portion)
+        return result
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -223,7 +223,7 @@ def logged(folder: Path, unit: str) -> set[int]:
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
             _rewrite(log, whole)
-    return {one.index for one in read_instances(folder, unit)} if _lines(folder / INSTANCES_LOG) else set()
+    return {instance.index for instance in read_instances(folder, unit)} if _lines(folder / INSTANCES_LOG) else set()
 
 
 def put_in_order(folder: Path) -> None:

@@ -99,10 +99,10 @@ def simulate_talks(
 ) -> Iterator[Path]:
     """Translate talks in `jobs` processes; yields finished talks, in any order.
 
-    `heard` is called for progress if there is one process. Raises LeapformerError as `translate` does.
+    `heard` is called for progress if there is recording process. Raises LeapformerError as `translate` does.
     """
     simulation.logs.mkdir(exist_ok=True)
-    yield from spread(lambda one: simulation.translate(one, heard), _translator, args, recordings, jobs)
+    yield from spread(lambda recording: simulation.translate(recording, heard), _translator, args, recordings, jobs)
 
 
 def _translator(args: Namespace) -> Callable[[Path], Path]:
@@ -167,13 +167,13 @@ def growth(usage: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     value is unknown.
     """
     counted = [entry for entry in usage if entry["audio_s"] >= WARM_UP_S]
-    found: dict[str, float | None] = {"memory_growth_mib": None, "compute_growth": None}
+    growths: dict[str, float | None] = {"memory_growth_mib": None, "compute_growth": None}
     held, quarter = [entry["resident_mib"] for entry in counted], (len(counted) - 1) // 4
     if quarter * USAGE_S >= WARM_UP_S:
         first, last = pace(counted[0], counted[quarter]), pace(counted[-1 - quarter], counted[-1])
-        found["compute_growth"] = last / first - 1 if first else None
-        found["memory_growth_mib"] = None if None in held else max(held) - held[0]
-    return found
+        growths["compute_growth"] = last / first - 1 if first else None
+        growths["memory_growth_mib"] = None if None in held else max(held) - held[0]
+    return growths
 
 
 def course(usage: Sequence[dict[str, Any]], points: int = 60) -> dict[str, list[float | None]]:
@@ -194,7 +194,7 @@ def pace(before: dict[str, Any], after: dict[str, Any]) -> float:
 
 def summarise_usage(out: Path, recordings: Sequence[Path]) -> dict[str, Any]:
     """Memory and time: `growth` in the longest talk, and `parts`, seconds of computation per second of all audio."""
-    usage = {one.stem: read_usage(out / LOGS / f"{one.stem}.jsonl") for one in recordings}
+    usage = {recording.stem: read_usage(out / LOGS / f"{recording.stem}.jsonl") for recording in recordings}
     ends = {name: entries[-1] for name, entries in usage.items()}
     longest, audio_s = max(ends, key=lambda name: ends[name]["audio_s"]), sum(end["audio_s"] for end in ends.values())
     parts = {part: sum(end[f"{part}_s"] for end in ends.values()) / audio_s for part in PARTS}

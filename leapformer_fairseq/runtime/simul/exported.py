@@ -123,7 +123,7 @@ class Moment(NamedTuple):
 
     tokens: tuple[int, ...]
     n_consumed: int
-    own: Values
+    states: Values
     source: Values
     n_read: int  # encoder states that cross-attention has read
 
@@ -183,9 +183,9 @@ class ExportedEngine:
             while read < seen:
                 source, read = self._read(source, read, seen)
             last, place = np.array([[now.tokens[-1]]]), len(now.tokens)
-            scores, own = self.graphs.step(last, place, np.zeros((1, 1)), now.own, source)
+            scores, states = self.graphs.step(last, place, np.zeros((1, 1)), now.states, source)
         self.times.decoder_steps += 1
-        self._now = Moment(now.tokens, place, own, source, read)
+        self._now = Moment(now.tokens, place, states, source, read)
         return scores[0, 0].copy()
 
     def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int:
@@ -230,11 +230,11 @@ class ExportedEngine:
     def _encode(self) -> None:
         """Encode whole chunks and, at the end, what is left."""
         per_state = self.about.state_frames
-        own = per_state * self.about.chunk_states
-        whole = own + per_state * self.about.ahead_states
+        size = per_state * self.about.chunk_states
+        whole = size + per_state * self.about.ahead_states
         while len(self._waiting) >= whole or (self.finished and len(self._waiting)):
-            heard, chunk = self._waiting[:whole], self._waiting[:own]
-            self._waiting = self._waiting[own:]
+            heard, chunk = self._waiting[:whole], self._waiting[:size]
+            self._waiting = self._waiting[size:]
             frames = np.zeros((1, per_state + whole, self.about.n_bins), np.float32)
             frames[0, :per_state], frames[0, per_state : per_state + len(heard)] = self._before, heard
             given = {
