@@ -1,4 +1,4 @@
-"""Beam search as fairseq's, of one sentence: the same hypotheses, ties broken alike."""
+"""Beam search over one sentence, with the hypotheses and the order of ties of fairseq's search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from .folder import SELF
 
 @dataclass(frozen=True)
 class Search:
-    """beam: hypotheses; max_len: a S + b tokens at most for a source of S, its end included; penalty: of the length."""
+    """Options of the search: `beam` hypotheses; at most `max_len_a` * S + `max_len_b` tokens for a source of S tokens
+    with its end; `penalty` is the exponent of the length by which scores are divided.
+    """
 
     beam: int = 5
     max_len_a: float = 0.0
@@ -24,19 +26,19 @@ class Search:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Tokens with the end, and the mean of their log-probabilities as the length penalty has it."""
+    """Tokens with the end of sentence, and the sum of their log-probabilities over length ** penalty."""
 
     tokens: list[int]
     score: float
 
 
 def translate(graphs: Graphs, source: Sequence[int], options: Search) -> list[Hypothesis]:
-    """The hypotheses for source tokens, which have an end; the best first."""
+    """The translations of source tokens that end with the end of sentence, best first."""
     return _search(graphs, graphs.read(np.array([source])), len(source), options)
 
 
 def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypothesis]:
-    """What a language model goes on with; hypotheses and scores include the prompt, which has no end."""
+    """The continuations of a prompt without an end of sentence, best first; tokens and scores include the prompt."""
     assert graphs.folder.language is not None
     return _search(graphs, {}, len(prompt), options, [graphs.folder.language.first, *prompt])
 
@@ -44,7 +46,7 @@ def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypoth
 def _search(
     graphs: Graphs, source: Values, size: int, options: Search, given: Sequence[int] | None = None
 ) -> list[Hypothesis]:
-    """`given`: what all hypotheses begin with; None: the end, as fairseq has it."""
+    """`given`: the first tokens of all hypotheses; None: the end of sentence, with which fairseq starts a target."""
     target = graphs.folder.vocabularies["target"]
     beam, longest = options.beam, int(options.max_len_a * size + options.max_len_b)
     longest = min(longest, graphs.folder.max_target - 1)
@@ -82,7 +84,7 @@ def _search(
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Where the largest values are, in descending order; of equal ones the first first."""
+    """The indices of the `count` largest values in descending order; of equal values, the first one comes first."""
     least = np.partition(values, -count)[-count]
-    places = np.flatnonzero(values >= least)  # few, and all that may be among them
+    places = np.flatnonzero(values >= least)  # few, and none of the largest is missing
     return places[np.argsort(-values[places], kind="stable")][:count]

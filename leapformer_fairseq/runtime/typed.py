@@ -1,4 +1,4 @@
-"""Values of a JSON file as dataclasses, each of the type that its field has: what a file says is believed only then."""
+"""Parsed JSON as dataclasses, after checking that every value has the type of its field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN = 60  # letters of a value in a message
 
 
 def dataclass_of(kind: Any, values: Any, where: str) -> Any:
-    """The dataclass of these values by their names, and those in it. Raises ValueError for a wrong name or type."""
+    """A dataclass, and those nested in it, from a dictionary. Raises ValueError for an unknown name or a wrong type."""
     if not isinstance(values, dict):
         raise ValueError(f"{where} is {shown(values)}")
     hints, known = get_type_hints(kind), {item.name: item for item in fields(kind)}
@@ -24,7 +24,7 @@ def dataclass_of(kind: Any, values: Any, where: str) -> Any:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    """A value of this type. Raises ValueError for any other."""
+    """A value of a field, converted if it is a dataclass. Raises ValueError for another type."""
     kinds = [item for item in (get_args(hint) or (hint,)) if hasattr(item, "__dataclass_fields__")]
     if not kinds:
         if not fits(value, hint):
@@ -38,7 +38,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value has a type; numbers are finite, words can be written."""
+    """Whether a value has this type; numbers must be finite, and text encodable as UTF-8."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -62,6 +62,6 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Some of a value, on one line."""
+    """The beginning of a value, on one line."""
     text = ascii(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

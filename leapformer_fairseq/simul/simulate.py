@@ -100,7 +100,7 @@ class Simulation:
         return [self._listen(*which) for which in zip(portion, recordings, streams, strict=True)]
 
     def _listen(self, utterance: Utterance, samples: np.ndarray, stream: TranslationStream) -> Outcome:
-        """Let the stream hear the recording as SimulEval would, and note what it writes when."""
+        """Feed a recording to a stream as SimulEval would, and record what it writes and when."""
         size = math.ceil(self.segment_ms / 1000 * SAMPLE_RATE)
         units, delays, elapsed = list[str](), list[float](), list[float]()
         began = time.perf_counter()
@@ -126,7 +126,7 @@ class Simulation:
 
 
 def _untimed(outcome: Outcome) -> Outcome:
-    """Without the computation that was not this utterance's alone."""
+    """An outcome without its computation times, which include other utterances of the batch."""
     return replace(outcome, instance=replace(outcome.instance, elapsed=outcome.instance.delays), compute=None)
 
 
@@ -192,7 +192,7 @@ _work: Callable[[Any], Any] | None = None  # of a worker process
 
 
 def _do(build: Callable[[Namespace], Callable[[T], R]], args: Namespace, portion: T) -> R:
-    """A portion in a worker. Ctrl-C ends it, since it may take long; a worker that waits is ended by the command."""
+    """Process a portion in a worker. Ctrl-C interrupts it; the command ends workers that are waiting."""
     global _work
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -39,7 +39,7 @@ Heard = Callable[[float], object]  # is called with seconds of audio
 
 @dataclass(frozen=True)
 class TalkSimulation:
-    """A session for each talk, with audio in pieces of `segment_ms`. `unit`: of the log's tokens, word or char."""
+    """A session for each talk, with audio in blocks of `segment_ms`. `unit` of the log's tokens: word or char."""
 
     make: Callable[[], Session]
     segment_ms: int
@@ -70,11 +70,11 @@ class TalkSimulation:
         return recording
 
     def _hear(self, session: Session, recorder: Recorder, recording: Path, heard: Heard) -> Iterator[None]:
-        """Give the session the talk; yields after every piece."""
-        for piece in read_blocks(recording, math.ceil(self.segment_ms / 1000 * SAMPLE_RATE)):
-            for _ in recorder.listen(session.push(piece), len(piece)):
+        """Feed a talk to the session; yields after every block."""
+        for block in read_blocks(recording, math.ceil(self.segment_ms / 1000 * SAMPLE_RATE)):
+            for _ in recorder.listen(session.push(block), len(block)):
                 pass
-            heard(len(piece) / SAMPLE_RATE)
+            heard(len(block) / SAMPLE_RATE)
             yield
         for _ in recorder.listen(session.finish()):
             pass
@@ -87,7 +87,7 @@ def build_talk_simulation(args: Namespace) -> TalkSimulation:
         raise LeapformerError(f"--source-segment-size {args.source_segment_size}: give milliseconds, at least 1")
     began = time.perf_counter()
     _, options, make = load_sessions(args)
-    make(False)  # says at once what the encoder cannot do
+    make(False)  # raises errors about the encoder now
     loading_s = time.perf_counter() - began
     return TalkSimulation(
         lambda: make(args.drafts), args.source_segment_size, options.unit, loading_s, Path(args.out, LOGS)
@@ -129,10 +129,10 @@ def usage_log(log: Path) -> Path:
     return log.with_suffix(".usage.jsonl")
 
 
-def _used(session: Session, pieces: Iterator[None]) -> Iterator[dict[str, Any]]:
-    """What was used after every USAGE_S seconds of audio, and at the end; `pieces` make the session hear it."""
+def _used(session: Session, blocks: Iterator[None]) -> Iterator[dict[str, Any]]:
+    """Resources used after every USAGE_S seconds of audio and at the end; each of `blocks` feeds the session."""
     began, due, noted = time.process_time(), 0.0, -1.0
-    for _ in pieces:
+    for _ in blocks:
         if session.audio_s >= due:
             noted, due = session.audio_s, (session.audio_s // USAGE_S + 1) * USAGE_S
             yield _usage(session, began)
