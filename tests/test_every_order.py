@@ -180,7 +180,7 @@ def _sentence_ends(seed: int) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentence_training, "joined", joined_)
-        patch.setattr(sentence_training, "evaluate", lambda *given: {0.5: sentence_training.Found()})
+        patch.setattr(sentence_training, "evaluate", lambda *given: {0.5: sentence_training.Counts()})
         settings = sentence_training.Settings(updates=1, units=3, rate=1e-12, seed=seed)
         model = sentence_training.train([frames, frames], [frames, frames], settings)
     return [(float(model.enter_weight.sum()), round(drawn[0], 6))]

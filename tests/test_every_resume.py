@@ -186,15 +186,16 @@ STATES = [
     if "decoder-self" in kind.capabilities.blocks and kind.capabilities.incremental and not kind.capabilities.missing
 ]
 FORKED: dict[str, Forked] = {
-    "audio.OnlineFbank": Forked(OnlineFbank, lambda fbank, seed: fbank.push(noise(seed, 0.333))),
-    "agents.features.FeatureStream": Forked(lambda: FeatureStream(12, Cmvn(np.ones(80), np.ones(80))), _features),
-    "agents.text.WordEmitter": _of_emitter(WordEmitter),
-    "agents.text.WordEmitter of characters": _of_emitter(CharEmitter),
-    "agents.engine.Engine": _of_engine(RecomputeEngine),
-    "agents.engine.IncrementalEngine": _of_engine(IncrementalEngine, encoder_chunk_ms=80),
-    "agents.engine.Engine of states": _of_engine(EncodedEngine, encoder_chunk_ms=80),
+    "runtime.audio.OnlineFbank": Forked(OnlineFbank, lambda fbank, seed: fbank.push(noise(seed, 0.333))),
+    "runtime.simul.features.FeatureStream":
+        Forked(lambda: FeatureStream(12, Cmvn(np.ones(80), np.ones(80))), _features),
+    "runtime.simul.text.WordEmitter": _of_emitter(WordEmitter),
+    "runtime.simul.text.WordEmitter of characters": _of_emitter(CharEmitter),
+    "simul.engine.Engine": _of_engine(RecomputeEngine),
+    "simul.engine.IncrementalEngine": _of_engine(IncrementalEngine, encoder_chunk_ms=80),
+    "simul.engine.Engine of states": _of_engine(EncodedEngine, encoder_chunk_ms=80),
     **{
-        f"agents.stream.TranslationStream {policy.name}": _of_stream(policy)
+        f"runtime.simul.stream.TranslationStream {policy.name}": _of_stream(policy)
         for policy in (
             PolicyOptions("wait-k", 2), PolicyOptions("local-agreement"), PolicyOptions("hold-n"),
             PolicyOptions("alignatt"),
@@ -204,7 +205,8 @@ FORKED: dict[str, Forked] = {
     "modules.decoding.Memory": _memories(),
     **{f"attention.mechanism.State of {name}": _of_state(name) for name in STATES},
 }  # fmt: skip
-ELSEWHERE = {"agents.exported.ExportedEngine", "agents.stream.Engine"}  # tests/simul/test_exported.py; a protocol
+# tested in tests/simul/test_exported.py, and a protocol
+ELSEWHERE = {"runtime.simul.exported.ExportedEngine", "runtime.simul.stream.Engine"}
 
 
 def test_every_class_that_forks_is_looked_at() -> None:

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, write the file, and print what it finds. Raises LeapformerError for data that does not serve."""
     from .. import register
     from ..simul.live import set_threads
-    from ..simul.sentence_training import Found, Recordings, Settings, train
+    from ..simul.sentence_training import Counts, Recordings, Settings, train
 
     register()
     settings = Settings(args.updates, args.ahead_ms, args.units, args.lr, args.seed)
@@ -44,11 +44,11 @@ def run(args: argparse.Namespace) -> int:
         model = train(training, held_out, settings, signature(seed=args.seed), watch, kept)
     model.save(args.out)
     kept.unlink(missing_ok=True)
-    found = Found(**model.about["found"])
-    off = found.off_ms / max(1, found.right)
+    counts = Counts(**model.about["found"])
+    off = counts.off_ms / max(1, counts.right)
     print(
-        f"{args.out}: finds {found.right} of {found.right + found.missed} ends, {off:.0f} ms off on average, and "
-        f"{found.wrong} where none is (F1 {found.f1:.3f}, threshold {model.threshold:g}); use it with "
+        f"{args.out}: finds {counts.right} of {counts.right + counts.missed} ends, {off:.0f} ms off on average, and "
+        f"{counts.wrong} where none is (F1 {counts.f1:.3f}, threshold {model.threshold:g}); use it with "
         f"--sentence-ends {args.out}"
     )
     return 0

@@ -79,12 +79,12 @@ def _text(argv: list[str]) -> int:
     for line in decoded(sys.stdin.buffer, "standard input"):
         pieces = cut(line.strip())
         if graphs.folder.task == LANGUAGE:  # which may begin with nothing
-            found = go_on(graphs, vocabularies["target"].numbers(pieces)[:-1], options)
+            hypotheses = go_on(graphs, vocabularies["target"].numbers(pieces)[:-1], options)
         elif not pieces:  # there is nothing to translate, and the model would write words
-            found = []
+            hypotheses = []
         else:
-            found = translate(graphs, vocabularies["source"].numbers(pieces), options)
-        print(joined(vocabularies["target"].words(found[0].tokens)) if found else "", flush=True)
+            hypotheses = translate(graphs, vocabularies["source"].numbers(pieces), options)
+        print(joined(vocabularies["target"].words(hypotheses[0].tokens)) if hypotheses else "", flush=True)
     return 0
 
 

@@ -101,15 +101,15 @@ class Espeak:
         # An empty name in IPA is a pause or a glide; espeak-ng's own names tell which.
         clauses = zip(self._clauses(text, PHONEMES_IN_IPA), self._clauses(text, 0), strict=True)
         self._speak(" ")  # after some 30 clauses without speech, the next speech comes without its first phoneme
-        found: list[str] = []
+        phonemes: list[str] = []
         for symbols, names in clauses:
-            found.append(PAUSE)
-            found += [
+            phonemes.append(PAUSE)
+            phonemes += [
                 PAUSE if name.startswith("_") else symbol_of(symbol.encode())
                 for symbol, name in zip(symbols, names, strict=True)
             ]
-        found = [symbol for symbol in found if symbol and symbol[0] != "("]  # (hi): from here on another language
-        single = [symbol for last, symbol in pairwise([PAUSE, *found]) if not last == symbol == PAUSE]
+        phonemes = [symbol for symbol in phonemes if symbol and symbol[0] != "("]  # (hi): from here on another language
+        single = [symbol for last, symbol in pairwise([PAUSE, *phonemes]) if not last == symbol == PAUSE]
         return single[:-1] if single and single[-1] == PAUSE else single
 
     def _set_voice(self, voice: str) -> None:

@@ -1,4 +1,4 @@
-"""Where sentences end in continuous speech, from a small network that hears each 40 ms once. Without PyTorch.
+"""The ends of sentences in continuous speech, found by a small network that hears each unit of 40 ms once.
 
 The network's formula stands in one ONNX graph, `sentences.onnx` beside this file, which Python and the browser both
 run; a trained network is what the graph is given as inputs.
@@ -30,10 +30,10 @@ BUNDLED = Path(__file__).with_name("sentences.onnx")
 STEP, STATE = "frames", "state"  # further inputs of the graph: (4, F) and (D,)
 CHANCE, AFTER, NEXT = "chance", "after", "state.next"  # outputs: (1,), (1,) and (D,)
 FORMAT = 1
-FRAMES = UNIT_MS // FRAME_MS  # of a step
+FRAMES = UNIT_MS // FRAME_MS  # per step, which is a unit
 HOP = SAMPLE_RATE * FRAME_MS // 1000
-NEAR = 2 * FRAMES  # frames that an end is away from what is told, at most
-BETWEEN = (WINDOW_MS - FRAME_MS) * SAMPLE_RATE // 2000  # from a frame's first sample to halfway to the frame before
+NEAR = 2 * FRAMES  # frames: the largest offset of an end from the step that reports it
+BETWEEN = (WINDOW_MS - FRAME_MS) * SAMPLE_RATE // 2000  # from a frame's first sample to the middle of its overlap
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +44,9 @@ class SentenceModel:
     enter_*:     the linear layer before the unit, (D, 4 F) and (D,).
     input_*:     of the unit, for what enters, (3 D, D) and (3 D,): reset, update, new; state_*: for its state.
     leave_*:     from the state to the logit and to the end, in frames after `ahead` steps before, (2, D) and (2,).
-    ahead:       steps of 40 ms after the end of a sentence that the network hears before it tells.
-    threshold:   the probability from which a sentence has ended.
-    about:       what it was trained on, and what it finds there.
+    ahead:       steps after the end of a sentence that the network hears before it reports the end.
+    threshold:   the probability above which a sentence has ended.
+    about:       its training data and settings, and its scores.
     """
 
     mean: np.ndarray
@@ -65,7 +65,7 @@ class SentenceModel:
 
     @classmethod
     def load(cls, path: str | Path) -> SentenceModel:
-        """Raises LeapformerError for a file that `leapformer sentence-ends` did not write."""
+        """Read a file written by `leapformer sentence-ends`. Raises LeapformerError for any other."""
         remedy = "train it with `leapformer sentence-ends`"
         if not Path(path).is_file():
             raise LeapformerError(f"--sentence-ends {path}: no such file; {remedy}")
@@ -89,15 +89,15 @@ class SentenceModel:
 
     @property
     def delay(self) -> int:
-        """Units of 40 ms that are heard after the end of a sentence until it is known.
+        """Units that are heard after the end of a sentence before it is known.
 
-        A step's frames reach into the unit after it, and an end may be told a step late.
+        A step's frames reach into the unit after it, and an end may be reported a step late.
         """
         return self.ahead + 2
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the arrays, for this number of units and bins."""
+        """The shapes of the arrays, for this number of units and bins."""
         units, bins = len(self.enter_bias), len(self.mean)
         return {
             "mean": (bins,),
@@ -113,7 +113,7 @@ class SentenceModel:
         }
 
     def _wrong(self) -> str:
-        """Why it cannot be used; empty if it can."""
+        """Why the network cannot be used; empty if it can."""
         for name in ARRAYS:
             array = getattr(self, name)
             if array.ndim == 0 or not np.issubdtype(array.dtype, np.floating) or not np.isfinite(array).all():
@@ -124,11 +124,11 @@ class SentenceModel:
         return "" if self.ahead >= 0 and 0 < self.threshold < 1 else "ahead or threshold is out of range"
 
 
-ARRAYS = tuple(one.name for one in fields(SentenceModel) if one.name not in ("ahead", "threshold", "about"))
+ARRAYS = tuple(field.name for field in fields(SentenceModel) if field.name not in ("ahead", "threshold", "about"))
 
 
 class SentenceEnds:
-    """What the network has heard of one recording. `push` its audio, 40 ms at a time."""
+    """The network while it hears one recording: `push` a unit of audio at a time."""
 
     def __init__(self, model: SentenceModel) -> None:
         self.model = model
@@ -139,21 +139,21 @@ class SentenceEnds:
         self._steps = 0
 
     def push(self, unit: np.ndarray) -> int | None:
-        """The sample of the recording at which a sentence ended, if that is known now."""
+        """Add a unit, and return the sample of the recording at which a sentence ended, if that is known now."""
         self._frames = np.concatenate([self._frames, self._fbank.push(unit)])
-        found = None
+        end = None
         while len(self._frames) >= FRAMES:
             chance, after = self.step(self._frames[:FRAMES])
             if chance > self.model.threshold:
-                after = min(max(after, -NEAR), NEAR)  # whatever the network says
+                after = min(max(after, -NEAR), NEAR)  # whatever the network predicts
                 frame = (self._steps - self.model.ahead) * FRAMES + after
-                found = round(frame * HOP) + BETWEEN
+                end = round(frame * HOP) + BETWEEN
             self._frames, self._steps = self._frames[FRAMES:], self._steps + 1
-        return found
+        return end
 
     def step(self, frames: np.ndarray) -> tuple[float, float]:
-        """Of four more frames, (4, F): the probability that a sentence ended around `model.ahead` steps before them,
-        and how many frames after that.
+        """Add the frames (4, F) of a step; return the probability that a sentence ended around `model.ahead` steps
+        before, and how many frames after that time.
         """
         given = {**self._weights, STEP: frames, STATE: self._state}
         chance, after, self._state = _network().run([CHANCE, AFTER, NEXT], given)

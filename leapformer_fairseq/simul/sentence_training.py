@@ -64,7 +64,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Found:
+class Counts:
     """How many ends were found, were missed, and were found where none is; `off_ms` of those found, in all."""
 
     right: int = 0
@@ -76,9 +76,9 @@ class Found:
     def f1(self) -> float:
         return 2 * self.right / max(1, 2 * self.right + self.missed + self.wrong)
 
-    def __add__(self, other: Found) -> Found:
+    def __add__(self, other: Counts) -> Counts:
         pairs = zip(astuple(self), astuple(other), strict=True)
-        return Found(*(mine + others for mine, others in pairs))
+        return Counts(*(ours + theirs for ours, theirs in pairs))
 
 
 class Recordings:
@@ -134,8 +134,8 @@ class Network(nn.Module):
             "state_weight": unit.weight_hh_l0, "state_bias": unit.bias_hh_l0,
             "leave_weight": self.leave.weight, "leave_bias": self.leave.bias,
         }  # fmt: skip
-        found = {name: array.detach().numpy().copy() for name, array in arrays.items()}
-        return SentenceModel(mean, std, **found, ahead=ahead, threshold=threshold, about=about)
+        values = {name: array.detach().numpy().copy() for name, array in arrays.items()}
+        return SentenceModel(mean, std, **values, ahead=ahead, threshold=threshold, about=about)
 
 
 def train(
@@ -144,12 +144,12 @@ def train(
     settings: Settings,
     signature: str = "",
     watch: Watch = unwatched,
-    kept: Path | None = None,
+    unfinished: Path | None = None,
 ) -> SentenceModel:
     """Train on recordings of single sentences, and choose the threshold that finds most ends of those `held_out`.
 
-    The file `kept` holds the training while it runs: an interrupted one goes on from it. Raises LeapformerError if it
-    is that of other settings or recordings.
+    The file `unfinished` holds the training while it runs; an interrupted training resumes from it. Raises
+    LeapformerError if it belongs to other settings or recordings.
     """
     rng, ahead = np.random.default_rng(settings.seed), settings.ahead_ms // UNIT_MS
     torch.manual_seed(settings.seed)
@@ -158,10 +158,10 @@ def train(
     optimizer = torch.optim.Adam(network.parameters(), settings.rate)
     all_of_it = {**asdict(settings), "recordings": len(recordings), "mean": mean.tolist(), "std": std.tolist()}
     training = _Training(all_of_it, network, optimizer, rng)
-    begin = training.resume(kept) if kept is not None and kept.is_file() else 0
+    begin = training.resume(unfinished) if unfinished is not None and unfinished.is_file() else 0
     for update in range(begin, settings.updates):
-        if kept is not None and update % KEPT_EVERY == 0 and update > begin:
-            training.keep(kept, update)
+        if unfinished is not None and update % KEPT_EVERY == 0 and update > begin:
+            training.keep(unfinished, update)
         watch(update, settings.updates)
         share = min(1.0, (update + 1) / WARM_UP) * (1 - update / settings.updates)
         for group in optimizer.param_groups:
@@ -173,9 +173,9 @@ def train(
         nn.utils.clip_grad_norm_(network.parameters(), CLIP)
         optimizer.step()
     watch(settings.updates, settings.updates)
-    found = evaluate(network, mean, std, held_out, ahead)
-    threshold = max(found, key=lambda one: found[one].f1)
-    about = {"settings": asdict(settings), "found": asdict(found[threshold]), "signature": signature}
+    counts = evaluate(network, mean, std, held_out, ahead)
+    threshold = max(counts, key=lambda threshold: counts[threshold].f1)
+    about = {"settings": asdict(settings), "found": asdict(counts[threshold]), "signature": signature}
     model: SentenceModel = network.numpy(mean, std, ahead, threshold, about)
     return model
 
@@ -277,10 +277,12 @@ def labelled(frames: np.ndarray, ends: Sequence[int], ahead: int) -> Sample:
 def _loss(network: Network, rows: Sequence[Sample]) -> Tensor:
     """Cross-entropy of the steps of all rows, and the error of the ends in steps."""
     steps = nn.utils.rnn.pad_sequence([_steps(row.frames) for row in rows], batch_first=True)
-    found = [torch.cat([row[: len(one.ended)] for row, one in zip(part, rows, strict=True)]) for part in network(steps)]
+    outputs = [
+        torch.cat([row[: len(sample.ended)] for row, sample in zip(part, rows, strict=True)]) for part in network(steps)
+    ]
     ended, after = (torch.from_numpy(np.concatenate(part)) for part in list(zip(*rows, strict=True))[1:])
-    error = ((found[1] - after).abs() * (ended > 0)).sum() / FRAMES / max(1, int((ended > 0).sum()))
-    return binary_cross_entropy_with_logits(found[0], ended, pos_weight=torch.tensor(POSITIVE)) + EXACT * error
+    error = ((outputs[1] - after).abs() * (ended > 0)).sum() / FRAMES / max(1, int((ended > 0).sum()))
+    return binary_cross_entropy_with_logits(outputs[0], ended, pos_weight=torch.tensor(POSITIVE)) + EXACT * error
 
 
 def _steps(frames: np.ndarray) -> Tensor:
@@ -291,35 +293,35 @@ def _steps(frames: np.ndarray) -> Tensor:
 @torch.no_grad()
 def evaluate(
     network: Network, mean: np.ndarray, std: np.ndarray, recordings: Sequence[np.ndarray] | Recordings, ahead: int
-) -> dict[float, Found]:
+) -> dict[float, Counts]:
     """What is found with each threshold, half of the samples without a pause."""
     rng = np.random.default_rng(0)
-    total = dict.fromkeys(THRESHOLDS, Found())
+    total = dict.fromkeys(THRESHOLDS, Counts())
     for number in range(40):
         frames, ends = joined(recordings, rng, pauses=number % 2)
         frames = labelled(frames, ends, ahead).frames
         logits, after = (part[0].numpy() for part in network(_steps((frames - mean) / std)[None]))
         for threshold in THRESHOLDS:
-            steps = told(logits, math.log(threshold / (1 - threshold)))
-            total[threshold] += compared([(step - ahead) * FRAMES + after[step] for step in steps], ends)
+            steps = steps_told(logits, math.log(threshold / (1 - threshold)))
+            total[threshold] += counts_of([(step - ahead) * FRAMES + after[step] for step in steps], ends)
     return total
 
 
-def told(logits: np.ndarray, threshold: float) -> list[int]:
+def steps_told(logits: np.ndarray, threshold: float) -> list[int]:
     """The steps at which an end is told."""
-    found: list[int] = []
+    steps: list[int] = []
     for step in np.flatnonzero(logits > threshold):
-        if not found or step - found[-1] > APART:
-            found.append(int(step))
-    return found
+        if not steps or step - steps[-1] > APART:
+            steps.append(int(step))
+    return steps
 
 
-def compared(found: Sequence[float], ends: Sequence[int]) -> Found:
-    """Ends that were found beside those that are there, both in frames."""
+def counts_of(places: Sequence[float], ends: Sequence[int]) -> Counts:
+    """Ends that were places beside those that are there, both in frames."""
     left, errors = list(ends), list[float]()
-    for one in found:
-        near = min(left, key=lambda end: abs(end - one), default=math.inf)
-        if abs(near - one) <= FOUND_WITHIN:
+    for place in places:
+        near = min(left, key=lambda end: abs(end - place), default=math.inf)
+        if abs(near - place) <= FOUND_WITHIN:
             left.remove(int(near))
-            errors.append(float(abs(near - one)) * FRAME_MS)
-    return Found(len(errors), len(left), len(found) - len(errors), sum(errors))
+            errors.append(float(abs(near - place)) * FRAME_MS)
+    return Counts(len(errors), len(left), len(places) - len(errors), sum(errors))

@@ -1,4 +1,4 @@
-"""A fairseq model and all that goes with it, for simultaneous translation."""
+"""A fairseq model with the feature and text processing of its training data, for simultaneous translation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TranslationSystem:
 
     @property
     def positions(self) -> int:
-        """Tokens that the decoder can count."""
+        """The longest target that the decoder has positions for."""
         return self.model.max_decoder_positions()
 
     def begin(self, times: ComputeTimes) -> Engine:
@@ -59,5 +59,5 @@ class TranslationSystem:
         return States
 
     def waiting(self, k: int) -> Self:
-        """The same with another k of wait-k."""
+        """The same system with another k of wait-k."""
         return replace(self, policy=replace(self.policy, k=k))

@@ -101,11 +101,11 @@ def first_line(error: BaseException) -> str:
 
 def frames(error: BaseException) -> Iterator[FrameType]:
     """The calls that an exception passed, the innermost first."""
-    found, trace = [], error.__traceback__
+    passed, trace = [], error.__traceback__
     while trace is not None:
-        found.append(trace.tb_frame)
+        passed.append(trace.tb_frame)
         trace = trace.tb_next
-    return reversed(found)
+    return reversed(passed)
 
 
 def _system(error: OSError) -> str | None:

@@ -20,6 +20,7 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.export.check import compared_synthesis
 from leapformer_fairseq.export.synthesis import Phonemes, SpeechStep
 from leapformer_fairseq.export.write import quantize
+from leapformer_fairseq.runtime.__main__ import main as runtime
 from leapformer_fairseq.runtime.folder import MODEL, SELF, Folder
 from leapformer_fairseq.runtime.spoken import Manner, Script
 from leapformer_fairseq.runtime.voice import ExportedVoice, kept
@@ -172,6 +173,8 @@ def test_a_manifest_needs_its_data(exported, alone, tmp_path, capsys):
     )
     assert "/somewhere/wav/one.wav" in (tmp_path / "out" / "manifest.tsv").read_text()
     capsys.readouterr()
+    assert runtime([str(alone), *options, "--subset", "test"]) == 2
+    assert "--subset is an option of `leapformer tts`; pip install" in capsys.readouterr().err
     for options, message in (
         (["--subset", "test"], "give --data, too"),
         (["--subset", "test", "--data", str(tmp_path / "no")], "cannot be read"),

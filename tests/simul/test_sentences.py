@@ -25,14 +25,14 @@ from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions
 from leapformer_fairseq.simul import loading, sentence_training
 from leapformer_fairseq.simul.sentence_training import (
-    Found,
+    Counts,
     Network,
     Settings,
-    compared,
+    counts_of,
     evaluate,
     joined,
     labelled,
-    told,
+    steps_told,
     train,
     trimmed,
 )
@@ -215,7 +215,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_nothing_tells_of_ends_they_are_not_found() -> None:
     """The same training as of the command below."""
     model = train([sentence(n, tells=False) for n in range(30)], [sentence(n, tells=False) for n in range(40)], QUICK)
-    found = Found(**model.about["found"])
+    found = Counts(**model.about["found"])
     assert found.right + found.missed > 50 and found.f1 < 0.7
 
 
@@ -239,21 +239,21 @@ def test_an_interrupted_training_goes_on(tmp_path: Path, monkeypatch: Any) -> No
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(recordings, recordings, settings, watch=interrupted, kept=kept)
+        train(recordings, recordings, settings, watch=interrupted, unfinished=kept)
     for other in (replace(settings, seed=2), replace(settings, updates=6)):
         with pytest.raises(LeapformerError, match="holds an interrupted training with another (seed|updates); repeat"):
-            train(recordings, recordings, other, kept=kept)
+            train(recordings, recordings, other, unfinished=kept)
     with pytest.raises(LeapformerError, match="another recordings"):
-        train(recordings[1:], recordings, settings, kept=kept)
+        train(recordings[1:], recordings, settings, unfinished=kept)
     seen = list[int]()
-    again = train(recordings, recordings, settings, watch=lambda update, _: seen.append(update), kept=kept)
+    again = train(recordings, recordings, settings, watch=lambda update, _: seen.append(update), unfinished=kept)
     assert seen == [2, 3, 4, 5]
     for name, array in vars(whole).items():
         if isinstance(array, np.ndarray):
             assert np.array_equal(array, getattr(again, name)), name
     kept.write_bytes(b"x")
     with pytest.raises(LeapformerError, match="kept holds no training .*delete it to begin again"):
-        train(recordings, recordings, settings, kept=kept)
+        train(recordings, recordings, settings, unfinished=kept)
 
 
 def test_joined_sentences_and_their_ends() -> None:
@@ -275,10 +275,10 @@ def test_edges() -> None:
 
 
 def test_what_is_found() -> None:
-    assert told(np.array([0, 0.6, 0.7, 0.2, *[0] * 12, 0.9]), 0.5) == [1, 16]
-    assert compared([41, 132, 240], [40, 120, 300]) == Found(right=2, missed=1, wrong=1, off_ms=130)
-    assert compared([40, 44], [40]) == Found(right=1, missed=0, wrong=1)
-    assert compared([], []).f1 == 0 and Found(2, 1, 1, 9.0) + Found(1, 0, 2, 1.0) == Found(3, 1, 3, 10.0)
+    assert steps_told(np.array([0, 0.6, 0.7, 0.2, *[0] * 12, 0.9]), 0.5) == [1, 16]
+    assert counts_of([41, 132, 240], [40, 120, 300]) == Counts(right=2, missed=1, wrong=1, off_ms=130)
+    assert counts_of([40, 44], [40]) == Counts(right=1, missed=0, wrong=1)
+    assert counts_of([], []).f1 == 0 and Counts(2, 1, 1, 9.0) + Counts(1, 0, 2, 1.0) == Counts(3, 1, 3, 10.0)
 
 
 def test_evaluation_hears_every_end() -> None:
@@ -408,7 +408,7 @@ def test_the_command_trains_and_tells_what_is_found(tmp_path: Path, capsys: Any)
     assert cli.main(["sentence-ends", *given_, "--out", str(out), *quick]) == 0
     printed = capsys.readouterr().out
     model = SentenceModel.load(out)
-    found = Found(**model.about["found"])
+    found = Counts(**model.about["found"])
     assert f"finds {found.right} of {found.right + found.missed} ends" in printed and f"F1 {found.f1:.3f}" in printed
     assert f"{found.off_ms / found.right:.0f} ms off" in printed and found.off_ms / found.right < 40
     assert found.f1 > 0.85 and model.ahead == 2 and "commit:" in model.about["signature"]

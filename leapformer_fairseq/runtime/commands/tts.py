@@ -132,14 +132,14 @@ def _check(args: argparse.Namespace) -> None:
 
 def _overrides(text: str) -> dict[str, Any]:
     try:
-        found = ast.literal_eval(text)
+        overrides = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        found = None
-    if not isinstance(found, dict):
+        overrides = None
+    if not isinstance(overrides, dict):
         raise LeapformerError(
             f"--model-overrides {text}: give a dictionary, as in \"{{'length_predictor': 'lookup'}}\""
         )
-    return found
+    return overrides
 
 
 def _voice(args: argparse.Namespace, training: Training | None) -> Voice:

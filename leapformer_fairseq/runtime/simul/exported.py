@@ -1,4 +1,4 @@
-"""Simultaneous translation of speech with an exported model: a system and its engines, as `stream` asks for them."""
+"""Simultaneous translation of speech with an exported model: implements `stream.System` and `stream.Engine`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_WEIGHTS = "exported models do not tell what they attend to; load the checkpoi
 
 @dataclass(frozen=True)
 class ExportedSystem:
-    """A `stream.System` of a folder."""
+    """The `stream.System` of an exported folder."""
 
     graphs: Graphs
     about: Speech
@@ -54,7 +54,7 @@ class ExportedSystem:
     def load(
         cls, path: Path, policy: PolicyOptions | None = None, pre_decision_ratio: int | None = None, threads: int = 1
     ) -> Self:
-        """Raises LeapformerError for a folder of something else, and for a policy that it cannot follow."""
+        """Raises LeapformerError for a folder of another task, and for a policy that the model does not support."""
         folder = Folder.read(path)
         if folder.speech is None:
             raise LeapformerError(f"{path} holds a model of task {folder.task!r}; give one that translates speech")
@@ -95,7 +95,7 @@ class ExportedSystem:
 
     @property
     def positions(self) -> int:
-        """Tokens that the decoder can count."""
+        """The longest target that the decoder has positions for."""
         return self.graphs.folder.max_target
 
     def begin(self, times: ComputeTimes) -> ExportedEngine:
@@ -114,16 +114,16 @@ class ExportedSystem:
             raise LeapformerError("exported models run on the CPU, in float32; leave --device and --fp16 out")
 
     def waiting(self, k: int) -> Self:
-        """The same with another k of wait-k."""
+        """The same system with another k of wait-k."""
         return replace(self, policy=replace(self.policy, k=k))
 
 
 class Moment(NamedTuple):
-    """The decoder of an engine at one moment. No state is ever changed: each step makes new ones."""
+    """The decoder of an engine at one moment. States are never changed in place: each step returns new ones."""
 
     tokens: tuple[int, ...]
     n_consumed: int
-    own: Values
+    states: Values
     source: Values
     n_read: int  # encoder states that cross-attention has read
 
@@ -183,13 +183,13 @@ class ExportedEngine:
             while read < seen:
                 source, read = self._read(source, read, seen)
             last, place = np.array([[now.tokens[-1]]]), len(now.tokens)
-            scores, own = self.graphs.step(last, place, np.zeros((1, 1)), now.own, source)
+            scores, states = self.graphs.step(last, place, np.zeros((1, 1)), now.states, source)
         self.times.decoder_steps += 1
-        self._now = Moment(now.tokens, place, own, source, read)
+        self._now = Moment(now.tokens, place, states, source, read)
         return scores[0, 0].copy()
 
     def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int:
-        """The most likely next token but for some; `visible` as for `scores`."""
+        """The most likely next token that is not `forbidden`; `visible` as for `scores`."""
         scores = self.scores(visible, layer)
         scores[list(forbidden)] = -np.inf
         return int(scores.argmax())
@@ -204,7 +204,7 @@ class ExportedEngine:
         self._now = self._now._replace(tokens=(*self._now.tokens, token))
 
     def snapshot(self) -> Moment:
-        """The decoder as it is, to take steps back."""
+        """The current decoder, to undo steps."""
         return self._now
 
     def restore(self, snapshot: Moment) -> None:
@@ -230,11 +230,11 @@ class ExportedEngine:
     def _encode(self) -> None:
         """Encode whole chunks and, at the end, what is left."""
         per_state = self.about.state_frames
-        own = per_state * self.about.chunk_states
-        whole = own + per_state * self.about.ahead_states
+        size = per_state * self.about.chunk_states
+        whole = size + per_state * self.about.ahead_states
         while len(self._waiting) >= whole or (self.finished and len(self._waiting)):
-            heard, chunk = self._waiting[:whole], self._waiting[:own]
-            self._waiting = self._waiting[own:]
+            heard, chunk = self._waiting[:whole], self._waiting[:size]
+            self._waiting = self._waiting[size:]
             frames = np.zeros((1, per_state + whole, self.about.n_bins), np.float32)
             frames[0, :per_state], frames[0, per_state : per_state + len(heard)] = self._before, heard
             given = {

@@ -1,4 +1,4 @@
-"""Model input from arriving audio: normalised filterbank frames, grouped into pre-decision steps."""
+"""Model input from arriving audio: normalised filterbank frames in pre-decision steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Segmentation of continuous speech: at pauses, at the ends of sentences, or after a number of seconds or tokens.
 
-Audio is judged in units of 40 ms, the length of an encoder state, however it arrived.
+Decisions are made for every unit of 40 ms, however the audio arrived.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .silence import (
     quiet_samples,
 )
 
-RECENT = 10_000 // UNIT_MS  # units whose loudest one is the recent level
+RECENT = 10_000 // UNIT_MS  # units; pauses are quiet relative to the loudest of them
 SEGMENTS = ("pause", "sentence", "tokens", "seconds")
-AT_PAUSES = ("pause", "sentence")  # end at pauses, too
+AT_PAUSES = ("pause", "sentence")  # kinds whose segments end at pauses
 HISTORIES = ("segment", "window")
 
 
 @dataclass(frozen=True)
 class SegmentOptions:
-    """What ends a segment, and what is kept of one; no segment is shorter than `min_seconds`.
+    """What ends a segment, and what is kept of it; no segment is shorter than `min_seconds`.
 
     `kind`: with "pause", a segment ends at `pause_ms` of audio that are `pause_db` quieter than the loudest 40 ms of
-    the last 10 s of speech; with "sentence", there and where `sentences` finds the end of one; with "tokens", after
+    the last 10 s of speech; with "sentence", also where `sentences` finds the end of a sentence; with "tokens", after
     `tokens` target tokens; with "seconds", only after `max_seconds`, which is always the most that is kept. `history`:
     a "segment" is kept completely; a "window" forgets text older than the last `history_words` words (or pieces, if the
     unit is "char") with its source, so that a segment may last for hours. `silence_db`: the first segment begins with
@@ -93,9 +93,9 @@ class SegmentOptions:
 class Place(enum.Enum):
     """The assignment of a unit of audio to a segment."""
 
-    SPEECH = enum.auto()  # to the segment
-    END = enum.auto()  # to the segment, whose last unit it is
-    BETWEEN = enum.auto()  # to no segment: silence after a pause
+    SPEECH = enum.auto()  # belongs to the segment
+    END = enum.auto()  # the last unit of the segment
+    BETWEEN = enum.auto()  # belongs to no segment: silence after a pause
 
 
 class Segmenter:
@@ -108,26 +108,27 @@ class Segmenter:
     """
 
     def __init__(self, options: SegmentOptions, grid: int = SAMPLE_RATE // 1000) -> None:
-        """`grid`: segments begin and end at multiples of so many samples after the audio whose place was known."""
+        """`grid`: segments begin and end at multiples of this many samples after the audio already placed."""
         self.options, self._grid = options, grid
         self.n_ended = 0
         self._levels: deque[float] = deque(maxlen=RECENT)  # of the last units of segments
         self._n_samples = 0  # of the segment
-        self._n_quiet = 0  # that the segment ends with so far
-        self._floor = math.inf  # level of the quietest of them, and of those between segments
+        self._n_quiet = 0  # quiet units at the end of the segment so far
+        self._floor = math.inf  # level of the quietest of these units and of those between segments
         self._silence = -math.inf if options.silence_db is None else options.silence_db
         self._beginning = Beginning(options.silence_db, QUIET_ONSET_MS, options.lead_ms, grid)
-        self._n_silent = 0  # samples of silence that were heard last
-        self._n_cut = 0  # samples of it that have no place
+        self._n_silent = 0  # samples of silence at the end of the audio so far
+        self._n_cut = 0  # samples of silence that were dropped
         self._open = True
         self._ends_of = SentenceEnds(options.sentences) if options.kind == "sentence" and options.sentences else None
-        self._waiting = np.zeros(0, np.float32)  # samples whose segment is not known yet
+        self._waiting = np.zeros(0, np.float32)  # samples without a place so far
         self._n_placed = 0  # samples before them
 
     def push(self, unit: np.ndarray, n_tokens: int, n_forgotten: int = 0) -> Iterator[tuple[Place, np.ndarray]]:
-        """Units with their places: this one, or with the ends of sentences those whose places are now known.
+        """Add a unit, and return those whose places are known now, with their places.
 
-        In its possible segment, `n_tokens` were written and `n_forgotten` units were forgotten.
+        Without `sentences`, that is the unit itself. `n_tokens` and `n_forgotten` are the tokens written and the units
+        forgotten in the current segment.
         """
         heard = self._beginning.push(unit)
         for start in range(0, len(heard), UNIT_SAMPLES):
@@ -139,7 +140,7 @@ class Segmenter:
 
     @property
     def n_left_out(self) -> int:
-        """Samples so far that have no place."""
+        """Samples dropped so far."""
         return self._beginning.n_left_out + self._n_cut
 
     def _is_long_silence(self, unit: np.ndarray) -> bool:
@@ -158,14 +159,14 @@ class Segmenter:
             yield from self._next(UNIT_SAMPLES, n_tokens, n_forgotten)
 
     def finish(self, n_tokens: int = 0, n_forgotten: int = 0) -> Iterator[tuple[Place, np.ndarray]]:
-        """The units whose places are not known yet, once the audio has ended."""
+        """The remaining units, at the end of the audio."""
         if len(rest := self._beginning.finish()):
             yield from self._hear(rest, n_tokens, n_forgotten)
         while len(self._waiting):
             yield from self._next(UNIT_SAMPLES, n_tokens, n_forgotten)
 
     def _taken(self, samples: int, n_tokens: int, n_forgotten: int) -> Iterator[tuple[Place, np.ndarray]]:
-        """The units up to the end of a sentence, so many samples from now; a rest is part of the last one."""
+        """The units up to the end of a sentence `samples` ahead; a remainder belongs to the last one."""
         samples = min(max(round(samples / self._grid), 1) * self._grid, len(self._waiting))
         while samples >= 2 * UNIT_SAMPLES:
             yield from self._next(UNIT_SAMPLES, n_tokens, n_forgotten)
@@ -184,7 +185,7 @@ class Segmenter:
     def _placed(
         self, unit: np.ndarray, n_tokens: int, n_forgotten: int, ended: bool = False
     ) -> Iterator[tuple[Place, np.ndarray]]:
-        """A unit with its place, or its silence and its sound with theirs."""
+        """A unit with its place; between segments, its silence and its sound separately."""
         if not self._open:
             silence = self._silence_before(unit)
             if silence:
@@ -194,7 +195,7 @@ class Segmenter:
             yield self._place(unit, n_tokens, n_forgotten, ended), unit
 
     def _silence_before(self, unit: np.ndarray) -> int:
-        """How many samples of a unit between segments come before a sound that begins the next one."""
+        """The number of samples before the sound in a unit that begins the next segment; all if there is none."""
         level = level_of(unit)
         self._floor = min(self._floor, level)
         sound = max(self._silence, min(self._quiet_level(), self._floor + ONSET_DB))
@@ -234,5 +235,5 @@ class Segmenter:
         return reached[options.kind] or kept >= options.max_seconds
 
     def _quiet_level(self) -> float:
-        """What is below this is a pause."""
+        """The level below which a unit counts as part of a pause."""
         return max(self._silence, max(self._levels, default=-math.inf) - self.options.pause_db)

@@ -1,4 +1,4 @@
-"""How long computation takes, by part."""
+"""Seconds of computation by part."""
 
 from __future__ import annotations
 
