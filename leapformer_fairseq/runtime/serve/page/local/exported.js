@@ -86,8 +86,8 @@ class ExportedEngine {
   constructor(system) {
     Object.assign(this, { system, about: system.about.speech, nFrames: 0, finished: false });
     // The decoder at one moment. No state is ever changed: each step makes new ones.
-    const [own, source] = ["self", "cross"].map((side) => system.begun(side));
-    this.now = { tokens: [system.eos], nConsumed: 0, own, source, nRead: 0 };
+    const [states, source] = ["self", "cross"].map((side) => system.begun(side));
+    this.now = { tokens: [system.eos], nConsumed: 0, states, source, nRead: 0 };
     this.waiting = [];
     this.before = []; // the frames of the last state
     this.heard = system.begun("heard");
@@ -127,8 +127,8 @@ class ExportedEngine {
       positions: system.integers([place], 1, 1),
       order: system.integers([0], 1, 1),
     };
-    const [found, own] = await system.advance("step", { ...given, ...source }, now.own);
-    this.now = { tokens: now.tokens, nConsumed: place, own, source, nRead };
+    const [found, states] = await system.advance("step", { ...given, ...source }, now.states);
+    this.now = { tokens: now.tokens, nConsumed: place, states, source, nRead };
     return found.log_probs.data;
   }
 
@@ -177,10 +177,10 @@ class ExportedEngine {
   async encode() {
     const { system } = this;
     const { state_frames: perState, chunk_states: chunk, ahead_states: ahead, n_bins: bins } = this.about;
-    const [own, whole] = [perState * chunk, perState * (chunk + ahead)];
+    const [size, whole] = [perState * chunk, perState * (chunk + ahead)];
     while (this.waiting.length >= whole || (this.finished && this.waiting.length)) {
       const heard = this.waiting.slice(0, whole);
-      const taken = this.waiting.splice(0, own);
+      const taken = this.waiting.splice(0, size);
       const frames = new Float32Array((perState + whole) * bins);
       this.before.forEach((frame, i) => frames.set(frame, i * bins));
       heard.forEach((frame, i) => frames.set(frame, (perState + i) * bins));

@@ -2,12 +2,12 @@
 import { SAMPLE_RATE, UNIT_MS, UNIT_SAMPLES, concatenate, rounded } from "./audio.js";
 import { Beginning, MIDDLE_MS, ONSET_DB, QUIET_ONSET_MS, levelOf, quietSamples } from "./silence.js";
 
-const RECENT = 10000 / UNIT_MS; // units whose loudest one is the recent level
-const AT_PAUSES = ["pause", "sentence"]; // end at pauses, too
+const RECENT = 10000 / UNIT_MS; // units; pauses are quiet relative to the loudest of them
+const AT_PAUSES = ["pause", "sentence"]; // kinds whose segments end at pauses
 const GRID = SAMPLE_RATE / 1000; // samples; segments begin and end at multiples of it
-export const SPEECH = "speech"; // a unit that belongs to the segment
-export const END = "end"; // the segment's last unit
-export const BETWEEN = "between"; // silence after a pause
+export const SPEECH = "speech"; // belongs to the segment
+export const END = "end"; // the last unit of the segment
+export const BETWEEN = "between"; // belongs to no segment: silence after a pause
 
 /** Assigns units of audio to segments, one after the other, in constant memory. */
 export class Segmenter {
@@ -16,21 +16,21 @@ export class Segmenter {
     this.options = options;
     this.levels = []; // of the last units of segments
     this.nSamples = 0; // of the segment
-    this.nQuiet = 0; // that the segment ends with so far
-    this.floor = Infinity; // level of the quietest of them, and of those between segments
+    this.nQuiet = 0; // quiet units at the end of the segment so far
+    this.floor = Infinity; // level of the quietest of these units and of those between segments
     this.silence = options.silence_db ?? -Infinity;
     this.beginning = new Beginning(options.silence_db, QUIET_ONSET_MS, options.lead_ms);
-    this.nSilent = 0; // samples of silence that were heard last
+    this.nSilent = 0; // samples of silence at the end of the audio so far
     this.open = true;
     this.endsOf = options.kind === "sentence" ? options.sentences.begin() : null;
-    this.waiting = new Float32Array(0); // samples whose segment is not known yet
+    this.waiting = new Float32Array(0); // samples without a place so far
     this.nPlaced = 0; // samples before them
   }
 
   /**
    * Units with their places: this one, or with the ends of sentences those whose places are now known.
    *
-   * In its possible segment, `nTokens` were written and `nForgotten` units were forgotten.
+   * `nTokens` and `nForgotten` are the tokens written and the units forgotten in the current segment.
    */
   async *push(unit, nTokens, nForgotten) {
     const heard = this.beginning.push(unit);

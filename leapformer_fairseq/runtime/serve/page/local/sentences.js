@@ -2,10 +2,10 @@
 import { FRAME_MS, SAMPLE_RATE, UNIT_MS, WINDOW_MS, concatenate, rounded } from "./audio.js";
 import { QUIET } from "./exported.js";
 
-const FRAMES = UNIT_MS / FRAME_MS; // of a step
+const FRAMES = UNIT_MS / FRAME_MS; // per step, which is a unit
 const HOP = (SAMPLE_RATE * FRAME_MS) / 1000;
-const NEAR = 2 * FRAMES; // frames that an end is away from what is told, at most
-const BETWEEN = ((WINDOW_MS - FRAME_MS) * SAMPLE_RATE) / 2000; // from a frame's first sample to halfway before it
+const NEAR = 2 * FRAMES; // frames: the largest offset of an end from the step that reports it
+const BETWEEN = ((WINDOW_MS - FRAME_MS) * SAMPLE_RATE) / 2000; // from a frame to the middle of its overlap
 
 /** A trained network, and the graph that it is an input of. */
 export class SentenceModel {
@@ -66,17 +66,17 @@ export class SentenceEnds {
   /** The sample of the recording at which a sentence ended, if that is known now, else null. */
   async push(unit) {
     this.frames.push(...(await this.fbank.push(unit)));
-    let found = null;
+    let end = null;
     while (this.frames.length >= FRAMES) {
       const [chance, told, state] = await this.model.step(this.frames.splice(0, FRAMES), this.state);
       this.state = state;
       if (chance > this.model.threshold) {
-        const after = Math.min(Math.max(told, -NEAR), NEAR); // whatever the network says
+        const after = Math.min(Math.max(told, -NEAR), NEAR); // whatever the network predicts
         const frame = (this.steps - this.model.ahead) * FRAMES + after;
-        found = rounded(frame * HOP) + BETWEEN;
+        end = rounded(frame * HOP) + BETWEEN;
       }
       this.steps++;
     }
-    return found;
+    return end;
   }
 }

@@ -14,11 +14,11 @@ export class Session {
     this.nSegments = 0; // that have ended
     this.segmenter = new Segmenter(segments);
     this.stream = null;
-    this.window = []; // what the stream was given, where that may be needed again
-    this.forgotten = [0, 0]; // tokens and units of the segment that the stream knows nothing of
+    this.window = []; // with --history window, the units that the stream was given
+    this.forgotten = [0, 0]; // tokens and units of the segment that the stream no longer has
     this.lead = []; // silence before the next segment
     this.rest = new Float32Array(0);
-    this.drafted = 0; // steps of source that the last draft is of
+    this.drafted = 0; // steps of source at the last draft
   }
 
   get audioS() {
@@ -89,7 +89,7 @@ export class Session {
     if (this.forgets) this.window.push(unit);
   }
 
-  /** In place of the stream, one that was never given what need not be kept in mind, if that is much. */
+  /** Replace the stream by one that was never given what can be forgotten, if that is enough. */
   async forget(stream) {
     const [nTokens, nStates] = forgettable(stream, this.segments.history_words);
     if (!nStates) return;

@@ -2,10 +2,10 @@
 import { FRAME_MS, SAMPLE_RATE, UNIT_SAMPLES, concatenate } from "./audio.js";
 
 const FRAME = (SAMPLE_RATE * FRAME_MS) / 1000;
-const LOUD_DB = -40; // what is louder is a sound, also where the noise is as loud
-export const ONSET_DB = 10; // so much above the quietest unit so far is a sound, however quiet
-export const QUIET_ONSET_MS = 100; // the first sound may be quiet; what is quiet for longer is silence
-export const MIDDLE_MS = 1000; // of silence that stay in a segment that no pause ends
+const LOUD_DB = -40; // louder audio is a sound, even above loud noise
+export const ONSET_DB = 10; // this much above the quietest unit so far is a sound, however quiet
+export const QUIET_ONSET_MS = 100; // speech may begin with a quiet consonant, which is not longer than this
+export const MIDDLE_MS = 1000; // of silence within a segment that is kept where pauses do not end segments
 const NOTHING = new Float32Array(0);
 
 /** Root mean square of samples in [-1, 1], in decibels; -100 is silence. */
@@ -19,16 +19,16 @@ export function quietSamples(unit, sound) {
   return unit.length;
 }
 
-/** Holds audio back until the first sound, and leaves silence before it out that is longer than `keptMs`. */
+/** Holds audio back until the first sound; of silence before it longer than `keptMs`, keeps `leadMs`. */
 export class Beginning {
   constructor(silenceDb, keptMs, leadMs) {
     this.begun = silenceDb === null;
     this.silence = silenceDb ?? -Infinity;
     [this.kept, this.lead] = [keptMs, leadMs].map((ms) => Math.floor((SAMPLE_RATE * ms) / 1000));
-    this.floor = Infinity; // level of the quietest unit
+    this.floor = Infinity; // level of the quietest unit so far
     this.nSilent = 0; // samples before the first sound so far
-    this.held = NOTHING; // the last of them
-    this.rest = NOTHING; // of a unit that is not complete
+    this.held = NOTHING; // the last of these samples
+    this.rest = NOTHING; // an incomplete unit
   }
 
   /** The samples that can be passed on after these: none, or all that are not left out. */

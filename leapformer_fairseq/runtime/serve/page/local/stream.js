@@ -15,8 +15,8 @@ function repeating(tokens, size) {
 /** One utterance with greedy search: `push` audio, `advance`, `flush` the text. */
 export class TranslationStream {
   /**
-   * `options`: the fields of DecodingOptions. `aligns`: tell of each token the encoder state that it translates: the
-   * first of the k steps that it was written behind.
+   * `options`: the fields of DecodingOptions. `aligns`: record in `aligned` which encoder state each token
+   * translates: the first of the k steps that it was written behind.
    */
   constructor(system, options, aligns) {
     Object.assign(this, { system, options, aligns });
@@ -25,8 +25,8 @@ export class TranslationStream {
     this.engine = system.begin();
     this.emitter = new EMITTERS[options.unit](system.detokenizer);
     this.nSteps = 0; // pre-decision steps read
-    this.aligned = []; // of each token the encoder state, from 0, with `aligns`
-    this.expected = [0, []]; // the last continuation: states it is of, all its tokens
+    this.aligned = []; // with `aligns`, the encoder state of each token, from 0
+    this.expected = [0, []]; // number of states and all tokens of the last continuation
   }
 
   /** Add samples in [-1, 1] at 16 kHz. */
@@ -45,7 +45,7 @@ export class TranslationStream {
   /**
    * Take over from another stream that had this many more states at the beginning.
    *
-   * Its first `nTokens` are forgotten with these states; the others count as written.
+   * Its first `nTokens` tokens are forgotten with these states; the others count as written.
    */
   async follow(before, nTokens, nStates) {
     while (this.read(false));
@@ -70,7 +70,7 @@ export class TranslationStream {
     const written = this.engine.tokens;
     let [nStates, expected] = this.expected;
     if (nStates !== this.nStates || written.some((token, i) => token !== expected[i])) {
-      expected = [...written, ...(await this.continuation())]; // the policy did not ask for it
+      expected = [...written, ...(await this.continuation())]; // the policy did not compute it
     }
     const whole = new EMITTERS[this.options.unit](this.system.detokenizer);
     whole.push(written);

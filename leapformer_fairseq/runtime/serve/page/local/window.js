@@ -1,8 +1,8 @@
 // What to forget of a talk without pauses, as in leapformer_fairseq/runtime/simul/window.py.
 import { UNIT_MS } from "./audio.js";
 
-const MARGIN = 4; // states that stay before the first one that kept text is aligned with
-const LEAST = 1000 / UNIT_MS; // states that are worth reading the others again
+const MARGIN = 4; // states that are kept before the first one that retained text is aligned with
+const LEAST = 1000 / UNIT_MS; // forgetting fewer states is not worth reading the others again
 
 /** The number of first tokens and encoder states that a stream that aligns can drop; [0, 0]: it keeps all. */
 export function forgettable(stream, words) {
