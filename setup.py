@@ -40,6 +40,8 @@ setup(
         "leapformer_fairseq": [
             "py.typed",
             "attention/decoding/cpu/*.c",
+            "runtime/*.onnx",
+            "runtime/acoustics/fbank.onnx",
             "runtime/demo/*.*",
             "runtime/demo/model/*",
             "runtime/serve/page/*.*",
@@ -50,31 +52,33 @@ setup(
         "leapformer_fairseq.configs": ["*.yaml", "*/*.yaml"],
     },
     python_requires=">=3.11",
-    install_requires=[
-        "torch>=2.6",  # the first that loads checkpoints with weights_only=True unless told otherwise
-        "fairseq-fixed==0.12.3.1",  # imported as `fairseq`; the original 0.12.2 does not run on Python 3.11
-        "kaldi-native-fbank>=1.20",
-        "matplotlib",
-        "numpy>=1.26",
-        "pillow",
-        "pyyaml",
-        "sacrebleu>=2.3",
-        "scikit-learn",  # which fairseq imports, and Sparsefinder's k-means
-        "scipy",
-        "sentencepiece",
-        "soundfile",
-        "tabulate",
-        "tqdm",
-    ],
+    # What runtime/ needs: translating live and exported models. All else is in extras.
+    install_requires=["numpy>=1.26", "onnxruntime", "sentencepiece", "soundfile", "websockets>=14"],
     extras_require={
+        "train": [
+            "torch>=2.6",  # the first that loads checkpoints with weights_only=True unless told otherwise
+            "fairseq-fixed==0.12.3.1",  # imported as `fairseq`; the original 0.12.2 does not run on Python 3.11
+            "matplotlib",
+            "onnx",  # filterbanks of other rates and sizes than 16 kHz and 80 bins
+            "pillow",
+            "pyyaml",
+            "sacrebleu>=2.3",
+            "scikit-learn",  # which fairseq imports, and Sparsefinder's k-means
+            "scipy",
+            "tabulate",
+            "tqdm",
+        ],
         "simul": ["simuleval==1.1.4"],  # the agent; brings pandas, tornado, yt-dlp, pytest
         "bench": ["entmax>=1.3"],  # what `leapformer bench sparse` and the tests compare with
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
-        "onnx": ["onnx", "onnxruntime", "onnxscript"],  # `leapformer export`; its folders need onnxruntime alone
-        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff", "sacremoses"],
+        "onnx": ["onnx", "onnxscript"],  # `leapformer export`
+        "dev": [
+            *("hypothesis", "kaldi-native-fbank", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff"),
+            "sacremoses",
+        ],
         "apollo": ["pytorch_optimizer"],  # the optimizer of Luna's best translation models
         "fla": ["flash-linear-attention"],  # a peer in `leapformer bench attention` on a GPU
-        "live": ["mweralign", "sacremoses", "soxr", "websockets>=14"],  # `leapformer serve`; resegmentation of talks
+        "live": ["mweralign", "sacremoses", "soxr"],  # resegmentation of talks; serving audio of any rate
         "demo": ["espeakng-loader"],  # speaks the sentences of the quickstart
     },
     entry_points={"console_scripts": ["leapformer = leapformer_fairseq.cli.main:main"]},

@@ -18,8 +18,8 @@ import torch
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.export.write import export_speech, export_synthesis
 from leapformer_fairseq.runtime.acoustics.mel import MelConfig
+from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.folder import HASH, MODEL, Folder, _hash
-from leapformer_fairseq.runtime.simul.features import Cmvn
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.text import Detokenizer
 from leapformer_fairseq.runtime.voice import ExportedVoice

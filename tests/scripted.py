@@ -110,6 +110,11 @@ class ScriptedSystem:
     def begin(self, times: ComputeTimes) -> Any:
         return ScriptedEngine(times, self.variety, self.ends)
 
+    def carried(self) -> Any:
+        from leapformer_fairseq.simul.states import States
+
+        return States
+
     def waiting(self, k: int) -> ScriptedSystem:
         return replace(self, policy=replace(self.policy, k=k))
 

@@ -23,24 +23,25 @@ import torch
 
 from leapformer_fairseq.cli import export as export_command
 from leapformer_fairseq.cli import main as entry
-from leapformer_fairseq.cli import serve as serve_command
-from leapformer_fairseq.data import tts as tts_data
 from leapformer_fairseq.export import check, write
 from leapformer_fairseq.models import hifigan, synthesis
 from leapformer_fairseq.models.loading import load_model
-from leapformer_fairseq.runtime import voice as runtime_voice
+from leapformer_fairseq.runtime.commands import serve as serve_command
+from leapformer_fairseq.runtime.commands import tts as tts_command
 from leapformer_fairseq.runtime.folder import Folder
 from leapformer_fairseq.runtime.serve import files as served_files
 from leapformer_fairseq.runtime.serve.files import FileServer
 from leapformer_fairseq.runtime.serve.talk import Limits
+from leapformer_fairseq.runtime.simul import live
 from leapformer_fairseq.runtime.simul.options import policy_options
 from leapformer_fairseq.runtime.spoken import Manifests, Manner, Script, Utterance
 from leapformer_fairseq.scoring import alignment, pieces
 from leapformer_fairseq.scoring.pictures import heatmaps, inputs, utterances
 from leapformer_fairseq.scoring.pictures.proportions import Proportions
-from leapformer_fairseq.simul import live, loading
+from leapformer_fairseq.simul import loading
 
 from .exported import MELS
+from .runtime.serve.cases import silent
 from .scripted import ScriptedSystem, drawn
 from .test_every_session_option import ARRIVES
 from .untrained import save_checkpoint
@@ -298,8 +299,8 @@ def test_every_option_of_tts_changes_what_is_spoken(
     at = Manifests(spoken / "speech", Path("/"))
     monkeypatch.setattr(synthesis, "TrainedVoice", lambda *given: Speaks(given, at, False))
     monkeypatch.setattr(Folder, "read", lambda path: path)
-    monkeypatch.setattr(runtime_voice, "ExportedVoice", lambda given, manifests: Speaks(given, manifests, True))
-    monkeypatch.setattr(tts_data, "phonemes_of", lambda lines, data: seen.append(("espeak", data)) or lines)
+    monkeypatch.setattr(tts_command, "ExportedVoice", lambda given, manifests: Speaks(given, manifests, True))
+    monkeypatch.setattr(tts_command, "phonemes_of", lambda lines, data: seen.append(("espeak", data)) or lines)
     monkeypatch.setattr(
         hifigan, "load_hifigan", lambda *given: seen.append(("hifigan", given)) or (lambda mel: mel[:, 0])
     )
@@ -442,7 +443,7 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
     monkeypatch.setattr(export_command, "describe_checkpoint", lambda path: {})
     monkeypatch.setattr(export_command, "load_model", load_model)
     monkeypatch.setattr(loading, "load_system", lambda *given: seen.update(loaded=given))
-    monkeypatch.setattr(runtime_voice, "ExportedVoice", lambda folder: folder)
+    monkeypatch.setattr("leapformer_fairseq.runtime.voice.ExportedVoice", lambda folder: folder)
     for name in ("export_translation", "export_synthesis", "export_speech"):
         monkeypatch.setattr(write, name, written)
     monkeypatch.setattr(export_command.Folder, "read", lambda path: path)
@@ -504,6 +505,7 @@ def serve(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
         seen["texts"] = str(self.texts.folder) if getattr(self, "texts", None) else None
         pages = self.files if isinstance(self, FileServer) else self._files
         seen["page"] = json.loads(pages["/config.json"][1])
+        seen["paths"] = sorted(pages)
         for limit in fields(Limits) if hasattr(self, "limits") else ():
             seen[f"limits.{limit.name}"] = getattr(self.limits, limit.name)
         if hasattr(self, "make_session"):
@@ -515,7 +517,7 @@ def serve(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 
     async def nothing() -> None: ...
 
-    def system(args: Any, device: str) -> Any:
+    def system(args: Any, device: str, open_checkpoint: Any) -> Any:
         seen["device"] = device
         return ScriptedSystem(policy_options(args), 4 * (args.pre_decision_ratio or 12))
 
@@ -573,6 +575,14 @@ def test_every_option_of_serve_in_the_browser_changes_the_page_or_is_refused(
         assert after["status"] == 2 and option in after["err"], f"{option} changes nothing and is not refused"
 
 
+def test_the_browser_gets_the_network_for_ends_of_sentences(serve: Callable[..., Found], folder: Path) -> None:
+    silent().save(folder / "ends.npz")
+    found = serve("--in-browser", "--sentence-ends", "ends.npz")
+    segments = found["page"]["local"]["segments"]
+    assert segments["kind"] == "sentence" and segments["sentences"]["shapes"]["mean"] == [80]
+    assert {"/graphs/sentences.onnx", "/graphs/sentences.bin"} <= {*found["paths"]}
+
+
 OF_CHECKPOINTS = {"--data-root", "--config-yaml", "--engine"}  # an exported folder has its own
 
 
@@ -585,7 +595,7 @@ def test_every_option_of_a_session_arrives_at_the_server_and_in_the_browser(
     assert before["status"] == after["status"] == 0, after["err"]
     assert "session" in changed(before, after) or option == "--num-threads", option  # as of `open_system`
     before, after = serve("--in-browser", *more), serve("--in-browser", *more, f"{option}={value}")
-    if option in ("--carry", "--history", "--num-threads"):
+    if option in ("--carry", "--num-threads"):
         assert after["status"] == 2 and option in after["err"]
     else:
         assert after["page"]["local"] != before["page"]["local"], option

@@ -27,7 +27,7 @@ from leapformer_fairseq.models.averaging import best_checkpoints, describe_check
 from leapformer_fairseq.models.simulst import END_CLOSED
 from leapformer_fairseq.models.synthesis import TrainedVoice
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions
-from leapformer_fairseq.runtime.spoken import Manner, Normalisation, Utterance
+from leapformer_fairseq.runtime.spoken import Manner, Utterance
 from leapformer_fairseq.runtime.voice import ExportedVoice
 from leapformer_fairseq.scoring.comparison import collect
 from leapformer_fairseq.scoring.generation import aligned_hypotheses
@@ -138,7 +138,7 @@ def _checkpoint_voice(seed: int) -> Any:
     model = torch.nn.Linear(1, 1)
     model.decoder = Namespace(n_frames_per_step=1)  # type: ignore[assignment]
     voice.model, voice.task, voice.speakers = model, Namespace(src_dict=Namespace(pad=lambda: 1)), None
-    voice.numbers, voice.normalisation = lambda script: [5, 2], Normalisation()
+    voice.numbers, voice.cmvn = lambda script: [5, 2], None
 
     def said(model: Any, tokens: Any, *given: Any, **more: Any) -> list[Utterance]:
         drawn.append(float(torch.rand(())))
@@ -180,7 +180,7 @@ def _sentence_ends(seed: int) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentence_training, "joined", joined_)
-        patch.setattr(sentence_training, "evaluate", lambda *given: {0.5: sentence_training.Found()})
+        patch.setattr(sentence_training, "evaluate", lambda *given: {0.5: sentence_training.Counts()})
         settings = sentence_training.Settings(updates=1, units=3, rate=1e-12, seed=seed)
         model = sentence_training.train([frames, frames], [frames, frames], settings)
     return [(float(model.enter_weight.sum()), round(drawn[0], 6))]

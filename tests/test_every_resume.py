@@ -25,8 +25,9 @@ from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.models.task import get_batch_iterator
 from leapformer_fairseq.modules.attention import Memory, fork_state
 from leapformer_fairseq.runtime.audio import OnlineFbank
+from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.formats.runlog import Instance
-from leapformer_fairseq.runtime.simul.features import Cmvn, FeatureStream
+from leapformer_fairseq.runtime.simul.features import FeatureStream
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session
@@ -186,9 +187,8 @@ STATES = [
 ]
 FORKED: dict[str, Forked] = {
     "runtime.audio.OnlineFbank": Forked(OnlineFbank, lambda fbank, seed: fbank.push(noise(seed, 0.333))),
-    "runtime.simul.features.FeatureStream": Forked(
-        lambda: FeatureStream(12, Cmvn(np.ones(80), np.ones(80))), _features
-    ),
+    "runtime.simul.features.FeatureStream":
+        Forked(lambda: FeatureStream(12, Cmvn(np.ones(80), np.ones(80))), _features),
     "runtime.simul.text.WordEmitter": _of_emitter(WordEmitter),
     "runtime.simul.text.WordEmitter of characters": _of_emitter(CharEmitter),
     "simul.engine.Engine": _of_engine(RecomputeEngine),
@@ -205,10 +205,8 @@ FORKED: dict[str, Forked] = {
     "modules.attention.Memory": _memories(),
     **{f"attention.mechanism.State of {name}": _of_state(name) for name in STATES},
 }  # fmt: skip
-ELSEWHERE = {
-    "runtime.simul.exported.ExportedEngine",
-    "runtime.simul.stream.Engine",
-}  # tests/simul/test_exported.py; a protocol
+# tested in tests/simul/test_exported.py, and a protocol
+ELSEWHERE = {"runtime.simul.exported.ExportedEngine", "runtime.simul.stream.Engine"}
 
 
 def test_every_class_that_forks_is_looked_at() -> None:

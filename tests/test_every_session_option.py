@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from leapformer_fairseq.runtime.simul import exported
+from leapformer_fairseq.runtime.simul import live as sessions
 from leapformer_fairseq.runtime.simul.options import add_segment_options, add_system_options
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.simul import live, loading
+from leapformer_fairseq.simul.states import States
 from leapformer_fairseq.studies.curve.curve import VARIED, Grid
 
 from .scripted import ScriptedSystem, sound, talk
@@ -73,7 +75,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch, folder: Any, words: list[str]) -> d
     def load(checkpoint: str, root: str, config: str, policy: Any, ratio: Any, engine: str) -> Any:
         found.update({"load.data_root": root, "load.config_yaml": config, "load.ratio": ratio, "load.engine": engine})
         found.update({f"policy.{name}": value for name, value in asdict(policy).items()})
-        return SimpleNamespace(to=lambda device: None)
+        return SimpleNamespace(to=lambda device: None, carried=lambda: States)
 
     def session(system: Any, options: Any, segments: Any, source: Any, drafts: bool) -> None:
         for name, one in (("decoding", options), ("segments", segments)):
@@ -82,7 +84,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch, folder: Any, words: list[str]) -> d
 
     monkeypatch.setattr(loading, "load_system", load)
     monkeypatch.setattr(live, "set_threads", lambda count: found.setdefault("threads", []).append(count))
-    monkeypatch.setattr(live, "Session", session)
+    monkeypatch.setattr(sessions, "Session", session)
     args = parser().parse_args(["--checkpoint", str(folder / "model.pt"), *words])
     _, _, make = live.load_sessions(args)
     make(True)

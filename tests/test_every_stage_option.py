@@ -22,7 +22,7 @@ from leapformer_fairseq.models.synthesis import TrainedVoice
 from leapformer_fairseq.modules import attentions
 from leapformer_fairseq.runtime import engine
 from leapformer_fairseq.runtime.beam import Search, go_on, translate
-from leapformer_fairseq.runtime.spoken import Manner, Normalisation, Utterance
+from leapformer_fairseq.runtime.spoken import Manner, Utterance
 from leapformer_fairseq.runtime.voice import ExportedVoice, kept
 from leapformer_fairseq.studies import trainings
 from leapformer_fairseq.studies.ablation import running, study
@@ -138,7 +138,7 @@ def test_so_many_of_the_first_sentences_have_an_alignment(
     model.decoder = SimpleNamespace(n_frames_per_step=1)
     voice: Any = object.__new__(TrainedVoice)
     voice.model, voice.task, voice.speakers = model, SimpleNamespace(src_dict=SimpleNamespace(pad=lambda: 1)), None
-    voice.numbers, voice.normalisation = lambda script: [5, 2], Normalisation()
+    voice.numbers, voice.cmvn = lambda script: [5, 2], None
 
     def said(model: Any, tokens: Any, *given: Any, alignments: bool) -> list[Utterance]:
         maps = np.zeros((1, 2)) if alignments else None

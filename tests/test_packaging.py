@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ ORDER = (
     "support", "attention", "runtime", "compat", "data", "modules", "models", "optim", "criterions", "tasks", "scoring",
     "simul", "agents", "export", "studies", "cli",
 )  # fmt: skip
+# What an installation without extras has, and packages that are imported where something optional needs them.
+BASE = {"numpy", "onnxruntime", "soundfile", "sentencepiece", "websockets"}
+LIBRARIES = {"support": {"tqdm"}, "attention": {"torch"}, "runtime": {*BASE, "onnx", "soxr"}}
 LEVEL = {name: level for level, name in enumerate(ORDER)}
 SOURCES = sorted(PLUGIN_DIR.rglob("*.py"))
 
@@ -46,7 +50,7 @@ def violations(source: str, file: Path) -> list[str]:
         top, _, rest = name.partition(".")
         target = rest.partition(".")[0]
         if top != PACKAGE:
-            allowed = here != "attention" or top == "torch" or top in sys.stdlib_module_names
+            allowed = here not in LIBRARIES or top in LIBRARIES[here] or top in sys.stdlib_module_names
         elif here == "attention" and target == "support":
             allowed = rest.startswith("support.errors.")
         elif here == "__init__":
@@ -113,6 +117,10 @@ def test_no_files_import_each_other_in_a_circle():
     [
         ("attention/a.py", "import fairseq"),
         ("attention/a.py", "import numpy"),
+        ("support/a.py", "import numpy"),
+        ("runtime/a.py", "def f():\n    from torch.cuda import synchronize"),
+        ("runtime/a.py", "import yaml"),
+        ("runtime/a.py", "import kaldi_native_fbank"),
         ("attention/a.py", "from ..runtime.audio import fbank"),
         ("attention/a.py", "from ..modules.b import c"),
         ("modules/a.py", "from .. import models"),
@@ -166,6 +174,24 @@ assert MECHANISMS and "fairseq" not in sys.modules
 """
     done = run_after("import torch", code)
     assert done.returncode == 0, done.stderr
+
+
+def test_runtime_works_without_what_only_training_needs():
+    blocked = "torch torchaudio fairseq fairseq_cli simuleval kaldi_native_fbank yaml tqdm scipy matplotlib onnx soxr"
+    code = f"""
+import importlib, pkgutil, sys
+for name in {blocked.split()}:
+    sys.modules[name] = None
+from leapformer_fairseq import runtime, support
+for package in (runtime, support):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+from leapformer_fairseq.cli.main import main
+for command in (["demo", "--no-live"], ["--help"]):
+    main(command)
+"""
+    done = run_after("import numpy", code)
+    assert done.returncode == 0 and "Reference: " in done.stdout and "linearize" in done.stdout, done.stderr
 
 
 def test_setup_reads_the_version():
@@ -237,6 +263,10 @@ def test_the_wheel_is_small_and_the_source_is_whole(built):
     assert wheel.stat().st_size < 2_500_000  # of which the model of `leapformer demo` has 1.3 million
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as archive:
+        (about,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+        requires = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", archive.read(about).decode(), re.MULTILINE)
+    assert set(requires) == BASE
     needed = {"configs/tables.yaml", "configs/multi30k/small.yaml", f"{PACKAGE}/studies/lra/protocols/luna.yaml"}
     assert needed | {f"{PACKAGE}/attention/decoding/cpu/linear_step.c", f"{PACKAGE}/py.typed"} <= names
 

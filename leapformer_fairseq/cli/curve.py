@@ -181,7 +181,8 @@ def _check(args: argparse.Namespace, curve: Curve) -> dict[str, dict[str, Any]]:
     """{name: description of the checkpoint}. Raises LeapformerError for options that would make every run fail."""
     from ..models.averaging import describe_checkpoint
     from ..models.loading import available_device
-    from ..runtime.simul.options import decoding_options, set_threads
+    from ..runtime.simul.options import decoding_options
+    from ..simul.live import set_threads
 
     decoding_options(curve.runs[0].args)
     available_device(args.device)

@@ -11,7 +11,7 @@ from .. import PLUGIN_DIR, __version__
 
 HELP = "versions, devices, and what was patched in fairseq"
 
-REQUIRED = ("torch", "numpy", "scipy", "sacrebleu", "sentencepiece", "soundfile", "kaldi-native-fbank")
+REQUIRED = ("torch", "numpy", "scipy", "sacrebleu", "sentencepiece", "soundfile", "onnxruntime")
 FAIRSEQ = "fairseq-fixed"
 OPTIONAL = ("simuleval", "torchaudio", "flash-linear-attention")  # not needed to train or generate
 ABSENT = "not installed"

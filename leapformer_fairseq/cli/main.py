@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from .. import __version__
 from ..compat.errors_explained import explained
+from ..support import ending
 from ..support.errors import LeapformerError, suggestion
-from . import ending, fairseq_commands
+from . import fairseq_commands
 
 
 class Command(NamedTuple):

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, write the file, and print its accuracy. Raises LeapformerError for unsuitable data."""
     from .. import register
-    from ..runtime.simul.options import set_threads
-    from ..simul.sentence_training import Found, Recordings, Settings, train
+    from ..simul.live import set_threads
+    from ..simul.sentence_training import Counts, Recordings, Settings, train
 
     register()
     settings = Settings(args.updates, args.ahead_ms, args.units, args.lr, args.seed)
@@ -44,11 +44,11 @@ def run(args: argparse.Namespace) -> int:
         model = train(training, held_out, settings, signature(seed=args.seed), watch, checkpoint)
     model.save(args.out)
     checkpoint.unlink(missing_ok=True)
-    ends = Found(**model.about["found"])
-    off = ends.off_ms / max(1, ends.right)
+    counts = Counts(**model.about["found"])
+    off = counts.off_ms / max(1, counts.right)
     print(
-        f"{args.out}: finds {ends.right} of {ends.right + ends.missed} ends, {off:.0f} ms off on average, and "
-        f"{ends.wrong} where none is (F1 {ends.f1:.3f}, threshold {model.threshold:g}); use it with "
+        f"{args.out}: finds {counts.right} of {counts.right + counts.missed} ends, {off:.0f} ms off on average, and "
+        f"{counts.wrong} where none is (F1 {counts.f1:.3f}, threshold {model.threshold:g}); use it with "
         f"--sentence-ends {args.out}"
     )
     return 0

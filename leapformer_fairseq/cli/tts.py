@@ -1,239 +1,52 @@
-"""`leapformer tts`: synthesise speech from text, phonemes or a manifest with a trained text-to-speech model."""
+"""`leapformer tts`: as `runtime.commands.tts`, also with checkpoints, manifests, neural vocoders and pictures."""
 
 from __future__ import annotations
 
-import argparse
-import ast
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..support.errors import LeapformerError
-from ..support.files import locked_folder, write_text
-from . import calls
+from ..runtime.acoustics.vocoder import Vocoder
+from ..runtime.commands import tts
+from ..runtime.commands.tts import HELP, add_arguments
+from ..runtime.spoken import Manifests, Script, Utterance, Voice
+from ..support.files import paths_beside
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ..runtime.acoustics.mel import MelConfig
-    from ..runtime.acoustics.vocoder import Vocoder
-    from ..runtime.spoken import Script, Utterance, Voice
-
-HELP = "speak text, phonemes or a manifest with a trained text to speech model"
-RECORD = "run.json"
-COLUMNS = ("id", "text", "audio", "frames", "stopped", "reference", "reference_frames", "predicted_frames")
+__all__ = ["HELP", "add_arguments", "run"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.add_argument(
-        "--path",
-        metavar="CHECKPOINT",
-        required=True,
-        help="of leapformer_tts, or its exported folder",
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--subset", metavar="NAME", help="speak the manifest NAME.tsv of the data")
-    what.add_argument("--phonemes", metavar="FILE_OR_TEXT", help="phonemes with spaces between them, a sentence a line")
-    what.add_argument(
-        "--text", metavar="FILE_OR_TEXT", help="written sentences, a line each; espeak-ng finds the phonemes"
-    )
-    parser.add_argument("--speaker", metavar="NAME", help="of a model with several: who speaks --text or --phonemes")
-    parser.add_argument("--out", metavar="DIR", required=True, help="folder for wav/, mel/, manifest.tsv and run.json")
-    parser.add_argument("--data", metavar="DIR", help="folder with config.yaml (default: the training's, if any)")
-    parser.add_argument(
-        "--eos-threshold", type=float, default=0.5, metavar="P", help="probability that ends a sentence (default: 0.5)"
-    )
-    parser.add_argument(
-        "--max-steps", type=int, default=1000, metavar="N", help="decoder steps at most (default: 1000)"
-    )
-    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="sentences at a time (default: 16)")
-    parser.add_argument(
-        "--plots", type=int, default=0, metavar="N", help="draw spectrogram, alignment and end of the first N sentences"
-    )
-    parser.add_argument("--hifigan", nargs=2, metavar=("CHECKPOINT", "CONFIG"), help="vocoder instead of Griffin-Lim")
-    parser.add_argument("--iterations", type=int, default=32, metavar="N", help="of Griffin-Lim (default: 32)")
-    parser.add_argument(
-        "--model-overrides", metavar="DICT", default="{}",
-        help="options saved with the model, replaced, as in \"{'length_predictor': 'lookup'}\"",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=1, help="of the pre-net dropout, active at inference (default: 1)")
-    parser.add_argument("--cpu", action="store_true", help="even where there is a GPU")
+def run(args: Namespace) -> int:
+    """Speak with an exported model or a checkpoint."""
+    return tts.run(args, _Training())
 
 
-@calls.owning
-def run(args: argparse.Namespace) -> int:
-    """Synthesise and write one sentence after the other; the output of an interrupted run is kept."""
-    from tqdm import tqdm
+class _Training:
+    """`tts.Training` with the rest of this package, each part imported when an option asks for it."""
 
-    from ..runtime.acoustics.mel import MelConfig
-    from ..runtime.spoken import Manner
-
-    _check(args)
-    voice = _voice(args)
-    mels = MelConfig.from_features(voice.data["features"])
-    scripts, vocode = _scripts(args, voice), _vocoder(args, mels)
-    folder, rows = _begin(args.out, _description(args, voice))
-    manner = Manner(args.eos_threshold, args.max_steps, args.batch_size, args.seed, args.plots)
-    done = {row["id"] for row in rows}
-    with tqdm(total=len(scripts), initial=len(done), unit="sentence", desc="speech") as progress:
-        for script, utterance in voice.speak(scripts, manner, done):
-            rows.append(_write(folder, script, utterance, vocode, mels.sample_rate))
-            progress.update()
-    stopped = sum(int(row["stopped"]) for row in rows)
-    print(f"{len(rows)} sentences in {folder}; {stopped} of them ended by themselves")
-    return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    if args.speaker is not None and args.subset:
-        raise LeapformerError(f"--speaker {args.speaker}: --subset names the speaker of each sentence; leave it out")
-    if not 0 < args.eos_threshold < 1:
-        raise LeapformerError(f"--eos-threshold {args.eos_threshold}: give a probability between 0 and 1")
-    for name, least in (("max_steps", 1), ("batch_size", 1), ("iterations", 1), ("plots", 0)):
-        if getattr(args, name) < least:
-            raise LeapformerError(f"--{name.replace('_', '-')} {getattr(args, name)}: give a number from {least}")
-
-
-def _overrides(text: str) -> dict[str, Any]:
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        found = None
-    if not isinstance(found, dict):
-        raise LeapformerError(
-            f"--model-overrides {text}: give a dictionary, as in \"{{'length_predictor': 'lookup'}}\""
-        )
-    return found
-
-
-def _voice(args: argparse.Namespace) -> Voice:
-    """The checkpoint, or exported folder, that speaks."""
-    overrides = _overrides(args.model_overrides)
-    if not Path(args.path).is_dir():
+    def voice(self, args: Namespace, overrides: dict[str, Any]) -> Voice:
         from ..models.synthesis import TrainedVoice
 
         return TrainedVoice(args.path, {**overrides, **({"data": args.data} if args.data else {})}, args.cpu)
-    from ..data.manifests import read_yaml
-    from ..data.tts import CONFIG
-    from ..runtime.folder import Folder
-    from ..runtime.spoken import Manifests
-    from ..runtime.voice import ExportedVoice
-    from ..support.files import paths_beside
 
-    if overrides:
-        raise LeapformerError(f"--model-overrides {overrides}: an exported model stays as it is; export it so")
-    if args.plots:
-        raise LeapformerError(f"--plots {args.plots}: an exported model does not tell what it attends to; leave it out")
-    manifests = None
-    if args.data:
-        root = paths_beside(read_yaml(Path(args.data) / CONFIG), Path(args.data)).get("audio_root", "")
-        manifests = Manifests(Path(args.data), Path(str(root)))
-    return ExportedVoice(Folder.read(args.path), manifests)
+    def manifests(self, data: str) -> Manifests:
+        from ..data.manifests import read_yaml
+        from ..data.tts import CONFIG
 
+        folder = Path(data)
+        return Manifests(folder, Path(str(paths_beside(read_yaml(folder / CONFIG), folder).get("audio_root", ""))))
 
-def _scripts(args: argparse.Namespace, voice: Voice) -> list[Script]:
-    """What to say; names are those of the manifest, or numbers."""
-    from ..data.tts import phonemes_of, scripts_of
-    from ..runtime.spoken import Script
+    def scripts(self, manifests: Manifests, subset: str, speakers: Mapping[str, int] | None) -> list[Script]:
+        from ..data.tts import scripts_of
 
-    if args.subset:
-        if voice.manifests is None:
-            raise LeapformerError(f"--subset {args.subset}: an exported model does not know its data; give --data, too")
-        scripts = scripts_of(voice.manifests, args.subset, voice.speakers)
-    else:
-        speaker = _speaker(args.speaker, voice.speakers)
-        lines = _lines(args.phonemes if args.text is None else args.text)
-        said = lines if args.text is None else phonemes_of(lines, voice.data)
-        scripts = [
-            Script(f"{number:04d}", phonemes, line, speaker)
-            for number, (phonemes, line) in enumerate(zip(said, lines, strict=True), 1)
-        ]
-    for script in scripts:  # before anything is written: an unknown phoneme is said at once
-        voice.numbers(script)
-    return scripts
+        return scripts_of(manifests, subset, speakers)
 
+    def hifigan(self, checkpoint: str, config: str) -> Vocoder:
+        from ..models.hifigan import load_hifigan
 
-def _speaker(name: str | None, speakers: Mapping[str, int] | None) -> int:
-    """The number of who speaks: by default the first of all."""
-    if name is None:
-        return 0
-    if speakers is None or name not in speakers:
-        known = ", ".join(list(speakers)[:20]) if speakers else "one speaker, without a name; leave it out"
-        raise LeapformerError(f"--speaker {name}: the model knows {known}")
-    return speakers[name]
+        return load_hifigan(checkpoint, config)
 
+    def draw(self, utterance: Utterance, script: Script, path: Path) -> None:
+        from ..scoring.pictures.utterances import draw_utterance
 
-def _lines(file_or_text: str) -> list[str]:
-    """The lines of a file, or the text, with single spaces: a tab would end a column of the manifest."""
-    from ..support.lines import lines_or_text
-
-    lines = lines_or_text(file_or_text)
-    if not lines:
-        raise LeapformerError(f"{file_or_text} is empty; give sentences, a line each")
-    return [" ".join(line.split()) for line in lines]
-
-
-def _vocoder(args: argparse.Namespace, mels: MelConfig) -> Vocoder:
-    from ..runtime.acoustics.vocoder import GriffinLim
-
-    if not args.hifigan:
-        return GriffinLim(mels, args.iterations)
-    from ..models.hifigan import load_hifigan
-
-    return load_hifigan(*args.hifigan)
-
-
-def _description(args: argparse.Namespace, voice: Voice) -> dict[str, Any]:
-    """What makes this run the one it is, for run.json."""
-    what = ("path", "data", "subset", "phonemes", "text", "speaker", "model_overrides")
-    how = ("eos_threshold", "max_steps", "batch_size", "seed", "hifigan", "iterations")
-    return {
-        "options": {name: getattr(args, name) for name in (*what, *how)},
-        "model": voice.origin,
-        "features": voice.data["features"],
-    }
-
-
-def _begin(out: str, about: dict[str, Any]) -> tuple[Path, list[dict[str, str]]]:
-    """The folder of this run, and the rows it already has; a folder without rows is not locked yet."""
-    from ..data.manifests import read_manifest
-    from ..support.signature import signature
-
-    header, manifest = "\t".join(COLUMNS) + "\n", Path(out) / "manifest.tsv"
-    if manifest.is_file() and manifest.read_bytes() == header.encode():
-        (Path(out) / RECORD).unlink(missing_ok=True)
-    folder = locked_folder(out, RECORD, about, "run", signature(**about["options"]), among_others=True)
-    if not manifest.is_file():
-        write_text(manifest, header)
-    return folder, list(read_manifest(manifest))
-
-
-def _write(folder: Path, script: Script, utterance: Utterance, vocode: Vocoder, rate: int) -> dict[str, Any]:
-    """wav/, mel/ and perhaps plots/ of one sentence, then its row of the manifest: a row means that all is there."""
-    import numpy as np
-    import soundfile
-
-    from ..scoring.pictures.utterances import draw_utterance
-
-    wav, mel = folder / "wav" / f"{script.id}.wav", folder / "mel" / f"{script.id}.npy"
-    for path in (wav, mel):
-        path.parent.mkdir(exist_ok=True)
-    np.save(mel, utterance.frames)
-    soundfile.write(str(wav), vocode(utterance.frames).clip(-1, 1), rate, subtype="PCM_16")
-    if utterance.alignment is not None:
-        (folder / "plots").mkdir(exist_ok=True)
-        draw_utterance(utterance, script, folder / "plots" / f"{script.id}.png")
-    per_step = len(utterance.frames) // len(utterance.ended)
-    row = {
-        "id": script.id,
-        "text": script.text,
-        "audio": str(wav.relative_to(folder)),
-        "frames": len(utterance.frames),
-        "stopped": int(utterance.stopped),
-        "reference": "" if script.recording is None else str(script.recording.absolute()),
-        "reference_frames": "" if script.frames is None else script.frames,
-        "predicted_frames": "" if utterance.predicted is None else f"{utterance.predicted * per_step:g}",
-    }
-    with (folder / "manifest.tsv").open("a", encoding="utf-8") as file:
-        file.write("\t".join(str(row[name]) for name in COLUMNS) + "\n")
-    return row
+        draw_utterance(utterance, script, path)

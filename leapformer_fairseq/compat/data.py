@@ -349,7 +349,7 @@ PATCHES = (
     Patch(
         "audio-without-torchaudio",
         "resampling needs torchaudio.sox_effects and features torchaudio.compliance; soundfile, scipy and "
-        "kaldi-native-fbank do it, with the same features offline and streaming",
+        "onnxruntime do it, with the same features offline and streaming",
         "torchaudio >= 2.9, absent, or built for another torch",
         _torchaudio_fails,
         _replace_torchaudio,

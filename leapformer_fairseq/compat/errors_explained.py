@@ -18,9 +18,6 @@ from typing import Any
 from ..support import errors
 from ..support.errors import LeapformerError, frames, one_line
 
-#: packages that only some commands need -> the extra that installs them
-EXTRAS = {"simuleval": "simul", "entmax": "bench"}
-
 
 def explained(error: BaseException) -> LeapformerError | None:
     """The error for the user behind an exception of fairseq or Python; None if its traceback is more useful."""
@@ -295,18 +292,10 @@ def _refused_options(error: BaseException) -> str | None:
     return text.partition(": {")[0][: errors.SHOWN] if text.startswith("--") else None  # ": {" starts a dumped config
 
 
-def _missing_package(error: BaseException) -> str | None:
-    """A package of one of our extras that is not installed."""
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    extra = EXTRAS.get(name or "")
-    return f"the package {name} is not installed; pip install 'leapformer-fairseq[{extra}]'" if extra else None
-
-
 # The first rule that returns a message wins: the general ones, `_missing_data` and `_refused_options`, come after those
 # for the same exceptions with a more specific reason.
 _RULES: tuple[Callable[[BaseException], str | None], ...] = (
     _in_another_process,
-    _missing_package,
     _no_batch_size,
     _missing_checkpoint,
     _unreadable_checkpoint,

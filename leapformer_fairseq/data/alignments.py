@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ..runtime.spoken import PAUSE
 from ..support.errors import LeapformerError
-
-PAUSE = "_"  # the phoneme of silence
 
 
 class Interval(NamedTuple):

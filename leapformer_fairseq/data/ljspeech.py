@@ -21,10 +21,11 @@ from tqdm import tqdm
 
 from ..runtime.acoustics.mel import MelConfig, log_mel
 from ..runtime.audio import SAMPLE_RATE
+from ..runtime.spoken import PAUSE
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines, write_lines
 from . import prepared, tts
-from .alignments import PAUSE, Interval, moved
+from .alignments import Interval, moved
 from .corpus.espeak import Espeak
 from .download import fetch, unpack
 from .manifests import CMVN, BinStatistics

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..runtime import espeak as espeak_ng
 from ..runtime.acoustics.mel import MelConfig
 from ..runtime.audio import SAMPLE_RATE
 from ..runtime.spoken import Manifests, Script
 from ..support.errors import LeapformerError
 from ..support.lines import write_lines
-from .alignments import PAUSE, Interval, frame_durations, with_single_pauses
+from .alignments import Interval, frame_durations, with_single_pauses
 from .manifests import CMVN, read_manifest, write_manifest, write_yaml
 
 CONFIG, VOCABULARY = "config.yaml", "vocab.txt"
-ESPEAK = "espeak"  # our key in fairseq's data configuration
 COLUMNS = ("id", "audio", "n_frames", "tgt_text", "speaker", "duration", "src_text", "recording")
 WINDOW_S, HOP_S = 0.05, 0.0125  # as in Tacotron 2
 MAX_HZ = 8000.0
@@ -137,20 +137,6 @@ def scripts_of(manifests: Manifests, subset: str, speakers: Mapping[str, int] | 
     return list(scripts.values())
 
 
-def phonemes_of(texts: Sequence[str], data: Mapping[str, Any]) -> list[str]:
-    """Convert texts to phonemes separated by spaces, as in the data set with the configuration `data`.
-
-    Raises LeapformerError if its phonemes are not espeak-ng's. A text without phonemes becomes "".
-    """
-    if ESPEAK not in data:
-        raise LeapformerError("the phonemes of this model's data are not those of espeak-ng; give --phonemes")
-    from .corpus.espeak import Espeak
-
-    espeak, around = Espeak(), [PAUSE] if data[ESPEAK]["silence"] else []
-    spoken = [espeak.phonemes(text, data[ESPEAK]["voice"]) for text in texts]
-    return [" ".join([*around, *phonemes, *around]) if phonemes else "" for phonemes in spoken]
-
-
 def write_tts_config(path: Path, config: MelConfig, espeak: Mapping[str, Any] | None) -> None:
     """Write fairseq's data configuration for the data beside it, with global CMVN.
 
@@ -160,7 +146,7 @@ def write_tts_config(path: Path, config: MelConfig, espeak: Mapping[str, Any] | 
     write_yaml(
         path,
         {
-            **({} if espeak is None else {ESPEAK: dict(espeak)}),
+            **({} if espeak is None else {espeak_ng.CONFIG: dict(espeak)}),
             "audio_root": ".",
             "vocab_filename": VOCABULARY,
             "sample_rate": config.sample_rate,

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from ..attention.ops import dispatch
-from ..data.tts import ESPEAK
+from ..runtime import espeak
+from ..runtime.cmvn import Cmvn
 from ..runtime.folder import (
     BEFORE,
     COUNT,
@@ -53,7 +54,6 @@ from ..runtime.folder import (
     Speech,
     Vocabulary,
 )
-from ..runtime.spoken import Normalisation
 from ..simul.system import TranslationSystem
 from ..support.errors import LeapformerError
 from ..support.files import replacing
@@ -113,10 +113,10 @@ def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: d
     """
     model = _frozen(model, out)
     states, speaking = write_synthesis(model, out)
-    normal = Normalisation.read(task.data_cfg.global_cmvn_stats_npz)
-    if normal.mean is not None and normal.deviation is not None:
-        speaking = replace(speaking, mean=normal.mean.tolist(), std=normal.deviation.tolist())
-    data = {name: value for name, value in task.data_cfg.config.items() if name in ("features", ESPEAK)}
+    if (statistics := task.data_cfg.global_cmvn_stats_npz) is not None:
+        cmvn = Cmvn.load(statistics)
+        speaking = replace(speaking, mean=cmvn.mean.tolist(), std=cmvn.std.tolist())
+    data = {name: value for name, value in task.data_cfg.config.items() if name in ("features", espeak.CONFIG)}
     words, longest = {"source": vocabulary(task.src_dict)}, model.max_decoder_positions()
     speaking = replace(speaking, data=data, speakers=task.speaker_to_id)
     folder = Folder(out, SYNTHESIS, states, words, longest, signature, origin, speaking=speaking)
@@ -287,7 +287,7 @@ def write(
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise LeapformerError(f"{error.name} is not installed; pip install 'leapformer_fairseq[onnx]'") from error
+        raise LeapformerError(f"{error.name} is not installed; pip install 'leapformer-fairseq[onnx]'") from error
     # With gradients enabled states are not changed in place, which a graph could not do; nothing wants one. Which
     # implementation runs may not depend on the length of the example.
     with _quiet(), _exactly(), torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):

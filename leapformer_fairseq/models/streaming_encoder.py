@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..attention import ChunkMask, State, TokenInfo
-from ..runtime.audio import STATE_MS
+from ..runtime.audio import UNIT_MS
 from ..support.errors import LeapformerError
 
 
@@ -51,7 +51,7 @@ def add_chunk_args(parser: ArgumentParser) -> None:
         ("right-context", "a chunk also sees this much after it (default: 0)"),
         ("past", "softmax sees this much before a chunk; other mechanisms see all of it (default: 10000)"),
     ):
-        parser.add_argument(f"--encoder-{name}-ms", type=int, metavar="MS", help=f"{text}; a multiple of {STATE_MS}")
+        parser.add_argument(f"--encoder-{name}-ms", type=int, metavar="MS", help=f"{text}; a multiple of {UNIT_MS}")
 
 
 def fill_chunk_args(args: Namespace) -> None:
@@ -86,13 +86,13 @@ def chunks_of(args: Namespace) -> ChunkMask | None:
             "--encoder-causal sees no chunk and nothing ahead; leave it out, or --encoder-chunk-ms and "
             "--encoder-right-context-ms"
         )
-    return ChunkMask(chunk or 1, ahead or 0, 10_000 // STATE_MS if past is None else past)
+    return ChunkMask(chunk or 1, ahead or 0, 10_000 // UNIT_MS if past is None else past)
 
 
 def _in_states(flag: str, ms: int | None) -> int | None:
-    if ms is not None and (ms < 0 or ms % STATE_MS):
-        raise LeapformerError(f"{flag} {ms}: give a multiple of {STATE_MS}, the milliseconds of an encoder state")
-    return None if ms is None else ms // STATE_MS
+    if ms is not None and (ms < 0 or ms % UNIT_MS):
+        raise LeapformerError(f"{flag} {ms}: give a multiple of {UNIT_MS}, the milliseconds of an encoder state")
+    return None if ms is None else ms // UNIT_MS
 
 
 def laid_out(

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..runtime.spoken import Manifests, Manner, Normalisation, Script, Utterance
+from ..runtime.cmvn import Cmvn
+from ..runtime.spoken import Manifests, Manner, Script, Utterance
 from .averaging import describe_checkpoint
 from .loading import load_model
 
@@ -83,7 +84,8 @@ class TrainedVoice:
         root = Path(self.task.data_cfg.audio_root)
         self.manifests: Manifests | None = Manifests(Path(self.task.args.data), root)
         self.speakers: Mapping[str, int] | None = self.task.speaker_to_id
-        self.normalisation = Normalisation.read(self.task.data_cfg.global_cmvn_stats_npz)
+        statistics = self.task.data_cfg.global_cmvn_stats_npz
+        self.cmvn = None if statistics is None else Cmvn.load(statistics)
 
     def numbers(self, script: Script) -> list[int]:
         dictionary = self.task.src_dict
@@ -119,4 +121,5 @@ class TrainedVoice:
             for i, (script, one) in enumerate(zip(batch, said, strict=True), start):
                 if script.id not in done:
                     alignment = one.alignment if i < manner.alignments else None
-                    yield script, replace(one, frames=self.normalisation.undo(one.frames), alignment=alignment)
+                    frames = one.frames if self.cmvn is None else self.cmvn.undo(one.frames)
+                    yield script, replace(one, frames=frames, alignment=alignment)

@@ -1,12 +1,13 @@
 """Reading speech and computing log-mel filterbanks, whole or while the audio arrives.
 
-Everything here follows Kaldi's filterbank as fairseq uses it (25 ms windows every 10 ms, povey window, pre-emphasis
-0.97, no dither, samples at 16-bit integer scale). `kaldi-native-fbank` computes both the offline and the online form,
-so a model sees while streaming what it saw in training. No import of fairseq or torchaudio.
+Frames are those of Kaldi's filterbank as fairseq uses it (25 ms windows every 10 ms, povey window, pre-emphasis 0.97,
+no dither, samples at 16-bit integer scale). One graph computes them (`acoustics.fbank`), whole or piece by piece, here
+and in the browser, so a model sees while streaming what it saw in training.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,23 +15,24 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
-import kaldi_native_fbank as knf
 import numpy as np
 import soundfile
 
 from ..support.errors import LeapformerError
+from .acoustics.fbank import FRAMES, HOP_MS, SAMPLES, lengths, session
 
 SAMPLE_RATE = 16_000
-FRAME_MS = 10  # hop between two filterbank frames
-WINDOW_MS = 25
-STATE_MS = 40  # of an encoder state: four frames
-INT16_SCALE = 2.0**15  # [-1, 1] samples times this are at the scale that fairseq's features are computed on
+FRAME_MS = HOP_MS
+AT_ONCE = 100  # frames per run of the graph: more are not faster, and take memory
+UNIT_MS = 40  # four frames, of which an encoder makes one state
+UNIT_SAMPLES = SAMPLE_RATE * UNIT_MS // 1000
+INT16_SCALE = 2.0**15  # of the samples of 16-bit integers
 MAX_AMPLITUDE = 8.0  # loud floats may pass 1 a little; 16-bit integers pass this at the first sound
-PCM_BYTES = 3_200  # 100 ms, at most so much is read at once
-RATES = 4_000, 384_000  # Hz that a recording of speech can have
-LONGEST = 1 << 30  # samples that are held in memory at once, 4 GiB; 18 h of 16 kHz mono
+PCM_BYTES = 3_200  # 100 ms, the most that is read at once
+RATES = 4_000, 384_000  # lowest and highest sample rate of a recording, Hz
+LONGEST = 1 << 30  # most samples in memory: 4 GiB, or 18 h of 16 kHz mono
 MARK_BYTES = 12
-FILE_MARKS = {  # what audio files begin with, where, and what they are called
+FILE_MARKS = {  # the mark of a file type: its offset, and the name of the type
     b"RIFF": (0, "WAV"), b"RF64": (0, "WAV"), b"RIFX": (0, "WAV"), b"riff\x2e\x91\xcf\x11": (0, "W64"),
     b"fLaC": (0, "FLAC"), b"OggS": (0, "Ogg"), b"ID3": (0, "MP3"), b"FORM": (0, "AIFF"), b".snd": (0, "AU"),
     b"caff": (0, "CAF"), b"ftyp": (4, "MP4"), b"\x1a\x45\xdf\xa3": (0, "WebM"), b"ADIF": (0, "AAC"),
@@ -42,7 +44,7 @@ _MPEG2 = 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160
 
 
 class AudioError(LeapformerError):
-    """Audio that cannot be used; `reason` says why in a word or two, for counts of what was left out."""
+    """Unusable audio; `reason` is why in a few words, under which skipped recordings are counted."""
 
     def __init__(self, message: str, reason: str = "broken") -> None:
         super().__init__(message)
@@ -52,10 +54,10 @@ class AudioError(LeapformerError):
 # ---------------------------------------------------------------------------------------------------------------- files
 @contextmanager
 def open_audio(source: str | Path | BinaryIO, name: str = "") -> Iterator[soundfile.SoundFile]:
-    """An audio file of any format, with samples in it and a rate that speech can have.
+    """Open an audio file of any format; every reader of audio does it here.
 
-    Every reader of audio opens it here. Raises AudioError for a file that is missing, unreadable (also while the block
-    reads it), empty, or of another rate than `RATES`, as a damaged header claims.
+    Raises AudioError for a file that is missing, unreadable (also while the block reads it) or empty, and for a sample
+    rate outside `RATES`, which a damaged header may claim.
     """
     if isinstance(source, (str, Path)):
         name, source = str(source), Path(source)
@@ -73,16 +75,16 @@ def open_audio(source: str | Path | BinaryIO, name: str = "") -> Iterator[soundf
             if not file.frames:
                 raise AudioError(f"{name} holds no samples; record it again or leave it out", "no samples")
             yield file
-    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: raw samples, of which it must be told all
+    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: raw samples, whose format is unknown
         reason = getattr(error, "error_string", error)
         raise AudioError(f"{name} cannot be read as audio ({reason}); is the file truncated?") from error
 
 
 def read_audio(path: str | Path, start_s: float = 0.0, duration_s: float | None = None) -> tuple[np.ndarray, int]:
-    """The samples (T, channels) float32 of a recording or of a part of it, at the file's own rate, and that rate.
+    """Read a recording or a part of it: samples (T, channels) float32, and the file's sample rate.
 
-    Raises AudioError as `open_audio` and `check_samples` do, and for what ends before it starts or would take more than
-    `LONGEST` samples, here or at 16 kHz; nothing is decoded before that is known.
+    Raises AudioError as `open_audio` and `check_samples` do, for a part that starts after the end, and before decoding
+    anything for more than `LONGEST` samples, here or at 16 kHz.
     """
     with open_audio(path) as file:
         return _part(file, path, start_s, duration_s), file.samplerate
@@ -91,9 +93,9 @@ def read_audio(path: str | Path, start_s: float = 0.0, duration_s: float | None 
 def read_speech(
     path: str | Path, sample_rate: int = SAMPLE_RATE, start_s: float = 0.0, duration_s: float | None = None
 ) -> np.ndarray:
-    """Samples in [-1, 1], shape (T,), of a mono recording at `sample_rate`, or of a part of it.
+    """Read a mono recording at `sample_rate`, or a part of it: samples (T,) in [-1, 1].
 
-    Raises AudioError as `read_audio` does, and when it is not mono or has another rate.
+    Raises AudioError as `read_audio` does, and for several channels or another rate.
     """
     with open_audio(path) as file:
         check_speech(file.channels, file.samplerate, str(path), sample_rate)
@@ -101,13 +103,13 @@ def read_speech(
 
 
 def _part(file: soundfile.SoundFile, path: str | Path, start_s: float, duration_s: float | None) -> np.ndarray:
-    """What `read_audio` returns of an open file."""
+    """As `read_audio`, from an open file."""
     count = None if duration_s is None else round(duration_s * file.samplerate)
     return samples_of(file, str(path), round(start_s * file.samplerate), count)
 
 
 def samples_of(file: soundfile.SoundFile, name: str, start: int = 0, count: int | None = None) -> np.ndarray:
-    """At most `count` samples (T, channels) float32 of an open file, from `start` on.
+    """Read at most `count` samples (T, channels) float32 of an open file, from sample `start`.
 
     Raises AudioError as `read_audio` does.
     """
@@ -132,16 +134,16 @@ def samples_of(file: soundfile.SoundFile, name: str, start: int = 0, count: int 
 
 
 def read_blocks(path: str | Path, size: int, sample_rate: int = SAMPLE_RATE) -> Iterator[np.ndarray]:
-    """Samples of a mono recording of any length, `size` at a time, (size,) and at the end what is left.
+    """Read a mono recording of any length in blocks of `size` samples; the last block is what is left.
 
-    Raises AudioError as `read_speech` does, for samples when it comes to them.
+    Raises AudioError as `read_speech` does; unusable samples are noticed in the block that holds them.
     """
     with open_audio(path) as file:
         yield from _blocks(file, size, str(path), sample_rate)
 
 
 def check_file(path: str | Path, sample_rate: int = SAMPLE_RATE) -> float:
-    """The seconds of a mono recording at `sample_rate`. Raises AudioError for any other."""
+    """The length of a mono recording in seconds. Raises AudioError for several channels or another sample rate."""
     with open_audio(path) as file:
         check_speech(file.channels, file.samplerate, str(path), sample_rate)
         return float(file.frames / file.samplerate)
@@ -158,10 +160,10 @@ def _blocks(file: soundfile.SoundFile, size: int, name: str, sample_rate: int = 
 
 # ----------------------------------------------------------------------------------------------------------------- PCM
 def read_pcm(file: BufferedReader, name: str) -> Iterator[np.ndarray]:
-    """Samples in [-1, 1], (T,), of raw 16-bit little-endian mono PCM as they arrive.
+    """Samples (T,) in [-1, 1] of raw 16-bit little-endian mono PCM as they arrive.
 
-    Half a sample at the end is left out. What begins as an audio file does is read to its end and decoded. Raises
-    AudioError for a file that cannot be decoded, or that is not 16 kHz mono.
+    Half a sample at the end is dropped. If the data begins like an audio file, it is read to its end and decoded.
+    Raises AudioError for a file that cannot be decoded, or that is not 16 kHz mono.
     """
     odd, ended = b"", False
     while not ended and _may_be_file(odd):
@@ -192,7 +194,7 @@ def _decoded(head: bytes, rest: BufferedReader, name: str, kind: str) -> Iterato
 
 
 def file_kind(head: bytes) -> str | None:
-    """What kind of audio file begins with these bytes; None for raw PCM, and where more bytes are needed to say."""
+    """The type of the audio file that begins with these bytes; None for raw PCM, or if more bytes are needed."""
     for mark, (place, kind) in FILE_MARKS.items():
         if head[place:].startswith(mark):
             return kind
@@ -203,12 +205,12 @@ def file_kind(head: bytes) -> str | None:
 
 
 def _may_be_file(head: bytes) -> bool:
-    """Whether `file_kind` needs more bytes than these to be sure."""
+    """Whether `file_kind` needs more bytes than these to decide."""
     return len(head) < MARK_BYTES or len(head) < _frame_bytes(head) + 2 > 2
 
 
 def _frame_bytes(head: bytes) -> int:
-    """The bytes of a frame of MPEG audio (MP3, or AAC in ADTS) that begins here; 0 if none does."""
+    """The size in bytes of the MPEG audio frame (MP3, or AAC in ADTS) that begins here; 0 if none does."""
     if len(head) < 6 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return 0
     if head[1] & 0xF6 == 0xF0:  # ADTS
@@ -224,15 +226,15 @@ def _frame_bytes(head: bytes) -> int:
 
 
 def pcm_samples(data: bytes) -> np.ndarray:
-    """Samples in [-1, 1] of raw 16-bit little-endian mono PCM, (T,)."""
+    """Samples (T,) in [-1, 1] of raw 16-bit little-endian mono PCM."""
     return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(INT16_SCALE)
 
 
 # -------------------------------------------------------------------------------------------------------------- checks
 def check_samples(samples: np.ndarray, name: str) -> None:
-    """Refuse samples that are no numbers, or beyond any clipping: 16-bit integers taken for floats, say.
+    """Raise AudioError for NaN, and for samples far outside [-1, 1], such as 16-bit integers read as floats.
 
-    They are not scaled: by how much is not known. Raises AudioError.
+    They are not rescaled, because the right factor is unknown.
     """
     if samples.size and not np.abs(samples).max() <= MAX_AMPLITUDE:  # also when it is not a number
         largest = np.abs(samples).max()
@@ -241,7 +243,7 @@ def check_samples(samples: np.ndarray, name: str) -> None:
 
 
 def check_speech(channels: int, rate: int, name: str, sample_rate: int = SAMPLE_RATE) -> None:
-    """Refuse audio that the features were not made for; a wrong rate or channel would give useless output silently."""
+    """Raise AudioError for several channels or another sample rate: a model would silently translate nonsense."""
     if channels != 1:
         raise AudioError(f"{name} has {channels} channels, mono is needed; mix it down, e.g. `sox in.wav -c 1 out.wav`")
     if rate != sample_rate:
@@ -251,6 +253,7 @@ def check_speech(channels: int, rate: int, name: str, sample_rate: int = SAMPLE_
         )
 
 
+# ---------------------------------------------------------------------------------------------------------- filterbanks
 class OnlineFbank:
     """Filterbank frames of audio that arrives piece by piece; every frame is computed once.
 
@@ -259,35 +262,27 @@ class OnlineFbank:
     """
 
     def __init__(self, sample_rate: int = SAMPLE_RATE, n_bins: int = 80) -> None:
-        options = knf.FbankOptions()
-        options.frame_opts.samp_freq = float(sample_rate)
-        options.frame_opts.dither = 0.0
-        options.frame_opts.snip_edges = True
-        options.mel_opts.num_bins = n_bins
+        """Raises LeapformerError as `acoustics.fbank.session` does."""
         self.sample_rate, self.n_bins = sample_rate, n_bins
-        self._fbank = knf.OnlineFbank(options)
-        self._done = 0
-        self._tail = np.empty(0, np.float32)  # samples of frames to come
+        self._session = session(sample_rate, n_bins)
+        self._rest = np.empty(0, np.float32)  # samples of windows that are not complete
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """Take in samples, (T,), and return the frames they completed, (n, n_bins)."""
-        if len(samples):
-            scaled = np.asarray(samples, dtype=np.float32) * np.float32(INT16_SCALE)
-            self._fbank.accept_waveform(float(self.sample_rate), scaled.tolist())
-        ready = self._fbank.num_frames_ready
-        frames = np.empty((ready - self._done, self.n_bins), dtype=np.float32)
-        for row, index in enumerate(range(self._done, ready)):
-            frames[row] = self._fbank.get_frame(index)
-        self._fbank.pop(ready - self._done)
-        self._tail = np.concatenate([self._tail, samples])[len(frames) * self.sample_rate * FRAME_MS // 1000 :]
-        self._done = ready
+        """Add samples, (T,), and return the frames they completed, (n, n_bins)."""
+        window, hop = lengths(self.sample_rate)
+        known = np.concatenate([self._rest, np.asarray(samples, np.float32)])
+        count = max(0, 1 + (len(known) - window) // hop)
+        self._rest = known[count * hop :].copy()
+        frames = np.empty((count, self.n_bins), np.float32)
+        for start in range(0, count, AT_ONCE):
+            stop = min(start + AT_ONCE, count)
+            whole = known[start * hop : (stop - 1) * hop + window]
+            (frames[start:stop],) = self._session.run([FRAMES], {SAMPLES: whole})
         return frames
 
     def fork(self) -> OnlineFbank:
-        """An independent copy: of what was heard, only the samples of frames to come matter."""
-        other = OnlineFbank(self.sample_rate, self.n_bins)
-        other.push(self._tail)
-        return other
+        """An independent copy."""
+        return copy.copy(self)  # arrays are replaced, not changed
 
 
 def fbank(samples: np.ndarray, sample_rate: int = SAMPLE_RATE, n_bins: int = 80) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Beam search as fairseq's, of one sentence: the same hypotheses, ties broken alike."""
+"""Beam search over one sentence, with the hypotheses and the order of ties of fairseq's search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from .folder import SELF
 
 @dataclass(frozen=True)
 class Search:
-    """beam: hypotheses; max_len: a S + b tokens at most for a source of S, its end included; penalty: of the length."""
+    """Options of the search: `beam` hypotheses; at most `max_len_a` * S + `max_len_b` tokens for a source of S tokens
+    with its end; `penalty` is the exponent of the length by which scores are divided.
+    """
 
     beam: int = 5
     max_len_a: float = 0.0
@@ -24,19 +26,19 @@ class Search:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Tokens with the end, and the mean of their log-probabilities as the length penalty has it."""
+    """Tokens with the end of sentence, and the sum of their log-probabilities over length ** penalty."""
 
     tokens: list[int]
     score: float
 
 
 def translate(graphs: Graphs, source: Sequence[int], options: Search) -> list[Hypothesis]:
-    """The hypotheses for source tokens, which have an end; the best first."""
+    """The translations of source tokens that end with the end of sentence, best first."""
     return _search(graphs, graphs.read(np.array([source])), len(source), options)
 
 
 def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypothesis]:
-    """What a language model goes on with; hypotheses and scores include the prompt, which has no end."""
+    """The continuations of a prompt without an end of sentence, best first; tokens and scores include the prompt."""
     assert graphs.folder.language is not None
     return _search(graphs, {}, len(prompt), options, [graphs.folder.language.first, *prompt])
 
@@ -44,19 +46,19 @@ def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypoth
 def _search(
     graphs: Graphs, source: Values, size: int, options: Search, given: Sequence[int] | None = None
 ) -> list[Hypothesis]:
-    """`given`: what all hypotheses begin with; None: the end, as fairseq has it."""
+    """`given`: the first tokens of all hypotheses; None: the end of sentence, with which fairseq starts a target."""
     target = graphs.folder.vocabularies["target"]
     beam, longest = options.beam, int(options.max_len_a * size + options.max_len_b)
     longest = min(longest, graphs.folder.max_target - 1)
     begin = np.array([target.eos] if given is None else given)[: longest + 1]
-    written, sums, found = np.tile(begin, (beam, 1)), np.zeros(beam, np.float32), list[Hypothesis]()
-    own, order = graphs.begin(SELF, 1), np.zeros(beam, int)
+    written, sums, hypotheses = np.tile(begin, (beam, 1)), np.zeros(beam, np.float32), list[Hypothesis]()
+    states, order = graphs.begin(SELF, 1), np.zeros(beam, int)
     if len(begin) > 1:
-        log_probs, own = graphs.text(begin[None, :-1], own)
+        log_probs, states = graphs.text(begin[None, :-1], states)
         sums += log_probs[0, np.arange(len(begin) - 1), begin[1:]].sum()
         sums[1:] = -np.inf  # else all hypotheses would be the same
     for position in range(len(begin), longest + 2):
-        (scores,), own = graphs.step(written[None, :, -1], position, order[None], own, source)
+        (scores,), states = graphs.step(written[None, :, -1], position, order[None], states, source)
         scores = np.where(np.isnan(scores), -np.inf, scores).astype(np.float32)
         scores[:, target.pad] = -np.inf
         if position > longest:
@@ -69,18 +71,20 @@ def _search(
         rows, tokens = np.divmod(best, scores.shape[1])
         values = considered.ravel()[best]
         for row, token, value in zip(rows[:beam], tokens[:beam], values[:beam], strict=True):
-            if token == target.eos and value > -np.inf and len(found) < beam:
-                found.append(Hypothesis([*written[row, 1:].tolist(), int(token)], value / position**options.penalty))
-        if len(found) == beam or position > longest:
+            if token == target.eos and value > -np.inf and len(hypotheses) < beam:
+                hypotheses.append(
+                    Hypothesis([*written[row, 1:].tolist(), int(token)], value / position**options.penalty)
+                )
+        if len(hypotheses) == beam or position > longest:
             break
         going = np.flatnonzero(tokens != target.eos)[:beam]
         order, sums = rows[going], values[going]
         written = np.concatenate([written[order], tokens[going, None]], 1)
-    return sorted(found, key=lambda one: -one.score)
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Where the largest values are, in descending order; of equal ones the first first."""
+    """The indices of the `count` largest values in descending order; of equal values, the first one comes first."""
     least = np.partition(values, -count)[-count]
-    found = np.flatnonzero(values >= least)  # few, and all that may be among them
-    return found[np.argsort(-values[found], kind="stable")][:count]
+    places = np.flatnonzero(values >= least)  # few, and none of the largest is missing
+    return places[np.argsort(-values[places], kind="stable")][:count]

@@ -1,8 +1,14 @@
-"""The graphs of a folder in onnxruntime. States stay in the runtime: what a step returns goes into the next one."""
+"""The graphs of an exported folder, run by onnxruntime.
+
+States stay in onnxruntime's memory: what a step returns is the input of the next, without a copy.
+
+Shapes: B sentences, R hypotheses of each, T tokens, S source tokens, V words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,38 +31,45 @@ from .folder import (
     Folder,
 )
 
-Values = dict[str, Any]  # onnxruntime's, by name
-AT_ONCE = 256  # tokens of a text; linear mechanisms compare all pairs of them
+Values = dict[str, Any]  # `OrtValue`s by name
+AT_ONCE = 256  # tokens of a text per run; linear mechanisms compare all pairs of them
+
+
+def open_graph(graph: Path | bytes, threads: int = 1) -> Any:
+    """A session of onnxruntime for a file or a serialised model; with one thread it survives a fork.
+
+    Raises onnxruntime's own exceptions for a file that holds no graph.
+    """
+    import onnxruntime  # which takes longer than all else here
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    source = graph if isinstance(graph, bytes) else str(graph)
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 class Graphs:
-    """A folder's graphs, loaded once for all who use them, in any thread."""
+    """The graphs of a folder. They can be shared by any number of users and threads."""
 
     def __init__(self, folder: Folder, threads: int = 1, names: Sequence[str] | None = None) -> None:
-        """`names`: of the graphs; None: all. Raises LeapformerError without onnxruntime, and for unreadable files."""
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise LeapformerError("onnxruntime is not installed; pip install onnxruntime") from error
-        self._runtime, self.folder = onnxruntime, folder
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+        """Load the graphs with these `names`, or all. Raises LeapformerError for unreadable files."""
+        self.folder = folder
         try:
             folder.file(WEIGHTS)  # which the graphs open
             self._sessions = {
-                name: onnxruntime.InferenceSession(str(folder.file(name)), options, providers=["CPUExecutionProvider"])
+                name: open_graph(folder.file(name), threads)
                 for name in (GRAPHS[folder.task] if names is None else names)
             }
-        except LeapformerError:
+        except (LeapformerError, ImportError):
             raise
         except Exception as error:  # onnxruntime's have no common class
             reason = " ".join(str(error).split())[:200]
             raise LeapformerError(f"a graph in {folder.path} cannot be read ({reason}); export it again") from error
 
     def run(self, graph: str, given: Mapping[str, Any], outputs: Sequence[str]) -> list[Any]:
-        """The outputs as onnxruntime's values, of arrays and such values.
+        """Run a graph on arrays and `OrtValue`s, and return the named outputs as `OrtValue`s.
 
-        Raises LeapformerError for a graph that is none for them.
+        Raises LeapformerError if the graph does not have these inputs and outputs.
         """
         binding = self._sessions[graph].io_binding()
         try:
@@ -74,49 +87,52 @@ class Graphs:
         return list(binding.get_outputs())
 
     def advance(self, graph: str, given: Mapping[str, Any], states: Values, *outputs: str) -> tuple[list[Any], Values]:
-        """The outputs of a graph that is given and returns states, and these states."""
-        found = self.run(graph, {**given, **states}, [*outputs, *(f"{name}{NEXT}" for name in states)])
-        return found[: len(outputs)], dict(zip(states, found[len(outputs) :], strict=True))
+        """Run a graph that updates states, and return the named outputs and the new states."""
+        values = self.run(graph, {**given, **states}, [*outputs, *(f"{name}{NEXT}" for name in states)])
+        return values[: len(outputs)], dict(zip(states, values[len(outputs) :], strict=True))
 
     def value(self, array: np.ndarray) -> Any:
-        return self._runtime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        from onnxruntime import OrtValue
+
+        return OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
 
     def begin(self, side: str, rows: int) -> Values:
-        """The states of a kind of attention before anything was read."""
+        """The initial states of a kind of attention (`SELF`, `CROSS`, `HEARD`) for `rows` hypotheses."""
         shapes = self.folder.states[side]
         starts = {name: np.array(self.folder.starts.get(name, 0), np.float32) for name in shapes}
         return {name: self.value(np.broadcast_to(starts[name], (rows, *shape))) for name, shape in shapes.items()}
 
     def step(
-        self, tokens: np.ndarray, position: int, order: np.ndarray, own: Values, source: Values
+        self, tokens: np.ndarray, position: int, order: np.ndarray, states: Values, source: Values
     ) -> tuple[np.ndarray, Values]:
         """Log-probabilities (B, R, V) after tokens (B, R) at `position`, from 1, and the states of self-attention.
 
-        R hypotheses of B sentences; `order` (B, R): which entries of self-attention's states they continue.
+        `order` (B, R) holds the entry of the self-attention states that each hypothesis continues.
         """
         rows = {TOKENS: tokens, POSITIONS: np.full(tokens.shape, position), ORDER: order}
         given = {name: value.astype(np.int64) for name, value in rows.items()}
-        (log_probs,), own = self.advance(STEP, {**given, **source}, own, LOG_PROBS)
-        return log_probs.numpy(), own
+        (log_probs,), states = self.advance(STEP, {**given, **source}, states, LOG_PROBS)
+        return log_probs.numpy(), states
 
-    def text(self, tokens: np.ndarray, own: Values, before: int = 0) -> tuple[np.ndarray, Values]:
-        """Log-probabilities (B, T, V) of what follows each of the tokens (B, T), and the states after them.
+    def text(self, tokens: np.ndarray, states: Values, before: int = 0) -> tuple[np.ndarray, Values]:
+        """Log-probabilities (B, T, V) of the token after each of the tokens (B, T), and the states after the last.
 
-        Embeddings count them from 1, attention from `before` more: the number of tokens that the states have read.
+        `before` is the number of tokens that the states have read already. Positions of embeddings start from 1 all the
+        same; those of attention continue.
         """
-        found = []
+        parts = []
         for start in range(0, tokens.shape[1], AT_ONCE):
             piece = tokens[:, start : start + AT_ONCE].astype(np.int64)
             positions = np.broadcast_to(np.arange(start + 1, start + 1 + piece.shape[1]), piece.shape)
             given = {TOKENS: piece, POSITIONS: positions, BEFORE: np.array([before])}
-            (log_probs,), own = self.advance(PROMPT, given, own, LOG_PROBS)
-            found.append(log_probs.numpy())
-        return np.concatenate(found, 1), own
+            (log_probs,), states = self.advance(PROMPT, given, states, LOG_PROBS)
+            parts.append(log_probs.numpy())
+        return np.concatenate(parts, 1), states
 
     def read(self, tokens: np.ndarray, speakers: np.ndarray | None = None) -> Values:
-        """What cross-attention needs of sources (B, S), and of the numbers (B,) of who speaks them, if it matters."""
+        """The states of cross-attention over source tokens (B, S), spoken by `speakers` (B,) if there are several."""
         names, given = list(self.folder.states[CROSS]), {TOKENS: tokens.astype(np.int64)}
         if speakers is not None:
             given[SPEAKERS] = speakers.astype(np.int64)
-        found = self.run(SOURCE, given, names)
-        return dict(zip(names, found, strict=True))
+        values = self.run(SOURCE, given, names)
+        return dict(zip(names, values, strict=True))

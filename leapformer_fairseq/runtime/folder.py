@@ -1,8 +1,8 @@
-"""A folder that `leapformer export` made: graphs, what their states are called, and the vocabularies.
+"""A folder made by `leapformer export`: graphs, the names and shapes of their states, and the vocabularies.
 
-Files are data: nothing in the folder is executed or unpickled. `model.json` names the size and the hash of every other
-file, and the hash of what it says itself. Hashes find damage and parts of other exports; whoever makes a folder on
-purpose makes hashes that fit, so what the file says is checked, too.
+Files are data: nothing in the folder is executed or unpickled. `model.json` holds the size and the hash of every other
+file, and the hash of its own content. Hashes reveal damage and files of other exports. A forged folder can have fitting
+hashes, so the values are checked, too.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 from ..support.errors import LeapformerError
 from ..support.files import write_json
-from .typed import fits, made, shown
+from .typed import dataclass_of, fits, shown
 
 FORMAT = 5
-HASH = "sha256"  # of the rest of model.json, in it
+HASH = "sha256"  # key in model.json: the hash of its other values
 MODEL, WEIGHTS, SUBWORDS = "model.json", "weights.safetensors", "subwords.model"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
 PROMPT, REFINE = "prompt.onnx", "refine.onnx"
@@ -38,18 +38,18 @@ FILES = {MODEL, WEIGHTS, SUBWORDS, *(name for names in GRAPHS.values() for name 
 TOKENS, POSITIONS, ORDER, SPEAKERS = "tokens", "positions", "order", "speakers"
 FRAMES, ROWS, BEFORE, COUNT, START, KEPT = "frames", "rows", "before", "count", "start", "kept"
 LOG_PROBS, ENDED, NEXT = "log_probs", "ended", ".next"  # of outputs
-SELF, CROSS, HEARD = "self", "cross", "heard"  # decoder self-attention, cross-attention, that of an encoder
-LENGTH = "cross.length"  # among the states of cross-attention: the predicted length of the target, in steps
-Shapes = dict[str, list[int]]  # of states by name, without the rows
-# Of what a model of each task has states and vocabularies.
+SELF, CROSS, HEARD = "self", "cross", "heard"  # states of decoder self-attention, cross-attention, a streaming encoder
+LENGTH = "cross.length"  # a state of cross-attention: the predicted length of the target in steps
+Shapes = dict[str, list[int]]  # of states by name, without the dimension of hypotheses
+# The kinds of attention with states, and the vocabularies, of each task.
 SIDES = {TRANSLATION: (SELF, CROSS), SPEECH: (HEARD, SELF, CROSS), LANGUAGE: (SELF, CROSS), SYNTHESIS: (SELF, CROSS)}
 WORDS = {TRANSLATION: ("source", "target"), SPEECH: ("target",), LANGUAGE: ("target",), SYNTHESIS: ("source",)}
-LARGEST, MOST = 2**28, 2**20  # numbers of one state: 1 GiB; of any size of a model
+LARGEST, MOST = 2**28, 2**20  # most numbers in a state (1 GiB), and the largest size that a model may claim
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The symbols of one side, in the order of their numbers."""
+    """The symbols of one side, in the order of their ids."""
 
     symbols: list[str]
     pad: int
@@ -64,21 +64,21 @@ class Vocabulary:
         return self._known.get(piece, self.unk)
 
     def numbers(self, pieces: list[str]) -> list[int]:
-        """Of pieces, and the end."""
+        """The ids of subwords, and that of the end."""
         return [*map(self.number, pieces), self.eos]
 
     def words(self, numbers: list[int]) -> list[str]:
-        """The pieces of numbers, without the end."""
+        """The subwords of ids, without the end."""
         return [self.symbols[number] for number in numbers if number != self.eos]
 
 
 @dataclass(frozen=True)
 class Speech:
-    """What simultaneous translation needs to know of a model.
+    """Properties of a model for simultaneous translation.
 
-    state_frames: fbank frames (10 ms) of a row, that is of an encoder state.
-    chunk_states: rows that become final together, once `ahead_states` more were heard.
-    step_frames:  frames of a pre-decision step, of whose rows cross-attention reads up to so many at a time.
+    state_frames: fbank frames (10 ms) of an encoder state, which the graphs call a row.
+    chunk_states: states that become final together, once `ahead_states` more were heard.
+    step_frames:  frames of a pre-decision step, whose states cross-attention reads together.
     n_bins:       numbers of a frame.
     lagging:      k of wait-k; None: it was not trained with one.
     forbidden:    ids that are never written.
@@ -98,7 +98,7 @@ class Speech:
 
 @dataclass(frozen=True)
 class Speaking:
-    """What text to speech needs to know of a model.
+    """Properties of a model for text to speech.
 
     per_step:  log-mel frames of a decoder step.
     values:    numbers of a step, that is of all its frames.
@@ -121,10 +121,10 @@ class Speaking:
 
 @dataclass(frozen=True)
 class Language:
-    """What continuing a text needs to know of a model.
+    """Properties of a language model.
 
-    first:   number of the symbol before the first token.
-    longest: tokens that attention can count; None: any number.
+    first:   id of the symbol before the first token.
+    longest: most tokens that attention supports; None: any number.
     segment: tokens of a block of text in training.
     """
 
@@ -133,7 +133,7 @@ class Language:
     segment: int
 
 
-# What only models of some tasks have, by its name in `Folder` and in the file.
+# What only models of some tasks have, by its name in `Folder` and in model.json.
 PARTS: dict[str, Any] = {"speech": Speech, "speaking": Speaking, "language": Language}
 PART_OF = {SPEECH: "speech", SYNTHESIS: "speaking", LANGUAGE: "language"}
 
@@ -153,12 +153,12 @@ class Content:
 
 @dataclass(frozen=True)
 class Folder:
-    """What `model.json` says.
+    """The content of `model.json`.
 
-    states: shapes by name, of each kind of attention.
-    starts: those states, without the rows, that are not zeros before anything was read.
-    origin: the checkpoint, as `checkpoints.describe_checkpoint` tells of it.
-    files:  the other files by name; empty: not known, as in a folder that is being made.
+    states: shapes by name, for each kind of attention.
+    starts: initial values of states that do not start with zeros.
+    origin: the checkpoint, as described by `checkpoints.describe_checkpoint`.
+    files:  the other files by name; empty if unknown, as in a folder that is being written.
     """
 
     path: Path
@@ -176,9 +176,9 @@ class Folder:
 
     @classmethod
     def read(cls, path: str | Path) -> Folder:
-        """The folder, whose files are there with their sizes; what is in them is checked when they are opened.
+        """Read a folder and check that its files exist with the right sizes; hashes are checked when a file is opened.
 
-        Raises LeapformerError for a folder that was not exported, or by another version, or is damaged.
+        Raises LeapformerError for a folder that is not an export, is of another version, or is damaged.
         """
         path = Path(path)
         if not (path / MODEL).is_file():
@@ -192,24 +192,24 @@ class Folder:
                 raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {FORMAT}; export it again")
             if about.pop(HASH, None) != _hash(about):
                 raise ValueError("its content is not that of its hash")
-            found = _folder(path, about)
+            folder = _folder(path, about)
         except OSError as error:
             raise LeapformerError(f"{path / MODEL} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             reason = "too many brackets" if isinstance(error, RecursionError) else error
             raise LeapformerError(f"{path / MODEL} is damaged ({reason}); export the model again") from error
-        for name in {**dict.fromkeys(_names(path, found.task)), **found.files}:
+        for name in {**dict.fromkeys(_names(path, folder.task)), **folder.files}:
             if not (path / name).is_file():
                 raise LeapformerError(f"{path} has no {name}; export the model again")
-            if name not in found.files:
+            if name not in folder.files:
                 raise LeapformerError(f"{path / name} is not of this export; delete it, or export the model again")
             _stays(path, name)
-            if (path / name).stat().st_size != found.files[name].size:
+            if (path / name).stat().st_size != folder.files[name].size:
                 raise LeapformerError(_damage(path / name))
-        return found
+        return folder
 
     def file(self, name: str) -> Path:
-        """The path of a file, to be opened now. Raises LeapformerError where its content is not that of its hash."""
+        """The path of a file that is opened next. Raises LeapformerError if its content does not fit its hash."""
         path = self.path / name
         try:
             if self.files and self.files.get(name) != Content.of(path):
@@ -219,26 +219,26 @@ class Folder:
         return path
 
     def write(self) -> Folder:
-        """Write `model.json`, once the other files are there; returns the folder with their hashes."""
+        """Write `model.json` after all other files, and return the folder with their hashes."""
         files = {name: Content.of(self.path / name) for name in _names(self.path, self.task)}
         about = {
             "format": FORMAT,
             "task": self.task,
             "states": self.states,
             "starts": self.starts,
-            "vocabularies": {side: asdict(one) for side, one in self.vocabularies.items()},
+            "vocabularies": {side: asdict(item) for side, item in self.vocabularies.items()},
             "max_target": int(self.max_target),  # fairseq has a default of 1e6
             "signature": self.signature,
             "checkpoint": self.origin,
             **{name: asdict(getattr(self, name)) for name in PARTS if getattr(self, name) is not None},
-            "files": {name: asdict(one) for name, one in files.items()},
+            "files": {name: asdict(item) for name, item in files.items()},
         }
         write_json(self.path / MODEL, {**about, HASH: _hash(about)})
         return replace(self, files=files)
 
 
 def _names(path: Path, task: str) -> list[str]:
-    """The files of a folder, without `model.json`: one is there in some only."""
+    """The files of a folder besides `model.json`; `SUBWORDS` is optional."""
     return [*GRAPHS[task], WEIGHTS, *([SUBWORDS] if os.path.lexists(path / SUBWORDS) else [])]
 
 
@@ -253,26 +253,26 @@ def _stays(path: Path, name: str) -> None:
 
 
 def _hash(about: Mapping[str, Any]) -> str:
-    """Of what a file says, however it is written."""
+    """The hash of the values in model.json, whatever its formatting."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------- what a file may say
 def _folder(path: Path, about: dict[str, Any]) -> Folder:
-    """The folder that a file describes. Raises ValueError for anything that no export says."""
+    """The folder that model.json describes. Raises ValueError for values that no export writes."""
     given = {"origin" if name == "checkpoint" else name: value for name, value in about.items() if name != "format"}
     if ours := {"path", "origin"} & about.keys():
         raise ValueError(f"{min(ours)} is not known")
     if without := {"starts", "files", "checkpoint"} - about.keys():
         raise ValueError(f"{min(without)} is missing")
-    found: Folder = made(Folder, {**given, "path": path}, "")
-    if wrong := next(_wrong(found), None):
+    folder: Folder = dataclass_of(Folder, {**given, "path": path}, "")
+    if wrong := next(_wrong(folder), None):
         raise ValueError(wrong)
-    return found
+    return folder
 
 
 def _wrong(folder: Folder) -> Iterator[str]:
-    """What is out of range, or does not fit together."""
+    """Messages about values that are out of range or contradict each other."""
     task, target = folder.task, folder.vocabularies.get("target")
     if task not in GRAPHS:
         yield f"task is {shown(task)}"
@@ -315,29 +315,31 @@ def _part(task: str) -> Iterator[str]:
         yield PART_OF[task]
 
 
-def _wrong_speech(one: Speech, words: int) -> Iterator[str]:
+def _wrong_speech(speech: Speech, words: int) -> Iterator[str]:
     for name in ("state_frames", "chunk_states", "n_bins"):
-        yield from _unless(1 <= getattr(one, name) <= MOST, f"speech.{name}", getattr(one, name))
-    yield from _unless(0 <= one.ahead_states <= MOST, "speech.ahead_states", one.ahead_states)
-    yield from _unless(one.state_frames <= one.step_frames <= MOST, "speech.step_frames", one.step_frames)
-    yield from _unless(one.lagging is None or one.lagging >= 1, "speech.lagging", one.lagging)
-    yield from _unless(all(0 <= number < words for number in one.forbidden), "speech.forbidden", one.forbidden)
-    yield from _wrong_normal("speech", one.mean, one.std, one.n_bins)
+        yield from _unless(1 <= getattr(speech, name) <= MOST, f"speech.{name}", getattr(speech, name))
+    yield from _unless(0 <= speech.ahead_states <= MOST, "speech.ahead_states", speech.ahead_states)
+    yield from _unless(speech.state_frames <= speech.step_frames <= MOST, "speech.step_frames", speech.step_frames)
+    yield from _unless(speech.lagging is None or speech.lagging >= 1, "speech.lagging", speech.lagging)
+    yield from _unless(all(0 <= number < words for number in speech.forbidden), "speech.forbidden", speech.forbidden)
+    yield from _wrong_normal("speech", speech.mean, speech.std, speech.n_bins)
 
 
-def _wrong_speaking(one: Speaking) -> Iterator[str]:
+def _wrong_speaking(speaking: Speaking) -> Iterator[str]:
     for name in ("per_step", "values", "layers", "units"):
-        yield from _unless(1 <= getattr(one, name) <= MOST, f"speaking.{name}", getattr(one, name))
-    yield from _unless(one.values % max(one.per_step, 1) == 0, "speaking.values", one.values)
-    yield from _unless(0 <= one.dropout < 1, "speaking.dropout", one.dropout)
-    if one.speakers is not None:
-        yield from _unless(all(0 <= number <= MOST for number in one.speakers.values()), "speaking.speakers", "...")
-        yield from _unless(len(one.speakers) >= 1, "speaking.speakers", {})
-    yield from _wrong_normal("speaking", one.mean, one.std, one.values // max(one.per_step, 1))
+        yield from _unless(1 <= getattr(speaking, name) <= MOST, f"speaking.{name}", getattr(speaking, name))
+    yield from _unless(speaking.values % max(speaking.per_step, 1) == 0, "speaking.values", speaking.values)
+    yield from _unless(0 <= speaking.dropout < 1, "speaking.dropout", speaking.dropout)
+    if speaking.speakers is not None:
+        yield from _unless(
+            all(0 <= number <= MOST for number in speaking.speakers.values()), "speaking.speakers", "..."
+        )
+        yield from _unless(len(speaking.speakers) >= 1, "speaking.speakers", {})
+    yield from _wrong_normal("speaking", speaking.mean, speaking.std, speaking.values // max(speaking.per_step, 1))
 
 
 def _wrong_normal(part: str, mean: list[float] | None, std: list[float] | None, bins: int) -> Iterator[str]:
-    """Both are there or none, for every bin."""
+    """Both must be given for every bin, or neither."""
     yield from _unless((mean is None) == (std is None), f"one of {part}.mean and {part}.std", None)
     for name, values in (("mean", mean), ("std", std)):
         if values is not None:
@@ -350,13 +352,15 @@ def _unless(good: bool, name: str, value: Any) -> Iterator[str]:
         yield f"{name} is {shown(value)}"
 
 
-def _differ(name: str, found: Any, wanted: Any) -> Iterator[str]:
-    if set(found) != set(wanted):
-        yield f"{name} are {shown(sorted(found))}, not {sorted(wanted)}"
+def _differ(name: str, names: Any, wanted: Any) -> Iterator[str]:
+    if set(names) != set(wanted):
+        yield f"{name} are {shown(sorted(names))}, not {sorted(wanted)}"
 
 
 def _has_shape(values: Any, shape: list[int]) -> bool:
     """Whether nested lists hold finite numbers and have this shape."""
     if not shape:
         return fits(values, float)
-    return isinstance(values, list) and len(values) == shape[0] and all(_has_shape(one, shape[1:]) for one in values)
+    return (
+        isinstance(values, list) and len(values) == shape[0] and all(_has_shape(value, shape[1:]) for value in values)
+    )

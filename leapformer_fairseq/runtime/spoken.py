@@ -1,4 +1,4 @@
-"""Text to speech: what is said, how, and what comes of it. PyTorch is not needed here.
+"""Text to speech: its input, its options, its output, and the interface of a model that speaks.
 
 Shapes: T decoder steps, S phonemes, M mel channels.
 """
@@ -14,10 +14,12 @@ import numpy as np
 
 from ..support.errors import LeapformerError
 
+PAUSE = "_"  # the phoneme of silence
+
 
 @dataclass(frozen=True)
 class Script:
-    """A sentence to speak: its name, phonemes and written text; and, if somebody spoke it, the recording."""
+    """A sentence to speak, with its phonemes separated by spaces, and a human recording of it if there is one."""
 
     id: str
     phonemes: str
@@ -27,22 +29,22 @@ class Script:
     frames: int | None = None  # of the recording
 
     def numbers(self, index: Callable[[str], int], unknown: int) -> list[int]:
-        """The phonemes as a vocabulary numbers them, without an end. Raises LeapformerError for an unknown one."""
+        """The ids of the phonemes, without an end. Raises LeapformerError for a phoneme unknown to the model."""
         words = self.phonemes.split()
         if not words:
             raise LeapformerError(f"sentence {self.id}: there is nothing to say; remove the line, or give its phonemes")
-        found = list(map(index, words))
-        if unknown in found:
+        numbers = list(map(index, words))
+        if unknown in numbers:
             raise LeapformerError(
-                f"sentence {self.id}: the model does not know the phoneme {words[found.index(unknown)]!r}; "
+                f"sentence {self.id}: the model does not know the phoneme {words[numbers.index(unknown)]!r}; "
                 "take those of the dictionary it was trained with"
             )
-        return found
+        return numbers
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How to speak: when a sentence ends, how many at a time, and for how many of the first to keep the alignment.
+    """How to speak: `batch_size` sentences at a time, with alignments of the first `alignments` sentences.
 
     A sentence ends with the first step whose probability of being the last exceeds `threshold`, or after `max_steps`.
     """
@@ -56,13 +58,13 @@ class Manner:
 
 @dataclass(frozen=True)
 class Utterance:
-    """What the model said.
+    """A spoken sentence.
 
     frames:    (T * frames per step, M), log-mels.
     stopped:   True when its end was predicted, False when it was cut off.
     ended:     (T,), the probability of having ended at each step.
-    predicted: the length its attention reckoned with, in steps, where there is a predictor.
-    alignment: (T, S), cross-attention of the last layer averaged over heads, if it was asked for.
+    predicted: the predicted length in steps, which its attention used, if the model has a length predictor.
+    alignment: (T, S), cross-attention of the last layer averaged over heads, if requested.
     """
 
     frames: np.ndarray
@@ -72,33 +74,8 @@ class Utterance:
     alignment: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
-class Normalisation:
-    """The mean and deviation (M,) by which a data set's frames were normalised; None where they were not."""
-
-    mean: np.ndarray | None = None
-    deviation: np.ndarray | None = None
-
-    @classmethod
-    def read(cls, path: str | Path | None) -> Normalisation:
-        """Of a data set's statistics, if it has any. Raises LeapformerError if they cannot be read."""
-        if path is None:
-            return cls()
-        try:
-            with np.load(path) as stats:
-                return cls(stats["mean"].astype(np.float32), stats["std"].astype(np.float32))
-        except (OSError, KeyError, ValueError) as error:
-            raise LeapformerError(
-                f"{path}: the statistics of the frames cannot be read ({error}); prepare the data again"
-            ) from None
-
-    def undo(self, frames: np.ndarray) -> np.ndarray:
-        """Frames (T, M) as they were before."""
-        return frames if self.mean is None or self.deviation is None else frames * self.deviation + self.mean
-
-
 class Manifests(NamedTuple):
-    """Where the sentences of a data set are listed, and below which folder their recordings are."""
+    """The folder of a data set's manifests, and the one that its recordings are relative to."""
 
     folder: Path
     root: Path
@@ -107,10 +84,10 @@ class Manifests(NamedTuple):
 class Voice(Protocol):
     """A model that speaks.
 
-    data:   the configuration of its data: `features`, of which log-mels are made, and perhaps what espeak-ng is told.
-    origin: the checkpoint, as `checkpoints.describe_checkpoint` tells of it.
-    manifests: of its data; None where it does not know them.
-    speakers: their numbers by name; None: there is one.
+    data:      the configuration of its data: `features` (of the log-mels) and perhaps `espeak` (voice of espeak-ng).
+    origin:    the checkpoint, as described by `checkpoints.describe_checkpoint`.
+    manifests: those of its data; None if unknown.
+    speakers:  their ids by name; None: there is one.
     """
 
     data: Mapping[str, Any]
@@ -119,11 +96,11 @@ class Voice(Protocol):
     speakers: Mapping[str, int] | None
 
     def numbers(self, script: Script) -> list[int]:
-        """The phonemes' numbers, and the end. Raises LeapformerError as `Script.numbers`."""
+        """The ids of the phonemes and of the end. Raises LeapformerError as `Script.numbers` does."""
         ...
 
     def speak(
         self, scripts: Sequence[Script], manner: Manner, done: Container[str] = ()
     ) -> Iterator[tuple[Script, Utterance]]:
-        """Every sentence but those whose id is in `done`, with log-mels as they are."""
+        """Speak every sentence whose id is not in `done`; log-mels are not normalised."""
         ...

@@ -8,7 +8,7 @@ from .folder import SUBWORDS, Folder
 
 
 def subwords_of(folder: Folder) -> tuple[Callable[[str], list[str]], Callable[[list[str]], str]]:
-    """How text is cut into subwords and put together; without a model text is subwords already."""
+    """Functions that split text into subwords and join them; without a sentencepiece model, at spaces."""
     if SUBWORDS not in folder.files:
         return str.split, " ".join
     import sentencepiece

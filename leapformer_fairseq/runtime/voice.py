@@ -1,4 +1,7 @@
-"""Text to speech by an exported model, a sentence after the other."""
+"""Text to speech with an exported model, one sentence at a time.
+
+Shapes: T decoder steps, F values per step.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from ..support.errors import LeapformerError
+from .cmvn import Cmvn
 from .engine import Graphs, Values
 from .folder import ENDED, FRAMES, KEPT, LENGTH, NEXT, POSITIONS, REFINE, SELF, STEP, Folder, Speaking
-from .spoken import Manifests, Manner, Normalisation, Script, Utterance
+from .spoken import Manifests, Manner, Script, Utterance
 
 
 class ExportedVoice:
     """An exported model that speaks (`spoken.Voice`)."""
 
     def __init__(self, folder: Folder, manifests: Manifests | None = None, threads: int = 1) -> None:
-        """Raises LeapformerError for a folder that does not speak."""
+        """Raises LeapformerError for a folder of another task."""
         if folder.speaking is None:
             raise LeapformerError(f"{folder.path} holds a model for {folder.task}; export one of leapformer_tts")
         self.folder, self.speaking, self.graphs = folder, folder.speaking, Graphs(folder, threads)
@@ -26,8 +30,7 @@ class ExportedVoice:
         self.origin: Mapping[str, Any] = {**folder.origin, "checkpoint": folder.path.name}
         self.manifests = manifests
         self.speakers: Mapping[str, int] | None = self.speaking.speakers
-        stats = (self.speaking.mean, self.speaking.std)
-        self._normal = Normalisation(*(None if one is None else np.array(one, np.float32) for one in stats))
+        self._cmvn = Cmvn.of(self.speaking.mean, self.speaking.std)
 
     def numbers(self, script: Script) -> list[int]:
         words = self.folder.vocabularies["source"]
@@ -36,16 +39,17 @@ class ExportedVoice:
     def speak(
         self, scripts: Sequence[Script], manner: Manner, done: Container[str] = ()
     ) -> Iterator[tuple[Script, Utterance]]:
-        """As `Voice.speak`; what is said depends on the seed and the sentence's place only."""
+        """As `Voice.speak`; the random numbers of a sentence depend on the seed and its place in the list only."""
         for place, script in enumerate(scripts):
             if script.id not in done:
-                one = self.say(
+                utterance = self.say(
                     self.numbers(script), manner, np.random.default_rng([manner.seed, place]), script.speaker
                 )
-                yield script, replace(one, frames=self._normal.undo(one.frames))
+                frames = utterance.frames if self._cmvn is None else self._cmvn.undo(utterance.frames)
+                yield script, replace(utterance, frames=frames)
 
     def say(self, numbers: Sequence[int], manner: Manner, rng: np.random.Generator, speaker: int = 0) -> Utterance:
-        """Normalised frames, as the model was trained on."""
+        """Speak one sentence; the frames are normalised as in training."""
         source = self.read(numbers, speaker)
         frames, ended = self.steps(source, manner, rng)
         return Utterance(
@@ -56,16 +60,16 @@ class ExportedVoice:
         )
 
     def read(self, numbers: Sequence[int], speaker: int = 0) -> Values:
-        """What the decoder needs of a sentence."""
+        """The states of cross-attention over a sentence."""
         return self.graphs.read(np.array([numbers]), None if self.speakers is None else np.array([speaker]))
 
     def steps(self, source: Values, manner: Manner, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """What the decoder makes of a source, (1, T, F), and the probability of having ended at each step, (T,)."""
-        own = self.graphs.begin(SELF, 1)
+        """The decoder's frames (1, T, F) before the post-net, and the probability of the end after each step, (T,)."""
+        states = self.graphs.begin(SELF, 1)
         frames, ended = [np.zeros((1, 1, self.speaking.values), np.float32)], list[float]()
         for position in range(1, manner.max_steps + 1):
             given = {FRAMES: frames[-1], POSITIONS: np.array([[position]]), KEPT: kept(self.speaking, rng)}
-            (step, end), own = self.graphs.advance(STEP, {**given, **source}, own, f"{FRAMES}{NEXT}", ENDED)
+            (step, end), states = self.graphs.advance(STEP, {**given, **source}, states, f"{FRAMES}{NEXT}", ENDED)
             frames.append(step.numpy())
             ended.append(float(end.numpy()[0, 0]))
             if ended[-1] > manner.threshold:
@@ -73,14 +77,14 @@ class ExportedVoice:
         return np.concatenate(frames[1:], 1), np.array(ended, np.float32)
 
     def refined(self, frames: np.ndarray) -> np.ndarray:
-        """Frames (1, T, F) of a whole utterance after the post-net."""
+        """The frames (1, T, F) of an utterance after the post-net."""
         return self.graphs.run(REFINE, {FRAMES: frames}, [f"{FRAMES}{NEXT}"])[0].numpy()
 
 
 def kept(speaking: Speaking, rng: np.random.Generator) -> np.ndarray:
-    """What the pre-net's units are multiplied by in a step, (layers, 1, 1, units): it drops at random even here.
+    """The dropout mask of the pre-net for one step, (layers, 1, 1, units).
 
-    Tacotron 2 (Shen et al. 2018) has it for variety, and fairseq's models are trained and used so.
+    As in Tacotron 2 (Shen et al. 2018), the pre-net drops units in inference, too; fairseq's models expect it.
     """
     drawn = rng.random((speaking.layers, 1, 1, speaking.units), np.float32) >= speaking.dropout
     return (drawn / (1 - speaking.dropout)).astype(np.float32)

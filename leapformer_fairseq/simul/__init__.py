@@ -1,9 +1,10 @@
 """Simultaneous speech translation with SimulEval: `simuleval --agent-class leapformer_fairseq.agents.LeapformerAgent`.
 
-From audio to text, one file each: `features` (fbank frames in pre-decision steps), `engine` (the model as feed / step /
-commit), `policy` (when to read, when to write), `text` (tokens to words), `stream` (all of these, for one utterance),
-`loading` (checkpoint to model) and `agent`, the only one that needs SimulEval: the others are importable and tested
-without it.
+What needs no model is in `runtime/simul/`: `features` (frames in pre-decision steps), `policy` (when to read and when
+to write), `text` (tokens to words), `stream` (all of these, for one utterance) and `session` (for speech without end).
+Here are the engines that run a fairseq model for them (`engine`, `states`), `loading` (from a checkpoint), `live` (from
+the options of a command), simulations of test sets and talks, and the classes of SimulEval and simulstream (`agent`,
+`simulstream_processor`). Only `agent` needs SimulEval.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     print_in_one_line()  # where SimulEval's command is what runs
     try:
-        found = version("simuleval")
+        installed = version("simuleval")
     except PackageNotFoundError:
         message = "LeapformerAgent needs SimulEval: pip install 'leapformer-fairseq[simul]'"
         raise ModuleNotFoundError(message, name="simuleval") from None
-    if found != SIMULEVAL:
+    if installed != SIMULEVAL:
         raise LeapformerError(
-            f"SimulEval {found} is installed, LeapformerAgent speaks to {SIMULEVAL}: pip install simuleval=={SIMULEVAL}"
+            f"SimulEval {installed} is installed, LeapformerAgent speaks to {SIMULEVAL}: "
+            f"pip install simuleval=={SIMULEVAL}"
         )
     from .agent import LeapformerAgent
 

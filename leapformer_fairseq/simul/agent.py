@@ -106,7 +106,7 @@ class LeapformerAgent(SpeechToTextAgent):
         self.reset()
 
     def _warm_up(self) -> None:
-        """One READ and one WRITE on silence, outside of every clock."""
+        """One READ and one WRITE on silence, which are not timed."""
         stream = TranslationStream(self._system, self._options)
         stream.engine.feed(np.zeros((self._system.step_frames, stream.features.n_bins), np.float32))
         stream.engine.finish()
@@ -121,7 +121,7 @@ class LeapformerAgent(SpeechToTextAgent):
 
 
 def _new_compute_log(args: Namespace) -> Path | None:
-    """Where to log computation; what an earlier run left there goes, as SimulEval does with instances.log."""
+    """The log of computation; that of an earlier run is deleted, as SimulEval does with instances.log."""
     output = getattr(args, "output", None)
     if not output:
         return None

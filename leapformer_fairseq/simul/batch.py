@@ -58,7 +58,7 @@ def translate_batch(
 
 
 class _Replay(IncrementalEngine):
-    """An engine whose tokens are known: it only keeps the time of one that computes them."""
+    """An engine whose tokens are already known, which are committed as if they were computed."""
 
     def __init__(self, system: TranslationSystem, tokens: Sequence[int]) -> None:
         super().__init__(system.model, system.eos)
@@ -69,7 +69,7 @@ class _Replay(IncrementalEngine):
 
 
 def _after_silence(options: DecodingOptions, samples: np.ndarray) -> np.ndarray:
-    """What a stream of its own would hear of an utterance."""
+    """The samples of an utterance that a `TranslationStream` would keep."""
     beginning = Beginning.of_utterance(options.silence_db, options.lead_ms)
     return np.concatenate([beginning.push(samples), beginning.finish()])
 
@@ -91,9 +91,9 @@ def _wait_k(system: TranslationSystem, options: DecodingOptions, frames: list[Te
 
 @torch.no_grad()
 def _greedy(system: TranslationSystem, options: DecodingOptions, frames: list[Tensor]) -> list[list[int]]:
-    """The most likely token after the other; the length is limited by that of the longest utterance."""
+    """Greedy search; the length limit is that of the longest utterance."""
     model, weight = system.model, next(system.model.parameters())
-    lengths = torch.tensor([len(one) for one in frames], device=weight.device)
+    lengths = torch.tensor([len(row) for row in frames], device=weight.device)
     encoder_out = model.encoder(src_tokens=pad_sequence(frames, batch_first=True).to(weight), src_lengths=lengths)
     limit = math.floor(options.max_len_a * int(lengths.max()) + options.max_len_b)
     forbidden = torch.tensor(system.forbidden, device=weight.device)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -46,12 +47,12 @@ class Engine(ABC):
         self.times = times if times is not None else ComputeTimes()
         self.n_frames = 0
         self.finished = False
-        self.attention: Tensor | None = None  # of the last step over the encoder states, (S,), if it was asked for
+        self.attention: Tensor | None = None  # (S,), weights of the last step over the encoder states, if requested
         self._tokens = [first_token]
         self._n_consumed = 0  # tokens that are part of the decoder's state
         self._fed: list[Any] = []
         self._n_bins = 0
-        self._n_encoded = 0  # passes of the encoder; `times` may be shared, or begin again
+        self._n_encoded = 0  # passes of the encoder; not in `times`, which may be shared or reset
         self._state: dict[str, Any] = {}
 
     @property
@@ -80,7 +81,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _encoded(self, visible: int) -> Any:
-        """The encoder's output with the first `visible` states, of all frames fed."""
+        """The encoder's output for all frames fed, cut to the first `visible` states."""
 
     @torch.no_grad()
     def step(self, visible: int | None = None, layer: int | None = None) -> Tensor:
@@ -95,11 +96,11 @@ class Engine(ABC):
             raise RuntimeError("step() twice on one token; commit() or restore() in between")
         encoder_out = self._encoded(self.ready if visible is None else min(visible, self.ready))
         device = _parameter(self.model).device
-        with self.times.measure("decoder_s", device):
+        with self.times.measure("decoder_s", kernels_of(device)):
             tokens = torch.tensor([self._tokens], device=device)
             wanted = {} if layer is None else {"alignment_layer": layer}
             state, decoder = self._state, self.model.decoder
-            # All that is handed out of the source may be seen, and whatever the model is set to is others' business.
+            # The decoder may see all states that it is given; settings of the model belong to other users of it.
             with decoder.context.own(PassOptions(schedule=None, weights=layer is not None)):
                 logits, extra = decoder(tokens, encoder_out=encoder_out, incremental_state=state, **wanted)
             self.attention = None if layer is None else extra["attn"][0][0, -1].float()
@@ -108,7 +109,7 @@ class Engine(ABC):
         return logits[0, -1].float()
 
     def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int:
-        """The most likely next token but for some, after consuming the last one; arguments as for `step`."""
+        """The most likely next token that is not `forbidden`, after consuming the last one; arguments as for `step`."""
         logits = self.step(visible, layer)
         with self.times.measure("decoder_s"):
             logits[torch.tensor(forbidden, device=logits.device)] = -math.inf
@@ -116,7 +117,7 @@ class Engine(ABC):
 
     @property
     def focus(self) -> int:
-        """The encoder state that the last token attends to most in the layer that was asked for."""
+        """The encoder state that the last token attends to most in the requested layer."""
         assert self.attention is not None
         return int(self.attention.argmax())
 
@@ -147,7 +148,7 @@ class Engine(ABC):
         return other
 
     def _take_fed(self) -> Tensor:
-        """The frames that were fed and not taken yet, where the model is; (n, n_bins), n may be 0."""
+        """The frames fed since the last call, (n, n_bins), on the device of the model; n may be 0."""
         weight = _parameter(self.model)
         frames, self._fed = self._fed or [np.zeros((0, self._n_bins), np.float32)], []
         return torch.from_numpy(np.concatenate(frames)).to(weight.device, weight.dtype)
@@ -178,11 +179,11 @@ class RecomputeEngine(Engine):
         if not self._fed:
             return self._encoder_out
         weight = _parameter(self.model)
-        with self.times.measure("encoder_s", weight.device):
+        with self.times.measure("encoder_s", kernels_of(weight.device)):
             new = self._take_fed()
             frames = self._frames = new if self._frames is None else torch.cat([self._frames, new])
             lengths = torch.tensor([len(frames)], device=weight.device)
-            with self.times.measure("prenet_s", weight.device):
+            with self.times.measure("prenet_s", kernels_of(weight.device)):
                 convolved = self.model.encoder.subsample(frames[None], lengths)
             with self.model.encoder.context.own(PassOptions()):
                 self._encoder_out = self.model.encoder.encode(*convolved)
@@ -216,7 +217,7 @@ class IncrementalEngine(Engine):
     def _encoded(self, visible: int) -> Any:
         if self._fed or self.finished != self._closed:
             encoder, device = self.model.encoder, _parameter(self.model).device
-            with self.times.measure("encoder_s", device), encoder.context.own(PassOptions()):
+            with self.times.measure("encoder_s", kernels_of(device)), encoder.context.own(PassOptions()):
                 new = encoder.extend(self._source, self._take_fed(), final=self.finished)
                 self._states = new if self._states is None else torch.cat([self._states, new])
             self._closed = self.finished
@@ -267,6 +268,11 @@ def _first(states: Tensor, visible: int) -> dict[str, list[Tensor]]:
     return {"encoder_out": [states[:visible]], "encoder_padding_mask": [padding]}
 
 
+def kernels_of(device: torch.device) -> Callable[[], None] | None:
+    """What waits for the kernels that are still running on a device; None where none run in the background."""
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
+
+
 def _parameter(model: Any) -> Tensor:
-    """Any parameter: it tells device and floating point type of the model, also after `to()` or `half()`."""
+    """A parameter, whose device and type are those of the model, also after `to()` or `half()`."""
     return next(iter(model.parameters()))

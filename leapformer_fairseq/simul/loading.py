@@ -9,7 +9,7 @@ from typing import Any
 from ..attention import Context
 from ..models.loading import load_model
 from ..modules import check_decoder
-from ..runtime.simul.features import Cmvn
+from ..runtime.cmvn import Cmvn
 from ..runtime.simul.policy import PolicyOptions
 from ..runtime.simul.text import Detokenizer
 from ..support.errors import LeapformerError

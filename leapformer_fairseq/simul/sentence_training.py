@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..data.manifests import read_manifest
 from ..models.augmentation import LONGEST_PAUSE, pause
-from ..runtime.audio import FRAME_MS, STATE_MS
+from ..runtime.audio import FRAME_MS, UNIT_MS
 from ..runtime.sentences import FRAMES, SentenceModel
 from ..support.errors import LeapformerError, first_line
 from ..support.files import write_with
@@ -37,7 +37,7 @@ RARE = -3.0  # logit of a step at the beginning of training
 NEAR, POSITIVE = 0.5, 3.0  # target one step beside an end; weight of steps with an end
 EXACT = 0.2  # weight of the error of an end, in steps
 FOUND_WITHIN = 200 // FRAME_MS  # frames that an end may be found too early or too late
-APART = 500 // STATE_MS  # steps between two ends
+APART = 500 // UNIT_MS  # steps between two ends
 STATISTICS = 500  # recordings whose mean and deviation count
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 
@@ -57,14 +57,14 @@ class Settings:
     def __post_init__(self) -> None:
         if self.updates < 1 or self.units < 1:
             raise LeapformerError(f"--updates {self.updates} and --units {self.units}: give at least 1")
-        if self.ahead_ms < 0 or self.ahead_ms % STATE_MS:
-            raise LeapformerError(f"--ahead-ms {self.ahead_ms}: give a multiple of {STATE_MS}, or 0")
+        if self.ahead_ms < 0 or self.ahead_ms % UNIT_MS:
+            raise LeapformerError(f"--ahead-ms {self.ahead_ms}: give a multiple of {UNIT_MS}, or 0")
         if not 0 < self.rate < math.inf:
             raise LeapformerError(f"--lr {self.rate}: give a number above 0")
 
 
 @dataclass(frozen=True)
-class Found:
+class Counts:
     """How many ends were found, were missed, and were found where none is; `off_ms` of those found, in all."""
 
     right: int = 0
@@ -76,9 +76,9 @@ class Found:
     def f1(self) -> float:
         return 2 * self.right / max(1, 2 * self.right + self.missed + self.wrong)
 
-    def __add__(self, other: Found) -> Found:
+    def __add__(self, other: Counts) -> Counts:
         pairs = zip(astuple(self), astuple(other), strict=True)
-        return Found(*(mine + others for mine, others in pairs))
+        return Counts(*(ours + theirs for ours, theirs in pairs))
 
 
 class Recordings:
@@ -134,8 +134,8 @@ class Network(nn.Module):
             "state_weight": unit.weight_hh_l0, "state_bias": unit.bias_hh_l0,
             "leave_weight": self.leave.weight, "leave_bias": self.leave.bias,
         }  # fmt: skip
-        found = {name: array.detach().numpy().copy() for name, array in arrays.items()}
-        return SentenceModel(mean, std, **found, ahead=ahead, threshold=threshold, about=about)
+        values = {name: array.detach().numpy().copy() for name, array in arrays.items()}
+        return SentenceModel(mean, std, **values, ahead=ahead, threshold=threshold, about=about)
 
 
 def train(
@@ -144,24 +144,24 @@ def train(
     settings: Settings,
     signature: str = "",
     watch: Watch = unwatched,
-    kept: Path | None = None,
+    unfinished: Path | None = None,
 ) -> SentenceModel:
     """Train on recordings of single sentences, and choose the threshold that finds most ends of those `held_out`.
 
-    The file `kept` holds the training while it runs: an interrupted one goes on from it. Raises LeapformerError if it
-    is that of other settings or recordings.
+    The file `unfinished` holds the training while it runs; an interrupted training resumes from it. Raises
+    LeapformerError if it belongs to other settings or recordings.
     """
-    rng, ahead = np.random.default_rng(settings.seed), settings.ahead_ms // STATE_MS
+    rng, ahead = np.random.default_rng(settings.seed), settings.ahead_ms // UNIT_MS
     torch.manual_seed(settings.seed)
     mean, std = statistics(recordings, rng)
     network = Network(len(mean), settings.units)
     optimizer = torch.optim.Adam(network.parameters(), settings.rate)
     all_of_it = {**asdict(settings), "recordings": len(recordings), "mean": mean.tolist(), "std": std.tolist()}
     training = _Training(all_of_it, network, optimizer, rng)
-    begin = training.resume(kept) if kept is not None and kept.is_file() else 0
+    begin = training.resume(unfinished) if unfinished is not None and unfinished.is_file() else 0
     for update in range(begin, settings.updates):
-        if kept is not None and update % KEPT_EVERY == 0 and update > begin:
-            training.keep(kept, update)
+        if unfinished is not None and update % KEPT_EVERY == 0 and update > begin:
+            training.keep(unfinished, update)
         watch(update, settings.updates)
         share = min(1.0, (update + 1) / WARM_UP) * (1 - update / settings.updates)
         for group in optimizer.param_groups:
@@ -173,9 +173,9 @@ def train(
         nn.utils.clip_grad_norm_(network.parameters(), CLIP)
         optimizer.step()
     watch(settings.updates, settings.updates)
-    found = evaluate(network, mean, std, held_out, ahead)
-    threshold = max(found, key=lambda one: found[one].f1)
-    about = {"settings": asdict(settings), "found": asdict(found[threshold]), "signature": signature}
+    counts = evaluate(network, mean, std, held_out, ahead)
+    threshold = max(counts, key=lambda threshold: counts[threshold].f1)
+    about = {"settings": asdict(settings), "found": asdict(counts[threshold]), "signature": signature}
     model: SentenceModel = network.numpy(mean, std, ahead, threshold, about)
     return model
 
@@ -229,7 +229,7 @@ def joined(
 ) -> tuple[np.ndarray, list[int]]:
     """Frames (T, F) of random recordings, one after the other, and where all but the last one end."""
     parts, ends, length = list[np.ndarray](), list[int](), 0
-    while length < SECONDS * 1000 / STATE_MS * FRAMES or len(ends) < 2:
+    while length < SECONDS * 1000 / UNIT_MS * FRAMES or len(ends) < 2:
         frames = recordings[int(rng.integers(len(recordings)))]
         if rng.random() < TRIMMED:
             frames = trimmed(frames)
@@ -277,10 +277,12 @@ def labelled(frames: np.ndarray, ends: Sequence[int], ahead: int) -> Sample:
 def _loss(network: Network, rows: Sequence[Sample]) -> Tensor:
     """Cross-entropy of the steps of all rows, and the error of the ends in steps."""
     steps = nn.utils.rnn.pad_sequence([_steps(row.frames) for row in rows], batch_first=True)
-    found = [torch.cat([row[: len(one.ended)] for row, one in zip(part, rows, strict=True)]) for part in network(steps)]
+    outputs = [
+        torch.cat([row[: len(sample.ended)] for row, sample in zip(part, rows, strict=True)]) for part in network(steps)
+    ]
     ended, after = (torch.from_numpy(np.concatenate(part)) for part in list(zip(*rows, strict=True))[1:])
-    error = ((found[1] - after).abs() * (ended > 0)).sum() / FRAMES / max(1, int((ended > 0).sum()))
-    return binary_cross_entropy_with_logits(found[0], ended, pos_weight=torch.tensor(POSITIVE)) + EXACT * error
+    error = ((outputs[1] - after).abs() * (ended > 0)).sum() / FRAMES / max(1, int((ended > 0).sum()))
+    return binary_cross_entropy_with_logits(outputs[0], ended, pos_weight=torch.tensor(POSITIVE)) + EXACT * error
 
 
 def _steps(frames: np.ndarray) -> Tensor:
@@ -291,35 +293,35 @@ def _steps(frames: np.ndarray) -> Tensor:
 @torch.no_grad()
 def evaluate(
     network: Network, mean: np.ndarray, std: np.ndarray, recordings: Sequence[np.ndarray] | Recordings, ahead: int
-) -> dict[float, Found]:
+) -> dict[float, Counts]:
     """What is found with each threshold, half of the samples without a pause."""
     rng = np.random.default_rng(0)
-    total = dict.fromkeys(THRESHOLDS, Found())
+    total = dict.fromkeys(THRESHOLDS, Counts())
     for number in range(40):
         frames, ends = joined(recordings, rng, pauses=number % 2)
         frames = labelled(frames, ends, ahead).frames
         logits, after = (part[0].numpy() for part in network(_steps((frames - mean) / std)[None]))
         for threshold in THRESHOLDS:
-            steps = told(logits, math.log(threshold / (1 - threshold)))
-            total[threshold] += compared([(step - ahead) * FRAMES + after[step] for step in steps], ends)
+            steps = steps_told(logits, math.log(threshold / (1 - threshold)))
+            total[threshold] += counts_of([(step - ahead) * FRAMES + after[step] for step in steps], ends)
     return total
 
 
-def told(logits: np.ndarray, threshold: float) -> list[int]:
+def steps_told(logits: np.ndarray, threshold: float) -> list[int]:
     """The steps at which an end is told."""
-    found: list[int] = []
+    steps: list[int] = []
     for step in np.flatnonzero(logits > threshold):
-        if not found or step - found[-1] > APART:
-            found.append(int(step))
-    return found
+        if not steps or step - steps[-1] > APART:
+            steps.append(int(step))
+    return steps
 
 
-def compared(found: Sequence[float], ends: Sequence[int]) -> Found:
-    """Ends that were found beside those that are there, both in frames."""
+def counts_of(places: Sequence[float], ends: Sequence[int]) -> Counts:
+    """Ends that were places beside those that are there, both in frames."""
     left, errors = list(ends), list[float]()
-    for one in found:
-        near = min(left, key=lambda end: abs(end - one), default=math.inf)
-        if abs(near - one) <= FOUND_WITHIN:
+    for place in places:
+        near = min(left, key=lambda end: abs(end - place), default=math.inf)
+        if abs(near - place) <= FOUND_WITHIN:
             left.remove(int(near))
-            errors.append(float(abs(near - one)) * FRAME_MS)
-    return Found(len(errors), len(left), len(found) - len(errors), sum(errors))
+            errors.append(float(abs(near - place)) * FRAME_MS)
+    return Counts(len(errors), len(left), len(places) - len(errors), sum(errors))

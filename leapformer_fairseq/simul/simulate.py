@@ -81,18 +81,18 @@ class Simulation:
     def portions(self, utterances: Sequence[Utterance]) -> list[list[Utterance]]:
         """The units of work: batches of similar length, or single utterances."""
         if not self.batched:
-            return [[one] for one in utterances]
+            return [[utterance] for utterance in utterances]
         portions: list[list[Utterance]] = []
-        lengths = {one.index: check_file(one.audio) for one in utterances}
-        for one in sorted(utterances, key=lambda one: -lengths[one.index]):
+        lengths = {utterance.index: check_file(utterance.audio) for utterance in utterances}
+        for utterance in sorted(utterances, key=lambda utterance: -lengths[utterance.index]):
             if not portions or (len(portions[-1]) + 1) * lengths[portions[-1][0].index] > BATCH_SECONDS:
                 portions.append([])
-            portions[-1].append(one)
+            portions[-1].append(utterance)
         return portions
 
     def translate(self, portion: Sequence[Utterance]) -> list[Outcome]:
         """Translate a portion. Raises LeapformerError for audio that is missing, broken, not mono or not 16 kHz."""
-        recordings = [read_speech(one.audio) for one in portion]
+        recordings = [read_speech(utterance.audio) for utterance in portion]
         if not self.alone and serves_batches(self.system, self.options):
             streams = translate_batch(self.system, self.options, recordings)
             return [_untimed(self._listen(*which)) for which in zip(portion, recordings, streams, strict=True)]
@@ -100,7 +100,7 @@ class Simulation:
         return [self._listen(*which) for which in zip(portion, recordings, streams, strict=True)]
 
     def _listen(self, utterance: Utterance, samples: np.ndarray, stream: TranslationStream) -> Outcome:
-        """Let the stream hear the recording as SimulEval would, and note what it writes when."""
+        """Feed a recording to a stream as SimulEval would, and record what it writes and when."""
         size = math.ceil(self.segment_ms / 1000 * SAMPLE_RATE)
         units, delays, elapsed = list[str](), list[float](), list[float]()
         began = time.perf_counter()
@@ -126,7 +126,7 @@ class Simulation:
 
 
 def _untimed(outcome: Outcome) -> Outcome:
-    """Without the computation that was not this utterance's alone."""
+    """An outcome without its computation times, which include other utterances of the batch."""
     return replace(outcome, instance=replace(outcome.instance, elapsed=outcome.instance.delays), compute=None)
 
 
@@ -192,13 +192,13 @@ _work: Callable[[Any], Any] | None = None  # of a worker process
 
 
 def _do(build: Callable[[Namespace], Callable[[T], R]], args: Namespace, portion: T) -> R:
-    """A portion in a worker. Ctrl-C ends it, since it may take long; a worker that waits is ended by the command."""
+    """Process a portion in a worker. Ctrl-C interrupts it; the command ends workers that are waiting."""
     global _work
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         _work = _work or build(args)
-        found: R = _work(portion)
-        return found
+        result: R = _work(portion)
+        return result
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -223,7 +223,7 @@ def logged(folder: Path, unit: str) -> set[int]:
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
             _rewrite(log, whole)
-    return {one.index for one in read_instances(folder, unit)} if _lines(folder / INSTANCES_LOG) else set()
+    return {instance.index for instance in read_instances(folder, unit)} if _lines(folder / INSTANCES_LOG) else set()
 
 
 def put_in_order(folder: Path) -> None:

@@ -12,22 +12,22 @@ from torch import Tensor
 
 from ..models.streaming_encoder import ArrivingSource
 from ..modules import PassOptions
-from ..runtime.audio import STATE_MS
+from ..runtime.audio import UNIT_MS, UNIT_SAMPLES
 from ..runtime.simul.features import FeatureStream
 from ..runtime.simul.segments import Place
 from ..runtime.simul.session import Samples
-from ..runtime.simul.silence import PIECE
 from ..runtime.simul.stream import DecodingOptions, TranslationStream
 from ..runtime.simul.times import ComputeTimes
 from ..support.errors import LeapformerError
-from .engine import EncodedEngine
+from .engine import EncodedEngine, kernels_of
 from .system import TranslationSystem
 
 
 class States(Samples):
-    """The input of a session's streams as encoder states: one pass over all audio; a segment gets its own states.
+    """The input of a session's streams as encoder states: one pass over all audio, whose states each segment gets.
 
-    A state is ready when the encoder has read its look-ahead, so the places of audio are queued until then.
+    Here a unit is an encoder state, (1, C). It is ready when the encoder has read its look-ahead; until then, the
+    places of units wait in a queue. Raises LeapformerError for an encoder that sees whole utterances.
     """
 
     goes_on = True
@@ -48,26 +48,25 @@ class States(Samples):
         self._places: deque[Place] = deque()
 
     @torch.no_grad()
-    def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
+    def push(self, audio: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
         final = place is None
         if place is not None:
             self._places.append(place)
         with self.times.measure("features_s"):
-            self._features.push(piece)
+            self._features.push(audio)
             steps = [np.zeros((0, self._features.n_bins), np.float32)]
             while (frames := self._features.next_step(final)) is not None:
                 steps.append(frames)
         if len(steps) == 1 and not final:
             return []
         weight = next(self.encoder.parameters())
-        with self.times.measure("encoder_s", weight.device), self.encoder.context.own(PassOptions()):
+        with self.times.measure("encoder_s", kernels_of(weight.device)), self.encoder.context.own(PassOptions()):
             states = self.encoder.extend(self._source, torch.from_numpy(np.concatenate(steps)).to(weight), final)
         self.times.encoder_passes += 1
         return [(self._places.popleft(), state) for state in states.split(1) if len(state)]
 
     def length(self, unit: Tensor) -> int:
-        """Samples of a state."""
-        return PIECE
+        return UNIT_SAMPLES
 
     def stream(self) -> TranslationStream:
         engine = EncodedEngine(self.system.model, self.system.eos, self.times)
@@ -75,7 +74,7 @@ class States(Samples):
 
     def last(self, units: Iterable[Tensor], milliseconds: int) -> list[Tensor]:
         states = list(units)
-        return states[max(0, len(states) - milliseconds // STATE_MS) :]
+        return states[max(0, len(states) - milliseconds // UNIT_MS) :]
 
     def after(self, units: Sequence[Tensor], states: int) -> list[Tensor]:
         return list(units[states:])

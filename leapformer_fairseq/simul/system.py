@@ -1,4 +1,4 @@
-"""A fairseq model and all that goes with it, for simultaneous translation."""
+"""A fairseq model with the feature and text processing of its training data, for simultaneous translation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, Self
 
 import torch
 
-from ..runtime.simul.features import Cmvn
+from ..runtime.cmvn import Cmvn
 from ..runtime.simul.policy import PolicyOptions
+from ..runtime.simul.session import Samples
 from ..runtime.simul.text import Detokenizer
 from ..runtime.simul.times import ComputeTimes
 from .engine import Engine, engine_for
@@ -40,7 +41,7 @@ class TranslationSystem:
 
     @property
     def positions(self) -> int:
-        """Tokens that the decoder can count."""
+        """The longest target that the decoder has positions for."""
         return self.model.max_decoder_positions()
 
     def begin(self, times: ComputeTimes) -> Engine:
@@ -51,6 +52,12 @@ class TranslationSystem:
         """Move the model to a device."""
         self.model.to(device=device, dtype=dtype)
 
+    def carried(self) -> type[Samples]:
+        """The input of sessions that carry their encoder over, which `States` refuses for some encoders."""
+        from .states import States  # which needs this file
+
+        return States
+
     def waiting(self, k: int) -> Self:
-        """The same with another k of wait-k."""
+        """The same system with another k of wait-k."""
         return replace(self, policy=replace(self.policy, k=k))

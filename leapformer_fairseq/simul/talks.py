@@ -39,7 +39,7 @@ Heard = Callable[[float], object]  # is called with seconds of audio
 
 @dataclass(frozen=True)
 class TalkSimulation:
-    """A session for each talk, with audio in pieces of `segment_ms`. `unit`: of the log's tokens, word or char."""
+    """A session for each talk, with audio in blocks of `segment_ms`. `unit` of the log's tokens: word or char."""
 
     make: Callable[[], Session]
     segment_ms: int
@@ -70,11 +70,11 @@ class TalkSimulation:
         return recording
 
     def _hear(self, session: Session, recorder: Recorder, recording: Path, heard: Heard) -> Iterator[None]:
-        """Give the session the talk; yields after every piece."""
-        for piece in read_blocks(recording, math.ceil(self.segment_ms / 1000 * SAMPLE_RATE)):
-            for _ in recorder.listen(session.push(piece), len(piece)):
+        """Feed a talk to the session; yields after every block."""
+        for block in read_blocks(recording, math.ceil(self.segment_ms / 1000 * SAMPLE_RATE)):
+            for _ in recorder.listen(session.push(block), len(block)):
                 pass
-            heard(len(piece) / SAMPLE_RATE)
+            heard(len(block) / SAMPLE_RATE)
             yield
         for _ in recorder.listen(session.finish()):
             pass
@@ -87,7 +87,7 @@ def build_talk_simulation(args: Namespace) -> TalkSimulation:
         raise LeapformerError(f"--source-segment-size {args.source_segment_size}: give milliseconds, at least 1")
     began = time.perf_counter()
     _, options, make = load_sessions(args)
-    make(False)  # says at once what the encoder cannot do
+    make(False)  # raises errors about the encoder now
     loading_s = time.perf_counter() - began
     return TalkSimulation(
         lambda: make(args.drafts), args.source_segment_size, options.unit, loading_s, Path(args.out, LOGS)
@@ -99,10 +99,10 @@ def simulate_talks(
 ) -> Iterator[Path]:
     """Translate talks in `jobs` processes; yields finished talks, in any order.
 
-    `heard` is called for progress if there is one process. Raises LeapformerError as `translate` does.
+    `heard` is called for progress if there is recording process. Raises LeapformerError as `translate` does.
     """
     simulation.logs.mkdir(exist_ok=True)
-    yield from spread(lambda one: simulation.translate(one, heard), _translator, args, recordings, jobs)
+    yield from spread(lambda recording: simulation.translate(recording, heard), _translator, args, recordings, jobs)
 
 
 def _translator(args: Namespace) -> Callable[[Path], Path]:
@@ -129,10 +129,10 @@ def usage_log(log: Path) -> Path:
     return log.with_suffix(".usage.jsonl")
 
 
-def _used(session: Session, pieces: Iterator[None]) -> Iterator[dict[str, Any]]:
-    """What was used after every USAGE_S seconds of audio, and at the end; `pieces` make the session hear it."""
+def _used(session: Session, blocks: Iterator[None]) -> Iterator[dict[str, Any]]:
+    """Resources used after every USAGE_S seconds of audio and at the end; each of `blocks` feeds the session."""
     began, due, noted = time.process_time(), 0.0, -1.0
-    for _ in pieces:
+    for _ in blocks:
         if session.audio_s >= due:
             noted, due = session.audio_s, (session.audio_s // USAGE_S + 1) * USAGE_S
             yield _usage(session, began)
@@ -167,13 +167,13 @@ def growth(usage: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     value is unknown.
     """
     counted = [entry for entry in usage if entry["audio_s"] >= WARM_UP_S]
-    found: dict[str, float | None] = {"memory_growth_mib": None, "compute_growth": None}
+    growths: dict[str, float | None] = {"memory_growth_mib": None, "compute_growth": None}
     held, quarter = [entry["resident_mib"] for entry in counted], (len(counted) - 1) // 4
     if quarter * USAGE_S >= WARM_UP_S:
         first, last = pace(counted[0], counted[quarter]), pace(counted[-1 - quarter], counted[-1])
-        found["compute_growth"] = last / first - 1 if first else None
-        found["memory_growth_mib"] = None if None in held else max(held) - held[0]
-    return found
+        growths["compute_growth"] = last / first - 1 if first else None
+        growths["memory_growth_mib"] = None if None in held else max(held) - held[0]
+    return growths
 
 
 def course(usage: Sequence[dict[str, Any]], points: int = 60) -> dict[str, list[float | None]]:
@@ -194,7 +194,7 @@ def pace(before: dict[str, Any], after: dict[str, Any]) -> float:
 
 def summarise_usage(out: Path, recordings: Sequence[Path]) -> dict[str, Any]:
     """Memory and time: `growth` in the longest talk, and `parts`, seconds of computation per second of all audio."""
-    usage = {one.stem: read_usage(out / LOGS / f"{one.stem}.jsonl") for one in recordings}
+    usage = {recording.stem: read_usage(out / LOGS / f"{recording.stem}.jsonl") for recording in recordings}
     ends = {name: entries[-1] for name, entries in usage.items()}
     longest, audio_s = max(ends, key=lambda name: ends[name]["audio_s"]), sum(end["audio_s"] for end in ends.values())
     parts = {part: sum(end[f"{part}_s"] for end in ends.values()) / audio_s for part in PARTS}

@@ -69,6 +69,13 @@ _OF_READERS = frozenset(
         *("soundfile.LibsndfileError", "xml.etree.ElementTree.ParseError"),
     )
 )
+#: packages by the extra that brings each; "": every installation has it
+_EXTRAS = {
+    **dict.fromkeys(("torch", "fairseq", "fairseq_cli", "hydra", "omegaconf", "PIL", "matplotlib"), "train"),
+    **dict.fromkeys(("sacrebleu", "scipy", "sklearn", "tabulate", "tqdm", "yaml"), "train"),
+    **{"simuleval": "simul", "entmax": "bench", "onnx": "onnx", "onnxscript": "onnx"},
+    **dict.fromkeys(("numpy", "onnxruntime", "sentencepiece", "soundfile", "websockets"), ""),
+}
 _NAMES_OF_FILES = ("path", "file", "filename", "file_name", "fname", "file_path", "input_file", "local_path", "fn", "f")
 
 
@@ -76,7 +83,7 @@ def explained(error: BaseException) -> LeapformerError | None:
     """The user's error behind an exception of the operating system, or of what reads files; None for any other."""
     if isinstance(error, LeapformerError):
         return error
-    message = _damaged_file(error) or _encoding(error) or _memory(error)
+    message = _missing_package(error) or _damaged_file(error) or _encoding(error) or _memory(error)
     if message is None and isinstance(error, OSError):
         message = _system(error)
     return LeapformerError(message) if message else None
@@ -94,11 +101,11 @@ def first_line(error: BaseException) -> str:
 
 def frames(error: BaseException) -> Iterator[FrameType]:
     """The calls that an exception passed, the innermost first."""
-    found, trace = [], error.__traceback__
+    passed, trace = [], error.__traceback__
     while trace is not None:
-        found.append(trace.tb_frame)
+        passed.append(trace.tb_frame)
         trace = trace.tb_next
-    return reversed(found)
+    return reversed(passed)
 
 
 def _system(error: OSError) -> str | None:
@@ -111,6 +118,16 @@ def _system(error: OSError) -> str | None:
         return None
     reason, remedy = _NUMBERS.get(error.errno, (str(error.strerror or error), "check the path"))
     return f"{f'{name}: ' if name else ''}{reason}; {remedy}"
+
+
+def _missing_package(error: BaseException) -> str | None:
+    """A package that this installation lacks: one of an extra, or of all installations."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in _EXTRAS:
+        return None
+    if extra := _EXTRAS[name]:
+        return f"the package {name} is not installed; pip install 'leapformer-fairseq[{extra}]'"
+    return f"{name} is not installed; pip install {name}"
 
 
 def _damaged_file(error: BaseException) -> str | None:

@@ -20,9 +20,15 @@ def unwatched(done: int, total: int, what: str = "") -> None:
 
 @contextmanager
 def progress(title: str, unit: str) -> Iterator[Watch]:
-    """A bar on standard error, drawn once a second at most, and not before the first call: work may be refused."""
-    from tqdm import tqdm
+    """A bar on standard error, drawn once a second at most, and not before the first call: work may be refused.
 
+    Without tqdm, which exported models do not need, there is no bar.
+    """
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield unwatched
+        return
     bars: list[tqdm] = []
 
     def watch(done: int, total: int, what: str = "") -> None:

@@ -16,19 +16,21 @@ import pytest
 import soundfile
 
 from leapformer_fairseq import PLUGIN_DIR
-from leapformer_fairseq.cli import demo
 from leapformer_fairseq.cli import main as cli
+from leapformer_fairseq.runtime.commands import demo
 from leapformer_fairseq.runtime.folder import Folder
 
 pytest.importorskip("onnxruntime")
 
-# Runs a module with what an installation of numpy, onnxruntime, soundfile, kaldi-native-fbank, sentencepiece lacks.
+# Runs a module without what an installation of numpy, onnxruntime, soundfile, sentencepiece and websockets lacks.
 ALONE = """
 import runpy, sys
 
+LACKS = "torch torchaudio fairseq fairseq_cli simuleval kaldi_native_fbank yaml tqdm scipy matplotlib onnx soxr".split()
+
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "torchaudio", "fairseq", "fairseq_cli", "scipy", "matplotlib"):
+        if name.partition(".")[0] in LACKS:
             raise ModuleNotFoundError(f"no module named {name}", name=name)
 
 sys.meta_path.insert(0, Missing())

@@ -21,8 +21,8 @@ import soundfile
 import torch
 import yaml
 
-from leapformer_fairseq.cli import ending
 from leapformer_fairseq.cli import main as cli
+from leapformer_fairseq.support import ending
 from leapformer_fairseq.support.errors import _NUMBERS, TRACEBACK, LeapformerError
 
 
@@ -88,7 +88,8 @@ def test_the_place_in_the_code_is_named(command, capsys):
     from leapformer_fairseq.support import lines
 
     assert ends(command, lambda: lines.write_lines(None, [])) == 1
-    assert re.search(r"AttributeError: .+ \(leapformer_fairseq/files\.py, line \d+\); ", capsys.readouterr().err)
+    err = capsys.readouterr().err
+    assert re.search(r"AttributeError: .+ \(leapformer_fairseq/support/files\.py, line \d+\); ", err)
 
 
 @pytest.mark.parametrize("by", ["the flag", "the variable"])
@@ -210,7 +211,7 @@ class TestStreams:
 
     def test_an_ascii_terminal_gets_utf8(self, tmp_path):
         (tmp_path / "a.json").write_text("{}")
-        code = "import sys; from leapformer_fairseq.cli import ending\n"
+        code = "import sys; from leapformer_fairseq.support import ending\n"
         code += "sys.exit(ending.status_of(lambda: print('für') or 0, lambda e: None, [], False, 'x'))"
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, timeout=60, env={"PYTHONIOENCODING": "ascii"}
@@ -218,7 +219,7 @@ class TestStreams:
         assert (done.returncode, done.stdout) == (0, "für\n".encode())
 
     def test_an_output_that_lacks_a_letter(self, tmp_path):
-        code = "import sys; from leapformer_fairseq.cli import ending\n"
+        code = "import sys; from leapformer_fairseq.support import ending\n"
         code += "from leapformer_fairseq.support.errors import explained\n"
         code += "sys.exit(ending.status_of(lambda: print('字'), explained, [], False, 'x'))"
         done = subprocess.run(

@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from leapformer_fairseq.cli import demo
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.runtime.commands import demo
 from leapformer_fairseq.studies.lra.grid import Grid
 from tests.reversed_text import reversed_text
 from tests.scoring.pictures.test_maps import data  # noqa: F401

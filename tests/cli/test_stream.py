@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from leapformer_fairseq.cli import demo
 from leapformer_fairseq.cli import main as cli
-from leapformer_fairseq.cli import stream as command
 from leapformer_fairseq.runtime.audio import read_blocks
+from leapformer_fairseq.runtime.commands import demo
+from leapformer_fairseq.runtime.commands import stream as command
 from leapformer_fairseq.runtime.formats.streamlog import StreamLogWriter, read_stream_log
 from leapformer_fairseq.runtime.formats.talks import read_talks
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream

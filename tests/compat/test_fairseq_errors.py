@@ -251,3 +251,18 @@ def test_an_interrupt_is_no_broken_checkpoint(tmp_path, monkeypatch):
     (tmp_path / "a.pt").touch()
     monkeypatch.setattr(torch, "load", interrupted)
     assert line(checkpoint_utils.load_checkpoint_to_cpu, str(tmp_path / "a.pt")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("torch", "the package torch is not installed; pip install 'leapformer-fairseq[train]'"),
+        ("fairseq.data", "the package fairseq is not installed; pip install 'leapformer-fairseq[train]'"),
+        ("simuleval", "the package simuleval is not installed; pip install 'leapformer-fairseq[simul]'"),
+        ("websockets", "websockets is not installed; pip install websockets"),
+        ("leapformer_fairseq.gone", None),  # a defect of ours
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(name, remedy):
+    found = explained(ModuleNotFoundError(f"No module named {name!r}", name=name))
+    assert (None if found is None else str(found)) == remedy

@@ -20,6 +20,7 @@ from leapformer_fairseq.data.corpus.plan import SPLITS, of_split, plan_readings
 from leapformer_fairseq.data.corpus.synthesize import EDGE_S
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.runtime.audio import SAMPLE_RATE, read_speech
+from leapformer_fairseq.runtime.espeak import STRESS
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .test_corpus import contents
@@ -115,7 +116,9 @@ def test_events_leave_the_samples_as_they_are():
     """The recordings of the speech translation corpus are those that were made without events."""
     code = (
         "import hashlib, sys; from leapformer_fairseq.data.corpus import espeak\n"
-        "if sys.argv[1] == 'without': espeak.INITIALIZE_PHONEME_EVENTS = espeak.INITIALIZE_PHONEME_IPA = 0\n"
+        "from leapformer_fairseq import runtime\n"
+        "engine = runtime.espeak\n"
+        "if sys.argv[1] == 'without': engine.INITIALIZE_PHONEME_EVENTS = engine.INITIALIZE_PHONEME_IPA = 0\n"
         "speaker, digest = espeak.Espeak(), hashlib.sha256()\n"
         "for text, voice in zip(['she sees a fish', 'we can cook if i call', 'at three o clock'],"
         " ['en-us', 'en-us+m3', 'en-us+f4']):\n"
@@ -219,7 +222,7 @@ def test_the_dictionary_counts_the_training_phonemes(tiny):
     lines = [line.split() for line in (tiny.folder / "vocab.txt").read_text(encoding="utf-8").splitlines()]
     said = [phoneme for row in read_manifest(tiny.folder / "train.tsv") for phoneme in row["tgt_text"].split()]
     assert {symbol: int(count) for symbol, count in lines} == {symbol: said.count(symbol) for symbol in said}
-    assert not any(mark in symbol for symbol, _ in lines for mark in espeak.STRESS)
+    assert not any(mark in symbol for symbol, _ in lines for mark in STRESS)
 
 
 # ---- repeating, reusing, refusing ----------------------------------------------------------------------------------

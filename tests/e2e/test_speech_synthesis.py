@@ -92,7 +92,7 @@ def test_other_predictors_serve_a_trained_model(trained, tmp_path, overrides, fr
 
 
 def test_a_stopped_run_goes_on(trained, tmp_path, monkeypatch):
-    from leapformer_fairseq.cli import tts
+    from leapformer_fairseq.runtime.commands import tts
 
     options = ("--subset", "train", "--batch-size", 2)
     assert speak(trained[1], tmp_path / "whole", *options) == 0

@@ -21,7 +21,6 @@ from fairseq.data import LanguagePairDataset
 from leapformer_fairseq.attention import MECHANISMS, TokenInfo
 from leapformer_fairseq.attention.linear.base import LinearMechanism
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
-from leapformer_fairseq.cli.exported import main
 from leapformer_fairseq.cli.main import main as leapformer
 from leapformer_fairseq.export import write
 from leapformer_fairseq.export.check import compared
@@ -32,6 +31,7 @@ from leapformer_fairseq.export.states import held, tensors_of
 from leapformer_fairseq.export.streaming import Writing
 from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.models.loading import load_model
+from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search, go_on
 from leapformer_fairseq.runtime.engine import Graphs
 from leapformer_fairseq.runtime.folder import CROSS, GRAPHS, MODEL, SELF, SOURCE, STEP, WEIGHTS, Folder, Language
@@ -424,7 +424,7 @@ def test_an_exported_model_needs_neither_torch_nor_fairseq(exported):
     folder, lines = exported[2], "the dog sees\nred unknown red\n\n"
     code = (
         "import sys\nfor name in ('torch', 'fairseq', 'onnx'): sys.modules[name] = None\n"
-        "from leapformer_fairseq.cli.exported import main\n"
+        "from leapformer_fairseq.runtime.__main__ import main\n"
         f"sys.exit(main([{str(folder.path)!r}, '--max-len-b', '20']))"
     )
     run = subprocess.run(

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from leapformer_fairseq.cli import demo
-from leapformer_fairseq.cli.exported import main
 from leapformer_fairseq.cli.main import main as leapformer
 from leapformer_fairseq.export import write
+from leapformer_fairseq.runtime.__main__ import main
+from leapformer_fairseq.runtime.commands import demo
 from leapformer_fairseq.runtime.engine import Graphs
 from leapformer_fairseq.runtime.folder import (
     FILES,

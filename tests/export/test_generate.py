@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from leapformer_fairseq.cli.exported import main as run
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.export.as_fairseq_models import exported_models
 from leapformer_fairseq.runtime import engine
+from leapformer_fairseq.runtime.__main__ import main as run
 from leapformer_fairseq.runtime.folder import Folder, Speaking
 
 from ..exported import Text, language_model, translation

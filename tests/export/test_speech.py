@@ -20,6 +20,7 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.export.check import compared_synthesis
 from leapformer_fairseq.export.synthesis import Phonemes, SpeechStep
 from leapformer_fairseq.export.write import quantize
+from leapformer_fairseq.runtime.__main__ import main as runtime
 from leapformer_fairseq.runtime.folder import MODEL, SELF, Folder
 from leapformer_fairseq.runtime.spoken import Manner, Script
 from leapformer_fairseq.runtime.voice import ExportedVoice, kept
@@ -144,7 +145,7 @@ def test_what_is_said_depends_on_seed_and_place_only(exported):
 def test_the_commands_need_neither_torch_nor_fairseq(exported, tmp_path):
     code = (
         "import sys\nfor name in ('torch', 'fairseq', 'onnx'): sys.modules[name] = None\n"
-        "from leapformer_fairseq.cli.exported import main\n"
+        "from leapformer_fairseq.runtime.__main__ import main\n"
         f"sys.exit(main([{str(exported.folder.path)!r}, '--phonemes', 'w1 w2', '--out', {str(tmp_path)!r}, "
         "'--max-steps', '3', '--eos-threshold', '0.99']))"
     )
@@ -172,6 +173,8 @@ def test_a_manifest_needs_its_data(exported, alone, tmp_path, capsys):
     )
     assert "/somewhere/wav/one.wav" in (tmp_path / "out" / "manifest.tsv").read_text()
     capsys.readouterr()
+    assert runtime([str(alone), *options, "--subset", "test"]) == 2
+    assert "--subset is an option of `leapformer tts`; pip install" in capsys.readouterr().err
     for options, message in (
         (["--subset", "test"], "give --data, too"),
         (["--subset", "test", "--data", str(tmp_path / "no")], "cannot be read"),

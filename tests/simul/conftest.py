@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from leapformer_fairseq.modules import PassContext
 from leapformer_fairseq.modules.context import StackFacts
-from leapformer_fairseq.runtime.simul.features import Cmvn
+from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.text import Detokenizer
 from leapformer_fairseq.simul import engine as engine_module

@@ -232,7 +232,7 @@ def test_a_recording_without_torch(exported, speech, tmp_path, capsys):
     options = [str(audio), "--max-len-b", "20", "--json", "--waitk-lagging", "1"]
     code = (
         "import sys\nfor name in ('torch', 'fairseq', 'onnx'): sys.modules[name] = None\n"
-        f"from leapformer_fairseq.cli.exported import main\nsys.exit(main({[folder, *options]!r}))"
+        f"from leapformer_fairseq.runtime.__main__ import main\nsys.exit(main({[folder, *options]!r}))"
     )
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=dict(os.environ)
@@ -280,6 +280,8 @@ def test_options_that_an_exported_model_cannot_follow_are_refused(exported, spee
         open_system(args)
     audio = tmp_path / "audio.wav"
     soundfile.write(audio, speech(0.5), 16_000)
+    assert main(["stream", "--checkpoint", str(folder), "--carry", "encoder", str(audio)]) == 2
+    assert "--carry encoder: exported models begin anew with each segment" in capsys.readouterr().err
     assert main(["stream", "--checkpoint", "x.pt", str(audio)]) == 2
     assert "--data-root is missing; give the folder" in capsys.readouterr().err
     damaged = tmp_path / "damaged"

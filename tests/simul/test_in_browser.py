@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,14 @@ pytest.importorskip("onnxscript", reason="the extra onnx")
 
 from leapformer_fairseq.cli.main import main  # noqa: E402
 from leapformer_fairseq.runtime.audio import fbank  # noqa: E402
-from leapformer_fairseq.runtime.serve.files import FileServer, model_files, page_files  # noqa: E402
+from leapformer_fairseq.runtime.sentences import SentenceModel  # noqa: E402
+from leapformer_fairseq.runtime.serve.files import (  # noqa: E402
+    FileServer,
+    model_files,
+    page_files,
+    sentence_files,
+    translator,
+)
 from leapformer_fairseq.runtime.simul.exported import ExportedSystem  # noqa: E402
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions  # noqa: E402
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions  # noqa: E402
@@ -36,34 +42,44 @@ from tests.simul.test_page import Served, shown  # noqa: E402
 NPM = shutil.which("npm")
 VERSION = "1.30.0"  # of onnxruntime-web
 in_chromium = pytest.mark.skipif(CHROMIUM is None or NPM is None, reason="no Chromium or npm: apt-get install them")
+WINDOW = {"kind": "seconds", "history": "window", "history_words": 1, "max_seconds": 6.0}
 DECODING, SEGMENTS = DecodingOptions(max_len_b=20), SegmentOptions(min_seconds=1.0, max_seconds=4.0)
-SHORT = replace(SEGMENTS, max_seconds=1.2)  # what the page hears takes as long as it is
 PARTS = """(async () => {
-  const [{ Model }, { Session }, { FeatureStream }, { decode }, { env, InferenceSession, Tensor }] = await Promise.all(
-    ["/local/stream.js", "/local/session.js", "/local/features.js", "/local/text.js", "/runtime/ort.wasm.min.mjs"]
-      .map((name) => import(name)));
+  const [{ ExportedSystem }, { SentenceModel }, { Session }, { Detokenizer }, { env, InferenceSession, Tensor }] =
+    await Promise.all(["local/exported", "local/sentences", "local/session", "local/text", "runtime/ort.wasm.min"]
+      .map((name) => import(`/${name}.${name.endsWith("min") ? "mjs" : "js"}`)));
   Object.assign(env.wasm, { numThreads: 1, wasmPaths: "/runtime/" });
-  const model = await Model.load({ InferenceSession, Tensor }, new URL("/model/", location.href));
+  const read = async (name) => new Uint8Array(await (await fetch(`/${name}`)).arrayBuffer());
+  const system = await ExportedSystem.load({ InferenceSession, Tensor }, read, null, 0);
   const floats = (pcm) => Float32Array.from(pcm, (value) => value / 32768);
+  const all = async (generator, found = []) => { for await (const one of generator) found.push(one); return found; };
   Object.assign(window, {
-    decode,
-    frames: (pcm) => {
-      const made = new FeatureStream(1, 80, null, null);
-      made.push(floats(pcm));
-      return made.frames.map((one) => [...one]);
-    },
-    events: async (pcm, size, options) => {
-      const [session, found] = [new Session(model, options), []];
-      for (let i = 0; i < pcm.length; i += size) found.push(...await session.push(floats(pcm.slice(i, i + size))));
-      return [...found, ...await session.finish()];
+    decode: (symbols) => new Detokenizer({ symbols, unk: symbols.indexOf("<unk>") }).decode([...symbols.keys()]),
+    frames: async (pcm) => (await system.fbank().push(floats(pcm))).map((frame) => [...frame]),
+    events: async (pcm, size, { decoding, policy, segments, step_frames: stepFrames }) => {
+      const of = new ExportedSystem(system.runtime, system.graphs, system.about, policy, stepFrames);
+      if (segments.sentences) segments.sentences = await SentenceModel.load(of, read, segments.sentences);
+      const [session, found] = [new Session(of, decoding, segments, true), []];
+      for (let i = 0; i < pcm.length; i += size) await all(session.push(floats(pcm.slice(i, i + size))), found);
+      return all(session.finish(), found);
     },
   });
 })()"""
 
 
-def told(system: ExportedSystem, decoding: DecodingOptions, segments: SegmentOptions) -> dict[str, Any]:
-    parts = {"decoding": decoding, "policy": system.policy, "segments": segments}
-    return {**{name: asdict(part) for name, part in parts.items()}, "step_frames": system.step_frames}
+def network() -> SentenceModel:
+    """One with random weights, which finds ends here and there."""
+    rng, units = np.random.default_rng(1), 8
+    sizes = {"mean": 80, "std": 80, "enter_weight": (units, 320), "enter_bias": units, "input_weight": (24, units),
+             "input_bias": 24, "state_weight": (24, units), "state_bias": 24, "leave_weight": (2, units),
+             "leave_bias": 2}  # fmt: skip
+    weights = {name: rng.normal(0, 0.5, size).astype(np.float32) for name, size in sizes.items()}
+    weights |= {"mean": np.full(80, 8, np.float32), "std": np.full(80, 3, np.float32)}
+    return SentenceModel(**weights, ahead=3, threshold=0.83, about={})
+
+
+# What the page hears takes as long as it is.
+SHORT = replace(SEGMENTS, kind="sentence", min_seconds=0.4, max_seconds=1.2, sentences=network())
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +106,10 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def served(folder: Path, runtime: Path) -> Iterator[Served]:
-    local = told(ExportedSystem.load(folder), DECODING, SHORT)
+    local = translator(ExportedSystem.load(folder), DECODING, SHORT)
     about = {"model": "a tiny model", "between": " ", "lagging": 2, "local": local}
-    made = Served(FileServer({**page_files(about), **model_files(folder, runtime)}))  # type: ignore[arg-type]
+    files = {**page_files(about), **model_files(folder, runtime), **sentence_files(network())}
+    made = Served(FileServer(files))  # type: ignore[arg-type]
     yield made
     made.close()
 
@@ -122,8 +139,9 @@ def pcm_of(samples: np.ndarray) -> np.ndarray:
 @in_chromium
 def test_a_damaged_model_is_told_on_the_page(browser, folder, runtime):
     """Of files that were copied to another server, which does not look at them."""
-    local = told(ExportedSystem.load(folder), DECODING, SHORT)
-    files = {**page_files({"model": "", "between": " ", "lagging": 2, "local": local}), **model_files(folder, runtime)}
+    local = translator(ExportedSystem.load(folder), DECODING, SHORT)
+    about = {"model": "", "between": " ", "lagging": 2, "local": local}
+    files = {**page_files(about), **model_files(folder, runtime), **sentence_files(network())}
     kind, weights = files["/model/weights.safetensors"]
     files["/model/weights.safetensors"] = kind, weights[:-1] + bytes([weights[-1] ^ 1])
     made = Served(FileServer(files))  # type: ignore[arg-type]
@@ -141,7 +159,7 @@ class TestParts:
         pcm = pcm_of(speech(0.7))
         found = np.array(parts.evaluate(f"frames({pcm.tolist()})"))
         expected = fbank(pcm.astype(np.float32) / 32768)
-        assert found.shape == expected.shape and np.abs(found - expected).max() < 2e-3
+        assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-4
         silence = parts.evaluate(f"frames({[0] * 800})")
         assert np.abs(np.array(silence) - fbank(np.zeros(800, np.float32))).max() < 1e-4
 
@@ -152,7 +170,7 @@ class TestParts:
         for _ in range(30):
             tokens = [*rng.choice(plain, 7).tolist(), 3, *umlaut, *rng.choice(plain, 3).tolist()]
             pieces = [symbols[token] for token in tokens]
-            assert parts.evaluate(f"decode({json.dumps(pieces)}, '<unk>')") == words.decode(tokens)
+            assert parts.evaluate(f"decode({json.dumps(pieces)})") == words.decode(tokens)
 
     @pytest.mark.parametrize(
         ("policy", "decoding", "segments"),
@@ -166,7 +184,12 @@ class TestParts:
                 {"silence_db": -30.0, "lead_ms": 200},
             ),
             (PolicyOptions("offline"), {"max_len_a": 0.02, "max_len_b": 1}, {"pause_ms": 200, "silence_db": None}),
-            (PolicyOptions(k=1), {"early_eos": "wait"}, {}),
+            (
+                PolicyOptions(k=1),
+                {"early_eos": "wait"},
+                {"kind": "sentence", "min_seconds": 0.3, "sentences": network()},
+            ),
+            (PolicyOptions(k=1), {"max_len_b": 200, "unit": "char"}, WINDOW),
         ],
         ids=lambda one: one.name if isinstance(one, PolicyOptions) else "",
     )
@@ -179,9 +202,10 @@ class TestParts:
         )
         session = Session(system, decoding, segments, drafts=True)
         expected = [*session.push(pcm.astype(np.float32) / 32768), *session.finish()]
-        assert len({event.segment for event in expected}) > 1 and any(event.text for event in expected)
+        assert session.n_segments > 1 or session.n_tokens > 2 * DECODING.max_len_b
+        assert any(event.text for event in expected)
         for size in (3001, 40_000):
-            options = json.dumps({**told(system, decoding, segments), "drafts": True})
+            options = json.dumps(translator(system, decoding, segments))
             assert parts.evaluate(f"events({pcm.tolist()}, {size}, {options})") == [asdict(event) for event in expected]
 
 
@@ -237,9 +261,24 @@ class TestRefusals:
         (tmp_path / "checkpoint.pt").write_bytes(b"")
         assert "give a folder made by `leapformer export`" in refused("--checkpoint", tmp_path / "checkpoint.pt")
 
-    @pytest.mark.parametrize("option", ["--history window", "--carry encoder"])
-    def test_what_the_page_does_not_do(self, refused, folder, option):
-        assert f"{option} with --in-browser" in refused("--checkpoint", folder, *option.split())
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ("--carry encoder", "--carry encoder with --in-browser"),
+            ("--policy alignatt", "--policy alignatt asks for attention weights"),
+            ("--policy hold-n --history window", "--history window with --policy hold-n and --in-browser"),
+            ("--policy offline --history window", "--history window with --policy offline and --in-browser"),
+        ],
+    )
+    def test_what_the_page_does_not_do(self, refused, folder, options, message):
+        assert message in refused("--checkpoint", folder, *options.split())
+
+    def test_a_network_for_other_frames(self, refused, folder, runtime, tmp_path):
+        shapes = {"mean": 40, "std": 40, "enter_weight": (8, 160)}
+        parts = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+        replace(network(), **parts).save(tmp_path / "ends.npz")
+        words = ("--onnxruntime-web", runtime, "--sentence-ends", tmp_path / "ends.npz")
+        assert "a network for 40 filterbank bins" in refused("--checkpoint", folder, *words)
 
     def test_without_the_runtime(self, refused, folder, tmp_path):
         found = refused("--checkpoint", folder, "--onnxruntime-web", tmp_path)

@@ -26,9 +26,9 @@ websockets = pytest.importorskip("websockets", reason="the extra live")
 from websockets.asyncio.client import connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
-from leapformer_fairseq.cli import demo  # noqa: E402
 from leapformer_fairseq.runtime import serve  # noqa: E402
 from leapformer_fairseq.runtime.audio import SAMPLE_RATE  # noqa: E402
+from leapformer_fairseq.runtime.commands import demo  # noqa: E402
 from leapformer_fairseq.runtime.folder import MODEL, WEIGHTS  # noqa: E402
 from leapformer_fairseq.runtime.serve.files import RUNTIME, FileServer, Hosts, model_files  # noqa: E402
 from leapformer_fairseq.runtime.serve.server import LiveServer  # noqa: E402

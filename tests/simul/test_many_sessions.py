@@ -17,7 +17,7 @@ import torch
 from leapformer_fairseq.attention import Mechanism
 from leapformer_fairseq.modules import PassContext, attentions
 from leapformer_fairseq.modules.capture import capture, choose
-from leapformer_fairseq.runtime.simul.features import Cmvn
+from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.simul.policy import POLICIES, PolicyOptions
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session

@@ -7,8 +7,9 @@ from itertools import groupby
 import numpy as np
 import pytest
 
+from leapformer_fairseq.runtime.audio import UNIT_SAMPLES
 from leapformer_fairseq.runtime.simul.segments import Segmenter, SegmentOptions
-from leapformer_fairseq.runtime.simul.silence import PIECE, level_of
+from leapformer_fairseq.runtime.simul.silence import level_of
 from leapformer_fairseq.support.errors import LeapformerError
 
 
@@ -25,7 +26,7 @@ def syllables(seconds: float, decibels: float) -> np.ndarray:
 def places(parts: list[np.ndarray], n_tokens: int = 0, **options) -> list[tuple[str, float]]:
     """What became of the audio: (place, seconds), one after the other."""
     segmenter, samples = Segmenter(SegmentOptions(**options)), np.concatenate(parts)
-    pieces = (samples[at : at + PIECE] for at in range(0, len(samples), PIECE))
+    pieces = (samples[at : at + UNIT_SAMPLES] for at in range(0, len(samples), UNIT_SAMPLES))
     found = [place.name.lower() for piece in pieces for place, _ in segmenter.push(piece, n_tokens)]
     return [(place, round(0.04 * len(list(group)), 2)) for place, group in groupby(found)]
 
@@ -37,9 +38,9 @@ def test_a_pause_ends_a_segment_after_its_400_ms_and_the_next_sound_begins_one()
 
 def test_a_segment_begins_with_the_sound_and_not_with_the_piece_that_it_is_in() -> None:
     """To 10 ms; where states of 40 ms are counted, with the piece."""
-    audio = np.concatenate([noise(3, -20), noise(0.625, -60), noise(1, -20)])[: 115 * PIECE]
-    pieces = [audio[at : at + PIECE] for at in range(0, len(audio), PIECE)]
-    for grid, begins in ((16, 3.62), (PIECE, 3.6)):
+    audio = np.concatenate([noise(3, -20), noise(0.625, -60), noise(1, -20)])[: 115 * UNIT_SAMPLES]
+    pieces = [audio[at : at + UNIT_SAMPLES] for at in range(0, len(audio), UNIT_SAMPLES)]
+    for grid, begins in ((16, 3.62), (UNIT_SAMPLES, 3.6)):
         segmenter = Segmenter(SegmentOptions(), grid)
         found = [pair for piece in pieces for pair in segmenter.push(piece, 0)]
         np.testing.assert_array_equal(np.concatenate([part for _, part in found]), audio)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import soundfile
 import torch
@@ -17,22 +18,21 @@ from hypothesis import strategies as st
 
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.data.manifests import FeatureArchive, write_manifest
-from leapformer_fairseq.runtime.audio import fbank
-from leapformer_fairseq.runtime.sentences import SentenceEnds, SentenceModel
+from leapformer_fairseq.runtime.audio import UNIT_SAMPLES, fbank
+from leapformer_fairseq.runtime.sentences import BUNDLED, SentenceEnds, SentenceModel, graph
 from leapformer_fairseq.runtime.simul.segments import Place, Segmenter, SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session
-from leapformer_fairseq.runtime.simul.silence import PIECE
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions
 from leapformer_fairseq.simul import loading, sentence_training
 from leapformer_fairseq.simul.sentence_training import (
-    Found,
+    Counts,
     Network,
     Settings,
-    compared,
+    counts_of,
     evaluate,
     joined,
     labelled,
-    told,
+    steps_told,
     train,
     trimmed,
 )
@@ -44,7 +44,7 @@ QUIET, LOUD = -40.0, -10.0
 
 
 def noise(pieces: int, decibels: float, seed: int = 0) -> np.ndarray:
-    samples = np.random.default_rng(seed).normal(size=pieces * PIECE)
+    samples = np.random.default_rng(seed).normal(size=pieces * UNIT_SAMPLES)
     return (10 ** (decibels / 20) * samples).astype(np.float32)
 
 
@@ -69,7 +69,7 @@ def with_clicks(ends: list[int], pieces: int, ahead: int = AHEAD) -> np.ndarray:
     """Quiet noise, where `clicks` finds that the piece before each end is the last of a sentence."""
     samples = noise(pieces, QUIET)
     for end in ends:
-        at = slice((end + ahead) * PIECE, (end + ahead + 1) * PIECE)
+        at = slice((end + ahead) * UNIT_SAMPLES, (end + ahead + 1) * UNIT_SAMPLES)
         samples[at] = noise(1, LOUD, seed=end)
     return samples
 
@@ -79,7 +79,7 @@ def options(after: float = -0.75) -> SegmentOptions:
 
 
 def places(segmenter: Segmenter, samples: np.ndarray) -> list[Place]:
-    pieces = [samples[at : at + PIECE] for at in range(0, len(samples), PIECE)]
+    pieces = [samples[at : at + UNIT_SAMPLES] for at in range(0, len(samples), UNIT_SAMPLES)]
     found = [pair for piece in pieces for pair in segmenter.push(piece, 0)] + list(segmenter.finish())
     np.testing.assert_array_equal(np.concatenate([piece for _, piece in found]), samples, "nothing lost, in order")
     return [place for place, _ in found]
@@ -100,6 +100,10 @@ def test_the_network_without_pytorch_is_the_trained_one(steps: int, units: int, 
     found = np.array([ends.step(part) for part in frames.reshape(steps, 4, 80)])
     np.testing.assert_allclose(found[:, 0], logits.sigmoid().numpy(), atol=2e-6)
     np.testing.assert_allclose(found[:, 1], after.numpy(), atol=2e-5)
+
+
+def test_the_bundled_graph_is_the_one_that_is_built() -> None:
+    assert onnx.load_model_from_string(BUNDLED.read_bytes()) == onnx.load_model_from_string(graph())
 
 
 def test_large_numbers_do_not_overflow() -> None:
@@ -124,14 +128,14 @@ def test_segments_end_with_sentences(lengths: list[int], rest: int) -> None:
 def test_a_sentence_may_end_within_a_piece(after: float) -> None:
     """Frames of 10 ms after what is told, but never far; an encoder that goes on has states of 40 ms."""
     samples_ = with_clicks([20], 40)
-    for grid in (16, PIECE):
+    for grid in (16, UNIT_SAMPLES):
         segmenter, found = Segmenter(options(after), grid), list[tuple[Place, np.ndarray]]()
-        for at in range(0, len(samples_), PIECE):
-            found += segmenter.push(samples_[at : at + PIECE], 0)
+        for at in range(0, len(samples_), UNIT_SAMPLES):
+            found += segmenter.push(samples_[at : at + UNIT_SAMPLES], 0)
         found += segmenter.finish()
         last = next(n for n, (place, _) in enumerate(found) if place is Place.END)
         end = sum(len(piece) for _, piece in found[: last + 1])
-        expected = 20 * PIECE + round(160 * min(max(after, -8), 8)) + 120
+        expected = 20 * UNIT_SAMPLES + round(160 * min(max(after, -8), 8)) + 120
         assert abs(end - expected) <= grid / 2 and end % grid == 0
         assert sum(len(piece) for _, piece in found) == len(samples_)
 
@@ -144,7 +148,7 @@ def test_a_place_is_known_after_the_delay() -> None:
 
 
 def test_pauses_end_segments_too_and_silence_is_not_translated() -> None:
-    samples = np.concatenate([with_clicks([20], 40), np.zeros(30 * PIECE, np.float32), noise(20, QUIET)])
+    samples = np.concatenate([with_clicks([20], 40), np.zeros(30 * UNIT_SAMPLES, np.float32), noise(20, QUIET)])
     found = places(Segmenter(SegmentOptions("sentence", pause_db=45, min_seconds=0.2, sentences=clicks())), samples)
     assert [at for at, place in enumerate(found) if place is Place.END] == [19, 49]
     assert [at for at, place in enumerate(found) if place is Place.BETWEEN] == list(range(50, 70))
@@ -152,7 +156,7 @@ def test_pauses_end_segments_too_and_silence_is_not_translated() -> None:
 
 def test_after_a_sentence_silence_belongs_to_no_segment() -> None:
     samples = with_clicks([20], 60)
-    samples[20 * PIECE : (20 + AHEAD) * PIECE] = 0
+    samples[20 * UNIT_SAMPLES : (20 + AHEAD) * UNIT_SAMPLES] = 0
     found = places(Segmenter(SegmentOptions("sentence", pause_db=45, min_seconds=0.2, sentences=clicks())), samples)
     assert found[19] is Place.END and found[20 : 20 + AHEAD] == [Place.BETWEEN] * AHEAD
     assert set(found[20 + AHEAD :]) == {Place.SPEECH}
@@ -167,7 +171,7 @@ def test_each_segment_is_what_its_sentence_alone_gives(make_system: Callable[...
     system, ends, how = make_system(2, 3), [25, 45, 80], DecodingOptions(max_len_b=20)
     samples = with_clicks(ends, 100)
     cuts = zip([0, *ends], [*ends, 100], strict=True)
-    alone = [whole_text(system, samples[first * PIECE : last * PIECE]) for first, last in cuts]
+    alone = [whole_text(system, samples[first * UNIT_SAMPLES : last * UNIT_SAMPLES]) for first, last in cuts]
     for size in (100, 1600, 100_000):
         assert text_of(heard(Session(system, how, options()), samples, size)) == alone
     assert len(set(alone)) > 1
@@ -178,7 +182,7 @@ def test_sessions_share_the_network_and_not_what_they_hear(make_system: Callable
     talks = [with_clicks([25, 45], 70), with_clicks([30], 70)]
     alone = [heard(Session(system, how, shared), talk) for talk in talks]
     sessions, turns = [Session(system, how, shared) for _ in talks], [list[Any](), list[Any]()]
-    for at in range(0, 70 * PIECE, 1000):
+    for at in range(0, 70 * UNIT_SAMPLES, 1000):
         for session, talk, events in zip(sessions, talks, turns, strict=True):
             events += session.push(talk[at : at + 1000])
     for session, events in zip(sessions, turns, strict=True):
@@ -211,7 +215,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_nothing_tells_of_ends_they_are_not_found() -> None:
     """The same training as of the command below."""
     model = train([sentence(n, tells=False) for n in range(30)], [sentence(n, tells=False) for n in range(40)], QUICK)
-    found = Found(**model.about["found"])
+    found = Counts(**model.about["found"])
     assert found.right + found.missed > 50 and found.f1 < 0.7
 
 
@@ -235,21 +239,21 @@ def test_an_interrupted_training_goes_on(tmp_path: Path, monkeypatch: Any) -> No
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(recordings, recordings, settings, watch=interrupted, kept=kept)
+        train(recordings, recordings, settings, watch=interrupted, unfinished=kept)
     for other in (replace(settings, seed=2), replace(settings, updates=6)):
         with pytest.raises(LeapformerError, match="holds an interrupted training with another (seed|updates); repeat"):
-            train(recordings, recordings, other, kept=kept)
+            train(recordings, recordings, other, unfinished=kept)
     with pytest.raises(LeapformerError, match="another recordings"):
-        train(recordings[1:], recordings, settings, kept=kept)
+        train(recordings[1:], recordings, settings, unfinished=kept)
     seen = list[int]()
-    again = train(recordings, recordings, settings, watch=lambda update, _: seen.append(update), kept=kept)
+    again = train(recordings, recordings, settings, watch=lambda update, _: seen.append(update), unfinished=kept)
     assert seen == [2, 3, 4, 5]
     for name, array in vars(whole).items():
         if isinstance(array, np.ndarray):
             assert np.array_equal(array, getattr(again, name)), name
     kept.write_bytes(b"x")
     with pytest.raises(LeapformerError, match="kept holds no training .*delete it to begin again"):
-        train(recordings, recordings, settings, kept=kept)
+        train(recordings, recordings, settings, unfinished=kept)
 
 
 def test_joined_sentences_and_their_ends() -> None:
@@ -271,10 +275,10 @@ def test_edges() -> None:
 
 
 def test_what_is_found() -> None:
-    assert told(np.array([0, 0.6, 0.7, 0.2, *[0] * 12, 0.9]), 0.5) == [1, 16]
-    assert compared([41, 132, 240], [40, 120, 300]) == Found(right=2, missed=1, wrong=1, off_ms=130)
-    assert compared([40, 44], [40]) == Found(right=1, missed=0, wrong=1)
-    assert compared([], []).f1 == 0 and Found(2, 1, 1, 9.0) + Found(1, 0, 2, 1.0) == Found(3, 1, 3, 10.0)
+    assert steps_told(np.array([0, 0.6, 0.7, 0.2, *[0] * 12, 0.9]), 0.5) == [1, 16]
+    assert counts_of([41, 132, 240], [40, 120, 300]) == Counts(right=2, missed=1, wrong=1, off_ms=130)
+    assert counts_of([40, 44], [40]) == Counts(right=1, missed=0, wrong=1)
+    assert counts_of([], []).f1 == 0 and Counts(2, 1, 1, 9.0) + Counts(1, 0, 2, 1.0) == Counts(3, 1, 3, 10.0)
 
 
 def test_evaluation_hears_every_end() -> None:
@@ -386,13 +390,6 @@ def test_wrong_options_are_one_line(
     assert message in err and len(err.splitlines()) == 1
 
 
-def test_the_page_that_translates_itself_has_no_network(trained: Path, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "exported").mkdir()
-    words = ["serve", "--in-browser", "--checkpoint", str(tmp_path / "exported"), "--sentence-ends", str(trained)]
-    assert cli.main(words) == 2
-    assert f"--sentence-ends {trained} with --in-browser" in capsys.readouterr().err
-
-
 def write_recordings(folder: Path, split: str, rows: list[np.ndarray]) -> Path:
     with FeatureArchive(folder / f"{split}.zip", f"{split}.zip") as archive:
         placed = [archive.add(str(n), frames) for n, frames in enumerate(rows)]
@@ -411,7 +408,7 @@ def test_the_command_trains_and_tells_what_is_found(tmp_path: Path, capsys: Any)
     assert cli.main(["sentence-ends", *given_, "--out", str(out), *quick]) == 0
     printed = capsys.readouterr().out
     model = SentenceModel.load(out)
-    found = Found(**model.about["found"])
+    found = Counts(**model.about["found"])
     assert f"finds {found.right} of {found.right + found.missed} ends" in printed and f"F1 {found.f1:.3f}" in printed
     assert f"{found.off_ms / found.right:.0f} ms off" in printed and found.off_ms / found.right < 40
     assert found.f1 > 0.85 and model.ahead == 2 and "commit:" in model.about["signature"]

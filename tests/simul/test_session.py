@@ -18,7 +18,7 @@ from leapformer_fairseq.attention.decoding import cpu as native
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.modules import MechanismAttention
 from leapformer_fairseq.runtime.audio import fbank
-from leapformer_fairseq.runtime.simul.features import Cmvn
+from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Event, Session

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from leapformer_fairseq.cli import curve, demo
-from leapformer_fairseq.cli.exported import main as runtime
+from leapformer_fairseq.cli import curve
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.runtime.__main__ import main as runtime
 from leapformer_fairseq.runtime.audio import read_speech
+from leapformer_fairseq.runtime.commands import demo
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.silence import SILENCE_DB, Beginning

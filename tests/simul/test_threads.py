@@ -18,7 +18,7 @@ from fairseq.modules import SinusoidalPositionalEmbedding
 
 from leapformer_fairseq.modules import PassContext, swap
 from leapformer_fairseq.modules.positions import grow_in_turn
-from leapformer_fairseq.runtime.simul.features import Cmvn
+from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.simul.policy import POLICIES, PolicyOptions
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session

@@ -17,18 +17,17 @@ from torch import Tensor
 
 from leapformer_fairseq.attention import MECHANISMS, PrefixMask
 from leapformer_fairseq.cli import main as cli
-from leapformer_fairseq.cli import serve as serve_command
-from leapformer_fairseq.cli import stream as stream_command
 from leapformer_fairseq.modules import PassOptions, attentions
 from leapformer_fairseq.modules.attention import Memory
-from leapformer_fairseq.runtime.audio import SAMPLE_RATE, fbank
+from leapformer_fairseq.runtime.audio import SAMPLE_RATE, UNIT_SAMPLES, fbank
+from leapformer_fairseq.runtime.cmvn import Cmvn
+from leapformer_fairseq.runtime.commands import serve as serve_command
+from leapformer_fairseq.runtime.commands import stream as stream_command
 from leapformer_fairseq.runtime.simul import session as session_module
-from leapformer_fairseq.runtime.simul.features import Cmvn
 from leapformer_fairseq.runtime.simul.options import add_segment_options, add_system_options, segment_options
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions, WaitK
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Event, Session
-from leapformer_fairseq.runtime.simul.silence import PIECE
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream, repeating
 from leapformer_fairseq.runtime.simul.text import EMITTERS, WORD_START, Detokenizer, WordEmitter
 from leapformer_fairseq.runtime.simul.window import LEAST, MARGIN, forgettable
@@ -246,7 +245,8 @@ class Follower:
         if self.carry == "encoder":
             states = states_of(system, self.samples)[self.n_states :][:window]
         else:
-            states = states_of(system, self.samples[self.n_states * PIECE :][: window * PIECE], engine.n_frames)
+            heard = self.samples[self.n_states * UNIT_SAMPLES :][: window * UNIT_SAMPLES]
+            states = states_of(system, heard, engine.n_frames)
         assert 0 < visible <= len(states) and engine.tokens == kept
         # what each cross-attention has read, against one state after the other
         for attention in attentions(system.model.decoder):
@@ -395,8 +395,8 @@ def test_attention_itself_decides(looking: Make, speech) -> None:
     system, samples = looking(plan="softmax"), speech(20.0)
     session = Session(system, OPTIONS, replace(WINDOW, max_seconds=8))
     longest, forgotten = 0, set()
-    for start in range(0, len(samples), PIECE):
-        list(session.push(samples[start : start + PIECE]))
+    for start in range(0, len(samples), UNIT_SAMPLES):
+        list(session.push(samples[start : start + UNIT_SAMPLES]))
         longest = max(longest, len(session._window))
         forgotten.add(session._forgotten)
     assert len(forgotten) > 3 and longest <= 8 * 25 and session.n_segments <= 2
@@ -423,7 +423,7 @@ def test_what_is_settled_is_what_was_forgotten(
         window = np.concatenate([np.zeros(0, np.float32), *session._window])
         window, rest = (part[part != 0] for part in (window, samples[session.settled : session.n_samples]))
         np.testing.assert_array_equal(rest[: len(window)], window)
-        assert len(rest) - len(window) < 2 * PIECE or kind == "pause"
+        assert len(rest) - len(window) < 2 * UNIT_SAMPLES or kind == "pause"
         if session._stream is not None:
             assert (text[session.settled_letters :]) == "".join(kept_text(session._stream).split())
     assert len(places) > 2 and max(places) > len(samples) - 4 * SAMPLE_RATE

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import leapformer_fairseq
-from leapformer_fairseq.cli import tts
 from leapformer_fairseq.data import glue, manifests, mustc, recordings, tables
 from leapformer_fairseq.models.length_predictors import lookup
+from leapformer_fairseq.runtime.commands import tts
 from leapformer_fairseq.runtime.formats import jsonl
 from leapformer_fairseq.scoring import segmentation, speech
 from leapformer_fairseq.scoring.generation import read_hypotheses, score_generation

@@ -17,7 +17,7 @@ from .synthesize import synthesize
 SIZES: Mapping[str, int] = {"train": 6000, "dev": 100, "test": 400}
 VOCAB_SIZE = 500
 SNR_DB = (25.0, 40.0)
-LIBRARIES = ("espeakng-loader", "numpy", "scipy", "sentencepiece", "soundfile", "kaldi-native-fbank")
+LIBRARIES = ("espeakng-loader", "numpy", "scipy", "sentencepiece", "soundfile", "onnxruntime")
 
 
 def build(

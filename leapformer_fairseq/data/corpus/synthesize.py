@@ -24,9 +24,10 @@ from tqdm import tqdm
 
 from ... import PLUGIN_DIR
 from ...runtime.audio import SAMPLE_RATE
+from ...runtime.spoken import PAUSE
 from ...support.errors import LeapformerError
 from ...support.lines import read_lines
-from ..alignments import PAUSE, Interval, moved
+from ..alignments import Interval, moved
 from ..textgrid import PHONES, write_textgrid
 from .espeak import Espeak
 from .plan import Line, Reading, Utterance

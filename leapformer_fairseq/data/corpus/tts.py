@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ...runtime.acoustics.mel import log_mel
 from ...runtime.audio import SAMPLE_RATE, read_speech
-from ..alignments import PAUSE
+from ...runtime.spoken import PAUSE
 from ..manifests import CMVN, BinStatistics
 from ..textgrid import PHONES, read_textgrid, tier
 from ..tts import (

@@ -10,10 +10,10 @@ def repaired(elapsed: Sequence[float], delays: Sequence[float]) -> tuple[float, 
 
     e'[i] = max(e[i] - e[i - 1] + d[i - 1], e'[i - 1]), e'[1] = e[1]: OmniSTEval's --fix_simuleval_emission_ca.
     """
-    found = list(elapsed[:1])
+    times = list(elapsed[:1])
     for rank in range(1, len(elapsed)):
-        found.append(max(elapsed[rank] - elapsed[rank - 1] + delays[rank - 1], found[-1]))
-    return tuple(found)
+        times.append(max(elapsed[rank] - elapsed[rank - 1] + delays[rank - 1], times[-1]))
+    return tuple(times)
 
 
 def queued(heard: Sequence[float], costs: Sequence[float]) -> list[float]:

@@ -64,18 +64,18 @@ def text(value: Any) -> str:
 
 def number(value: Any) -> float:
     """A finite number. Raises TypeError and ValueError."""
-    found = float(value)
-    if not math.isfinite(found):
-        raise ValueError(f"{found} is no number")
-    return found
+    result = float(value)
+    if not math.isfinite(result):
+        raise ValueError(f"{result} is no number")
+    return result
 
 
 def duration(value: Any) -> float:
     """A finite number that is not negative. Raises TypeError and ValueError."""
-    found = number(value)
-    if found < 0:
-        raise ValueError(f"{found:g} is negative")
-    return found
+    result = number(value)
+    if result < 0:
+        raise ValueError(f"{result:g} is negative")
+    return result
 
 
 def numbers(values: Iterable[Any]) -> tuple[float, ...]:

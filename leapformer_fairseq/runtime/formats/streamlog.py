@@ -58,21 +58,23 @@ def read_stream_log(path: Path, unit: str) -> list[Talk]:
                 )
             names[repr(entry.get("id"))], chunks[name] = name, []
         elif "id" in entry:
-            own = _stream(entry, names, chunks, place)
+            entries = _stream(entry, names, chunks, place)
             chunk = _chunk(entry, place)
-            if own and chunk.total_audio_processed < own[-1][1].total_audio_processed:
+            if entries and chunk.total_audio_processed < entries[-1][1].total_audio_processed:
                 raise LeapformerError(
                     f"{place}: {chunk.total_audio_processed:g} s of audio after "
-                    f"{own[-1][1].total_audio_processed:g} s, a second run was appended to the log; delete it before a "
-                    "run"
+                    f"{entries[-1][1].total_audio_processed:g} s, a second run was appended to the log; delete it "
+                    "before a run"
                 )
-            own.append((place, chunk))
+            entries.append((place, chunk))
         elif "model_loading_time" not in entry:
             raise LeapformerError(f"{place} is of no stream, or of another version; {_HINT}")
-    marked = any(WORD_START in token for own in chunks.values() for _, one in own for token in one.generated_tokens)
+    marked = any(
+        WORD_START in token for entries in chunks.values() for _, chunk in entries for token in chunk.generated_tokens
+    )
     return [
-        talk_of(name, [chunk for _, chunk in own], unit, marked, [place for place, _ in own])
-        for name, own in chunks.items()
+        talk_of(name, [chunk for _, chunk in entries], unit, marked, [place for place, _ in entries])
+        for name, entries in chunks.items()
     ]
 
 
@@ -98,15 +100,15 @@ def talk_of(
             if unit == "word" and tokens and not "".join(gone)[:1].isspace():
                 tokens[-1] = (*tokens[-1][:2], rank)
         tokens += [(detokenized(token), rank, rank) for token in chunk.generated_tokens]
-    found = _split(tokens, unit)
+    units = _split(tokens, unit)
     heard = [chunk.total_audio_processed for chunk in chunks]
     costs = [chunk.computation_time for chunk in chunks]
     times = {LOGGED: [a + b for a, b in zip(heard, costs, strict=True)], QUEUED: queued(heard, costs)}
     return Talk(
         name,
-        tuple(text for text, _ in found),
-        tuple(1000 * heard[rank] for _, rank in found),
-        {way: tuple(1000 * moments[rank] for _, rank in found) for way, moments in times.items()},
+        tuple(text for text, _ in units),
+        tuple(1000 * heard[rank] for _, rank in units),
+        {way: tuple(1000 * moments[rank] for _, rank in units) for way, moments in times.items()},
         1000 * heard[-1] if heard else None,
         Effort(erased, heard[-1] if heard else 0.0, tuple(costs)),
         places[0] if places else name,
@@ -203,12 +205,12 @@ def _split(tokens: Sequence[tuple[str, int, int]], unit: str) -> list[tuple[str,
     word, latest = "", 0
     for text, rank, cut in reversed(tokens):
         for place, character in reversed(list(enumerate(text))):
-            own = cut if place == len(text) - 1 else rank
+            last = cut if place == len(text) - 1 else rank
             if unit == "char" and not (character.isspace() and behind is None):
                 behind = behind if character.isspace() and behind is not None else rank
                 units.append((character, behind))
             elif unit == "word" and not character.isspace():
-                word, latest = character + word, max(latest, own)
+                word, latest = character + word, max(latest, last)
             elif word:
                 units.append((word, latest))
                 word, latest = "", 0

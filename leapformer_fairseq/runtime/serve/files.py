@@ -18,12 +18,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from ...support.errors import LeapformerError
+from ..acoustics.fbank import BUNDLED, BUNDLED_SIZE
 from ..folder import GRAPHS, MODEL, SPEECH, WEIGHTS, Folder
+from ..sentences import BUNDLED as SENTENCES
+from ..sentences import SentenceModel
+from ..simul.segments import SegmentOptions
+from ..simul.stream import DecodingOptions, System
 from .texts import digest
 
 # Pages load nothing from other sites, and only code of their own; onnxruntime-web compiles WebAssembly.
@@ -55,13 +61,13 @@ def page_files(about: Mapping[str, Any]) -> Files:
 
 
 def model_files(path: Path, runtime: Path) -> Files:
-    """An exported model for speech and, from its folder, onnxruntime-web.
+    """An exported model for speech, the graph of filterbanks and, from its folder, onnxruntime-web.
 
     Raises LeapformerError where a file of the runtime is missing, or one of the model damaged.
     """
     folder = Folder.read(path)
     found = {f"/model/{name}": folder.file(name) for name in (WEIGHTS, *GRAPHS[SPEECH])}
-    found[f"/model/{MODEL}"] = path / MODEL
+    found |= {f"/model/{MODEL}": path / MODEL, "/graphs/fbank.onnx": BUNDLED}
     for name in RUNTIME:
         found[f"/runtime/{name}"] = runtime / name
         if not (runtime / name).is_file():
@@ -70,6 +76,30 @@ def model_files(path: Path, runtime: Path) -> Files:
                 "--onnxruntime-web"
             )
     return {address: (_kind(address), file.read_bytes()) for address, file in found.items()}
+
+
+def sentence_files(model: SentenceModel) -> Files:
+    """The network that finds ends of sentences: its graph, and its weights one behind the other, as `translator` tells.
+
+    Raises LeapformerError for one of other frames than the page computes.
+    """
+    if len(model.mean) != BUNDLED_SIZE[1]:
+        raise LeapformerError(
+            f"--sentence-ends: a network for {len(model.mean)} filterbank bins, of which the page computes "
+            f"{BUNDLED_SIZE[1]}; train one with `leapformer sentence-ends` on such"
+        )
+    weights = b"".join(np.asarray(getattr(model, name), "<f4").tobytes() for name in model.shapes)
+    contents = {"/graphs/sentences.onnx": SENTENCES.read_bytes(), "/graphs/sentences.bin": weights}
+    return {address: (_kind(address), content) for address, content in contents.items()}
+
+
+def translator(system: System, decoding: DecodingOptions, segments: SegmentOptions) -> dict[str, Any]:
+    """What the browser's translator is told, as JSON values."""
+    parts = {"decoding": decoding, "policy": system.policy, "segments": segments}
+    found: dict[str, Any] = {name: dict(vars(part)) for name, part in parts.items()}
+    if (model := segments.sentences) is not None:
+        found["segments"]["sentences"] = {"ahead": model.ahead, "threshold": model.threshold, "shapes": model.shapes}
+    return {**found, "step_frames": system.step_frames}
 
 
 class Hosts:

@@ -113,6 +113,6 @@ def _resampler(rate: int) -> Any:
         import soxr
     except ImportError as error:
         raise LeapformerError(
-            f"audio at {rate} Hz needs soxr; pip install 'leapformer_fairseq[live]', or send {SAMPLE_RATE} Hz"
+            f"audio at {rate} Hz needs soxr; pip install 'leapformer-fairseq[live]', or send {SAMPLE_RATE} Hz"
         ) from error
     return soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")

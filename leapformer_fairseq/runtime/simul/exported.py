@@ -1,4 +1,4 @@
-"""Simultaneous translation of speech with an exported model: a system and its engines, as `stream` asks for them."""
+"""Simultaneous translation of speech with an exported model: implements `stream.System` and `stream.Engine`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ...support.errors import LeapformerError
+from ..cmvn import Cmvn
 from ..engine import Graphs, Values
 from ..folder import (
     BEFORE,
@@ -27,20 +28,19 @@ from ..folder import (
     Folder,
     Speech,
 )  # fmt: skip
-from .features import Cmvn
 from .policy import PolicyOptions
 from .text import Detokenizer
 from .times import ComputeTimes
 
 if TYPE_CHECKING:
-    import torch
+    from .session import Samples
 
 NO_WEIGHTS = "exported models do not tell what they attend to; load the checkpoint instead"
 
 
 @dataclass(frozen=True)
 class ExportedSystem:
-    """A `stream.System` of a folder."""
+    """The `stream.System` of an exported folder."""
 
     graphs: Graphs
     about: Speech
@@ -54,7 +54,7 @@ class ExportedSystem:
     def load(
         cls, path: Path, policy: PolicyOptions | None = None, pre_decision_ratio: int | None = None, threads: int = 1
     ) -> Self:
-        """Raises LeapformerError for a folder of something else, and for a policy that it cannot follow."""
+        """Raises LeapformerError for a folder of another task, and for a policy that the model does not support."""
         folder = Folder.read(path)
         if folder.speech is None:
             raise LeapformerError(f"{path} holds a model of task {folder.task!r}; give one that translates speech")
@@ -68,13 +68,12 @@ class ExportedSystem:
         if pre_decision_ratio is not None and pre_decision_ratio < 1:
             raise LeapformerError(f"--pre-decision-ratio is {pre_decision_ratio}; it must be at least 1")
         target = folder.vocabularies["target"]
-        normalised = about.mean is not None and about.std is not None
         return cls(
             Graphs(folder, threads),
             about,
             target.eos,
             Detokenizer(target.symbols, folder.file(SUBWORDS)),
-            Cmvn(np.array(about.mean, np.float32), np.array(about.std, np.float32)) if normalised else None,
+            Cmvn.of(about.mean, about.std),
             policy,
             about.step_frames if pre_decision_ratio is None else about.state_frames * pre_decision_ratio,
         )
@@ -96,35 +95,41 @@ class ExportedSystem:
 
     @property
     def positions(self) -> int:
-        """Tokens that the decoder can count."""
+        """The longest target that the decoder has positions for."""
         return self.graphs.folder.max_target
 
     def begin(self, times: ComputeTimes) -> ExportedEngine:
         """An engine for one more utterance."""
         return ExportedEngine(self.graphs, self.about, self.eos, times)
 
-    def to(self, device: torch.device, dtype: Any = None) -> None:
-        """Raises LeapformerError for anything but float32 on the CPU."""
+    def carried(self) -> type[Samples]:
+        """Raises LeapformerError: the graphs start anew with each segment."""
+        raise LeapformerError(
+            "--carry encoder: exported models begin anew with each segment; load the checkpoint instead"
+        )
+
+    def to(self, device: Any, dtype: Any = None) -> None:
+        """Raises LeapformerError for another device of torch than the CPU, or another type than float32."""
         if device.type != "cpu" or str(dtype or "torch.float32") != "torch.float32":
             raise LeapformerError("exported models run on the CPU, in float32; leave --device and --fp16 out")
 
     def waiting(self, k: int) -> Self:
-        """The same with another k of wait-k."""
+        """The same system with another k of wait-k."""
         return replace(self, policy=replace(self.policy, k=k))
 
 
 class Moment(NamedTuple):
-    """The decoder of an engine at one moment. No state is ever changed: each step makes new ones."""
+    """The decoder of an engine at one moment. States are never changed in place: each step returns new ones."""
 
     tokens: tuple[int, ...]
     n_consumed: int
-    own: Values
+    states: Values
     source: Values
-    n_read: int  # rows that cross-attention has read
+    n_read: int  # encoder states that cross-attention has read
 
 
 class ExportedEngine:
-    """A `stream.Engine`: each frame is encoded once, chunk by chunk, and cross-attention reads each row once."""
+    """A `stream.Engine`: each frame is encoded once, chunk by chunk, and cross-attention reads each state once."""
 
     def __init__(self, graphs: Graphs, about: Speech, first_token: int, times: ComputeTimes) -> None:
         self.graphs, self.about, self.times = graphs, about, times
@@ -133,7 +138,7 @@ class ExportedEngine:
         self._waiting = np.zeros((0, about.n_bins), np.float32)
         self._before = np.zeros((about.state_frames, about.n_bins), np.float32)
         self._heard = graphs.begin(HEARD, 1)
-        self._rows: list[np.ndarray] = []  # (1, C) each
+        self._states: list[np.ndarray] = []  # of the encoder, (1, C) each; "rows" in the graphs
 
     @property
     def n_tokens(self) -> int:
@@ -145,7 +150,7 @@ class ExportedEngine:
 
     @property
     def ready(self) -> int:
-        """Number of rows that a token may see, given the frames fed."""
+        """Number of encoder states that a token may see, given the frames fed."""
         frames, chunk, ahead = self.about.state_frames, self.about.chunk_states, self.about.ahead_states
         if self.finished:
             return -(-self.n_frames // frames)
@@ -165,7 +170,7 @@ class ExportedEngine:
         self.finished = True
 
     def scores(self, visible: int | None = None, layer: int | None = None) -> np.ndarray:
-        """Log-probabilities (V,) of the next token, after consuming the last one, which sees `visible` rows."""
+        """Log-probabilities (V,) of the next token, after consuming the last one, which sees `visible` states."""
         if layer is not None:
             raise LeapformerError(NO_WEIGHTS)
         if not self.n_frames:
@@ -178,13 +183,13 @@ class ExportedEngine:
             while read < seen:
                 source, read = self._read(source, read, seen)
             last, place = np.array([[now.tokens[-1]]]), len(now.tokens)
-            scores, own = self.graphs.step(last, place, np.zeros((1, 1)), now.own, source)
+            scores, states = self.graphs.step(last, place, np.zeros((1, 1)), now.states, source)
         self.times.decoder_steps += 1
-        self._now = Moment(now.tokens, place, own, source, read)
+        self._now = Moment(now.tokens, place, states, source, read)
         return scores[0, 0].copy()
 
     def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int:
-        """The most likely next token but for some; `visible` as for `scores`."""
+        """The most likely next token that is not `forbidden`; `visible` as for `scores`."""
         scores = self.scores(visible, layer)
         scores[list(forbidden)] = -np.inf
         return int(scores.argmax())
@@ -199,7 +204,7 @@ class ExportedEngine:
         self._now = self._now._replace(tokens=(*self._now.tokens, token))
 
     def snapshot(self) -> Moment:
-        """The decoder as it is, to take steps back."""
+        """The current decoder, to undo steps."""
         return self._now
 
     def restore(self, snapshot: Moment) -> None:
@@ -209,36 +214,36 @@ class ExportedEngine:
     def fork(self) -> Self:
         """An independent copy."""
         other = copy.copy(self)
-        other.times, other._rows = replace(self.times), list(self._rows)
+        other.times, other._states = replace(self.times), list(self._states)
         return other
 
     def _read(self, source: Values, read: int, seen: int) -> tuple[Values, int]:
-        """The states of cross-attention that have read up to a step's rows more, and how many they have then."""
+        """Let cross-attention read up to a step more, and return its states and how many encoder states it has read."""
         size = self.about.step_frames // self.about.state_frames
-        new = self._rows[read : min(read + size, seen)]
-        rows = np.zeros((size, *new[0].shape), np.float32)
-        rows[: len(new)] = new
-        given = {ROWS: rows, COUNT: np.array([len(new)]), START: np.array([read])}
+        new = self._states[read : min(read + size, seen)]
+        padded = np.zeros((size, *new[0].shape), np.float32)
+        padded[: len(new)] = new
+        given = {ROWS: padded, COUNT: np.array([len(new)]), START: np.array([read])}
         _, source = self.graphs.advance(WRITE, given, source)
         return source, read + len(new)
 
     def _encode(self) -> None:
-        """Whole chunks and, at the end, what is left."""
-        per_row = self.about.state_frames
-        own = per_row * self.about.chunk_states
-        whole = own + per_row * self.about.ahead_states
+        """Encode whole chunks and, at the end, what is left."""
+        per_state = self.about.state_frames
+        size = per_state * self.about.chunk_states
+        whole = size + per_state * self.about.ahead_states
         while len(self._waiting) >= whole or (self.finished and len(self._waiting)):
-            heard, chunk = self._waiting[:whole], self._waiting[:own]
-            self._waiting = self._waiting[own:]
-            frames = np.zeros((1, per_row + whole, self.about.n_bins), np.float32)
-            frames[0, :per_row], frames[0, per_row : per_row + len(heard)] = self._before, heard
+            heard, chunk = self._waiting[:whole], self._waiting[:size]
+            self._waiting = self._waiting[size:]
+            frames = np.zeros((1, per_state + whole, self.about.n_bins), np.float32)
+            frames[0, :per_state], frames[0, per_state : per_state + len(heard)] = self._before, heard
             given = {
                 FRAMES: frames,
-                BEFORE: np.array([per_row if self._rows else 0]),
+                BEFORE: np.array([per_state if self._states else 0]),
                 COUNT: np.array([len(heard)]),
-                START: np.array([len(self._rows)]),
+                START: np.array([len(self._states)]),
             }
-            (rows,), self._heard = self.graphs.advance(LISTEN, given, self._heard, ROWS)
-            self._rows += list(rows.numpy()[: -(-len(chunk) // per_row)])
-            self._before = chunk[-per_row:]
+            (states,), self._heard = self.graphs.advance(LISTEN, given, self._heard, ROWS)
+            self._states += list(states.numpy()[: -(-len(chunk) // per_state)])
+            self._before = chunk[-per_state:]
             self.times.encoder_passes += 1

@@ -1,38 +1,13 @@
-"""Model input from arriving audio: normalised filterbank frames, grouped into pre-decision steps."""
+"""Model input from arriving audio: normalised filterbank frames in pre-decision steps."""
 
 from __future__ import annotations
 
 import copy
-import zipfile
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from ...support.errors import LeapformerError
 from ..audio import SAMPLE_RATE, OnlineFbank
-
-
-@dataclass(frozen=True)
-class Cmvn:
-    """Global mean and variance normalisation; `mean` and `std` have shape (n_bins,), as written for training."""
-
-    mean: np.ndarray
-    std: np.ndarray
-
-    @classmethod
-    def load(cls, path: str | Path) -> Cmvn:
-        """Read fairseq's `gcmvn.npz`. Raises LeapformerError if it is missing or does not contain mean and std."""
-        if not Path(path).is_file():
-            raise LeapformerError(f"no CMVN statistics at {path}; check global_cmvn.stats_npz_path in the config yaml")
-        try:
-            with np.load(path) as stats:
-                return cls(stats["mean"].astype(np.float32), stats["std"].astype(np.float32))
-        except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
-            raise LeapformerError(f"{path} is no npz file with mean and std; prepare the data again") from error
-
-    def __call__(self, frames: np.ndarray) -> np.ndarray:
-        return (frames - self.mean) / self.std
+from ..cmvn import Cmvn
 
 
 class FeatureStream:

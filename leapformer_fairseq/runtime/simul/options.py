@@ -1,4 +1,4 @@
-"""The options of simultaneous translation, shared by SimulEval's agent and `leapformer simulate`."""
+"""The options of simultaneous translation, shared by SimulEval's agent and our commands."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _decibels(text: str) -> float | None:
 
 
 def _output_unit(args: Namespace) -> str:
-    """The unit of the writes: as asked for, else the one SimulEval counts in."""
+    """The unit of output: --unit, or by default the one in which SimulEval measures latency."""
     counted = getattr(args, "eval_latency_unit", None) or "word"
     if counted not in EMITTERS:
         raise LeapformerError(f"--eval-latency-unit {counted} is not supported; choose from {', '.join(EMITTERS)}")
@@ -149,11 +149,3 @@ def check_threads(count: int) -> None:
     """Raise LeapformerError for a number of threads below one."""
     if count < 1:
         raise LeapformerError(f"--num-threads is {count}; it must be at least 1")
-
-
-def set_threads(count: int) -> None:
-    """Set torch's number of CPU threads. Raises LeapformerError for a number below one."""
-    check_threads(count)
-    import torch
-
-    torch.set_num_threads(count)

@@ -20,14 +20,14 @@ LOG_FORMATS = ("simulstream", "omnisteval")
 
 
 class Recorder:
-    """Passes the events of a session on, one piece of audio after the other, and records how they change the display.
+    """Passes the events of a session on and records how they change the display, one block of audio after the other.
 
     The format "simulstream" is written as events arrive; "omnisteval", which has the final words with queued
     computation only, at the end.
     """
 
     def __init__(self, path: str | Path, recording: str, unit: str, form: str = LOG_FORMATS[0]) -> None:
-        """Raises LeapformerError where the file exists; it is made when the session begins."""
+        """Raises LeapformerError if the file exists; it is created when the session begins."""
         refuse_existing(path)
         self.path, self.recording, self.unit, self.form = path, recording, unit, form
         self._writer: StreamLogWriter | None = None
@@ -46,7 +46,7 @@ class Recorder:
             self._stream = self._writer.begin(self.recording)
 
     def listen(self, events: Iterator[Event], n_samples: int = 0) -> Iterator[Event]:
-        """The events of this many more samples; only the time in which they are produced counts as computation."""
+        """Pass on the events of `n_samples` more samples; only the time to produce them counts as computation."""
         self._n_samples += n_samples
         heard, spent = list[Event](), 0.0
         try:
@@ -58,7 +58,7 @@ class Recorder:
                     break
                 heard.append(event)
                 yield event
-        finally:  # what was shown of this audio counts, also where an interrupt ends it
+        finally:  # what was shown counts, even if an interrupt ends it
             self._add(self._shown.changed(heard), spent)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Recorder:
             self._chunks.append(chunk)
 
     def _write(self, write: Callable[[], None]) -> None:
-        """If the log cannot be written, the talk goes on without."""
+        """Write the log; if that fails, the talk continues without one."""
         try:
             write()
         except OSError as error:

@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...support.errors import LeapformerError
-from ..audio import SAMPLE_RATE, STATE_MS
+from ..audio import SAMPLE_RATE, UNIT_MS, UNIT_SAMPLES
 from .segments import Place, Segmenter, SegmentOptions
-from .silence import PIECE
 from .stream import DecodingOptions, System, TranslationStream
 from .times import ComputeTimes
 from .window import forgettable
@@ -28,8 +27,8 @@ from .window import forgettable
 class Event:
     """Text of a segment (counted from 1) that was produced when `audio_s` seconds had been heard.
 
-    `final`: it will not change; otherwise it is a draft of what follows the final text, and replaces the previous
-    draft. `ends`: it is the last of its segment.
+    `final`: the text will not change; otherwise it is a draft of what follows the final text and replaces the previous
+    draft. `ends`: it is the last text of its segment.
     """
 
     text: str
@@ -42,7 +41,8 @@ class Event:
 class Samples:
     """The input of a session's streams as samples; every segment is encoded separately.
 
-    `goes_on`: whether units are encoder states, of an encoder that keeps its state from segment to segment.
+    A unit is 40 ms of audio; here it is samples (T,), which are fewer at the edges of segments. `goes_on`: units are
+    encoder states instead, of an encoder that keeps its own state from segment to segment.
     """
 
     goes_on: ClassVar[bool] = False
@@ -51,9 +51,12 @@ class Samples:
         """`aligns`: as for `TranslationStream`."""
         self.system, self.options, self.times, self.aligns = system, options, times, aligns
 
-    def push(self, piece: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
-        """Units of 40 ms that a piece of audio completes, each with its place; without a place, the audio has ended."""
-        return [] if place is None else [(place, piece)]
+    def push(self, audio: np.ndarray, place: Place | None) -> list[tuple[Place, Any]]:
+        """Add the samples of one more unit, and return the units that are ready now, each with its place.
+
+        Without a place, the audio has ended.
+        """
+        return [] if place is None else [(place, audio)]
 
     def stream(self) -> TranslationStream:
         """A new stream without any input."""
@@ -64,30 +67,30 @@ class Samples:
         stream.push(unit)
 
     def length(self, unit: Any) -> int:
-        """Samples of a unit."""
+        """The number of samples that a unit stands for."""
         return len(unit)
 
     def last(self, units: Iterable[Any], milliseconds: int) -> list[Any]:
-        """The end of units."""
+        """The last `milliseconds` of these units."""
         samples = np.concatenate([np.zeros(0, np.float32), *units])
-        return _pieces(samples[max(0, len(samples) - milliseconds * SAMPLE_RATE // 1000) :])
+        return _units_of(samples[max(0, len(samples) - milliseconds * SAMPLE_RATE // 1000) :])
 
     def after(self, units: Sequence[Any], states: int) -> list[Any]:
-        """Units without the audio of their first so many encoder states."""
-        return _pieces(np.concatenate(units)[states * PIECE :])
+        """These units without the audio of their first `states` encoder states."""
+        return _units_of(np.concatenate(units)[states * UNIT_SAMPLES :])
 
 
-def _pieces(samples: np.ndarray) -> list[np.ndarray]:
-    """Of 40 ms each, which do not keep the whole."""
-    return [samples[at : at + PIECE].copy() for at in range(0, len(samples), PIECE)]
+def _units_of(samples: np.ndarray) -> list[np.ndarray]:
+    """Samples as units; copies, so that the whole array need not stay in memory."""
+    return [samples[at : at + UNIT_SAMPLES].copy() for at in range(0, len(samples), UNIT_SAMPLES)]
 
 
 class Session:
     """`push` audio of any length and read the events, then `finish`; events do not depend on how the audio is cut.
 
-    Sessions of one model may run at once, in threads or in turns: each owns everything that it changes. Its own calls
-    must be made one after the other, in any thread. After a call that failed or whose events were not all read, audio
-    is lost: the next call raises RuntimeError.
+    Sessions of one model may run at once, in threads or in turns, because each owns everything that it changes. The
+    calls of one session must follow each other, in any thread. After a call that failed, or whose events were not all
+    read, audio is lost, and the next call raises RuntimeError.
     """
 
     def __init__(
@@ -98,9 +101,9 @@ class Session:
         source: type[Samples] = Samples,
         drafts: bool = False,
     ) -> None:
-        """`source`: what streams are given. `drafts`: also report words that may change.
+        """`source`: the kind of input that streams get. `drafts`: also report words that may change.
 
-        Raises LeapformerError for an encoder that cannot keep its state, and for what cannot forget.
+        Raises LeapformerError for an encoder that cannot be carried over, and for a policy that cannot forget.
         """
         self.times = ComputeTimes()
         self.n_samples = 0
@@ -115,23 +118,23 @@ class Session:
             )
         options = replace(options, silence_db=None)  # the segmenter finds the first sound
         self._input = source(system, options, self.times, self.segments.forgets)
-        # An encoder that goes on has states of 40 ms, which segments begin and end with; others begin at any time.
-        if source.goes_on and self.segments.lead_ms % STATE_MS:
+        # Segments of a carried encoder begin and end with its states; others begin at any millisecond.
+        if source.goes_on and self.segments.lead_ms % UNIT_MS:
             raise LeapformerError(
-                f"--lead-ms {self.segments.lead_ms} with --carry encoder: give a multiple of {STATE_MS}"
+                f"--lead-ms {self.segments.lead_ms} with --carry encoder: give a multiple of {UNIT_MS}"
             )
-        self._segmenter = Segmenter(self.segments, *([PIECE] if source.goes_on else []))
+        self._segmenter = Segmenter(self.segments, *([UNIT_SAMPLES] if source.goes_on else []))
         self._stream: TranslationStream | None = None
-        self._window: list[Any] = []  # what the stream was given, where that may be needed again
-        self._forgotten = (0, 0)  # tokens and units of the segment that the stream knows nothing of
-        self._lead: deque[Any] = deque(maxlen=self.segments.lead_ms // STATE_MS + 2)  # some of it is less than 40 ms
+        self._window: list[Any] = []  # with --history window, the units that the stream was given
+        self._forgotten = (0, 0)  # tokens and units of the segment that the stream no longer has
+        self._lead: deque[Any] = deque(maxlen=self.segments.lead_ms // UNIT_MS + 2)  # units at its ends may be shorter
         self._rest = np.zeros(0, np.float32)
-        self._drafted = 0  # steps of source that the last draft is of
-        self.settled = 0  # samples that are not needed again: of segments that have ended, and what was forgotten
-        self.settled_letters = 0  # without spaces, of the segment's text: those that are of forgotten audio
+        self._drafted = 0  # steps of source at the last draft
+        self.settled = 0  # samples that are not needed again: of ended segments and of forgotten units
+        self.settled_letters = 0  # letters of the segment's text that translate forgotten audio, without spaces
         self._n_given = 0  # samples whose place is known
-        self._left_out = [(0, 0)]  # after so many of them, so many had no place
-        self._hears = False  # a call is being answered, or was left midway
+        self._left_out = [(0, 0)]  # (samples given, samples dropped until then)
+        self._hears = False  # a call is running, or was abandoned
 
     @property
     def audio_s(self) -> float:
@@ -139,7 +142,7 @@ class Session:
         return self.n_samples / SAMPLE_RATE
 
     def use_lagging(self, k: int) -> None:
-        """Change k of wait-k, from the next segment on, or as soon as something is forgotten.
+        """Change k of wait-k, from the next segment on, or as soon as a unit is forgotten.
 
         Raises LeapformerError for another policy.
         """
@@ -149,13 +152,13 @@ class Session:
         self._input.system = system.waiting(k)
 
     def push(self, samples: np.ndarray) -> Iterator[Event]:
-        """Add samples in [-1, 1] at 16 kHz, shape (T,); a remainder of less than 40 ms is kept for the next call."""
+        """Add samples (T,) in [-1, 1] at 16 kHz; a remainder shorter than a unit is kept for the next call."""
         with self._whole_call():
             known = np.concatenate([self._rest, samples])
-            whole = len(known) - len(known) % PIECE
+            whole = len(known) - len(known) % UNIT_SAMPLES
             self._rest = known[whole:].copy()
-            for start in range(0, whole, PIECE):
-                yield from self._hear(known[start : start + PIECE].copy())  # else the whole of it would be kept
+            for start in range(0, whole, UNIT_SAMPLES):
+                yield from self._hear(known[start : start + UNIT_SAMPLES].copy())  # a view would keep all of it
 
     def finish(self) -> Iterator[Event]:
         """End the audio and return all remaining events."""
@@ -171,31 +174,31 @@ class Session:
 
     @contextmanager
     def _whole_call(self) -> Iterator[None]:
-        """One call at a time, each to its end."""
+        """Raise RuntimeError unless every call runs to its end before the next one."""
         if self._hears:
             raise RuntimeError("push() or finish() while another call runs, or after one that was left midway")
         self._hears = True
         yield
-        self._hears = False  # not after an error, or where the events were not all read
+        self._hears = False  # not after an error, nor if the events were not all read
 
-    def _hear(self, piece: np.ndarray) -> Iterator[Event]:
-        self.n_samples += len(piece)
-        yield from self._placed(self._segmenter.push(piece, *self._held()))
+    def _hear(self, unit: np.ndarray) -> Iterator[Event]:
+        self.n_samples += len(unit)
+        yield from self._placed(self._segmenter.push(unit, *self._held()))
 
     def _held(self) -> tuple[int, int]:
-        """The tokens that the segment has, and its units that were forgotten."""
-        # A segment whose end is known may still wait for states; the tokens are then of the one before.
+        """The tokens written and the units forgotten in the current segment."""
+        # A segment whose end is known may still wait for states; the stream then belongs to the segment before.
         if self._stream is None or self._segmenter.n_ended != self.n_segments:
             return 0, 0
         return self._forgotten[0] + self._stream.n_tokens, self._forgotten[1]
 
-    def _placed(self, pieces: Iterator[tuple[Place, np.ndarray]]) -> Iterator[Event]:
-        for place, piece in pieces:
-            for place_, unit in self._input.push(piece, place):
-                yield from self._translate(place_, unit)
+    def _placed(self, units: Iterator[tuple[Place, np.ndarray]]) -> Iterator[Event]:
+        for place, audio in units:
+            for place_of_unit, unit in self._input.push(audio, place):
+                yield from self._translate(place_of_unit, unit)
 
     def _translate(self, place: Place, unit: Any) -> Iterator[Event]:
-        """One more unit, in the order of the audio."""
+        """Pass on one more unit, in the order of the audio."""
         if (left_out := self._segmenter.n_left_out) != self._left_out[-1][1]:
             self._left_out.append((self._n_given, left_out))
         self._n_given += self._input.length(unit)
@@ -218,9 +221,9 @@ class Session:
             self._window.append(unit)
 
     def _forget(self, stream: TranslationStream, n_given: int) -> None:
-        """In place of the stream, one that was never given what need not be kept in mind, if that is much.
+        """Replace the stream, which was given audio up to sample `n_given`, by one that saw only the retained history.
 
-        It was given audio up to `n_given`.
+        Nothing happens unless enough can be forgotten.
         """
         n_tokens, n_units = forgettable(stream, self.segments.history_words)
         if not n_units:
@@ -236,8 +239,8 @@ class Session:
         self._forgotten = self._forgotten[0] + n_tokens, self._forgotten[1] + n_units
 
     def _settle(self, n_given: int, letters: int) -> None:
-        """So much of what had a place is not needed again."""
-        while len(self._left_out) > 1 and self._left_out[1][0] < n_given:  # silence just behind it may come again
+        """Note that the first `n_given` samples given to streams, and this many letters, are not needed again."""
+        while len(self._left_out) > 1 and self._left_out[1][0] < n_given:  # silence right after it may be needed again
             del self._left_out[0]
         self.settled, self.settled_letters = n_given + self._left_out[0][1], letters
 

@@ -13,20 +13,21 @@ import numpy as np
 
 from ...support.errors import LeapformerError
 from ..audio import SAMPLE_RATE
-from .features import Cmvn, FeatureStream
+from ..cmvn import Cmvn
+from .features import FeatureStream
 from .policy import PolicyOptions
 from .silence import SILENCE_DB, Beginning, check_silence
 from .text import EMITTERS, Detokenizer
 from .times import ComputeTimes
 
 if TYPE_CHECKING:
-    import torch
+    from .session import Samples
 
 EARLY_EOS = ("mask", "wait")
 
 
 class Engine(Protocol):
-    """What computes one utterance: feed frames, choose a token, commit it (`engine.Engine`)."""
+    """Runs the model for one utterance: feed frames, choose a token, commit it (see `simul.engine.Engine`)."""
 
     n_frames: int
     finished: bool
@@ -64,13 +65,13 @@ class Engine(Protocol):
 
 
 class System(Protocol):
-    """What all utterances share: a model, and the feature and text processing of its training data.
+    """What all utterances share: a model with the feature and text processing of its training data.
 
     eos:          the end of a sentence.
     forbidden:    ids that are never written.
     step_frames:  fbank frames (10 ms) of one pre-decision step, of which an encoder state takes `state_frames`.
-    chunk_states: encoder states that become final together; 1 where all change with every frame.
-    positions:    tokens that the decoder can count.
+    chunk_states: encoder states that become final together; 1 if all of them change with every frame.
+    positions:    the longest target that the decoder has positions for.
     """
 
     @property
@@ -104,10 +105,13 @@ class System(Protocol):
         """An engine for one more utterance."""
 
     def waiting(self, k: int) -> Self:
-        """The same with another k of wait-k."""
+        """The same system with another k of wait-k."""
 
-    def to(self, device: torch.device, dtype: torch.dtype = ...) -> None:
-        """Move the model to a device."""
+    def to(self, device: Any, dtype: Any = ...) -> None:
+        """Move the model to a device of torch."""
+
+    def carried(self) -> type[Samples]:
+        """The input of sessions that carry their encoder over. Raises LeapformerError if it cannot be carried."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class DecodingOptions:
     treatment of an end of sentence before the end of the source: "mask" forbids it, "wait" takes the token back and
     reads on. `unit` is "word" or "char", see `text`. `max_draft`: the number of tokens beyond those written that a
     policy may look at after a step of source. `no_repeat_ngram_size`: no n-gram of this size occurs twice in an
-    utterance; 0: no restriction. `silence_db`, `lead_ms`: what is left out before the first sound, see
+    utterance; 0: no restriction. `silence_db`, `lead_ms`: silence that is dropped before the first sound, see
     `silence.Beginning.of_utterance`; sessions find the first sound themselves.
     """
 
@@ -180,10 +184,10 @@ class TranslationStream:
         engine: Engine | None = None,
         aligns: bool = False,
     ) -> None:
-        """`times`: where to add the computation. `engine`: one that is fed from elsewhere instead of by `push`.
+        """`times`: where computation is added. `engine`: an engine that is fed from elsewhere instead of by `push`.
 
-        `aligns`: tell of each token the encoder state that it translates (`aligned`): under wait-k the first of the k
-        steps that it was written behind, else the one that it attended to most, in the policy's layer.
+        `aligns`: record in `aligned` which encoder state each token translates: under wait-k the first of the k steps
+        that it was written behind, otherwise the one that it attends to most in the policy's layer.
         """
         self.system, self.options = system, options
         self.policy = system.policy.make()
@@ -192,13 +196,13 @@ class TranslationStream:
         self.features = FeatureStream(system.step_frames, system.cmvn)
         self.engine = system.begin(self.times) if engine is None else engine
         self.emitter = EMITTERS[options.unit](system.detokenizer)
-        self._positions = system.positions  # asked at every token, and slow to tell
+        self._positions = system.positions  # needed for every token, and slow to compute
         self.n_samples = 0
         self.n_steps = 0  # pre-decision steps read
-        self.aligned: list[int] = []  # of each token the encoder state, from 0, with `aligns`
+        self.aligned: list[int] = []  # with `aligns`, the encoder state of each token, from 0
         self._aligns = aligns
         self._align_layer = system.policy.align_layer - 1 if aligns and self.policy.lag is None else None
-        self._expected: tuple[int, list[int]] = (0, [])  # the last continuation: states it is of, all its tokens
+        self._expected: tuple[int, list[int]] = (0, [])  # number of states and all tokens of the last continuation
 
     def push(self, samples: np.ndarray) -> None:
         """Add samples in [-1, 1] at 16 kHz, shape (T,), of any length."""
@@ -223,10 +227,10 @@ class TranslationStream:
         return source_finished
 
     def follow(self, before: TranslationStream, n_tokens: int, n_states: int) -> None:
-        """Take over from another, finished stream that had this many more states at the beginning.
+        """Take over from a finished stream that had `n_states` more states at the beginning.
 
-        Its first `n_tokens` are forgotten with these states; the others count as written, whatever this stream would
-        have written. The policy is called for all steps of source at once.
+        Its first `n_tokens` tokens are forgotten with these states; the others count as written, even if this stream
+        would have chosen others. The policy is called once, after all steps of source.
         """
         while self._read(source_finished=False):
             pass
@@ -242,7 +246,7 @@ class TranslationStream:
         """An independent copy of the current state, to try the effect of other audio."""
         other = copy.copy(self)
         other.policy, other.features = copy.copy(self.policy), self.features.fork()
-        other.beginning = copy.copy(self.beginning)  # it changes no array
+        other.beginning = copy.copy(self.beginning)  # it replaces arrays and never changes them
         other.engine, other.emitter = self.engine.fork(), self.emitter.fork()
         other.aligned = list(self.aligned)
         other.times = other.engine.times
@@ -257,7 +261,7 @@ class TranslationStream:
         if not self.n_states:
             return ""
         written, (n_states, expected) = self.engine.tokens, self._expected
-        if n_states != self.n_states or expected[: len(written)] != written:  # the policy did not ask for it
+        if n_states != self.n_states or expected[: len(written)] != written:  # the policy did not compute it
             expected = written + self.continuation()
         whole = EMITTERS[self.options.unit](self.system.detokenizer)
         whole.push(written)

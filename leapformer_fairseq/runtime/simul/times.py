@@ -1,15 +1,11 @@
-"""How long computation takes, by part. Without PyTorch, which exported models do not need."""
+"""Seconds of computation by part."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass
@@ -32,14 +28,12 @@ class ComputeTimes:
         return self.features_s + self.encoder_s + self.decoder_s
 
     @contextmanager
-    def measure(self, part: str, device: torch.device | None = None) -> Iterator[None]:
-        """Add the wall time of the block to `part`, waiting for kernels that are still running on a CUDA `device`."""
+    def measure(self, part: str, wait: Callable[[], None] | None = None) -> Iterator[None]:
+        """Add the wall time of the block to `part`; `wait` returns when what the block started is done."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            if device is not None and device.type == "cuda":
-                from torch.cuda import synchronize
-
-                synchronize(device)
+            if wait is not None:
+                wait()
             setattr(self, part, getattr(self, part) + time.perf_counter() - start)

@@ -1,20 +1,20 @@
-"""What to forget of a talk without pauses: the text history decides which source is dropped.
+"""How much of a talk without pauses can be forgotten: the text that is kept decides which source is kept.
 
-After StreamAtt (Papi et al., ACL 2024, 2024.acl-long.202): the last words are kept, and the source from where they
-attend.
+After StreamAtt (Papi et al., ACL 2024, 2024.acl-long.202): the last words are kept, with the source from the first
+state that they attend to.
 """
 
 from __future__ import annotations
 
-from ..audio import STATE_MS
+from ..audio import UNIT_MS
 from .stream import TranslationStream
 
-MARGIN = 4  # states that stay before the first one that kept text is aligned with
-LEAST = 1000 // STATE_MS  # states that are worth reading the others again
+MARGIN = 4  # states that are kept before the first one that retained text is aligned with
+LEAST = 1000 // UNIT_MS  # forgetting fewer states is not worth reading the others again
 
 
 def forgettable(stream: TranslationStream, words: int) -> tuple[int, int]:
-    """The number of first tokens and encoder states that a stream with `aligns` can drop; (0, 0): it keeps all.
+    """How many of the first tokens and encoder states a stream with `aligns` can drop; (0, 0) if none.
 
     The tokens are those before the last `words` words; the states are those up to `MARGIN` before all states with which
     the remaining tokens are aligned. The states are a whole number of pre-decision steps, so that step boundaries do

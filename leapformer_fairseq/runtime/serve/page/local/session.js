@@ -1,96 +1,123 @@
 // Unbounded speech, segment by segment, as in leapformer_fairseq/runtime/simul/session.py.
-import { BETWEEN, END, PIECE, Segmenter } from "./segments.js";
-import { Stream } from "./stream.js";
+import { SAMPLE_RATE, UNIT_MS, UNIT_SAMPLES, concatenate } from "./audio.js";
+import { BETWEEN, END, Segmenter } from "./segments.js";
+import { TranslationStream } from "./stream.js";
+import { forgettable } from "./window.js";
 
-const RATE = 16000;
-
+/** `push` audio of any length and read the events, then `finish`; events do not depend on how the audio is cut. */
 export class Session {
-  /** `options`: { decoding, policy, segments, step_frames, drafts }. */
-  constructor(model, options) {
-    this.model = model;
-    this.options = options;
-    this.segmenter = new Segmenter(options.segments);
+  /** `options`, `segments`: fields of DecodingOptions and SegmentOptions. `drafts`: also report what may change. */
+  constructor(system, options, segments, drafts) {
+    Object.assign(this, { system, options, segments, drafts });
+    this.forgets = segments.history === "window";
+    this.nSamples = 0;
+    this.nSegments = 0; // that have ended
+    this.segmenter = new Segmenter(segments);
     this.stream = null;
-    this.lead = new Float32Array(0); // silence before the next segment
+    this.window = []; // with --history window, the units that the stream was given
+    this.forgotten = [0, 0]; // tokens and units of the segment that the stream no longer has
+    this.lead = []; // silence before the next segment
     this.rest = new Float32Array(0);
-    this.samples = 0;
-    this.segments = 0; // that have ended
-    this.drafted = 0; // steps of source that the last draft is of
+    this.drafted = 0; // steps of source at the last draft
   }
 
   get audioS() {
-    return this.samples / RATE;
+    return this.nSamples / SAMPLE_RATE;
   }
 
-  /** Another k of wait-k, from the next segment on. */
+  /** Change k of wait-k, from the next segment on, or as soon as something is forgotten. */
   useLagging(k) {
-    this.options = { ...this.options, policy: { ...this.options.policy, k } };
+    this.system = this.system.waiting(k);
   }
 
-  /** The events that samples at 16 kHz lead to. */
-  async push(samples) {
-    const known = new Float32Array(this.rest.length + samples.length);
-    known.set(this.rest);
-    known.set(samples, this.rest.length);
-    const whole = known.length - (known.length % PIECE);
+  /** The events of samples in [-1, 1] at 16 kHz; a remainder of less than 40 ms is kept for the next call. */
+  async *push(samples) {
+    const known = concatenate(this.rest, samples);
+    const whole = known.length - (known.length % UNIT_SAMPLES);
     this.rest = known.slice(whole);
-    const events = [];
-    for (let start = 0; start < whole; start += PIECE) events.push(...(await this.hear(known.slice(start, start + PIECE))));
-    return events;
+    for (const unit of unitsOf(known.slice(0, whole))) yield* this.hear(unit);
   }
 
   /** All remaining events. */
-  async finish() {
-    const rest = this.rest;
+  async *finish() {
+    const { rest } = this;
     this.rest = new Float32Array(0);
-    const events = rest.length ? await this.hear(rest) : [];
-    if (this.stream) events.push(...(await this.advance(true)));
-    return events;
+    if (rest.length) yield* this.hear(rest);
+    yield* this.placed(this.segmenter.finish(...this.held()));
+    if (this.stream) yield* this.advance(this.stream, true);
   }
 
-  async hear(piece) {
-    this.samples += piece.length;
-    const events = [];
-    for (const [place, part] of this.segmenter.push(piece, this.stream?.written.length ?? 0)) {
-      events.push(...(await this.translate(place, part)));
-    }
-    return events;
+  async *hear(unit) {
+    this.nSamples += unit.length;
+    yield* this.placed(this.segmenter.push(unit, ...this.held()));
   }
 
-  async translate(place, part) {
+  /** The tokens that the segment has, and its units that were forgotten. */
+  held() {
+    return this.stream ? [this.forgotten[0] + this.stream.nTokens, this.forgotten[1]] : [0, 0];
+  }
+
+  async *placed(units) {
+    for await (const [place, unit] of units) yield* this.translate(place, unit);
+  }
+
+  /** One more unit, in the order of the audio. */
+  async *translate(place, unit) {
     if (place === BETWEEN) {
-      const lead = Math.floor((this.options.segments.lead_ms * RATE) / 1000);
-      const known = new Float32Array(this.lead.length + part.length);
-      known.set(this.lead);
-      known.set(part, this.lead.length);
-      this.lead = known.slice(Math.max(0, known.length - lead));
-      return [];
+      this.lead = [...this.lead.slice(-Math.floor(this.segments.lead_ms / UNIT_MS) - 1), unit];
+      return;
     }
     if (!this.stream) {
-      this.stream = new Stream(this.model, this.options);
-      this.drafted = 0;
-      if (this.lead.length) this.stream.push(this.lead);
-      this.lead = new Float32Array(0);
+      [this.stream, this.drafted] = [this.newStream(), 0];
+      const lead = concatenate(...this.lead);
+      const most = Math.floor((this.segments.lead_ms * SAMPLE_RATE) / 1000);
+      for (const before of unitsOf(lead.slice(Math.max(0, lead.length - most)))) await this.give(before);
+      this.lead = [];
+    } else if (this.forgets) {
+      await this.forget(this.stream);
     }
-    this.stream.push(part);
-    return this.advance(place === END);
+    await this.give(unit);
+    yield* this.advance(this.stream, place === END);
   }
 
-  async advance(ends) {
-    const { stream } = this;
+  newStream() {
+    return new TranslationStream(this.system, this.options, this.forgets);
+  }
+
+  async give(unit) {
+    await this.stream.push(unit);
+    if (this.forgets) this.window.push(unit);
+  }
+
+  /** Replace the stream by one that was never given what can be forgotten, if that is enough. */
+  async forget(stream) {
+    const [nTokens, nStates] = forgettable(stream, this.segments.history_words);
+    if (!nStates) return;
+    const kept = unitsOf(concatenate(...this.window).slice(nStates * UNIT_SAMPLES));
+    [this.stream, this.drafted, this.window] = [this.newStream(), 0, []];
+    for (const unit of kept) await this.give(unit);
+    await this.stream.follow(stream, nTokens, nStates);
+    this.forgotten = [this.forgotten[0] + nTokens, this.forgotten[1] + nStates];
+  }
+
+  async *advance(stream, ends) {
     await stream.advance(ends);
-    const event = { final: true, ends, segment: this.segments + 1, audio_s: this.audioS };
-    const events = [];
+    const event = { final: true, ends, segment: this.nSegments + 1, audio_s: this.audioS };
     const text = stream.flush(ends);
     if (ends) {
-      this.segments++;
-      this.stream = null;
+      this.nSegments++;
+      [this.stream, this.window, this.forgotten] = [null, [], [0, 0]];
     }
-    if (text || ends) events.push({ ...event, text });
-    if (this.options.drafts && !ends && stream.steps > this.drafted) {
-      this.drafted = stream.steps;
-      events.push({ ...event, final: false, text: await stream.draft() });
+    if (text || ends) yield { ...event, text };
+    if (this.drafts && !ends && stream.nSteps > this.drafted) {
+      this.drafted = stream.nSteps;
+      yield { ...event, final: false, text: await stream.draft() };
     }
-    return events;
   }
+}
+
+/** Samples as units; the last may be shorter. */
+function unitsOf(samples) {
+  const starts = Array.from({ length: Math.ceil(samples.length / UNIT_SAMPLES) }, (_, i) => i * UNIT_SAMPLES);
+  return starts.map((start) => samples.slice(start, start + UNIT_SAMPLES));
 }

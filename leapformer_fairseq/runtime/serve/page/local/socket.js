@@ -12,7 +12,8 @@ export class LocalSocket {
         this.onmessage({ data: JSON.stringify(data) });
       }
     };
-    this.worker.onerror = () => this.onmessage({ data: JSON.stringify({ error: "the translator cannot be loaded; see the console" }) });
+    const error = "the translator cannot be loaded; see the console";
+    this.worker.onerror = () => this.onmessage({ data: JSON.stringify({ error }) });
   }
 
   /** JSON, or 16-bit samples. */

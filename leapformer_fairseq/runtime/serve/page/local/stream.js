@@ -1,290 +1,162 @@
-// One utterance: audio in, text out, as in leapformer_fairseq/runtime/simul/exported.py and stream.py.
+// One utterance: audio in, text out, as in leapformer_fairseq/runtime/simul/stream.py.
 import { FeatureStream } from "./features.js";
-import { POLICIES } from "./policies.js";
-import { Emitter } from "./text.js";
+import { POLICIES } from "./policy.js";
+import { EMITTERS } from "./text.js";
 
-const WEIGHTS = "weights.safetensors";
-
-/** An exported model, loaded once: its graphs in onnxruntime, and what model.json says of it. */
-export class Model {
-  constructor(runtime, about, graphs) {
-    Object.assign(this, { runtime, about, graphs, speech: about.speech, target: about.vocabularies.target });
-  }
-
-  /** From the files at `base`; `runtime` is the module of onnxruntime-web. */
-  static async load(runtime, base) {
-    const read = async (name) => new Uint8Array(await (await fetch(new URL(name, base))).arrayBuffer());
-    const about = JSON.parse(new TextDecoder().decode(await read("model.json")));
-    const file = async (name) => {
-      const bytes = await read(name);
-      // Browsers hash for pages at localhost or over https only, as they give the microphone only to these.
-      const hash = globalThis.crypto?.subtle && new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
-      const found = hash && [...hash].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-      if (bytes.length !== about.files[name]?.size || (hash && found !== about.files[name].sha256)) {
-        throw new Error(`${name} is damaged, or of another export`);
-      }
-      return bytes;
-    };
-    const externalData = [{ path: WEIGHTS, data: await file(WEIGHTS) }];
-    const graphs = {};
-    for (const name of ["listen", "write", "step"]) {
-      graphs[name] = await runtime.InferenceSession.create(await file(`${name}.onnx`), { externalData, logSeverityLevel: 3 });
-    }
-    return new Model(runtime, about, graphs);
-  }
-
-  floats(values, ...shape) {
-    return new this.runtime.Tensor("float32", values, shape);
-  }
-
-  integers(values, ...shape) {
-    return new this.runtime.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
-  }
-
-  /** The states of a kind of attention before anything was read. */
-  begin(side) {
-    const shapes = Object.entries(this.about.states[side]);
-    const size = (shape) => shape.reduce((a, b) => a * b, 1);
-    const values = (name, shape) => this.about.starts[name]?.flat(Infinity) ?? size(shape);
-    return Object.fromEntries(shapes.map(([name, shape]) => [name, this.floats(new Float32Array(values(name, shape)), 1, ...shape)]));
-  }
-
-  /** What a graph returns, and the states after it. */
-  async advance(graph, given, states) {
-    const found = await this.graphs[graph].run({ ...given, ...states });
-    return [found, Object.fromEntries(Object.keys(states).map((name) => [name, found[`${name}.next`]]))];
-  }
+/** The next tokens with which the last `size` tokens would be an n-gram already in `tokens`; none for size 0. */
+function repeating(tokens, size) {
+  const before = size - 1;
+  if (before < 0) return [];
+  const last = tokens.slice(tokens.length - before).join();
+  const starts = [...tokens.slice(before).keys()];
+  return starts.filter((i) => tokens.slice(i, i + before).join() === last).map((i) => tokens[i + before]);
 }
 
-/** Each frame is encoded once, and cross-attention reads each row once. */
-class Engine {
-  constructor(model) {
-    this.model = model;
-    this.frameCount = 0;
-    this.finished = false;
-    this.now = { tokens: [], consumed: 0, own: model.begin("self"), source: model.begin("cross"), read: 0 };
-    this.waiting = [];
-    this.before = null; // the frames of the last row
-    this.heard = model.begin("heard");
-    this.rows = [];
+/** One utterance with greedy search: `push` audio, `advance`, `flush` the text. */
+export class TranslationStream {
+  /**
+   * `options`: the fields of DecodingOptions. `aligns`: record in `aligned` which encoder state each token
+   * translates: the first of the k steps that it was written behind.
+   */
+  constructor(system, options, aligns) {
+    Object.assign(this, { system, options, aligns });
+    this.policy = POLICIES[system.policy.name](system.policy);
+    this.features = new FeatureStream(system.stepFrames, system.fbank(), system.cmvn);
+    this.engine = system.begin();
+    this.emitter = new EMITTERS[options.unit](system.detokenizer);
+    this.nSteps = 0; // pre-decision steps read
+    this.aligned = []; // with `aligns`, the encoder state of each token, from 0
+    this.expected = [0, []]; // number of states and all tokens of the last continuation
   }
 
-  /** Rows that a token may see. */
-  get ready() {
-    const { state_frames: frames, chunk_states: chunk, ahead_states: ahead } = this.model.speech;
-    if (this.finished) return Math.ceil(this.frameCount / frames);
-    return Math.floor(Math.max(0, Math.floor(this.frameCount / frames) - ahead) / chunk) * chunk;
+  /** Add samples in [-1, 1] at 16 kHz. */
+  async push(samples) {
+    await this.features.push(samples);
   }
 
-  feed(frames) {
-    this.waiting.push(...frames);
-    this.frameCount += frames.length;
-  }
-
-  /** The most likely next token that `forbids` does not refuse, of `visible` rows. */
-  async best(visible, forbids) {
-    const scores = await this.scores(visible);
-    let best = -1;
-    for (let token = 0; token < scores.length; token++) {
-      if (!forbids.has(token) && (best < 0 || scores[token] > scores[best])) best = token;
-    }
-    return best;
-  }
-
-  async scores(visible) {
-    await this.encode();
-    const { model, now } = this;
-    let { source, read } = now;
-    const seen = Math.min(this.ready, visible);
-    while (read < seen) [source, read] = await this.readRows(source, read, seen);
-    const given = {
-      tokens: model.integers([now.tokens.at(-1) ?? model.target.eos], 1, 1),
-      positions: model.integers([now.tokens.length + 1], 1, 1),
-      order: model.integers([0], 1, 1),
-      ...source,
-    };
-    const [found, own] = await model.advance("step", given, now.own);
-    this.now = { ...now, consumed: now.tokens.length + 1, own, source, read };
-    return found.log_probs.data;
-  }
-
-  async consume(visible) {
-    if (this.now.consumed <= this.now.tokens.length) await this.scores(visible);
-  }
-
-  commit(token) {
-    this.now = { ...this.now, tokens: [...this.now.tokens, token] };
-  }
-
-  async readRows(source, read, seen) {
-    const { model } = this;
-    const size = model.speech.step_frames / model.speech.state_frames;
-    const found = this.rows.slice(read, Math.min(read + size, seen));
-    const width = found[0].length;
-    const rows = new Float32Array(size * width);
-    found.forEach((row, i) => rows.set(row, i * width));
-    const given = { rows: model.floats(rows, size, 1, width), count: model.integers([found.length], 1) };
-    const [, after] = await model.advance("write", { ...given, start: model.integers([read], 1) }, source);
-    return [after, read + found.length];
-  }
-
-  /** Whole chunks and, at the end, what is left. */
-  async encode() {
-    const { model } = this;
-    const { state_frames: perRow, chunk_states: chunk, ahead_states: ahead, n_bins: bins } = model.speech;
-    const [own, whole] = [perRow * chunk, perRow * (chunk + ahead)];
-    while (this.waiting.length >= whole || (this.finished && this.waiting.length)) {
-      const heard = this.waiting.slice(0, whole);
-      const taken = this.waiting.splice(0, own);
-      const frames = new Float32Array((perRow + whole) * bins);
-      this.before?.forEach((frame, i) => frames.set(frame, i * bins));
-      heard.forEach((frame, i) => frames.set(frame, (perRow + i) * bins));
-      const given = {
-        frames: model.floats(frames, 1, perRow + whole, bins),
-        before: model.integers([this.before ? perRow : 0], 1),
-        count: model.integers([heard.length], 1),
-        start: model.integers([this.rows.length], 1),
-      };
-      const [found, states] = await model.advance("listen", given, this.heard);
-      this.heard = states;
-      const { data, dims } = found.rows;
-      const width = dims.at(-1);
-      for (let i = 0; i < Math.ceil(taken.length / perRow); i++) this.rows.push(data.slice(i * width, (i + 1) * width));
-      this.before = taken.slice(-perRow);
-    }
-  }
-}
-
-/** An utterance with greedy search. */
-export class Stream {
-  /** `options`: { decoding, policy, step_frames }, the fields of DecodingOptions and PolicyOptions. */
-  constructor(model, { decoding, policy, step_frames: stepFrames }) {
-    Object.assign(this, { model, decoding, stepFrames });
-    const { n_bins: bins, mean, std } = model.speech;
-    this.features = new FeatureStream(stepFrames, bins, mean, std);
-    this.engine = new Engine(model);
-    this.policy = POLICIES[policy.name](policy);
-    this.emitter = new Emitter(model.target, decoding.unit);
-    this.steps = 0; // of source that were read
-    this.expected = { states: 0, tokens: [] }; // the last continuation
-  }
-
-  get written() {
-    return this.engine.now.tokens;
-  }
-
-  get states() {
-    return Math.min(this.engine.ready, this.steps * this.stepStates);
-  }
-
-  get stepStates() {
-    return Math.floor(this.stepFrames / this.model.speech.state_frames);
-  }
-
-  push(samples) {
-    this.features.push(samples);
-  }
-
-  /** Read and write as far as the audio allows; `finished`: there is no more. */
-  async advance(finished) {
-    while (this.read(finished)) await this.policy.write(this);
-    if (!finished || !this.engine.frameCount) return;
-    const most = this.decoding.max_after_read ?? Infinity;
+  /** Read and write as far as the audio allows. */
+  async advance(sourceFinished) {
+    while (this.read(sourceFinished)) await this.policy.write(this);
+    if (!sourceFinished || !this.engine.nFrames) return; // at least one window of audio was heard
+    const most = this.options.max_after_read ?? Infinity;
     for (let i = 0; i < most && (await this.write(true, false)); i++);
   }
 
+  /**
+   * Take over from another stream that had this many more states at the beginning.
+   *
+   * Its first `nTokens` tokens are forgotten with these states; the others count as written.
+   */
+  async follow(before, nTokens, nStates) {
+    while (this.read(false));
+    for (const token of before.engine.tokens.slice(nTokens)) {
+      await this.engine.consume(this.nStates);
+      this.engine.commit(token);
+    }
+    this.aligned = before.aligned.slice(nTokens).map((state) => Math.max(0, state - nStates));
+    this.emitter = before.emitter;
+    this.emitter.forget(nTokens);
+    await this.policy.write(this);
+  }
+
+  /** Text that became final since the last call; with `final`, all remaining text. */
   flush(final) {
     return this.emitter.flush(final);
   }
 
-  /** The text that would follow if the source ended here. */
+  /** The text that would follow the flushed text if the source ended here; nothing is written. */
   async draft() {
-    if (!this.states) return "";
-    let { states, tokens } = this.expected; // what the policy asked for
-    if (states !== this.states || this.written.some((token, i) => token !== tokens[i])) {
-      tokens = [...this.written, ...(await this.continuation())];
+    if (!this.nStates) return "";
+    const written = this.engine.tokens;
+    let [nStates, expected] = this.expected;
+    if (nStates !== this.nStates || written.some((token, i) => token !== expected[i])) {
+      expected = [...written, ...(await this.continuation())]; // the policy did not compute it
     }
-    const whole = new Emitter(this.model.target, this.decoding.unit);
-    whole.push(this.written);
+    const whole = new EMITTERS[this.options.unit](this.system.detokenizer);
+    whole.push(written);
     whole.flush(false); // what was flushed
-    whole.push(tokens.slice(this.written.length));
+    whole.push(expected.slice(written.length));
     return whole.flush(true);
   }
 
   // -------------------------------------------------------------------------------------------- what a policy can do
+  get nTokens() {
+    return this.engine.tokens.length;
+  }
+
+  get nStates() {
+    return Math.min(this.engine.ready, this.nSteps * this.stepStates);
+  }
+
   async writeNext() {
-    const waits = this.decoding.early_eos === "wait";
+    const waits = this.options.early_eos === "wait";
     return this.write(waits, waits);
   }
 
   async continuation() {
-    const before = this.engine.now;
-    const tokens = [];
-    while (tokens.length < this.decoding.max_draft && !this.isFull()) {
-      const token = await this.best(true);
-      if (token === this.model.target.eos) break;
+    const [snapshot, tokens] = [this.engine.snapshot(), []];
+    while (tokens.length < this.options.max_draft && !this.isFull()) {
+      const token = await this.bestToken(true);
+      if (token === this.system.eos) break;
       this.engine.commit(token);
       tokens.push(token);
     }
-    this.engine.now = before;
-    this.expected = { states: this.states, tokens: [...this.written, ...tokens] };
+    this.engine.restore(snapshot);
+    this.expected = [this.nStates, [...this.engine.tokens, ...tokens]];
     return tokens;
   }
 
   async commit(tokens) {
     for (const token of tokens) {
-      await this.engine.consume(this.states);
+      await this.engine.consume(this.nStates);
       this.take(token);
     }
   }
 
   // ----------------------------------------------------------------------------------------------------------------
-  isFull() {
-    const { max_len_a: a, max_len_b: b } = this.decoding;
-    return this.written.length >= Math.min(Math.floor(a * this.engine.frameCount + b), this.model.about.max_target - 1);
+  /** Encoder states per pre-decision step. */
+  get stepStates() {
+    return Math.floor(this.system.stepFrames / this.system.stateFrames);
   }
 
-  /** Read one step; false when there is none. */
-  read(finished) {
-    const { engine } = this;
-    const wanted = (this.steps + 1) * this.stepStates;
-    while (engine.ready < wanted && !engine.finished) {
-      const frames = this.features.next(finished);
-      if (frames) engine.feed(frames);
-      else if (finished) engine.finished = true;
+  isFull() {
+    const allowed = this.options.max_len_a * this.engine.nFrames + this.options.max_len_b;
+    return this.nTokens >= Math.min(Math.floor(allowed), this.system.positions - 1);
+  }
+
+  /** Read one pre-decision step: as many frames as its states need to be ready; false when there is none. */
+  read(sourceFinished) {
+    const wanted = (this.nSteps + 1) * this.stepStates;
+    while (this.engine.ready < wanted && !this.engine.finished) {
+      const frames = this.features.nextStep(sourceFinished);
+      if (frames) this.engine.feed(frames);
+      else if (sourceFinished) this.engine.finish();
       else return false;
     }
-    if (engine.ready <= wanted - this.stepStates) return false;
-    this.steps++;
+    if (this.engine.ready <= wanted - this.stepStates) return false;
+    this.nSteps++;
     return true;
   }
 
-  /** Write the best next token; false when there is none. */
+  /** Write the best next token; false when there is none, because it would end the sentence or that is full. */
   async write(eosOpen, takesBack) {
     if (this.isFull()) return false;
-    const before = this.engine.now;
-    const token = await this.best(eosOpen);
-    if (token !== this.model.target.eos) this.take(token);
-    else if (takesBack) this.engine.now = before;
-    return token !== this.model.target.eos;
+    const snapshot = takesBack ? this.engine.snapshot() : null;
+    const token = await this.bestToken(eosOpen);
+    if (token !== this.system.eos) this.take(token);
+    else if (snapshot) this.engine.restore(snapshot);
+    return token !== this.system.eos;
   }
 
   take(token) {
     this.engine.commit(token);
     this.emitter.push([token]);
+    if (this.aligns) this.aligned.push(Math.max(0, this.nStates - this.policy.lag * this.stepStates));
   }
 
-  best(eosOpen) {
-    const forbids = new Set([...this.model.speech.forbidden, ...repeating(this.written, this.decoding.no_repeat_ngram_size)]);
-    if (!eosOpen) forbids.add(this.model.target.eos);
-    return this.engine.best(this.states, forbids);
+  async bestToken(eosOpen) {
+    const repeated = repeating(this.engine.tokens, this.options.no_repeat_ngram_size);
+    const forbidden = [...this.system.forbidden, ...repeated, ...(eosOpen ? [] : [this.system.eos])];
+    return this.engine.best(this.nStates, forbidden);
   }
-}
-
-/** The next tokens with which the last `size` tokens would be an n-gram that is there already. */
-function repeating(tokens, size) {
-  if (size < 1) return [];
-  const starts = Array.from({ length: Math.max(0, tokens.length - size + 1) }, (_, i) => i);
-  const last = tokens.slice(tokens.length - size + 1).join();
-  return starts.filter((i) => tokens.slice(i, i + size - 1).join() === last).map((i) => tokens[i + size - 1]);
 }

@@ -1,8 +1,10 @@
 // When to write, as in leapformer_fairseq/runtime/simul/policy.py: `write` is called after every step of source.
+// There is no alignatt: exported models do not tell what they attend to.
 
 const waitK = ({ k, catch_up: rate }) => ({
+  lag: k, // how many steps of source a token is written behind what it translates
   async write(draft) {
-    while (draft.steps - Math.floor(draft.written.length / rate) >= k && (await draft.writeNext()));
+    while (draft.nSteps - Math.floor(draft.nTokens / rate) >= k && (await draft.writeNext()));
   },
 });
 
@@ -21,12 +23,13 @@ const localAgreement = ({ agree }) => {
     async write(draft) {
       drafts = [...drafts.slice(1 - agree), await draft.continuation()];
       if (drafts.length < agree) return;
-      let count = 0;
-      while (drafts.every((tokens) => count < tokens.length && tokens[count] === drafts[0][count])) count++;
-      await draft.commit(drafts[0].slice(0, count));
-      drafts = drafts.map((tokens) => tokens.slice(count));
+      let agreed = 0;
+      while (drafts.every((tokens) => agreed < tokens.length && tokens[agreed] === drafts[0][agreed])) agreed++;
+      await draft.commit(drafts[0].slice(0, agreed));
+      drafts = drafts.map((tokens) => tokens.slice(agreed));
     },
   };
 };
 
+/** From the fields of PolicyOptions to the policy of a new utterance. */
 export const POLICIES = { "wait-k": waitK, "hold-n": holdN, "local-agreement": localAgreement, offline };

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .. import __version__
-from ..support.errors import TRACEBACK, LeapformerError, first_line, frames, one_line
+from .errors import TRACEBACK, LeapformerError, first_line, frames, one_line
 
 FLAG = "--traceback"
 USERS_ERROR, DEFECT, INTERRUPTED, NOBODY_READS = 2, 1, 128 + signal.SIGINT, 128 + signal.SIGPIPE
@@ -73,13 +73,13 @@ def _failed(error: Exception, explain: Explain, words: Sequence[str], shown: boo
     if shown:
         _say("".join(traceback.format_exception(error)).rstrip())
     lost = _lost_output(error)
-    found = LeapformerError(lost) if lost else explain(error)
-    if found is not None:
-        _say(f"{program}: error: {one_line(found)}")
+    explained = LeapformerError(lost) if lost else explain(error)
+    if explained is not None:
+        _say(f"{program}: error: {one_line(explained)}")
         return USERS_ERROR
     where = _where(error)
-    told = "" if shown else f"; {_logged(error, words, program)}"
-    _say(f"{program}: error: {first_line(error)}{where}{told}")
+    log = "" if shown else f"; {_logged(error, words, program)}"
+    _say(f"{program}: error: {first_line(error)}{where}{log}")
     return DEFECT
 
 
