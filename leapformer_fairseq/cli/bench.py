@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..support.errors import LeapformerError
-from ..support.files import made_folder, write_json, write_text
+from ..support.files import make_folder, write_json, write_text
 from . import calls
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     names = [name for name in names if name not in wrong]
     if names:
         cases = list(benchmark.cases(names, places, args.quick, **chosen))
-        folder = made_folder(args.out)
+        folder = make_folder(args.out)
         options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places)), **chosen}
         found: Found = {}
         for measured, found in enumerate(measure.run(cases, args.seed), 1):

@@ -23,7 +23,7 @@ from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.files import (
     LOCK,
     locked_folder,
-    made_folder,
+    make_folder,
     owned,
     partial_of,
     read_json,
@@ -208,10 +208,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     message = "--out .*file(/out)? cannot be made: .*; choose another folder"
     for out in tmp_path / "file", tmp_path / "file" / "out":
         with pytest.raises(LeapformerError, match=message):
-            made_folder(str(out))
+            make_folder(str(out))
         with pytest.raises(LeapformerError, match=message):
             lock_run(out)
-    assert made_folder(str(tmp_path / "a" / "b")).is_dir()
+    assert make_folder(str(tmp_path / "a" / "b")).is_dir()
 
 
 # -- owned folders -----------------------------------------------------------------------------------------------------

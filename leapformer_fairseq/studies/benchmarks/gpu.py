@@ -38,7 +38,7 @@ import torch
 from ... import PLUGIN_DIR
 from ...attention.ops import dispatch
 from ...support.errors import LeapformerError
-from ...support.files import made_folder, write_json, write_text
+from ...support.files import make_folder, write_json, write_text
 from ...support.signature import environment
 from . import gpu_checks, gpu_page, gpu_times, measure
 from .gpu_cases import FAST, FULL, Task, one_line
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The status is 1 if a check failed, 2 if nothing could be run."""
     args = _parser().parse_args(arguments)
     try:
-        folder = made_folder(args.out)
+        folder = make_folder(args.out)
         if args.device.startswith("cuda") and not torch.cuda.is_available():
             raise LeapformerError("torch sees no GPU here; give --device cpu to try this command without one")
         found = collect(args, folder)
