@@ -42,7 +42,7 @@ def test_the_comparison_can_fail():
     """Inverted control: generation that believes in other lengths than scoring."""
     model, batch = nmt("cosformer", **PREDICTED), text_batch()
     hypotheses = generate([model], batch)
-    model.encoder.length_predictor.by_name["ratio"].given = 1.8
+    model.encoder.length_predictor.by_name["ratio"].fixed = 1.8
     assert worst([model], batch, hypotheses) > 1e-3
 
 

@@ -10,7 +10,7 @@ from .base import Predictor, Source, register
 
 @register("oracle")
 class Oracle(Predictor):
-    """The true length, for training and analysis."""
+    """Returns the true length, for training and analysis."""
 
     def forward(self, source: Source) -> Tensor:
         if source.target is None:
