@@ -1,4 +1,4 @@
-"""The result of fairseq-eval-lm, checked because it silently skips text."""
+"""Reads the result of fairseq-eval-lm, and checks it because the command silently skips text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
 
 
 def score_evaluation(log: str | Path, tokens: int) -> dict[str, Any]:
-    """Perplexity, and bits per token, from the output of fairseq-eval-lm for a text of `tokens` words and line ends.
+    """Read perplexity and bits per token from the output of fairseq-eval-lm; keys as in `report.score_run`.
 
-    If there are several evaluations, the last one counts. Raises LeapformerError if it did not finish, if it left out
-    tokens or if the perplexity is not a number.
+    `tokens` is the number of words and line ends of the text. Of several evaluations, the last one counts. Raises
+    LeapformerError if it did not finish, left out tokens, or has a perplexity that is not finite.
     """
     path = Path(log)
     if not path.is_file():
