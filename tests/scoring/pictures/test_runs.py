@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leapformer_fairseq.scoring.pictures.runs import LONGEST, draw_runs, distinct_options, runs_figure
+from leapformer_fairseq.scoring.pictures.runs import LONGEST, distinct_options, draw_runs, runs_figure
 from leapformer_fairseq.scoring.runs import compare
 from tests.scoring.pictures.images import pixels
 
