@@ -16,7 +16,7 @@ from . import calls
 
 if TYPE_CHECKING:
     from ..studies.benchmarks.measure import Place
-    from ..studies.benchmarks.tables import Found
+    from ..studies.benchmarks.tables import Results
 
 HELP = "speed, memory and FLOPs of attention, decoding, training and whole models"
 BENCHMARKS = {
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         cases = list(benchmark.cases(names, places, args.quick, **chosen))
         folder = make_folder(args.out)
         options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places)), **chosen}
-        found: Found = {}
+        found: Results = {}
         for measured, found in enumerate(measure.run(cases, args.seed), 1):
             _write(folder, args.benchmark, benchmark, found, options, len(cases) - measured)
         for title, table in tables.summary(found, benchmark.TABLES):
@@ -122,7 +122,7 @@ def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Pla
     return [Place.parse(f"{device} {dtype}") for device in check_devices(devices) for dtype in precisions(device)]
 
 
-def _write(folder: Path, name: str, benchmark: ModuleType, found: Found, options: dict[str, Any], left: int) -> None:
+def _write(folder: Path, name: str, benchmark: ModuleType, found: Results, options: dict[str, Any], left: int) -> None:
     """NAME.json and NAME.md in `folder`, of what was measured so far."""
     from ..studies.benchmarks import tables
     from ..support.signature import environment, signature
