@@ -21,6 +21,7 @@ from ..runtime.folder import Folder
 from ..support.errors import LeapformerError
 from ..support.files import replacing
 
+# fairseq's names: checkpoint3.pt, checkpoint_1_500.pt (epoch, update), checkpoint.best_bleu_27.30.pt (metric)
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 _BEST = re.compile(r"checkpoint\.best_.+_(-?\d+\.\d+)\.pt")
@@ -193,7 +194,7 @@ def _mean(tensors: Iterable[Tensor]) -> Tensor:
     *_, last = tensors = list(tensors)
     if not last.is_floating_point():
         return last.clone()
-    total = torch.zeros(last.shape, dtype=torch.float64)
+    total = torch.zeros(last.shape, dtype=torch.float64)  # one at a time: a stack would hold all models in memory
     for tensor in tensors:
         total += tensor
     return (total / len(tensors)).to(last.dtype)

@@ -22,7 +22,7 @@ class CarryingEncoder(FairseqEncoder):
     context: PassContext
 
     def forward(self, *args: Any, **kwargs: Any) -> EncoderOut:
-        self.context.carry = None
+        self.context.carry = None  # of the last batch, which the first layer must not receive
         return self.with_carry(super().forward(*args, **kwargs))
 
     def with_carry(self, encoder_out: EncoderOut) -> EncoderOut:

@@ -148,6 +148,7 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
                 f"--pooling packed: no layer of {args.encoder_self_attention!r} has a carry; give luna, or --pooling "
                 "cls or mean"
             )
+        # The last number of a vocabulary is the mark, see `data.arrays`.
         model = cls(args, encoder, about.classes, about.inputs, about.vocabulary - 1)
         if args.freeze:
             _freeze(model, args.freeze)
@@ -167,8 +168,9 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
         """Encode and pool sequences (B, T): one vector each, (B, C)."""
         if self.args.pooling == "cls":
             tokens = torch.cat([tokens.new_full((len(tokens), 1), self.mark), tokens], 1)
+        # With the mark, images of LRA presets are one token too long, see LRA_POSITIONS.
         tokens = tokens[:, : self.args.max_positions]
-        self.encoder.context.carry = None
+        self.encoder.context.carry = None  # of the last batch, which the first layer must not receive
         x = self.encoder(tokens)
         if self.args.pooling == "cls":
             return x[:, 0]

@@ -58,7 +58,7 @@ class PredictingEncoder(FairseqEncoder):
     def forward_torchscript(self, net_input: dict[str, Tensor]) -> EncoderOut:
         """Called by generators instead of `forward`; `prev_output_tokens`, if given, are the targets for an oracle."""
         encoder_out = super().forward_torchscript(net_input)
-        targets = net_input.get("prev_output_tokens")
+        targets = net_input.get("prev_output_tokens")  # in text to speech these are frames, (B, T, F)
         target = None if targets is None or targets.dim() != 2 else targets.ne(self.padding_idx).sum(1)
         return self.with_length(encoder_out, net_input["src_tokens"], target)
 

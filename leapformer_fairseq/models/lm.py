@@ -62,7 +62,7 @@ class LeapformerLanguageModel(OfAnyOrigin, TransformerLanguageModel):
             return self.decoder.max_positions()
         return min(ANY_LENGTH, self.decoder.mechanism_limit())
 
-    max_decoder_positions = max_positions
+    max_decoder_positions = max_positions  # what fairseq's generator asks for
 
 
 def _embedding(args: Namespace, dictionary: Any) -> nn.Module:

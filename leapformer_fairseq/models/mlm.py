@@ -43,7 +43,7 @@ class Encoder(RobertaEncoder):
 
     def extract_features(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
         """As in fairseq; the second result includes the carry of the last layer that has one."""
-        self.context.carry = None
+        self.context.carry = None  # of the last batch, which the first layer must not receive
         x, extra = super().extract_features(src_tokens, *args, **kwargs)
         return x, extra if self.context.facts.carrier is None else {
             **extra,

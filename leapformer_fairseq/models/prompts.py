@@ -46,7 +46,7 @@ class Prompted:
         The first call of a generation reads the whole prompt.
         """
         prompt = self.context.prompt
-        if prompt is not None and not incremental_state:
+        if prompt is not None and not incremental_state:  # an empty state: a generation begins
             incremental_state[_OUTPUTS] = self.read(prompt, incremental_state)
             beam = len(tokens) // len(prompt)
             if beam > 1:  # each hypothesis gets a copy of the state

@@ -77,7 +77,7 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
         # Position embeddings count the tokens that are not padding (index 1), so the mask serves as tokens.
         x = self.embed_scale * x + self.embed_positions(padding).transpose(0, 1)
         x = F.dropout(x, p=self.dropout, training=self.training)
-        self.context.carry = None
+        self.context.carry = None  # of the last batch, which the first layer must not receive
         if self.chunks is None:
             x = self._through_layers(x, padding)
         else:
@@ -119,6 +119,7 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
             return states[:0]
         visible = states[: count + self.chunks.ahead]
         x, self.context.tokens = lay_out_chunks(visible, count, self.chunks, source.n_states - len(states))
+        # Attention layers then continue from the states of earlier chunks instead of empty ones.
         self.context.states = source.states
         try:
             return drop_look_ahead(self._through_layers(x), count, self.chunks)
@@ -265,6 +266,7 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
     def forward(
         self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
+        # Not by requires_grad: fairseq's optimizer takes the parameters that require gradients at its creation.
         trained = self.num_updates >= self.encoder_freezing_updates
         with torch.set_grad_enabled(torch.is_grad_enabled() and trained):
             encoder_out = self.encoder(src_tokens=src_tokens, src_lengths=src_lengths)
@@ -277,6 +279,7 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
     def set_beam_size(self, beam_size: int) -> None:
         self.decoder.set_beam_size(beam_size)
 
+    # fairseq's criterion with CTC calls these two.
     def get_ctc_output(self, net_output: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Log probabilities (S, B, V) of the recognition head, and lengths (B,) in encoder states."""
         encoder_out: EncoderOut = net_output[1]["encoder_out"]

@@ -93,7 +93,7 @@ class WaitKDecoder(Decoder):
         closed = (net_output[1] or {}).get(END_CLOSED)
         if closed is not None:
             lowest = scores.amin(-1) - UNLIKELY if log_probs else scores.new_zeros(())
-            end = scores[..., self.dictionary.eos()]
+            end = scores[..., self.dictionary.eos()]  # a view of the scores
             end.copy_(torch.where(closed.unsqueeze(1), lowest, end))
         return scores
 

@@ -39,6 +39,7 @@ def load_dataset(task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any) 
             check_durations(name, TextToSpeechDatasetCreator._load_samples_from_tsv(task.args.data, name))
     type(task).load_dataset(task, split, *args, **kwargs)
     for part in _parts(task.datasets[split]):
+        # A private method, but fairseq has no other place between a row and its features.
         part._get_source_audio = partial(_read_or_name_row, part)
         if split.startswith("train"):  # as fairseq recognises training sets
             join_sentences(part, getattr(task.args, "join_sentences", 1), task.args.seed)
@@ -80,7 +81,7 @@ def _read_or_name_row(dataset: SpeechToTextDataset, index: Any) -> Tensor:
     joined: JoinedSentences | None = dataset.dataset_transforms.get_transform(JoinedSentences)
     try:
         for row in np.atleast_1d(index).tolist():
-            _check_recording(dataset, row)
+            _check_recording(dataset, row)  # when it is read, not all of a corpus at the start
         if joined is not None:
             return joined.source(dataset, index)
         return type(dataset)._get_source_audio(dataset, index)

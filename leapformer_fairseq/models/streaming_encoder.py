@@ -86,6 +86,7 @@ def chunks_of(args: Namespace) -> ChunkMask | None:
             "--encoder-causal sees no chunk and nothing ahead; leave it out, or --encoder-chunk-ms and "
             "--encoder-right-context-ms"
         )
+    # A causal encoder has chunks of a single state.
     return ChunkMask(chunk or 1, ahead or 0, 10_000 // STATE_MS if past is None else past)
 
 
@@ -110,7 +111,7 @@ def lay_out_chunks(
         # The last chunk and its look-ahead may reach beyond the end: such copies are padding.
         exists, indices = (indices < len(x)).unsqueeze(0), indices.clamp_max(len(x) - 1)
         x = x[indices]
-    if keep is None:
+    if keep is None:  # positions count from 1
         return x[: len(indices)], TokenInfo(before + 1 + indices.unsqueeze(0), None, exists)
     kept = keep[:, indices]
     return x, TokenInfo(keep.long().cumsum(1)[:, indices], keep.sum(1), kept if exists is None else kept & exists)

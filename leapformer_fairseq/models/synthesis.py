@@ -47,6 +47,7 @@ def synthesise(
         frames.append(step)
         ended.append(end[:, :, 0].sigmoid())
         maps.append(extra["attn"])
+        # The first step above the threshold ends a sentence; later ones no longer lower `last`.
         last = torch.where(ended[-1][:, 0] > manner.threshold, last.clamp_max(t), last)
         if bool((last <= t).all()):
             break
@@ -104,6 +105,7 @@ class TrainedVoice:
             rows = [torch.tensor(self.numbers(script)) for script in batch]
             tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=task.src_dict.pad())
             speakers = torch.tensor([[script.speaker] for script in batch]) if self.speakers else None
+            # True lengths, for an oracle, are either known for all sentences of a batch or not used.
             steps = [script.frames // per_step for script in batch if script.frames is not None]
             targets = torch.tensor(steps) if len(steps) == len(batch) else None
             torch.manual_seed(manner.seed * 1_000_003 + start)

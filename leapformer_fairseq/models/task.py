@@ -94,6 +94,7 @@ def get_batch_iterator(task: FairseqTask, dataset: FairseqDataset, *args: Any, *
     )
     if epoch == 1 or not cached or dataset in task.dataset_to_epoch_iter:
         return type(task).get_batch_iterator(task, dataset, *args, **kwargs)
+    # The batches of the first epoch; the iterator shuffles them by its epoch.
     iterator = type(task).get_batch_iterator(task, dataset, *args, **{**kwargs, "epoch": 1})
     iterator.epoch = epoch
     dataset.set_epoch(epoch)

@@ -72,7 +72,7 @@ class Decoder(Prompted, TransformerDecoderBase):
                 "full_context_alignment: decoder self-attention is causal by construction and cannot look at later "
                 "tokens; leave it out"
             )
-        true_lengths = None
+        true_lengths = None  # which only a whole target shows
         if incremental_state is None and self.context.facts.knows_lengths:
             true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
         set_target_length(self.context, encoder_out, true_lengths)

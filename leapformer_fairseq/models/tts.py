@@ -67,6 +67,7 @@ class TTSEncoder(PredictingEncoder, CarryingEncoder, TTSTransformerEncoder):
         """Encode phonemes (B, S), padded on the right: states (S, B, C)."""
         padding = src_tokens.eq(self.padding_idx)
         x = convolved(self.prenet, self.embed_tokens(src_tokens), ~padding)
+        # Position embeddings count the tokens that are not padding (index 1), so the mask serves as tokens.
         x = self.prenet_proj(x) + self.pos_emb_alpha * self.embed_positions(padding)
         x = self.dropout_module(x).transpose(0, 1)
         self.context.carry = None
@@ -107,6 +108,7 @@ class TTSDecoder(TTSTransformerDecoder):
 
     def guide(self) -> None:
         """Return the last layer's alignment in training, for a loss that guides attention."""
+        # Weights take quadratic memory, so only the layer that the loss reads composes them.
         self.guided = self.transformer_layers[-1].encoder_attn.weights_in_training = True
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:

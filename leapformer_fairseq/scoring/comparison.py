@@ -61,7 +61,7 @@ def collect(folder: str | Path) -> dict[str, Any]:
         raise LeapformerError(f"{folder} holds no scores; give the --out folder of a finished quickstart or recipe")
     titles = Counter(system["title"] for system in systems.values())
     for name, system in systems.items():
-        if titles[system["title"]] > 1:
+        if titles[system["title"]] > 1:  # a title leaves out most options
             system["title"] += f" ({name})"
     return {"systems": systems, "signatures": signatures}
 

@@ -73,7 +73,7 @@ def msd(reference: np.ndarray, synthesised: np.ndarray, sample_rate: int) -> Dis
 
 def log_spectrum(samples: np.ndarray, sample_rate: int) -> np.ndarray:
     """Log power in mel channels, (frames, 80), of a waveform (T,), as in torchaudio's MFCC with log_mels=True."""
-    window, hop = int(0.05 * sample_rate), int(0.0125 * sample_rate)
+    window, hop = int(0.05 * sample_rate), int(0.0125 * sample_rate)  # as fairseq: cut off, not rounded
     config = MelConfig(sample_rate, window, window, hop, CHANNELS, 20.0, sample_rate / 2)
     return np.log(np.abs(stft(samples, config)) ** 2 @ config.filters("htk").T + OFFSET)
 

@@ -58,6 +58,7 @@ def cut(
     for number, (recording, parts) in enumerate(by_recording(segments)):
         talk = talk_of[recording]
         counts = Counter(_align([part.reference for part in parts], talk.units, unit, segmenter, lang))
+        # The alignment is monotonic, so the number of units per segment gives consecutive slices.
         end, start = max(part.end for part in parts), 0
         for rank, part in enumerate(parts):
             stop = start + counts[rank]
@@ -133,7 +134,7 @@ def _entry(piece: Piece) -> dict[str, Any]:
         "prediction": instance.prediction,
         "reference": instance.reference,
         "source_length": instance.source_length,
-        **(times if instance.delays else {}),
+        **(times if instance.delays else {}),  # without output, there are none
     }
 
 

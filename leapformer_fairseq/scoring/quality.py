@@ -83,6 +83,7 @@ def rare_recall(
     cut by the tokenizer. A model that writes fluent sentences about something else gets some BLEU for frequent words,
     but nothing here. A sentence without rare words has 100.
     """
+    # Private, but sacreBLEU has no other access to its tokenisation and case folding.
     prepare = _bleu(tokenize, lowercase=True)._preprocess_segment
 
     def words(text: str) -> list[str]:

@@ -137,6 +137,7 @@ def _instance(entry: dict[str, Any], place: str) -> Instance:
         elapsed=field(entry, "elapsed", numbers, place),
         source_length=field(entry, "source_length", number, place),
     )
+    # SimulEval writes both at once, so different lengths mean a damaged line.
     if len(instance.delays) != len(instance.elapsed):
         counts = f"{len(instance.delays)} delays but {len(instance.elapsed)} elapsed times"
         raise LeapformerError(f"{place} has {counts}; run simuleval again")

@@ -51,7 +51,7 @@ def paired_bootstrap(
         samples,
     )
     signatures, table = test()
-    names = cast(list[str], table.pop("System"))
+    names = cast(list[str], table.pop("System"))  # the first is "Baseline: NAME"
     results_of = cast(dict[str, list[Any]], table)
     baseline = next(iter(systems.values()))
     compared = []
@@ -61,6 +61,7 @@ def paired_bootstrap(
             if p is not None and list(lines) == list(baseline):
                 p = 1.0  # sacreBLEU finds no resample with a difference above 0, and returns a p near 0
             name = name.removeprefix("Baseline: ")
+            # sacreBLEU's name "chrF2" has beta in it; tables here say chrF.
             compared.append(Compared(name, metric.removesuffix("2"), float(result.score), float(result.ci), p))
     return compared, {metric.removesuffix("2"): str(signature) for metric, signature in signatures.items()}
 

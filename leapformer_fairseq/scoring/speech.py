@@ -122,7 +122,7 @@ def _sentence(row: Mapping[str, str | None], manifest: Path) -> Sentence:
         predicted = float(row[PREDICTED] or "") if row.get(PREDICTED) else None
     except (KeyError, ValueError) as error:
         raise LeapformerError(f"{name} has no usable frames or stopped ({error}); synthesise it again") from error
-    if frames < 0 or reference_frames < 1:
+    if frames < 0 or reference_frames < 1:  # scores are divided by the latter
         raise LeapformerError(
             f"{name} has {frames} frames for {reference_frames} of the reference; synthesise it again"
         )

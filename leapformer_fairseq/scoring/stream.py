@@ -84,11 +84,13 @@ def score_stream(reader: Reader, text: Tensor, first: int, segment: int, carry: 
             "--segment"
         )
     inputs = torch.cat([text.new_tensor([first]), text[:-1]])
+    # Each token is predicted from the one before it.
     bits, state = 0.0, IncrementalState()
     progress = tqdm(total=len(text), unit="tok", unit_scale=True, desc="stream", mininterval=1.0)
     for tokens, target in zip(inputs.split(segment), text.split(segment), strict=True):
         state = state if carry else {}
         log_probs = reader.log_probs(tokens, state)
+        # In float64, since a long text has many small terms.
         bits -= float(log_probs.gather(-1, target.unsqueeze(-1)).double().sum()) / math.log(2)
         progress.update(len(tokens))
     progress.close()

@@ -27,7 +27,7 @@ from .runlog import INSTANCES_LOG
 from .segmentation import read_segments
 
 LATENCIES = ("LongYAAL", "LongLAAL", "LongAL", "LongAP", "LongDAL")
-WAYS = ("", LOGGED, REPAIRED, QUEUED)
+WAYS = ("", LOGGED, REPAIRED, QUEUED)  # suffixes: without computation, and three ways to count it, see `talks.Talk`
 SAMPLES = 1_000  # bootstrap resamples
 PILED_UP_MS = 2_000.0  # if computation adds more to a latency, it may have been summed over the talk
 
@@ -68,7 +68,7 @@ def kind_of(path: Path) -> str | None:
         return None
     entry = jsonl.parse(first, f"{path}:1")
     for kind, keys in (
-        ("pieces", {"emission_cu", "segid", "docid"}),
+        ("pieces", {"emission_cu", "segid", "docid"}),  # first: pieces have a prediction, too
         ("stream", {"model_loading_time", "metadata", "total_audio_processed"}),
         ("talks", {"delays", "prediction"}),
     ):

@@ -133,6 +133,7 @@ class LengthPredictor(nn.Module):
         self.in_training: bool = setting.options.length_in_training == "predicted"
         self.by_name = nn.ModuleDict()
         for name, cls in LENGTH_PREDICTORS.items():
+            # One with a loss would get no gradients, which distributed training does not accept.
             if name == self.chosen or not (cls.trained or (cls.needs_tokens and setting.dictionary is None)):
                 self.by_name[name] = cls(setting)
 

@@ -82,13 +82,13 @@ def examples(model: Any, task: Any, request: Request) -> Iterator[Example]:
     for option, value, least in (("--lines", request.lines, 1), ("--max-length", request.max_length, 2)):
         if value < least:
             raise LeapformerError(f"{option} {value}: give at least {least}")
-    if hasattr(task, "about"):
+    if hasattr(task, "about"):  # classification
         yield from _numbers(model, task, request)
     elif not hasattr(model, "encoder"):
         yield from _texts(model, task, request)
     elif not hasattr(model, "decoder"):
         yield from _bidirectional_texts(model, task, request)
-    elif hasattr(task, "data_cfg"):
+    elif hasattr(task, "data_cfg"):  # speech
         yield from _speech(model, task, request)
     else:
         yield from _translations(model, task, request)
@@ -173,7 +173,7 @@ def _with_target(
         notes.append(f"the model's own translation: {dictionary.string(written)}")
     else:
         written = [*_cut(target, limit - 1, "target", notes), dictionary.eos()]
-    read = [dictionary.eos(), *written[:-1]]
+    read = [dictionary.eos(), *written[:-1]]  # fairseq's decoders start with the end symbol
     batch = {**source, "prev_output_tokens": torch.tensor([read])}
     words = _words(dictionary, written)
     return Example(batch, Axis("target read", _words(dictionary, read)), Axis("target written", words), axis, notes)
@@ -182,6 +182,7 @@ def _with_target(
 @torch.no_grad()
 def _greedy(model: Any, task: Any, source: dict[str, Tensor], limit: int) -> list[int]:
     """Greedy search: token indices up to the end of the sentence, at most `limit` of them."""
+    # fairseq's limit does not count the end symbol.
     generator = task.build_generator([model], Namespace(beam=1, max_len_a=0, max_len_b=limit - 1))
     best = task.inference_step(generator, [model], {"net_input": source})[0][0]
     return best["tokens"].tolist()

@@ -56,7 +56,7 @@ def curve_figure(rows: Sequence[Row], regimes: Sequence[float] = ()) -> Any:
     if labelled:
         parts[0].legend(labelled.values(), labelled, loc="outside right upper", fontsize=8)
     figure.suptitle("Quality against latency")
-    if of_talks:
+    if of_talks:  # regimes are defined for LongYAAL, the first panel
         for (begin, end), grey in zip(pairwise((0.0, *regimes)), REGIME_GREYS, strict=False):
             panels[0].axvspan(begin, end, color=grey, zorder=0)
     if measured:
@@ -138,7 +138,7 @@ def _draw_bars(axes: Any, rows: Sequence[Row], of_what: str) -> None:
     least, greatest = ([abs(total[end] - total["mean"]) for total in totals] for end in ("min", "max"))
     axes.errorbar(begins, places, xerr=[least, greatest], fmt="none", ecolor="0.2", capsize=2)
     axes.set_yticks(places, [row["run"] for row in rows], fontsize=7)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_ylim(len(rows) - 0.4, -0.6)  # from top to bottom
     axes.set_xlabel(f"seconds of computation per second of audio, {of_what}")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3, axis="x")

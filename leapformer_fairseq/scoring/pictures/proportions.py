@@ -64,7 +64,7 @@ class Proportions:
         for (block, layer, mechanism), side, values in self.sides():
             axes = grid[layers.index(layer)][blocks.index(block)]
             axes.set_visible(True)
-            shares = torch.full_like(values, 1 / len(values))
+            shares = torch.full_like(values, 1 / len(values))  # so that bars are shares and not counts
             axes.hist(values.numpy(), BINS, range=(0, 1), weights=shares.numpy(), alpha=0.6, label=side)
             axes.set_title(f"{block}, layer {layer + 1}, {mechanism}", fontsize=8)
             axes.tick_params(labelsize=7, labelbottom=True)
