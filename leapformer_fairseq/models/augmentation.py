@@ -82,7 +82,7 @@ def join_sentences(dataset: SpeechToTextDataset, most: int, seed: int) -> None:
     if most < 1:
         raise LeapformerError(f"--join-sentences {most}: give at least 1")
     if dataset.cfg.use_audio_input:
-        raise LeapformerError("--join-sentences joins filterbanks, this data set has waveforms; leave it out")
+        raise LeapformerError("--join-sentences joins filterbanks, but this data set has waveforms; leave it out")
     if dataset.dataset_transforms.has_transform(ConcatAugment):
         raise LeapformerError("--join-sentences: concataugment in the data configuration joins already; remove one")
     joined, others = JoinedSentences(most, seed), dataset.dataset_transforms.transforms
@@ -130,11 +130,11 @@ def perturb_speed(dataset: SpeechToTextDataset, most: float) -> None:
     Raises LeapformerError unless 0 <= `most` < 1, and for a data set of waveforms.
     """
     if not 0 <= most < 1:
-        raise LeapformerError(f"--speed-perturbation {most}: give a share of the speed, from 0 to less than 1, as 0.1")
+        raise LeapformerError(f"--speed-perturbation {most}: give a share from 0 to less than 1, e.g. 0.1")
     if not most:
         return
     if dataset.cfg.use_audio_input:
-        raise LeapformerError("--speed-perturbation changes filterbanks, this data set has waveforms; leave it out")
+        raise LeapformerError("--speed-perturbation changes filterbanks, but this data set has waveforms; leave it out")
     others = [] if dataset.feature_transforms is None else dataset.feature_transforms.transforms
     # First, since the masks of SpecAugment must not be interpolated.
     dataset.feature_transforms = CompositeAudioFeatureTransform([SpeedPerturbation(most), *others])

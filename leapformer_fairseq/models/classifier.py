@@ -157,7 +157,7 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
     def forward(self, tokens: list[Tensor]) -> Tensor:
         """Classify one or two batches of sequences (B, T): logits (B, classes)."""
         if len(tokens) != self.inputs:
-            raise LeapformerError(f"{len(tokens)} sequences an example, the model was built for {self.inputs}")
+            raise LeapformerError(f"{len(tokens)} sequences per example, but the model was built for {self.inputs}")
         pooled = [self.pooled(sequences) for sequences in tokens]
         if self.inputs == 2:
             a, b = pooled
@@ -226,7 +226,7 @@ def _freeze(model: nn.Module, pattern: str) -> None:
     try:
         frozen = [p for name, p in model.named_parameters() if re.search(pattern, name)]
     except re.error as error:
-        raise LeapformerError(f"--freeze {pattern}: no regular expression ({error})") from error
+        raise LeapformerError(f"--freeze {pattern}: not a regular expression ({error})") from error
     if not frozen:
         raise LeapformerError(f"--freeze {pattern}: no parameter of the model has such a name")
     for parameter in frozen:

@@ -115,6 +115,6 @@ def set_target_length(context: PassContext, encoder_out: EncoderOut | None, true
     predicted = predicted_length(encoder_out or {})
     if predicted is None and true_lengths is None and not context.facts.guesses_lengths:
         raise LeapformerError(
-            "the decoder was given no target length; generate from what encoder.forward_torchscript returns"
+            "the decoder received no target length; generate from what encoder.forward_torchscript returns"
         )
     context.lengths = true_lengths if predicted is None else predicted

@@ -83,12 +83,12 @@ def _embedding(args: Namespace, dictionary: Any) -> nn.Module:
 def _check(args: Namespace, words: int) -> None:
     """Reject options that would fail deep inside fairseq or be ignored; `words` is the dictionary's size."""
     if args.character_embeddings:
-        raise LeapformerError("--character-embeddings is not built; use subwords, or --adaptive-input for many words")
+        raise LeapformerError("--character-embeddings is not supported; use subwords or --adaptive-input")
     if args.adaptive_input and not args.adaptive_input_cutoff:
         raise LeapformerError("--adaptive-input needs --adaptive-input-cutoff, e.g. 20000,60000")
     if args.adaptive_input and args.share_decoder_input_output_embed and args.adaptive_softmax_cutoff is None:
         raise LeapformerError(
-            "--share-decoder-input-output-embed: there is no one matrix to share with --adaptive-input; give "
+            "--share-decoder-input-output-embed: there is no single matrix to share with --adaptive-input; give "
             "--adaptive-softmax-cutoff and --tie-adaptive-weights instead"
         )
     for flag, used, cutoff in (

@@ -16,7 +16,7 @@ def load_dataset(task: Task, *args: Any, **kwargs: Any) -> Any:
     """As in fairseq, but reject blocks of less than one token, which would end in a division by zero."""
     if task.args.tokens_per_sample < 1:
         raise LeapformerError(
-            f"--tokens-per-sample leaves {task.args.tokens_per_sample} new tokens a block; give at least 1, and "
+            f"--tokens-per-sample leaves {task.args.tokens_per_sample} new tokens per block; give at least 1, and "
             "more than --context-window"
         )
     return type(task).load_dataset(task, *args, **kwargs)

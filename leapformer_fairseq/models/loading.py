@@ -69,7 +69,7 @@ def available_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise LeapformerError(f"--device {name} is no device; give cpu, cuda or cuda:0") from error
+        raise LeapformerError(f"--device {name} is not a device; give cpu, cuda or cuda:0") from error
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= count):
         raise LeapformerError(f"--device {name} is not available here ({count} GPUs visible); give --device cpu")

@@ -66,7 +66,7 @@ class HubInterface(RobertaHubInterface):
         """
         if tokens.shape[-1] > self.model.max_positions():
             raise LeapformerError(
-                f"{tokens.shape[-1]} tokens for a model of at most {self.model.max_positions()}; cut the text"
+                f"{tokens.shape[-1]} tokens, but the model has {self.model.max_positions()} positions; shorten the text"
             )
         logits, _ = self.model(torch.atleast_2d(tokens).to(self.device), classification_head_name=head)
         return logits if return_logits else F.log_softmax(logits, dim=-1)

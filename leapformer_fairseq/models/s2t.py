@@ -56,7 +56,7 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
         if kernels != DEFAULT_KERNELS:
             if chunks_of(args) is not None:
                 raise LeapformerError(
-                    f"--conv-kernel-sizes {args.conv_kernel_sizes}: an encoder that reads arriving speech has "
+                    f"--conv-kernel-sizes {args.conv_kernel_sizes}: a streaming encoder has "
                     f"{','.join(map(str, DEFAULT_KERNELS))}; leave one of the two out"
                 )
             self.conv = convolutions(kernels, args.conv_out_channels)

@@ -133,7 +133,7 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         if args.length_predictor not in (None, "oracle"):
             raise LeapformerError(
                 f"--length-predictor {args.length_predictor}: it needs the whole source, which arrives while "
-                "translating; leave it out, or take leapformer_s2t, or oracle for training and validation alone"
+                "translating; leave it out, or use leapformer_s2t, or oracle for training and validation only"
             )
         model = super().build_model(args, task)
         model.laggings = parse_lagging(args.waitk_lagging)

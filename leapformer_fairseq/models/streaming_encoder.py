@@ -83,7 +83,7 @@ def chunks_of(args: Namespace) -> ChunkMask | None:
         return None
     if causal and (chunk or ahead):
         raise LeapformerError(
-            "--encoder-causal sees no chunk and nothing ahead; leave it out, or --encoder-chunk-ms and "
+            "--encoder-causal has neither chunks nor look-ahead; leave it out, or --encoder-chunk-ms and "
             "--encoder-right-context-ms"
         )
     # A causal encoder has chunks of a single state.

@@ -42,7 +42,7 @@ class Decoder(Prompted, TransformerDecoderBase):
     ) -> None:
         if config.cross_self_attention:
             raise LeapformerError(
-                "--cross-self-attention: one attention over source and target is not built; leave the flag out"
+                "--cross-self-attention: one attention over source and target is not supported; leave the flag out"
             )
         super().__init__(config, dictionary, embed_tokens, no_encoder_attn)
         remember_vocabulary(self, dictionary)
@@ -95,7 +95,7 @@ class Decoder(Prompted, TransformerDecoderBase):
         padding.
         """
         if tokens.eq(self.padding_idx).any():
-            raise LeapformerError("tokens to read at once hold padding; cut them to their common length")
+            raise LeapformerError("tokens to read in one pass contain padding; cut them to their common length")
         x = self.embed_scale * self.embed_tokens(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)

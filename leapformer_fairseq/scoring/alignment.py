@@ -54,7 +54,7 @@ def mwer_segments(references: Sequence[str], units: Sequence[str], by_character:
         from mweralign.segmenter import CJSegmenter
     except ImportError as error:
         raise LeapformerError(
-            "--segmenter mwer: the package mweralign is not installed; pip install 'leapformer-fairseq[live]', or take "
+            "--segmenter mwer: the package mweralign is not installed; pip install 'leapformer-fairseq[live]', or use "
             "--segmenter soft"
         ) from error
     if not units:
@@ -71,8 +71,8 @@ def mwer_segments(references: Sequence[str], units: Sequence[str], by_character:
     segments = [segment for segment, count in enumerate(counts) for _ in range(count)]
     if len(lines) != len(references) or len(segments) != len(units):
         raise LeapformerError(
-            f"mweralign made {len(lines)} segments with {len(segments)} units of {len(references)} with {len(units)}; "
-            "take --segmenter soft"
+            f"mweralign returned {len(lines)} segments with {len(segments)} units instead of {len(references)} with "
+            f"{len(units)}; use --segmenter soft"
         )
     return segments
 

@@ -55,7 +55,7 @@ def read_references(path: str | Path) -> list[str]:
     """Read references, one per line. Raises LeapformerError if the file cannot be read or is empty."""
     references = list(read_lines(path, "--references"))
     if not references:
-        raise LeapformerError(f"--references {path} is empty; give a reference a line")
+        raise LeapformerError(f"--references {path} is empty; give one reference per line")
     return references
 
 

@@ -25,7 +25,7 @@ def score_evaluation(log: str | Path, tokens: int) -> dict[str, Any]:
     text = path.read_text(encoding="utf-8", errors="replace")
     counts, results = _TOKENS.findall(text), _RESULT.findall(text)
     if not counts or not results:
-        raise LeapformerError(f"{path} holds no perplexity; did `leapformer eval-lm` come to its end?")
+        raise LeapformerError(f"{path} holds no perplexity; did `leapformer eval-lm` finish?")
     evaluated = int(counts[-1].replace(",", ""))
     if evaluated != tokens:
         raise LeapformerError(
@@ -34,7 +34,7 @@ def score_evaluation(log: str | Path, tokens: int) -> dict[str, Any]:
         )
     bits, perplexity = (float(value) for value in results[-1])
     if not math.isfinite(perplexity):
-        raise LeapformerError(f"{path}: the perplexity is {perplexity}; the training did not work, see its log")
+        raise LeapformerError(f"{path}: the perplexity is {perplexity}; the training failed, see its log")
     return {
         "scores": {"perplexity": perplexity, "bits": bits},
         "signatures": {"perplexity": "unit:token|line ends:predicted|tool:fairseq-eval-lm"},

@@ -84,8 +84,8 @@ def _by_recording(talks: Sequence[Talk], segments: Sequence[Segment]) -> dict[st
         recording = find_recording(talk.recording, recordings)
         if recording is None:
             raise LeapformerError(
-                f"{talk.place}: --segments has not one recording {talk.recording}, but {', '.join(recordings):.80}; "
-                "give the segments of these talks"
+                f"{talk.place}: --segments has no recording, or several, called {talk.recording}; it has "
+                f"{', '.join(recordings):.80}; give the segments of these talks"
             )
         if recording in talk_of:
             raise LeapformerError(

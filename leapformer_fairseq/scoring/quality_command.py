@@ -63,6 +63,6 @@ def _sources(transcripts: str | None, n_segments: int) -> list[str]:
     lines = read_sentences(transcripts, "--transcripts")
     if len(lines) != n_segments:
         raise LeapformerError(
-            f"--transcripts {transcripts} has {len(lines)} lines for {n_segments} segments; give one a line for each"
+            f"--transcripts {transcripts} has {len(lines)} lines for {n_segments} segments; give one line for each"
         )
     return lines

@@ -98,8 +98,8 @@ def read_compute(output: str | Path) -> ComputeTotals | None:
         seconds = {key: field({"prenet_s": 0.0, **entry}, key, number, place) for key in totals}
         if entry.get("tokens") and (untimed := [part for part in PARTS_S if not seconds[part] > 0]):
             raise LeapformerError(
-                f"{place} has {entry['tokens']} tokens and {untimed[0]} 0, so this run was not timed (as one in "
-                f"batches, that earlier versions logged); delete {path.parent}, and the same command measures again"
+                f"{place} has {entry['tokens']} tokens and {untimed[0]} 0, so this run was not timed (earlier "
+                f"versions also logged runs in batches); delete {path.parent}, and the same command measures again"
             )
         totals = {key: totals[key] + seconds[key] for key in totals}
         threads.add(count if (count := entry.get("threads")) and isinstance(count, int) else None)

@@ -105,9 +105,9 @@ def _entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
         raise LeapformerError(f"--segments {path} cannot be read ({error.strerror}); check the path") from error
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise LeapformerError(f"--segments {path} is no segmentation ({reason}); {_HINT}") from error
+        raise LeapformerError(f"--segments {path} is not a segmentation ({reason}); {_HINT}") from error
     if not isinstance(entries, list):
-        raise LeapformerError(f"--segments {path} is no list; {_HINT}")
+        raise LeapformerError(f"--segments {path} is not a list; {_HINT}")
     for place, entry in zip(places, entries, strict=True):
         if not isinstance(entry, dict):
             raise LeapformerError(f"{place} is {entry!r:.40}; {_HINT}")
@@ -121,8 +121,8 @@ def _check_order(segments: Sequence[Segment], places: Sequence[str]) -> None:
             done.add(before.recording)
             if after.recording in done:
                 raise LeapformerError(
-                    f"{place}: {after.recording} comes again after {before.recording}; put the segments of a recording "
-                    "and their references together"
+                    f"{place}: {after.recording} appears again after {before.recording}; put the segments of a "
+                    "recording and their references together"
                 )
         elif after.offset < before.offset:
             raise LeapformerError(

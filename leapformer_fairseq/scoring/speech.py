@@ -133,10 +133,10 @@ def _sentence(row: Mapping[str, str | None], manifest: Path) -> Sentence:
 def check_same(first: Run, other: Run) -> None:
     """Raise LeapformerError unless two runs have the same sentences, recordings and features."""
     if first.mels != other.mels:
-        raise LeapformerError(f"{other.folder} has other features than {first.folder}; score them apart")
+        raise LeapformerError(f"{other.folder} has other features than {first.folder}; score them separately")
     theirs, ours = ([(s.id, s.text, s.reference.resolve()) for s in run.sentences] for run in (other, first))
     if theirs != ours:
-        raise LeapformerError(f"{other.folder} has other sentences than {first.folder}; score them apart")
+        raise LeapformerError(f"{other.folder} has other sentences than {first.folder}; score them separately")
 
 
 class Spectra:

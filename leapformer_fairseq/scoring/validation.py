@@ -45,14 +45,14 @@ def score_validation(log: str | Path, examples: int) -> dict[str, Any]:
     if names is None:
         raise LeapformerError(
             f"{path} holds no accuracy, no perplexity and no losses of speech; did `leapformer validate --log-format "
-            "simple` end well?"
+            "simple` finish?"
         )
     scores = {_NAMES[name]: float(fields[name]) for name in names}
     if "MSE" in scores:
         scores = {"loss": sum(scores.values()), **scores}
     main, value = next(iter(scores.items()))
     if not math.isfinite(value):
-        raise LeapformerError(f"{path}: the {main} is {value}; the training did not work, see its log")
+        raise LeapformerError(f"{path}: the {main} is {value}; the training failed, see its log")
     return {
         "scores": scores,
         "signatures": {main: _SCORES[names]},

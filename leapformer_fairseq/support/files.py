@@ -106,7 +106,7 @@ def write_with(path: str | Path, write: Callable[[Path], object], kept: str = ""
         reason = "the disk is full, or a limit of file sizes was reached"
     else:
         return
-    raise LeapformerError(f"{path} cannot be written: {reason}; {kept or 'make room, and repeat the command'}")
+    raise LeapformerError(f"{path} cannot be written: {reason}; {kept or 'free some space, and repeat the command'}")
 
 
 def write_json(path: str | Path, content: Any, option: str = "") -> None:
@@ -144,7 +144,7 @@ def make_folder(path: str | Path, option: str = "--out") -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LeapformerError(f"{option} {path} cannot be made: {error.strerror}; choose another folder") from error
+        raise LeapformerError(f"{option} {path} cannot be created: {error.strerror}; choose another folder") from error
     return folder
 
 
@@ -209,7 +209,7 @@ def _acquire(folder: Path, option: str, waits: bool) -> int:
             raise LeapformerError(f"{option} {folder}: {path} {reason}, or choose another folder") from error
         if not stat.S_ISREG(os.fstat(lock).st_mode):
             os.close(lock)
-            raise LeapformerError(f"{option} {folder}: {path} is no file; remove it, or choose another folder")
+            raise LeapformerError(f"{option} {folder}: {path} is not a file; remove it, or choose another folder")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -226,7 +226,7 @@ def _acquire(folder: Path, option: str, waits: bool) -> int:
                 return lock
         os.close(lock)
         if time.monotonic() > end and waits:
-            _log.warning("%s: another process is making what is needed here; waiting for it", folder)
+            _log.warning("%s: another process is creating what is needed here; waiting for it", folder)
             end = math.inf
         if time.monotonic() > end:
             raise LeapformerError(
@@ -377,7 +377,7 @@ def _check_replaced(path: str | Path, folder: Path, record: str, names: Containe
     foreign = next((name for name in content if name not in names or not (folder / name).is_file()), None)
     if foreign is not None:
         raise LeapformerError(
-            f"--out {path} has {foreign} in it, which is of no {what} and would be lost; choose another folder"
+            f"--out {path} has {foreign} in it, which is not part of the {what} and would be lost; choose another folder"
         )
 
 

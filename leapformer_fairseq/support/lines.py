@@ -89,8 +89,8 @@ def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
             yield lines
     if counts[0] != counts[1]:
         raise LeapformerError(
-            f"{source} has {counts[0]} lines but {target} has {counts[1]}, so they are no translations line by line; "
-            "give the files that belong together"
+            f"{source} has {counts[0]} lines but {target} has {counts[1]}, so they do not match line by line; give "
+            "the files that belong together"
         )
 
 

@@ -93,7 +93,7 @@ def test_only_training_teaches():
 
 def test_a_decoder_that_is_told_no_length_says_so():
     model, batch = nmt("cosformer", **RATIO), text_batch()
-    with torch.no_grad(), pytest.raises(LeapformerError, match="was given no target length; generate from"):
+    with torch.no_grad(), pytest.raises(LeapformerError, match="received no target length; generate from"):
         model.decoder(target_prefix(3, 1), encoder_out=model.encoder(**batch), incremental_state={})
 
 

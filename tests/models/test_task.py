@@ -181,7 +181,7 @@ def test_language_modelling_needs_a_block():
     task = LanguageModelingTask(SimpleNamespace(add_bos_token=False), WORDS, output_dictionary=WORDS)
     task.args.tokens_per_sample = 0
     adapt(task, Namespace(), "language_modeling")
-    with pytest.raises(LeapformerError, match="--tokens-per-sample leaves 0 new tokens a block; give at least 1"):
+    with pytest.raises(LeapformerError, match="--tokens-per-sample leaves 0 new tokens per block; give at least 1"):
         task.load_dataset("test")
 
 

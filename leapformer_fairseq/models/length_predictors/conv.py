@@ -80,7 +80,7 @@ class Conv(Predictor):
             return None
         return (
             "the length predictor conv was never trained; train with a criterion that adds its loss "
-            "(tacotron2_with_length, label_smoothed_cross_entropy_with_length), or take ratio"
+            "(tacotron2_with_length, label_smoothed_cross_entropy_with_length), or use ratio"
         )
 
     def forward(self, source: Source) -> Tensor:

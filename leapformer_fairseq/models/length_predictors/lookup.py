@@ -38,7 +38,7 @@ class Lookup(Predictor):
         super().__init__(setting)
         if setting.dictionary is None:
             raise LeapformerError(
-                "--length-predictor lookup needs source tokens, here the source is speech; take ratio or conv"
+                "--length-predictor lookup needs source tokens, but the source is speech; use ratio or conv"
             )
         self.dampening, self.frames_per_step = setting.options.length_dampening, setting.frames_per_step
         if not 0 < self.dampening < math.inf:
@@ -108,6 +108,6 @@ def _read_table(path: Path, dictionary: Any) -> Iterator[tuple[int, float]]:
             )
         if dictionary.index(token) == dictionary.unk() and token != dictionary.unk_word:
             raise LeapformerError(
-                f"--length-table {path}: {token!r} is not in the dictionary; make the table with this vocabulary"
+                f"--length-table {path}: {token!r} is not in the dictionary; create the table with this vocabulary"
             )
         yield dictionary.index(token), mean

@@ -16,6 +16,6 @@ class Oracle(Predictor):
         if source.target is None:
             raise LeapformerError(
                 "--length-predictor oracle needs the targets, which translation and speech synthesis do not have; "
-                "train with another predictor (ratio, lookup, conv), or without one a plan that needs none"
+                "train with another predictor (ratio, lookup, conv), or use a plan that needs no length"
             )
         return source.target.float()

@@ -132,7 +132,7 @@ def _numbers(model: Any, task: Any, request: Request) -> Iterator[Example]:
     mark = [MARK] if model.args.pooling == "cls" else []
     limit = min(request.max_length, model.max_positions()) - len(mark)
     if model.inputs > 1:
-        raise LeapformerError(f"a classifier of {model.inputs} sequences; those of one can be drawn")
+        raise LeapformerError(f"a classifier of {model.inputs} sequences cannot be drawn; give one of one sequence")
     task.load_dataset(request.input)
     dataset = task.dataset(request.input)
     for i in range(min(request.lines, len(dataset))):
@@ -265,7 +265,7 @@ def _subwords(model: str | None) -> Callable[[str], list[str]]:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_file=model)
     except (OSError, RuntimeError) as error:
-        raise LeapformerError(f"--subwords {model} is no sentencepiece model; check the path") from error
+        raise LeapformerError(f"--subwords {model} is not a sentencepiece model; check the path") from error
     return lambda line: processor.encode(line, out_type=str)
 
 

@@ -127,7 +127,7 @@ def one_thread() -> Iterator[None]:
 
 def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
     """Call a module-level function in a new interpreter, which logs warnings only, as `leapformer` does."""
-    with pool_of(1, f"{function.__name__}", "make room, or measure less (--quick)") as pool:
+    with pool_of(1, f"{function.__name__}", "free some space, or measure less (--quick)") as pool:
         return pool.submit(function, *arguments).result()
 
 

@@ -126,7 +126,7 @@ def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol,
     """
     shared = [task for task in protocol.tasks if all(task in row for row in table.values())]
     if not shared:
-        raise LeapformerError("no task that all rows have a result in; run more, or leave rows out")
+        raise LeapformerError("there is no task in which all rows have a result; run more, or leave rows out")
     if protocol.name == LUNA:
         shared = [task for task in shared if task not in tables.AVERAGES["without_retrieval"][1]] or shared
     timed = read_bench(bench)
@@ -190,7 +190,7 @@ def read_bench(path: Path) -> Bench:
         raise LeapformerError(f"{path} was interrupted, {report['cases_left']} cases are left; measure it again")
     needed = {"length", "device", "mechanism"}
     if not report["softmax"] or not all(needed <= set(row) for row in (*report["softmax"], *memory)):
-        raise LeapformerError(f"{path} is no report of `leapformer bench lra` with a row of softmax; measure it again")
+        raise LeapformerError(f"{path} is not a report of `leapformer bench lra` with softmax; measure it again")
     length, device = max(row["length"] for row in report["softmax"]), report["softmax"][0]["device"]
 
     def at(rows: list[dict[str, Any]], name: str) -> dict[str, float]:

@@ -38,7 +38,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # noqa: S506  # creates text only
     except yaml.YAMLError as error:
-        raise LeapformerError(f"{path} is no YAML: {' '.join(str(error).split())}; mend it") from error
+        raise LeapformerError(f"{path} is not valid YAML: {' '.join(str(error).split())}; correct it") from error
     return content or {}
 
 
