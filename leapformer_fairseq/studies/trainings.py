@@ -26,7 +26,7 @@ from .. import register
 from ..support.errors import TRACEBACK, LeapformerError
 from ..support.files import holds_files, owned, replacing, write_text
 
-PROGRAM = (sys.executable, "-m", f"{__package__}.cli.main")
+PROGRAM = (sys.executable, "-m", f"{__package__.rpartition('.')[0]}.cli.main")
 OPTIONS = "options"
 LAST = "checkpoint_last.pt"
 POLL_S = 1.0
