@@ -377,7 +377,7 @@ def _check_replaced(path: str | Path, folder: Path, record: str, names: Containe
     foreign = next((name for name in content if name not in names or not (folder / name).is_file()), None)
     if foreign is not None:
         raise LeapformerError(
-            f"--out {path} has {foreign} in it, which is not part of the {what} and would be lost; choose another folder"
+            f"--out {path} has {foreign} in it, which is no part of the {what} and would be lost; choose another folder"
         )
 
 

@@ -345,7 +345,10 @@ def test_foreign_files_are_not_lost(exporting, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     assert exporting("one") == 0, "an empty folder may be there"
-    for name, message in (("notes.txt", "has notes.txt in it"), (f"{MODEL}.d", "in it, which is not part of the export")):
+    for name, message in (
+        ("notes.txt", "has notes.txt in it"),
+        (f"{MODEL}.d", "is no part of the export"),
+    ):
         (out / name).write_text("mine")
         assert exporting("two") == 2 and message in capsys.readouterr().err
         assert (out / name).read_text() == "mine" and holds(out) == "one"
