@@ -170,7 +170,7 @@ class Grid:
         folder, labels = self.folder(cell), Split(self.data / cell.task, "test").labels
         scores = score_validation(folder / "test.log", len(labels))["scores"]
         best = describe_checkpoint(folder / BEST)
-        return {
+        return {  # `collect` needs no other file of the training, so checkpoints may be deleted
             **cell._asdict(),
             "protocol": self.protocol.name,
             "quirks": list(self.quirks),

@@ -37,7 +37,7 @@ def count(protocol: Protocol, task: str, row: str, quirks: Sequence[str]) -> Cou
     """Count the parameters of a row's model for a task."""
     model = _model(protocol, task, row, quirks)
     sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-    body = sum(size for name, size in sizes.items() if "embed_" not in name)
+    body = sum(size for name, size in sizes.items() if "embed_" not in name)  # embed_tokens, embed_positions
     return Count(task, row, sum(sizes.values()), body, sum(n for name, n in sizes.items() if ".mechanism." in name))
 
 
@@ -70,6 +70,7 @@ def model_of(options: Options, task: str, quirks: Sequence[str] = ()) -> Any:
 
     register()
     parser = fairseq_options.get_training_parser()
+    # "-" stands for the data folder, which fairseq requires and building a model does not read.
     args = fairseq_options.parse_args_and_arch(parser, ["-", *words({**options, "task": "leapformer_classification"})])
     about = prepare.TASKS[task].about([name for name in quirks if name in prepare.QUIRKS])
     return ARCH_MODEL_REGISTRY[args.arch].build_model(args, SimpleNamespace(about=about))

@@ -55,7 +55,8 @@ def _padded_mean(options: Options) -> str:
 
 
 _TAKEN_BY_MARK = {"max-positions": _one_position_less, "longest": _one_pixel_less}
-_PADDED = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 0, "image": 0}  # lengths in released code
+# lengths to which released code pads; images have one length
+_PADDED = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 0, "image": 0}
 
 #: quirks of training; those of the data are in `prepare.QUIRKS`
 QUIRKS = {
@@ -65,7 +66,7 @@ QUIRKS = {
     ),
     "first-dev-batches": Quirk(
         "the development score is of the first batches only",
-        {
+        {  # batches * their size
             "listops": {"valid-examples": 62 * 32},
             "pathfinder": {"valid-examples": 156 * 128},
             "retrieval": {"valid-examples": 300 * 16},

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 GLUE = ("MNLI", "QNLI", "QQP", "SST-2")
 ACCURACY = ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
-# Examples longer than the model's positions are truncated; fairseq would skip them, also in validation.
+# 0 and 2 are <s> and </s>, between which RoBERTa reads sentences. Examples longer than the model's positions are
+# truncated; fairseq would skip them, also in validation.
 EXAMPLES = ["--init-token", "0", "--separator-token", "2", "--shorten-method", "truncate"]
 
 

@@ -138,6 +138,7 @@ class Quickstart(Recipe):
         folder, updates = self.folder(attention), UPDATES[self.size][1]
         begin = self.recogniser(attention) / "checkpoint_last.pt"
         self.shell.say(f"training wait-k translation ({updates:,} updates)")
+        # A decision every 7 states of 40 ms, which is as long as a chunk of the default encoder.
         with self.shell.folder(folder, self.trained("--attention", attention)):
             yield from self.train(
                 "st", folder, folder / "st", updates, *attention.flags, "--arch", "leapformer_simulst_tiny",

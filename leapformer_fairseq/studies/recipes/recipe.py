@@ -104,6 +104,7 @@ class Recipe(ABC):
     @property
     def training_values(self) -> dict[str, str | None]:
         """The options of trainings besides the attention, by name; None for a flag."""
+        # Not self.options: a subclass may add values that it measures on prepared data.
         words = [word for name in ("train", "st") if name in self.option_lists for word in Recipe.options(self, name)]
         values: dict[str, str | None] = {}
         for word, following in pairwise([*words, "--"]):

@@ -102,6 +102,7 @@ class Runs(Recipe):
         self.shell.need(data, "prepare")
         options = self.training_options(run)
         self.shell.say(f"training {run.title}, in {folder}")
+        # fairseq takes the last value of a repeated option: those after colons override all others.
         training = self.shell.train(
             folder.name, data, folder / "model", *self.task_options, *self.model_options(run), "--seed", str(run.seed),
             "--no-epoch-checkpoints", *options, *run.attention.options,

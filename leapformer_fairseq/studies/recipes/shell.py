@@ -30,7 +30,7 @@ _HEADING = """\
 # pace, twice the updates would reduce the loss by a tenth.
 STILL_FALLS = 0.01
 LAUNCHERS = ("local", "torchrun", "slurm")
-# The script for each machine of a SLURM job; the first machine is the rendezvous.
+# The script for each machine of a SLURM job; the first machine is the rendezvous, at torchrun's usual port.
 _ON_EACH_MACHINE = (
     'exec {torchrun} --nnodes "$SLURM_NNODES" --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d '
     '--rdzv-endpoint "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):29400" "$@"'
@@ -105,10 +105,11 @@ class Shell:
 
     def logged(self, log: Path, *words: object, program: str = "leapformer", threads: int | None = None) -> Work:
         """Run a long command with its output in a file. Raises LeapformerError if it fails."""
+        # Programs of this environment, even if it is not activated.
         start = [*trainings.PROGRAM] if program == "leapformer" else [str(Path(sys.executable).with_name(program))]
         if self._record([program, *map(str, words)]):
             if not Path(start[0]).is_file():
-                raise ModuleNotFoundError(f"no {start[0]}", name=program)
+                raise ModuleNotFoundError(f"no {start[0]}", name=program)  # explained as a missing package
             yield from self._complete([*start, *map(str, words)], log, lambda entry: None, threads)
 
     def train(self, name: str, data: Path, save: Path, *words: str, more: str = "--train-options") -> Work:

@@ -106,6 +106,7 @@ class TextToSpeech(Recipe):
         if not ((self.data / "config.yaml").is_file() or self.shell.dry):
             raise LeapformerError(f"{self.data} holds no prepared data; run the step prepare first")
         run, options, seed = self.run_folder(attention), self.options("train"), str(self.settings.seed)
+        # Only conv must be chosen in training: the others learn in any case and can be chosen for synthesis.
         predictor = "conv" if "conv" in self.settings.predictors else "ratio"
         lengths = ["--length-predictor", predictor] if attention.needs_length else []
         # The record of a run names ratio; without a name, the predictor is conv.

@@ -109,5 +109,6 @@ class Talks(Recipe):
         parts = ["# Talks: quality, latency, memory and time\n"]
         for name in self.settings.sets:
             text = (self.out / name / "table.md").read_text(encoding="utf-8")
+            # As a section of this page, with links relative to it.
             parts.append(text.replace("# Simultaneous", f"## {name}: simultaneous", 1).replace("](", f"]({name}/"))
         return "\n".join(parts)

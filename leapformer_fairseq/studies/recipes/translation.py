@@ -125,7 +125,7 @@ class Translation(Recipe):
             "linearize", "--path", s.linearize, "--attention", s.attention.text, "--data", self.data / "binary",
             "--out", out, "--keep", s.keep, *self.options("linearize"), "--", "--seed", s.seed,
         )  # fmt: skip
-        if not self.shell.dry:
+        if not self.shell.dry:  # where `evaluate` looks for a trained model
             shutil.copy(out / f"keep{s.keep}/checkpoint.pt", run / "model/checkpoint_best.pt")
 
     def step_evaluate(self) -> None:
